@@ -23,6 +23,16 @@ HalfLife = Annotated[
 ]
 
 
+MOST_SHARE_GRACE_S = 31 * 86_400
+ShareGrace = Annotated[
+    Annotated[int, Field(ge=0, le=MOST_SHARE_GRACE_S)] | Literal["never"] | None,
+    Field(
+        description="a job runs so long, s, before it goes so that what is lent is even; null: a twentieth of the half-life, "
+        "and without one never"
+    ),
+]
+
+
 MOST_PER_JOB = 32
 """Preemptions of one job that are remembered."""
 LONGEST_PER_POOL_S = 3600
@@ -53,6 +63,7 @@ class PreemptionLimits(Fact):
     reclaim_grace_s: int = Field(
         default=0, ge=0, le=86_400, description="on what its queue borrowed it runs at most so long before, s"
     )
+    share_grace_s: ShareGrace = None
     per_job: JobPreemptionRate = JobPreemptionRate()
     per_pool: PoolPreemptionRate = PoolPreemptionRate()
 

@@ -5,6 +5,7 @@ half_life: 7d                   # of what queues held before; without it only wh
 preemption:                     # against thrash; what is left out has its default
   min_run: 5m                   # a job runs so long before it gives way
   reclaim_grace: 1m             # on what its queue borrowed at most so long
+  share_grace: 8h               # and so long before it goes so that what is lent is even; never; a twentieth of half_life
   per_job: {most: 6, within: 1h}
   per_pool: {most: 600, within: 10m}
 queues:
@@ -36,6 +37,7 @@ from schemas.queues import (
     LONGEST_PER_POOL_S,
     MOST_BOOSTS,
     MOST_PER_JOB,
+    MOST_SHARE_GRACE_S,
     AmountKey,
     BoostBudget,
     HalfLife,
@@ -46,6 +48,7 @@ from schemas.queues import (
     QueueOrder,
     Queues,
     QueuesVersion,
+    ShareGrace,
 )
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
@@ -71,6 +74,22 @@ def _seconds(said: Any) -> Any:
 
 
 _HalfLife = Annotated[HalfLife, BeforeValidator(_seconds)]
+
+
+def _grace(said: Any) -> Any:
+    if said is None or said == "never":
+        return said
+    fix = f"write never, or a duration of at most {MOST_SHARE_GRACE_S // DAY_S}d, as 8h"
+    try:
+        seconds = _seconds(said)
+    except ValueError:
+        seconds = None
+    if not isinstance(seconds, int) or isinstance(seconds, bool) or not 0 <= seconds <= MOST_SHARE_GRACE_S:
+        raise ValueError(f"{said!r} is no such time; {fix}")
+    return seconds
+
+
+_ShareGrace = Annotated[ShareGrace, BeforeValidator(_grace)]
 
 
 def _as_duration(least_s: int, most_s: int) -> Any:
@@ -100,6 +119,7 @@ class PreemptionItem(Strict):
 
     min_run: _MinRun = 0  # type: ignore[valid-type]
     reclaim_grace: _as_duration(0, DAY_S) = 0  # type: ignore[valid-type]
+    share_grace: _ShareGrace = None
     per_job: JobRateItem = JobRateItem()
     per_pool: PoolRateItem = PoolRateItem()
 
@@ -108,6 +128,7 @@ class PreemptionItem(Strict):
         return PreemptionLimits(
             min_run_s=self.min_run,
             reclaim_grace_s=self.reclaim_grace,
+            share_grace_s=self.share_grace,
             per_job=JobPreemptionRate(most=self.per_job.most, within_s=self.per_job.within),
             per_pool=PoolPreemptionRate(most=self.per_pool.most, within_s=self.per_pool.within),
         )

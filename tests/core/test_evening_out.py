@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.core.explain.reasons import Reasons
+from libs.core.explain.waiting import explain
 from libs.core.projections.verify import Checker
 from libs.core.scheduling import preemption
 from schemas import inbox, ledger
-from schemas.queues import Queue
+from schemas.queues import PreemptionLimits, Queue
 from tests.core.builders import World, job, node
 from tests.core.test_reclaim import carried_out, planned, queue
 
@@ -116,7 +118,35 @@ def test_a_gang_goes_only_if_its_queue_still_has_as_much_as_who_gets_it() -> Non
     assert planned(w) == [], "early would have nothing: it differs by its largest gang"
 
 
-@pytest.mark.parametrize("lie", ["too soon", "no half-life", "too much", "weight"])
+@pytest.mark.parametrize(("half_life_s", "grace_s"), [(HOUR_S, 900), (None, 900), (HOUR_S, 0)])
+def test_the_file_may_say_after_how_long_shares_are_evened_out(half_life_s: int | None, grace_s: int) -> None:
+    limits = PreemptionLimits(share_grace_s=grace_s)
+    w = pool(queue("early"), queue("late"), nodes=1, half_life_s=half_life_s, preemption=limits)
+    for number in range(8):
+        runs(w, f"days{number}", 1, "early")
+    mine = w.submit(job("mine", 2, team="late"))
+    if grace_s:
+        assert planned(w) == []
+        told = explain(w.decider.state, w.decider.state.jobs[mine], Reasons(w.decider.state))
+        assert "900 s (preemption.share_grace)" in told.text
+        pass_by(w, grace_s + 1)
+    (plan,) = carried_out(w)
+    assert len(plan.victims) == 2
+    w.check()
+
+
+def test_an_operator_may_have_history_and_leave_running_work_alone() -> None:
+    never = PreemptionLimits(share_grace_s="never")
+    w = pool(queue("early"), queue("late"), nodes=1, preemption=never)
+    for number in range(8):
+        runs(w, f"days{number}", 1, "early")
+    w.submit(job("mine", 2, team="late"))
+    pass_by(w, 10 * HOUR_S)
+    assert planned(w) == []
+    w.check()
+
+
+@pytest.mark.parametrize("lie", ["never", "too soon", "sooner than is said", "no half-life", "too much", "weight"])
 def test_the_checker_finds_what_is_not_evened_out(lie: str) -> None:
     w = pool(queue("early"), queue("late"))
     for number in range(4):
@@ -135,6 +165,10 @@ def test_the_checker_finds_what_is_not_evened_out(lie: str) -> None:
 def _changes(lie: str) -> Any:
     def change(event: Any) -> Any:
         if isinstance(event, ledger.QueuesApplied):
+            if lie == "never":
+                return event.model_copy(update={"preemption": PreemptionLimits(share_grace_s="never")})
+            if lie == "sooner than is said":
+                return event.model_copy(update={"preemption": PreemptionLimits(share_grace_s=182)})
             if lie == "too soon":
                 return event.model_copy(update={"half_life_s": 2 * HOUR_S})
             if lie == "no half-life":

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.cli.queuesfile import read_queues, read_tree
+from libs.cli.queuesfile import QueueFileError, read_queues, read_tree
 from libs.core.explain.queue_shares import queue_shares
 from libs.core.projections.verify.limit_books import LimitBooks
 from libs.core.scheduling.limits import Tally
@@ -96,6 +96,25 @@ def test_the_limits_of_the_docs_are_the_defaults() -> None:
     text = (Path(__file__).parents[2] / "docs" / "queues.md").read_text(encoding="utf-8")
     said = next(part for part in text.split("```yaml\n")[1:] if part.startswith("preemption:")).partition("```")[0]
     assert read_tree(f"version: 1\n{said}queues: []\n").preemption == PreemptionLimits()
+
+
+@pytest.mark.parametrize(("said", "read"), [("never", "never"), ("8h", 28_800), ("0s", 0), ("null", None)])
+def test_a_file_says_after_how_long_shares_are_evened_out(said: str, read: object) -> None:
+    tree = read_tree(f"version: 1\npreemption: {{share_grace: {said}}}\nqueues: []\n")
+    assert tree.preemption_limits.share_grace_s == read
+    shown = [change.text() for change in changes(QueueTree.of([]), tree)]
+    assert shown == (
+        []
+        if read is None
+        else [f"~ (the pool)  preemption.share_grace: none -> {read if read == 'never' else f'{read}s'}"]
+    )
+
+
+@pytest.mark.parametrize("said", ["sometimes", "-1s", "32d", "1.5", "true"])
+def test_a_wrong_time_of_evening_out_is_named_with_line_field_and_fix(said: str) -> None:
+    with pytest.raises(QueueFileError, match=r"file:2: preemption\.share_grace") as caught:
+        read_tree(f"version: 1\npreemption: {{share_grace: {said}}}\nqueues: []\n", "file")
+    assert "write never, or a duration of at most 31d" in str(caught.value)
 
 
 # ---------------------------------------------------------------------------------------------------------- division

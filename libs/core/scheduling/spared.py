@@ -10,9 +10,6 @@ is carried out when nobody gave way in that time: else a wide gang would never s
 from libs.core.state.model import Job, State
 
 _S = 1_000_000
-EVENS_AFTER = 20
-"""Part of a half-life that a job runs at least before others may even out what is lent: so shares over a half-life differ by
-at most this part of it."""
 
 
 class Spared:
@@ -56,8 +53,8 @@ class Spared:
 
     @property
     def evens_after_us(self) -> int:
-        """How long a job runs at least before it goes so that what is lent is even: a twentieth of the half-life."""
-        return (self._state.tree.half_life_s or 0) * _S // EVENS_AFTER
+        """How long a job runs at least before it goes so that what is lent is even."""
+        return self._state.tree.evens_after_us or 0
 
     @property
     def exchanges(self) -> bool:
@@ -110,7 +107,7 @@ class Spared:
             )
         if evens and self.evens_after_us > self.minimum_us(job, lent=lent):
             return (
-                f"it runs at least {self.evens_after_us // _S} s (a twentieth of half_life) before shares are evened out; "
+                f"it runs at least {self.evens_after_us // _S} s ({self._evens_by}) before shares are evened out; "
                 f"{_rest(runs_us, self._t_us)}"
             )
         what = (
@@ -119,6 +116,11 @@ class Spared:
             else "min_run"
         )
         return f"it runs at least {self.minimum_us(job, lent=lent) // _S} s (preemption.{what}); {_rest(runs_us, self._t_us)}"
+
+    @property
+    def _evens_by(self) -> str:
+        """What says how long that is."""
+        return "a twentieth of half_life" if self._limits.share_grace_s is None else "preemption.share_grace"
 
     def pool_text(self, victims: int) -> str:
         """Which limit keeps so many from giving way now, for people."""

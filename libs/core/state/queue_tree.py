@@ -17,6 +17,10 @@ OWN = "/own"
 """Ends the name of the queue for what a team with queues below its own submits itself. No name has a slash."""
 
 
+_S = 1_000_000
+EVENS_AFTER = 20
+"""Part of a half-life that a job runs at least before others may even out what is lent, if no `share_grace` says otherwise: so
+shares over a half-life differ by at most this part of it."""
 _UNSAID = Queue(name="unsaid")
 _DEFAULT_BUDGET = BoostBudget()
 _DEFAULT_LIMITS = PreemptionLimits()
@@ -139,6 +143,16 @@ class QueueTree:
     def preemption_limits(self) -> PreemptionLimits:
         """Those that hold, said or not."""
         return self.preemption or _DEFAULT_LIMITS
+
+    @property
+    def evens_after_us(self) -> int | None:
+        """How long a job runs before it goes so that what is lent is even; None: it never does."""
+        said = self.preemption_limits.share_grace_s
+        if said == "never":
+            return None
+        if said is not None:
+            return said * _S
+        return None if self.half_life_s is None else self.half_life_s * _S // EVENS_AFTER
 
     def min_run_s(self, name: str) -> int:
         """How long a queue's jobs run before they give way: the nearest statement upwards, at last the pool's."""

@@ -21,20 +21,21 @@ class Guarantees:
         self._parent: dict[str, str] = {}
         self._guaranteed: dict[str, Mapping[str, int]] = {}
         self._weights: dict[str, int] = {}
-        self.half_life_s: int | None = None
+        self.evens_after_s: Fraction | None = None
+        """A job runs so long before it goes so that what is lent is even; None: it never does."""
 
     def __bool__(self) -> bool:
         return bool(self._guaranteed)
 
     def applied(
-        self, queues: Iterable[tuple[str, str, Mapping[str, int], int]], half_life_s: int | None = None
+        self, queues: Iterable[tuple[str, str, Mapping[str, int], int]], evens_after_s: Fraction | None = None
     ) -> None:
         """From here on these are all queues: (name, parent, guaranteed thousandths by key, weight in thousandths)."""
         told = list(queues)
         self._parent = {name: parent for name, parent, *_ in told}
         self._guaranteed = {name: dict(guaranteed) for name, _, guaranteed, _ in told}
         self._weights = {name: weight for name, *_, weight in told}
-        self.half_life_s = half_life_s
+        self.evens_after_s = evens_after_s
 
     def line(self, team: str) -> list[tuple[str, frozenset[str]]]:
         """The queues that the team's jobs stand in, from the top, each with its teams; beside queues below its own, the team
@@ -73,7 +74,7 @@ class Guarantees:
         and without `gets`."""
         ours, theirs = self.line(giver), self.line(taker)
         parted = next((at for at, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
-        if parted is None or self.half_life_s is None:
+        if parted is None or self.evens_after_s is None:
             return False
         for name, teams in ours[parted:]:
             has = held(teams)

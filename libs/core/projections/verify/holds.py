@@ -120,7 +120,7 @@ class Holds(Subject):
         if may_lend:
             asked = _asked(winner)
             parted = guarantees.lends(victim.team, winner.team, asked, self._staying)
-        if parted is not None or (may_lend and guarantees.half_life_s is not None and victim.team != winner.team):
+        if parted is not None or (may_lend and guarantees.evens_after_s is not None and victim.team != winner.team):
             soon = self._too_soon_to_even_out(victim)
             kinds = self._kinds_of(victim)
             gives = _GivesBack(victim.id, victim.team, kinds, parted, soon)
@@ -138,10 +138,10 @@ class Holds(Subject):
             self.books.broken("I11", f"{victim.id} {classes}")
 
     def _too_soon_to_even_out(self, victim: JobRow) -> str:
-        half_life_s, t_us = self.books.guarantees.half_life_s, self.books.t_us
+        evens_after_s, t_us = self.books.guarantees.evens_after_s, self.books.t_us
         if victim.open is None:
             return ""
-        return self._thrash.too_short(victim.team, victim.open, t_us, half_life_s=half_life_s)
+        return self._thrash.too_short(victim.team, victim.open, t_us, evens_after_s=evens_after_s)
 
     def _kinds_of(self, job: JobRow) -> Counter[Kind]:
         """What it holds."""

@@ -2,6 +2,7 @@
 A team that is suspended gets no grant, no hold and no new job."""
 
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject, Where
@@ -38,7 +39,7 @@ class TeamLimits(Subject):
     def applied(self, e: led.QueuesApplied) -> None:
         self.books.limits.set_queues((queue.name, queue.parent, queue.limit) for queue in e.queues)
         self.books.guarantees.applied(
-            ((queue.name, queue.parent, queue.guaranteed, queue.weight_milli) for queue in e.queues), e.half_life_s
+            ((queue.name, queue.parent, queue.guaranteed, queue.weight_milli) for queue in e.queues), _evens_after_s(e)
         )
         if e.version <= self._version:
             self.books.broken("I7", f"queues of version {e.version} are applied after version {self._version}")
@@ -100,3 +101,12 @@ class TeamLimits(Subject):
 
     def _kinds(self, claims: Iterable[Claim]) -> Iterator[tuple[Kind | None, int]]:
         return ((self.books.kind(claim.device), claim.milli) for claim in claims)
+
+
+def _evens_after_s(e: led.QueuesApplied) -> Fraction | None:
+    """After how long jobs go so that what is lent is even; None: they do not. A twentieth of a half-life, unless it is said."""
+    said = None if e.preemption is None else e.preemption.share_grace_s
+    if said == "never":
+        return None
+    half_life = None if e.half_life_s is None else Fraction(e.half_life_s, 20)
+    return half_life if said is None else Fraction(said)

@@ -4,6 +4,7 @@ lately, and how many did. It looks after the fact; those who decide look before 
 
 from collections import deque
 from collections.abc import Iterator
+from fractions import Fraction
 
 from libs.core.projections.verify.books import AttemptRow
 from schemas import ledger as led
@@ -36,10 +37,10 @@ class ThrashBooks:
         self._minimum = {queue.name: (queue.parent, queue.min_run_s) for queue in e.queues}
 
     def too_short(
-        self, team: str, attempt: AttemptRow, t_us: int, *, lent: bool = False, half_life_s: int | None = None
+        self, team: str, attempt: AttemptRow, t_us: int, *, lent: bool = False, evens_after_s: Fraction | None = None
     ) -> str:
         """What is wrong with how long an attempt ran that gives way now; "": nothing. `lent`: it gives back what its queue
-        borrowed. `half_life_s`: it goes so that what is lent is even, and ran a twentieth of that."""
+        borrowed. `evens_after_s`: it goes so that what is lent is even, and ran so long."""
         least_s, name = self._limits.min_run_s, team
         for _ in range(len(self._minimum)):
             above, said = self._minimum.get(name, ("", None))
@@ -50,8 +51,8 @@ class ThrashBooks:
         if lent:
             least_s = min(least_s, self._limits.reclaim_grace_s)
         ran_us = t_us - (attempt.running_us or attempt.opened_us)
-        if half_life_s is not None and ran_us * 20 < half_life_s * _S:
-            return f"after {ran_us} us, and the half-life is {half_life_s} s"
+        if evens_after_s is not None and ran_us < int(evens_after_s * _S):
+            return f"after {ran_us} us, and shares are evened out after {float(evens_after_s):g} s"
         return f"after {ran_us} us, and its minimum is {least_s} s" if ran_us < least_s * _S else ""
 
     def gives_way(self, job_id: str, plan_id: str, t_us: int, *, limited: bool = True) -> Iterator[str]:

@@ -69,6 +69,7 @@ def _limits(tree: QueueTree) -> dict[str, str]:
     return {
         "preemption.min_run": _seconds(limits.min_run_s),
         "preemption.reclaim_grace": _seconds(limits.reclaim_grace_s),
+        "preemption.share_grace": _share_grace(limits.share_grace_s),
         "preemption.per_job": f"{limits.per_job.most} within {limits.per_job.within_s}s",
         "preemption.per_pool": f"{limits.per_pool.most} within {limits.per_pool.within_s}s",
     }
@@ -80,6 +81,10 @@ def _summary(queue: Queue) -> str:
 
 def _shown(milli: int) -> str:
     return f"{milli / WHOLE_MILLI:g}"
+
+
+def _share_grace(said: int | str | None) -> str:
+    return said if isinstance(said, str) else _seconds(said)
 
 
 def _seconds(half_life_s: int | None) -> str:

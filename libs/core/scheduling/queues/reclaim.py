@@ -85,7 +85,7 @@ class Reclaim:
     def uneven(self, team: str, options: Sequence[Mapping[str, int]]) -> bool:
         """Whether some queue may have to give so that what is lent is even, when one of `team` asks for `options`. Quick, and
         true more often than `givers` names any."""
-        if self._tree.half_life_s is None:
+        if self._tree.evens_after_us is None:
             return False
         if self._tops is None:
             self._tops = self._topmost()
@@ -115,7 +115,7 @@ class Reclaim:
         return {other for other in self._state.used if other != team and self._uneven(other, team, {}, options)}
 
     def _uneven(self, giver: str, taker: str, gone: Mapping[str, int], options: Sequence[Mapping[str, int]]) -> bool:
-        if self._tree.half_life_s is None:
+        if self._tree.evens_after_us is None:
             return False
         own, other = self._tree.line(taker), self._tree.line(giver)
         parted = next(level for level, (one, two) in enumerate(zip(own, other, strict=False)) if one != two)
