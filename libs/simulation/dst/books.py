@@ -145,7 +145,9 @@ class SimBooks:
         self.catch_up()
         out = []
         for job in jobs:
-            refused = job.id in self._rejected or (job.twin_at is None and self._answers(job) > 0)
+            # A refusal names no job when a copy that was admitted before may be stored: then each request must have one.
+            told = job.id not in self.stories and self._answers(job) >= 1 + (job.twin_at is not None)
+            refused = job.id in self._rejected or told
             if job.stored and job.id not in self.ended and not refused:
                 story = self.stories.get(job.id)
                 where = "not in the ledger" if story is None else story.document.state.value
