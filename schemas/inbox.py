@@ -307,14 +307,16 @@ class ApplyQueues(Fact):
 
 
 class BoostJob(Fact):
-    """An operator raises a job above its class for a time, or ends that. Sent by `baton boost`; placement refuses it when its
-    team's budget is spent. What the job may do does not change: only where it comes, and to whom it gives way."""
+    """An operator raises a job above its class for a time, or ends that; or an admin of its team does, for whom the holder of
+    the keys says it. Sent by `baton boost`; placement refuses it when its team's budget is spent, and of an admin when the job
+    is another team's. What the job may do does not change: only where it comes, and to whom it gives way."""
 
     job_id: JobId
     priority: int = Field(ge=-1_000_000, le=1_000_000, description="above that of its class")
     for_s: float = Field(ge=0, le=LONGEST_BOOST_S, description="how long, s; 0: it ends now")
-    reason: str = Field(min_length=1, max_length=1024, description="why, in the operator's words")
+    reason: str = Field(min_length=1, max_length=1024, description="why, in the words of who says it")
     user: User = ""
+    team: Name | Literal[""] = Field(default="", description="whose admin says it; empty: an operator does")
 
 
 class ApplyPrices(Fact):

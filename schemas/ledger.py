@@ -200,15 +200,16 @@ class JobQueued(Fact):
 
 
 class JobBoosted(Fact):
-    """An operator raised the job above its class, until then. It counts against its team's budget. Never `skippable`: whoever
-    grants without it grants to others."""
+    """An operator, or an admin of its team, raised the job above its class, until then. It counts against its team's budget.
+    Never `skippable`: whoever grants without it grants to others."""
 
     kind: Literal["job.boosted"] = "job.boosted"
     job_id: JobId
     priority: int = Field(description="of the job from here on")
     until_us: Micros = Field(description="ledger time; no later record sees it raised")
-    reason: str = Field(max_length=1024, description="in the operator's words")
-    user: User = Field(default="", description="the operator who said it")
+    reason: str = Field(max_length=1024, description="in the words of who said it")
+    user: User = Field(default="", description="who said it: an operator, or an admin of `team`")
+    team: Name | Literal[""] = Field(default="", description="whose admin said it; empty: an operator did")
 
 
 class BoostEnded(Fact):
@@ -218,7 +219,10 @@ class BoostEnded(Fact):
     job_id: JobId
     priority: int = Field(description="of the job from here on: that of its class")
     reason: str = Field(max_length=1024)
-    user: User = Field(default="", description="the operator who ended it; empty: its time did")
+    user: User = Field(default="", description="who ended it, an operator or an admin of `team`; empty: its time did")
+    team: Name | Literal[""] = Field(
+        default="", description="whose admin ended it; empty: an operator, or its time, did"
+    )
 
 
 class JobGranted(Fact):

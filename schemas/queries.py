@@ -14,6 +14,7 @@ from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
 from schemas.budgets import SpendingBudget, TimeZone
+from schemas.inbox import BoostJob
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StartPromise, StepProgress
 from schemas.nodes import NodeWalls
 from schemas.queues import HalfLife, PreemptionLimits, Queue, QueueOrder, QueuesVersion
@@ -446,9 +447,10 @@ class Quantiles(Fact):
 
 
 class ManageTeam(Strict):
-    """An admin of a team about users of that team. Answered by who holds the keys (`baton up`, `baton team serve`)."""
+    """An admin of a team about users of that team, or about a job of it. Answered by who holds the keys (`baton up`,
+    `baton team serve`)."""
 
-    what: Literal["list", "add", "rotate", "revoke"]
+    what: Literal["list", "add", "rotate", "revoke", "boost"]
     user: User = Field(default="", description="which user of the own team, or the person behind a pseudonym")
     pseudonym: bool | None = Field(
         default=None,
@@ -458,6 +460,11 @@ class ManageTeam(Strict):
         default="",
         pattern=r"^(U[A-Z2-7]{55})?$",
         description="of the key that the user made: an nkey, as NATS writes it",
+    )
+    pool: Name | Literal[""] = Field(default="", description="to boost: where the job is")
+    boost: BoostJob | None = Field(default=None, description="to boost: which job, and for how long")
+    to: Name | Literal[""] = Field(
+        default="", description="to boost: the class whose priority it gets; empty: its boost ends"
     )
 
 

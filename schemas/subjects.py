@@ -175,9 +175,10 @@ def apply_queues(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="queues-applied", pool=pool, team=OPERATOR, user=user)
 
 
-def boost_job(pool: str, user: str) -> str:
-    """Operators only: a job comes before its class for a time."""
-    return fill(OPERATOR_INPUT, what="job-boosted", pool=pool, team=OPERATOR, user=user)
+def boost_job(pool: str, user: str, team: str = OPERATOR) -> str:
+    """Operators only: a job comes before its class for a time. `team`: whose admin says it, for whom the holder of the keys
+    publishes."""
+    return fill(OPERATOR_INPUT, what="job-boosted", pool=pool, team=team, user=user)
 
 
 def apply_prices(pool: str, user: str) -> str:

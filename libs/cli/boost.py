@@ -1,10 +1,12 @@
-"""`baton boost JOB`: a job comes before its class for a time, within its team's budget."""
+"""`baton boost JOB`: a job comes before its class for a time, within its team's budget. An operator says it to the pool, an
+admin of the job's team asks the holder of the keys to."""
 
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
+from libs.cli import team_admin
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.grammar import parse_duration
@@ -12,10 +14,8 @@ from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run, whole_id
 from libs.client import Baton
-from libs.client.asking import ask
 from schemas import subjects
 from schemas.inbox import BoostJob
-from schemas.queries import QueuesQuery, QueuesReply
 
 
 def command(
@@ -30,34 +30,33 @@ def command(
     user: UserOption = None,
     url: Url = None,
 ) -> None:
-    """Raise a job to a higher class's priority for a time. What it may do stays as its own class says."""
+    """Raise a job to a higher class's priority for a time. What it may do stays as its own class says.
+
+    Operators raise any job; an admin of a team those of its team, with its own credential."""
     if end == bool(to) or end == bool(for_ or until) or (for_ and until):
         raise UsageFault("say --to CLASS with --for DURATION or --until DATE; or --end alone")
     for_s = 0.0 if end else _seconds(for_, until)
+    by_admin = team_admin.admin(url)
 
     async def work(baton: Baton) -> str:
         job_id = await whole_id(baton, job)
         there = pool or (await baton.get(job_id)).pool or baton.place.pool
         who = baton.place.user or "operator"
-        priority = 0 if end else await _priority(baton, there, to)
+        known = end or by_admin  # to who holds the keys
+        priority = 0 if known else await team_admin.priority_of(baton, there, to)
         said = BoostJob(job_id=job_id, priority=priority, for_s=for_s, reason=reason, user=who)
-        await say_to_pool(baton, there, said, subjects.boost_job(there, who), job_id)
+        if by_admin:
+            await team_admin.boost(baton, there, said, to)
+        else:
+            await say_to_pool(baton, there, said, subjects.boost_job(there, who), job_id)
         return job_id
 
-    say(run(work, subjects.OPERATOR, url, user=user, pool=pool))
+    say(run(work, None if by_admin else subjects.OPERATOR, url, user=user, pool=pool, operator=not by_admin))
     hint(
         "it has the priority of its class again"
         if end
         else "`baton describe` shows its priority, `baton explain` until when"
     )
-
-
-async def _priority(baton: Baton, pool: str, name: str) -> int:
-    told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
-    if name not in told.priorities:
-        classes = ", ".join(sorted(told.priorities, key=lambda one: -told.priorities[one]))
-        raise UsageFault(f"--to {name}: there is no such priority class; there are {classes}")
-    return told.priorities[name]
 
 
 def _seconds(for_: str, until: str) -> float:

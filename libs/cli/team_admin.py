@@ -9,20 +9,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from libs.bus.connect import Address, close, connect
+from libs.bus.creds import speaker
 from libs.cli.acting import tell as tell_ledger
+from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.output import hint
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
-from libs.client.where import read_instance, state_dir
+from libs.client.errors import ClientError
+from libs.client.where import Place, find, read_instance, state_dir
 from libs.embedded.records import write_private
 from libs.walls import claims
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
 from libs.walls.keyring import Keyring
-from libs.walls.managing import TeamAdmins
+from libs.walls.managing import AdminRefused, TeamAdmins
 from libs.walls.resolver import tell
-from schemas.queries import ManageTeam, TeamManaged
+from schemas import subjects
+from schemas.inbox import BoostJob
+from schemas.queries import ManageTeam, QueuesQuery, QueuesReply, TeamManaged
 
 
 def asks(folder: Path | None) -> bool:
@@ -60,6 +65,28 @@ def manage(
     return run(work, None, url, operator=False)
 
 
+def admin(url: str | None = None) -> bool:
+    """Whether the credential at hand is that of one user of a team. Of these only an admin may ask for more than its own."""
+    place = find(url, operator=True)
+    owner, dot, _ = speaker(place.address.creds).partition(".") if place.address.creds else ("", "", "")
+    return bool(dot) and owner != subjects.OPERATOR
+
+
+async def priority_of(baton: Baton, pool: str, name: str) -> int:
+    """Of a priority class, as an operator is told. Raises UsageFault when there is none of that name."""
+    told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
+    if name not in told.priorities:
+        classes = ", ".join(sorted(told.priorities, key=lambda one: -told.priorities[one]))
+        raise UsageFault(f"--to {name}: there is no such priority class; there are {classes}")
+    return told.priorities[name]
+
+
+async def boost(baton: Baton, pool: str, said: BoostJob, to: str) -> None:
+    """Asks the holder of the keys to pass it on. Raises ClientError: Invalid with the pool's reason when it is refused."""
+    asked = ManageTeam(what="boost", pool=pool, boost=said, to=to)
+    await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=20.0)
+
+
 @asynccontextmanager
 async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
     """Admins are answered until the block ends; without keys nobody is."""
@@ -67,8 +94,22 @@ async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
         yield
         return
     nats = await connect(Address(url, ring.service()), name="team-admins")
+    place = Place(Address(url, ring.service()), subjects.OPERATOR)
+
+    async def boosts(pool: str, said: BoostJob, to: str) -> None:
+        baton, subject = Baton(nats, place), subjects.boost_job(pool, said.user, said.team)
+        try:
+            priority = await priority_of(baton, pool, to) if to else 0
+            await say_to_pool(baton, pool, said.model_copy(update={"priority": priority}), subject, said.job_id)
+        except (ClientError, UsageFault) as e:
+            raise AdminRefused(f"{e.why}: {e.fix}" if isinstance(e, ClientError) and e.why else str(e)) from None
+
     admins = TeamAdmins(
-        nats, ring, lambda accounts: tell(url, ring, accounts), booked=lambda: tell_ledger(ring.folder, url)
+        nats,
+        ring,
+        lambda accounts: tell(url, ring, accounts),
+        booked=lambda: tell_ledger(ring.folder, url),
+        boosts=boosts,
     )
     await admins.start()
     try:

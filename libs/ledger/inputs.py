@@ -87,7 +87,9 @@ def read_input(stored: Stored, pool: str) -> InboxItem:
         if (problem := foreign(message, keys.get("node"))) is not None:
             message, error = None, problem
         elif isinstance(message, _OPERATORS_SAY):
-            message = message.model_copy(update={"user": keys["user"]})  # the subject says who speaks
+            team = "" if keys["team"] == subjects.OPERATOR else keys["team"]
+            whose = {"team": team} if isinstance(message, BoostJob) else {}
+            message = message.model_copy(update={"user": keys["user"], **whose})  # the subject says who speaks
     except ValueError as problem:  # of the subject, the envelope (EnvelopeError) or the body (ValidationError)
         error = _describe(problem)
     return InboxItem(stored.seq, stored.subject, kind.type if kind else "", stored.time_us, message, error)

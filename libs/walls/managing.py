@@ -6,6 +6,8 @@ by nobody, and an admin who is revoked goes on signing. So here each request is 
 - the broker says who asks: only the role of an admin may publish the question, and only under its own team and name;
 - whether that is an admin *now* is read from the keys each time;
 - an admin makes users and no admins, and touches neither admins nor the whole team's credential;
+- an admin boosts jobs of its team: we pass on the word under its name, and the pool looks whose the job is and what is left
+  of the team's budget;
 - a new user's key is made where the user is, and only its public half comes here: what is signed is useless to whoever sees it;
 - every request, refused ones too, is a line of `team-admins.jsonl`: who, what, for whom, which key;
 - what was changed is besides a line of the operator's book, and so in the ledger (`libs.walls.book`).
@@ -36,6 +38,7 @@ from libs.walls.keyring import Keyring, NoCredential
 from libs.walls.people import People
 from schemas import subjects
 from schemas.catalog import BY_TYPE
+from schemas.inbox import BoostJob
 from schemas.queries import ManageTeam, QueryFailed, TeamManaged, TeamUser
 
 log = logging.getLogger("baton.team")
@@ -47,6 +50,9 @@ _MESSAGE = BY_TYPE["io.baton.team.manage.query.v1"]
 _QUEUE = "keys"
 _WAITING = 256
 
+SaysToPool = Callable[[str, BoostJob, str], Awaitable[None]]
+"""Says to the pool of that name what an admin says, for the priority of that class (empty: the boost ends), and waits until it
+is decided. Raises AdminRefused with the pool's reason."""
 Tell = Callable[[Sequence[str]], Awaitable[None]]
 """Tells the broker of these accounts (`libs.walls.resolver.tell`)."""
 
@@ -65,8 +71,11 @@ class TeamAdmins:
         tell: Tell,
         now: Callable[[], float] = time.time,
         booked: Callable[[], object] = lambda: None,
+        *,
+        boosts: SaysToPool,
     ) -> None:
         """`booked` is called in a thread when the operator's book has new lines: it tells the ledger. Nobody waits for it."""
+        self._boosts = boosts
         self._nats, self._keyring, self._tell, self._now, self._booked = nats, keyring, tell, now, booked
         self._people = People(keyring.folder)
         self._book = Book(keyring.folder)
@@ -122,6 +131,8 @@ class TeamAdmins:
     async def manage(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
         """Carries out what `user` of `team` asks. Raises AdminRefused, NoCredential, and what `tell` raises."""
         try:
+            if asked.what == "boost":
+                return await self._boost(team, user, asked)
             if asked.user:  # from here on nothing that is kept has a person's name
                 asked = asked.model_copy(update={"user": await asyncio.to_thread(self._pseudonym, team, asked)})
             done = await asyncio.to_thread(self._carry_out_and_book, team, user, asked)
@@ -133,6 +144,17 @@ class TeamAdmins:
             await self._tell([team])
             self._lines.set()
         return done
+
+    async def _boost(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
+        """The pool's ledger has what became of it, so the operator's book has no line."""
+        await asyncio.to_thread(self._may, team, user, asked)
+        if asked.boost is None or not asked.pool:
+            raise AdminRefused("boost, pool: say which job, and in which pool")
+        self._slowly(team)
+        said = asked.boost.model_copy(update={"user": user, "team": team})
+        await self._boosts(asked.pool, said if asked.to else said.model_copy(update={"for_s": 0.0}), asked.to)
+        self._write(team, user, asked)
+        return TeamManaged(team=team)
 
     def _carry_out_and_book(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
         """What changes something has a line of the book from before it begins; what is refused does not begin."""
@@ -161,8 +183,8 @@ class TeamAdmins:
         bucket = self._changed.setdefault(team, Bucket(CHANGES_AT_ONCE, at_us))
         if wait_s := bucket.take(CHANGES_AT_ONCE, CHANGES_PER_S, at_us):
             raise AdminRefused(
-                f"team {team} has changed its users {CHANGES_AT_ONCE:g} times at once, and may {60 * CHANGES_PER_S:g} times a "
-                f"minute: ask again in {wait_s:.0f} s"
+                f"admins of team {team} have changed {CHANGES_AT_ONCE:g} things at once, and may {60 * CHANGES_PER_S:g} times "
+                f"a minute: ask again in {wait_s:.0f} s"
             )
 
     def _may(self, team: str, user: str, asked: ManageTeam) -> None:
@@ -173,7 +195,7 @@ class TeamAdmins:
                 f"{team}.{user} is no admin of {team}: an operator makes one with `baton team add {team}.{user} --admin`"
             )
         name = f"{team}.{asked.user}"
-        if asked.what != "list":
+        if asked.what not in ("list", "boost"):
             if not asked.user:
                 raise AdminRefused("user: say which user of your team")
             if name in ring.admins(team):
@@ -211,6 +233,8 @@ class TeamAdmins:
             "team": team, "by": f"{team}.{user}", "what": asked.what, "user": asked.user, "public_key": asked.public_key,
             "refused": refused,
         }  # fmt: skip
+        if asked.boost is not None:
+            line |= {"job": asked.boost.job_id, "pool": asked.pool}
         path = self._keyring.folder / AUDIT_FILE
         if refused and path.is_file() and path.stat().st_size > _AUDIT_BYTES:
             return  # whoever is refused for ever fills no disk; what was done is always written

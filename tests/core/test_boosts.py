@@ -6,11 +6,15 @@ import pytest
 
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
+from libs.core.projections.audit.lines import AuditLines
 from libs.core.projections.verify import Checker
 from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.state import snapshot
-from schemas import inbox, ledger
+from libs.ledger.inputs import read_input
+from libs.ledger.tail import Stored
+from schemas import inbox, ledger, subjects
+from schemas.catalog import TYPE_OF
 from schemas.queues import BoostBudget, Queue
 from tests.core.builders import World, job, node
 
@@ -198,3 +202,49 @@ def test_the_checker_finds_boosts_that_cannot_be() -> None:
     told = ledger.QueuesApplied(version=1, queues=fewer.queues)
     w.records[1] = w.records[1].model_copy(update={"events": (told, *w.records[1].events)})
     assert "has had 3 boosts" in lied(w, lambda e: e)[0]
+
+
+def test_an_admin_raises_jobs_of_its_own_team_within_the_same_budget() -> None:
+    w = full("research", "blue")
+    own, other = one(w, "waits 0"), one(w, "waits 1")
+    assert "no such job waits or runs" in refusal(w, boost(other, team="research"))
+    (event,) = w.send(boost(own, team="research"))
+    assert (event.team, event.user) == ("research", "olga")
+    assert "no such job" in refusal(w, boost(own, for_s=0, team="blue"))
+    (ended,) = w.send(boost(own, for_s=0, team="research"))
+    assert (ended.team, ended.priority) == ("research", 100)
+    for _ in range(3):
+        w.send(boost(own))
+    assert "boosts.most = 4: team research" in refusal(w, boost(own, team="research"))
+    audit = AuditLines()
+    lines = [line for seq, record in enumerate(w.records, 1) for line in audit.of(record, seq) if "boost" in line.kind]
+    assert [(line.actor, line.kind) for line in lines[:2]] == [
+        ("research.olga", "job.boost"), ("research.olga", "job.boost-end"),
+    ]  # fmt: skip
+    assert lines[2].actor == "operator.olga"
+    w.check()
+    for kind in (ledger.JobBoosted, ledger.BoostEnded):
+        checker = Checker()
+        for seq, record in enumerate(w.records, 1):
+            told = tuple(e.model_copy(update={"team": "blue"}) if isinstance(e, kind) else e for e in record.events)
+            checker.step(seq, record.model_copy(update={"events": told}), valid=True)
+        assert any("I20" in one and "an admin of team blue" in one for one in checker.finish().violations)
+    assert all(line.teams == ("research",) for line in lines)
+
+
+@pytest.mark.parametrize(("team", "actor"), [(subjects.OPERATOR, "operator.ana"), ("research", "research.ana")])
+def test_the_subject_says_whose_admin_it_is(team: str, actor: str) -> None:
+    said = boost("job-" + "0" * 32, team="blue")
+    stored = Stored(
+        7, subjects.boost_job("main", "ana", team), {"ce-type": TYPE_OF[inbox.BoostJob], "ce-specversion": "1.0"},
+        said.model_dump_json().encode(), 1,
+    )  # fmt: skip
+    read = read_input(stored, "main").message
+    assert (read.team, read.user) == ("" if team == subjects.OPERATOR else team, "ana")
+    w = World(node("n0"))
+    w.send(read)
+    rejected = w.records[-1].model_copy(
+        update={"events": (w.records[-1].events[0].model_copy(update={"subject": stored.subject}),)}
+    )
+    (line,) = AuditLines().of(rejected, 2)
+    assert (line.actor, line.kind, line.outcome) == (actor, "job.boost", "refused")

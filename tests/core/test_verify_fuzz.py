@@ -59,6 +59,7 @@ UNSEEN: dict[str, str] = {
     "queues.applied version": ELSEWHERE, "queues.applied queues": f"{ELSEWHERE}: nobody reached a limit",
     "job.boosted priority": f"{ELSEWHERE}: still above its class, and of nobody else's",
     "job.boosted until_us": "its operator may have given it another time", "job.boosted job_id": ELSEWHERE,
+    "job.boosted team": "an admin of the job's team may have said it", "job.boost-ended team": "the same",
     "devices.freed evidence": NODES, "node.silent node": f"{ELSEWHERE}: of another node, where nothing ended by it",
     "budget.reached teams": "a team that stands there twice is one team",
     "prices.applied book": f"{ELSEWHERE}: what it comes to is `baton bill verify`'s question",

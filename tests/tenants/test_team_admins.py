@@ -20,13 +20,21 @@ from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
 from libs.walls.keyring import Keyring, check_numbers
 from libs.walls.managing import read_audit
 from libs.walls.resolver import tell
-from schemas import subjects
+from schemas import ledger, subjects
 from schemas.audit import ActionOutcome
 from schemas.catalog import BY_TYPE
 from schemas.ids import team_uid
+from schemas.inbox import BoostJob
 from schemas.queries import ManageTeam, TeamManaged
+from services.placement.app import make_app as make_placement
+from services.placement.settings import PlacementSettings
+from services.queries.app import make_app as make_queries
+from services.queries.settings import QueriesSettings
+from tests.admission.running import running
 from tests.cli.test_command import Result, baton
+from tests.core.builders import job
 from tests.kit.waiting import until
+from tests.services.pool import Pool
 from tests.walls.world import broker
 
 ONE_NUMBER = ("team-4297", "team-10338")
@@ -222,6 +230,50 @@ async def test_what_an_admin_changes_is_a_line_of_the_operators_book(house: Hous
     ]
     assert len(said) == 2, "what is refused changes nothing, and fills no book"
     await close(ana)
+
+
+async def test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks(
+    house: House, redis_url: str, tmp_path: Path
+) -> None:
+    creds = house.ring.service()
+    core = await connect(Address(house.url, creds), name="core")
+    world, own, other = Pool(core, "main"), job("own", 8, team="blue"), job("other", 8, team="green")
+    common: dict[str, Any] = {"nats_url": house.url, "nats_creds": creds, "pool": "main", "redis_url": redis_url}
+
+    async def said(who: str, of: str, *words: str) -> Result:
+        env = {"BATON_NATS_CREDS": str(house.ring.team(who)), "BATON_STATE_DIR": str(tmp_path / "none")}
+        words = ("boost", of, *words, "--reason", "a deadline", "--pool", "main")
+        return await baton(*words, BATON_NATS_URL=house.url, **env)
+
+    async with (
+        running(make_placement(PlacementSettings(**common), writer_id="w1")),
+        running(make_queries(QueriesSettings(**common))),
+    ):
+        await world.put(own, other)
+        await world.event(ledger.JobQueued, job_id=other.job_id)
+        raised = await said("blue.ana", own.job_id, "--to", "serving", "--for", "1h")
+        assert raised.code == 0, raised.err
+        boosted = await world.event(ledger.JobBoosted, job_id=own.job_id)
+        assert (boosted.team, boosted.user, boosted.priority > own.priority) == ("blue", "ana", True)
+        ana, eve = [await house.of(house.ring.team(name), name) for name in ("blue.ana", "green.eve")]
+        for asker, nats, of, to, hours, why in (
+            ("blue.ana", ana, other, "serving", 1, "no such job waits or runs"),
+            ("green.eve", eve, other, "servin", 1, "there is no such priority class"),
+            ("green.eve", eve, other, "serving", 48, "86400 s at the most"),
+        ):
+            words = BoostJob(job_id=of.job_id, priority=0, for_s=3600 * hours, reason="late")
+            asked = ManageTeam(what="boost", pool="main", boost=words, to=to)
+            team, _, name = asker.partition(".")
+            with pytest.raises(QueryError, match=why):
+                await ask(nats, MANAGE, asked, timeout_s=20, team=team, user=name)
+        user, ended = await asyncio.gather(said("blue.ben", own.job_id, "--end"), said("blue.ana", own.job_id, "--end"))
+        assert (user.code, ended.code) == (4, 0), ended.err
+        assert (await world.event(ledger.BoostEnded, job_id=own.job_id)).team == "blue"
+        await asyncio.gather(close(ana), close(eve))
+    told = [(one["by"], one.get("job"), bool(one["refused"])) for one in read_audit(house.ring.folder) if "job" in one]
+    assert ("blue.ana", own.job_id, False) in told
+    assert ("blue.ana", other.job_id, True) in told
+    await close(core)
 
 
 def test_two_teams_with_one_number_are_not_both_taken(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ class AuditLines:
     def _boosted(self, e: led.JobBoosted | led.BoostEnded) -> Iterator[dict[str, Any]]:
         if e.user or isinstance(e, led.JobBoosted):
             kind, team = "job.boost" if isinstance(e, led.JobBoosted) else "job.boost-end", self._team.get(e.job_id, "")
-            yield _operator(kind, e.job_id, e.user, e.reason) | {"teams": (team,) if team else ()}
+            by = _by(e.team, e.user) if e.team else {}
+            yield _operator(kind, e.job_id, e.user, e.reason) | by | {"teams": (team,) if team else ()}
 
     def _prices(self, e: led.PricesApplied) -> Iterator[dict[str, Any]]:
         yield _operator("prices.apply", f"version {e.book.version}", e.user, e.reason)
@@ -129,7 +130,7 @@ class AuditLines:
         except ValueError:
             return
         yield _operator(_SAID.get(keys["what"], keys["what"]), "", keys["user"], e.reason) | {
-            "outcome": "refused", "source": source,
+            **_by(keys["team"], keys["user"]), "outcome": "refused", "source": source,
         }  # fmt: skip
 
     def _acted(self, e: led.OperatorActed) -> Iterator[dict[str, Any]]:

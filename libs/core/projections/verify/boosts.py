@@ -1,5 +1,5 @@
-"""Boosts (I20): a job is raised above its class for a time and within its team's budget, and has its own priority again when
-that time is over."""
+"""Boosts (I20): a job is raised above its class for a time and within its team's budget, by nobody else's admin, and has its
+own priority again when that time is over."""
 
 from collections import deque
 from typing import ClassVar
@@ -44,6 +44,7 @@ class Boosts(Subject):
             books.broken("I20", f"{e.job_id} is boosted until {e.until_us} us, and {budget.longest_s} s are the most")
         if sum(at > books.t_us - budget.within_s * _S for at in had) >= budget.most:
             books.broken("I20", f"{e.job_id} is boosted, and team {job.team} has had {budget.most} boosts")
+        self._of_own_team(e, job.team)
         had.append(books.t_us)
         self._raised[e.job_id], job.priority = (own, e.until_us), e.priority
 
@@ -54,7 +55,12 @@ class Boosts(Subject):
         elif e.priority != own:
             self.books.broken("I20", f"the boost of {e.job_id} leaves it priority {e.priority}, its class has {own}")
         if (job := self.books.jobs.get(e.job_id)) is not None:
+            self._of_own_team(e, job.team)
             job.priority = e.priority
+
+    def _of_own_team(self, e: led.JobBoosted | led.BoostEnded, team: str) -> None:
+        if e.team not in ("", team):
+            self.books.broken("I20", f"an admin of team {e.team} says it of {e.job_id}, a job of team {team}")
 
     def finished(self, e: led.JobFinished) -> None:
         self._raised.pop(e.job_id, None)
