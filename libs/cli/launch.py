@@ -26,7 +26,7 @@ from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch_options import SERVICES, LaunchOptions
-from libs.cli.stores import MONGO_SERVICE, REDIS_RIGHTS, redis_user, redis_users
+from libs.cli.stores import MONGO_SERVICES, REDIS_RIGHTS, redis_user, redis_users
 from libs.client.where import CLIENT_FILE
 from libs.embedded import (
     NatsOptions,
@@ -359,7 +359,7 @@ class LocalStack:
         if service in REDIS_RIGHTS:
             own = external.redis_url if external else self._running().redis_url_of(redis_user(service, pool))
             found["BATON_REDIS_URL"] = own
-        if service == MONGO_SERVICE:
+        if service in MONGO_SERVICES:
             found["BATON_MONGO_URL"] = self.mongo_url
         return found
 

@@ -19,8 +19,8 @@ REDIS_RIGHTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Service -> how it may use its pool's keys, and by which commands. Services that are not here use no Redis."""
 
-MONGO_SERVICE = "history"
-"""The one service that uses MongoDB."""
+MONGO_SERVICES = frozenset({"history", "quota_billing"})
+"""Who uses MongoDB: each has collections of its own, and in compose a user that may use no others."""
 
 
 def rules(service: str, pool: str) -> tuple[str, ...]:

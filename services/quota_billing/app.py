@@ -7,6 +7,7 @@ from functools import partial
 from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
 
+from libs.adapters.mongo.bills import BillStore
 from libs.bus.broker import make_broker
 from libs.bus.cursors import Cursors
 from libs.bus.outbox import Outbox
@@ -22,6 +23,7 @@ from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
 from schemas.subjects import REQUESTS
 from services.quota_billing import handlers
+from services.quota_billing.bills import BillKeeper
 from services.quota_billing.files import load_prices, load_quotas
 from services.quota_billing.metrics import BillingMetrics
 from services.quota_billing.quotas import apply_file, set_quota
@@ -95,6 +97,8 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
                 gather=Gather(0.05, busy_s=0.2),
             )  # fmt: skip
             tasks.start("metering", follower.run())
+            store = BillStore(settings.mongo_url)
+            tasks.start("kept bills", BillKeeper(follower, store, every_s=settings.keep_bills_s).run())
             tasks.start("trim of requests", trimmer_of(js, REQUESTS, durable, keep_s=settings.trim_keep_s).run())
             tasks.start(
                 "quotas of the file",
@@ -102,6 +106,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             )
             async with tasks.until_stopped():
                 yield
+            store.close()
 
     def ready() -> dict[str, str]:
         return {"ledger": readiness(billing.follower)}

@@ -16,3 +16,4 @@ class QuotaBillingSettings(ServiceSettings):
     prices: Path = Field(default=_DEPLOY / "prices.yaml", description="price book (YAML), see docs/billing.md")
     teams: Path = Field(default=_DEPLOY / "teams.yaml", description="hard quotas of teams (YAML)")
     snapshot_records: int = Field(default=5000, ge=1, description="ledger records between snapshots of the meter")
+    keep_bills_s: float = Field(default=5.0, gt=0, description="between two writes of bills that changed to MongoDB, s")

@@ -18,7 +18,7 @@ import redis
 import yaml
 from redis.exceptions import NoPermissionError, RedisError
 
-from libs.cli.stores import MONGO_SERVICE, REDIS_RIGHTS, rules
+from libs.cli.stores import MONGO_SERVICES, REDIS_RIGHTS, rules
 from libs.embedded import binaries
 from libs.embedded.ports import lease_port
 from libs.service.probe import ready
@@ -76,7 +76,7 @@ def test_who_runs_jobs_reaches_no_store_and_no_metrics() -> None:
     for name in ("bus", "watch", "stores"):
         assert COMPOSE["networks"][name] == {"internal": True}
     assert networks("redis") == networks("mongo") == {"stores"}
-    assert {name for name in OURS if "stores" in networks(name)} == {*REDIS_RIGHTS, MONGO_SERVICE}
+    assert {name for name in OURS if "stores" in networks(name)} == {*REDIS_RIGHTS, *MONGO_SERVICES}
 
 
 def test_each_service_has_the_passwords_that_it_needs() -> None:
@@ -84,11 +84,12 @@ def test_each_service_has_the_passwords_that_it_needs() -> None:
         "placement": {"REDIS_PLACEMENT_PASSWORD"},
         "telemetry": {"REDIS_TELEMETRY_PASSWORD"},
         "history": {"MONGO_HISTORY_PASSWORD"},
+        "quota_billing": {"MONGO_BILLS_PASSWORD"},
     }
     for name in OURS:
         found = environ(name)
         assert ("BATON_REDIS_URL" in found) == (name in REDIS_RIGHTS), name
-        assert ("BATON_MONGO_URL" in found) == (name == MONGO_SERVICE), name
+        assert ("BATON_MONGO_URL" in found) == (name in MONGO_SERVICES), name
         assert set(re.findall(r"\w+_PASSWORD", json.dumps(found))) == own.get(name, set()), name
         if "BATON_HTTP_PORT" not in found:
             continue

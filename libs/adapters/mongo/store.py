@@ -68,12 +68,7 @@ class JobStore:
         if not operations:
             return
         with away():
-            try:
-                await self._jobs.bulk_write(operations, ordered=False)
-            except BulkWriteError as error:
-                # No document with this id and an earlier sequence, and one with this id: it is of a later record.
-                if any(problem.get("code") != _DUPLICATE for problem in error.details.get("writeErrors", ())):
-                    raise
+            await replace_older(self._jobs, operations)
 
     async def checkpoint(self, name: str) -> ReaderPosition | None:
         """The checkpoint of that name, or None."""
@@ -198,6 +193,16 @@ def _stored(story: JobStory) -> dict[str, Any]:
 
 def _story(body: dict[str, Any]) -> JobStory:
     return JobStory(JobDocument.model_validate_json(body["document"]), _events.validate_json(body["events"]))
+
+
+async def replace_older(collection: Any, operations: Sequence[ReplaceOne]) -> None:
+    """Each replaces, or makes, the document of an id where it is of no later record. Raises what the client raises."""
+    try:
+        await collection.bulk_write(operations, ordered=False)
+    except BulkWriteError as error:
+        # No document with this id and an earlier record, and one with this id: it is of a later one.
+        if any(problem.get("code") != _DUPLICATE for problem in error.details.get("writeErrors", ())):
+            raise
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from schemas.prices import RateBook
 
 Key = tuple[str, int, int, str, str]
 """Job id, attempt, UTC day, device kind, priority class."""
+SumKey = tuple[int, str, str]
+"""UTC day, device kind, priority class."""
 
 
 class AlikeUses(NamedTuple):
@@ -35,6 +37,10 @@ class PostedMoney:
         self.book: RateBook | None = None
         self.rows: dict[str, dict[Key, list[int]]] = {}
         """Team -> row -> [cost, list cost, units without a price]; money in millionths."""
+        self.sums: dict[str, dict[SumKey, list[int]]] = {}
+        """As `rows`, of all attempts together: what is kept of a team's month grows with its days, and not with its jobs."""
+        self.touched: set[tuple[str, int]] = set()
+        """(team, UTC day) of sums that changed since whoever keeps them emptied this."""
         self._rater = Rater(None)
         self._uses: list[AlikeUses] = []
         self.totals: dict[str, int] = {}
@@ -77,13 +83,20 @@ class PostedMoney:
     def _add(self, uses: AlikeUses, day: int, cost: int, listed: int, unpriced: int) -> None:
         key = (uses.job_id, uses.attempt, day, uses.device_kind, uses.priority_class)
         row = self.rows.setdefault(uses.team, {}).setdefault(key, [0, 0, 0])
-        row[0] += cost
-        self.totals[uses.team] = self.totals.get(uses.team, 0) + cost
+        for place, more in enumerate((cost, listed, unpriced)):
+            row[place] += more
+        self._count(uses.team, key, cost, listed, unpriced)
+
+    def _count(self, team: str, key: Key, cost: int, listed: int, unpriced: int) -> None:
+        """Of a row: what is more in all that is summed over rows."""
+        _, _, day, kind, klass = key
+        self.totals[team] = self.totals.get(team, 0) + cost
         if unpriced:
-            about = (uses.team, uses.device_kind)
-            self.unpriced[about] = self.unpriced.get(about, 0) + unpriced
-        row[1] += listed
-        row[2] += unpriced
+            self.unpriced[team, kind] = self.unpriced.get((team, kind), 0) + unpriced
+        found = self.sums.setdefault(team, {}).setdefault((day, kind, klass), [0, 0, 0])
+        for place, more in enumerate((cost, listed, unpriced)):
+            found[place] += more
+        self.touched.add((team, day))
 
     def dump(self) -> tuple[Any, Iterator[Any], Iterator[Any]]:
         """For a snapshot: the book, rows of money, and uses."""
@@ -92,10 +105,9 @@ class PostedMoney:
 
     def load_rows(self, rows: Iterable[Any]) -> None:
         for team, job, attempt, day, kind, klass, cost, listed, unpriced in rows:
-            self.rows.setdefault(team, {})[job, attempt, day, kind, klass] = [cost, listed, unpriced]
-            self.totals[team] = self.totals.get(team, 0) + cost
-            if unpriced:
-                self.unpriced[team, kind] = self.unpriced.get((team, kind), 0) + unpriced
+            key = (job, attempt, day, kind, klass)
+            self.rows.setdefault(team, {})[key] = [cost, listed, unpriced]
+            self._count(team, key, cost, listed, unpriced)
 
     def load_uses(self, uses: Iterable[Any]) -> None:
         self._uses += [AlikeUses._make([*one[:7], tuple((a, b, c) for a, b, c in one[7])]) for one in uses]

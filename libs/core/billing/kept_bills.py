@@ -1,0 +1,70 @@
+"""Bills of a UTC month, as they are posted: what is kept of them outside the ledger, and can be made from it again at any time.
+
+A bill is what `libs.core.billing.posted` sums up to a ledger record, with that record's number and hash: whoever folds the
+ledger up to there gets the same. A later price changes nothing of it; a correction is in the month in which it was posted.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from libs.core.billing.posted import PostedMoney
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class DayOfBill(NamedTuple):
+    """Of one UTC day. Money in millionths of the currency, units in thousandths of a device x microseconds."""
+
+    day: str
+    device_kind: str
+    priority_class: str
+    cost_micros: int
+    list_micros: int
+    unpriced_units: int
+
+
+class KeptBill(NamedTuple):
+    """One team's bill of one month ("2026-11"), as of the ledger records 1 to `upto_seq`; `head` is the last one.s hash."""
+
+    pool: str
+    team: str
+    month: str
+    currency: str
+    book_version: int
+    upto_seq: int
+    head: str
+    rows: tuple[DayOfBill, ...]
+
+    @property
+    def cost_micros(self) -> int:
+        return sum(row.cost_micros for row in self.rows)
+
+
+def months_of(days: Iterable[tuple[str, int]]) -> set[tuple[str, str]]:
+    """(team, month) of (team, UTC day)."""
+    return {(team, _date(day)[:7]) for team, day in days}
+
+
+def kept_bills(
+    money: PostedMoney, months: Iterable[tuple[str, str]], *, pool: str, upto_seq: int, head: str
+) -> Iterator[KeptBill]:
+    """The bills of these (team, month). None without a price book in the ledger: nothing is posted then."""
+    book = money.book
+    if book is None:
+        return
+    wanted: dict[str, set[str]] = {}
+    for team, month in months:
+        wanted.setdefault(team, set()).add(month)
+    for team in sorted(wanted):
+        rows: dict[str, list[DayOfBill]] = {month: [] for month in sorted(wanted[team])}
+        for (day, kind, klass), sums in sorted(money.sums.get(team, {}).items()):
+            date = _date(day)
+            if (found := rows.get(date[:7])) is not None:
+                found.append(DayOfBill(date, kind, klass, *sums))
+        for month, some in rows.items():
+            yield KeptBill(pool, team, month, book.currency, book.version, upto_seq, head, tuple(some))
+
+
+def _date(day: int) -> str:
+    return (_EPOCH + timedelta(days=day)).date().isoformat()

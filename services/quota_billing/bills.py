@@ -1,0 +1,47 @@
+"""Keeps each team's bill of a month in MongoDB, as it is posted. Nothing waits for MongoDB: what changed while it was away is
+written when it is back, and all of them now and then, also into a store that was emptied."""
+
+import asyncio
+import logging
+
+from libs.adapters.mongo.bills import BillStore
+from libs.bus.patience import in_turns
+from libs.core.billing.kept_bills import kept_bills, months_of
+from libs.core.billing.metering import Meter
+from libs.ledger.follower import Follower
+
+log = logging.getLogger("baton.quota_billing")
+
+WHOLE_S = 3600.0
+"""So often all bills are written, changed or not."""
+
+
+class BillKeeper:
+    """`run` is a task. What is unwritten is bounded by teams x months."""
+
+    def __init__(self, follower: Follower[Meter], store: BillStore, *, every_s: float) -> None:
+        self._follower, self._store, self._every_s = follower, store, every_s
+        self._unwritten: set[tuple[str, str]] = set()
+        self._whole_at = float("-inf")
+
+    async def run(self) -> None:
+        """For ever. A store that is away is waited for. Raises ConnectionClosedError."""
+        await self._follower.caught_up.wait()
+        await in_turns(self.turn, self._every_s, log, "bills are not kept in MongoDB")
+
+    async def turn(self) -> None:
+        """Writes what changed since the last turn that succeeded. Raises StoreAway."""
+        now = asyncio.get_running_loop().time()
+        async with self._follower.still():
+            money, head = self._follower.projection.money, self._follower.head
+            whole = now - self._whole_at >= WHOLE_S
+            days = ((team, key[0]) for team, sums in money.sums.items() for key in sums) if whole else money.touched
+            self._unwritten |= months_of(days)
+            money.touched.clear()
+            bills = list(
+                kept_bills(money, self._unwritten, pool=self._follower.pool, upto_seq=head.seq, head=head.hash)
+            )
+        if whole:
+            self._whole_at = now
+        await self._store.save(bills)
+        self._unwritten.clear()
