@@ -148,8 +148,12 @@ class SimBooks:
             # A refusal names no job when a copy that was admitted before may be stored: then each request must have one.
             told = job.id not in self.stories and self._answers(job) >= 1 + (job.twin_at is not None)
             refused = job.id in self._rejected or told
-            if job.stored and job.id not in self.ended and not refused:
-                story = self.stories.get(job.id)
+            story = self.stories.get(job.id)
+            # Admitted before any node had come, and larger than all that came: it waits for more of them.
+            asked = job.spec.resources
+            there = sum(row["model"] in asked.types for row in self.hot.devices.values())
+            waits = story is not None and not story.document.attempts and asked.devices > there
+            if job.stored and job.id not in self.ended and not refused and not waits:
                 where = "not in the ledger" if story is None else story.document.state.value
                 out.append(f"{job.id} ({job.key}, {where})")
             elif not job.stored:
