@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from libs.cli import units
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.output import Format, document, fields, hint
+from libs.cli.pricesfile import PricesFileError, read_book
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
@@ -27,15 +28,29 @@ from libs.core.billing.pricing import Prices, day_text
 from libs.core.proofs.lines import OwnRecord, read
 from libs.core.proofs.sums import sum_hash, unlinked
 from schemas.billing import BillQuery, BillReply, PriceBook
+from schemas.prices import RateBook
 from schemas.proofs import MOST_LINES, AuditPart, AuditRead, Sum, TeamProof
+from schemas.resources import kind_of
 
 
 def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path | None, output: Format) -> None:
     """Checks, tells and notes. Exits with 1 when something is wrong; then nothing is noted."""
-    book = _prices(prices) if prices is not None else None
+    text = _text(prices) if prices is not None else None
+    try:
+        known = prices_of(text, str(prices)) if text is not None else None
+    except PricesFileError as error:
+        if not _only_devices(error):
+            raise UsageFault(str(error)) from None
+        known = None
 
     async def work(baton: Baton) -> Checked:
-        place = baton.place
+        place, book = baton.place, known
+        if text is not None and book is None:
+            found = (await baton.devices("")).devices
+            try:
+                book = prices_of(text, str(prices), {kind_of(d.model, d.mig_profile) for d in found})
+            except PricesFileError as error:
+                raise UsageFault(str(error)) from None
 
         async def asked(what: str, query: Any) -> Any:
             return await ask(baton.nats, what, place, query, timeout_s=30.0)
@@ -65,21 +80,46 @@ def _tell(done: "Checked") -> None:
             f"older lines are not kept any more; the use of {done.uncompared_jobs} jobs that began then is not compared"
         )
     if not done.priced and done.cost_micros:
-        hint("times are compared, and prices are the operator's word: give the book with --prices to compare money")
+        hint(
+            "times are compared, and prices are the operator's word: give the book with --prices to compare money"
+            if not done.book
+            else "times are compared, and money is not: a book's contracts need all lines, and older ones are not kept"
+        )
     for finding in done.findings:
         hint(f"wrong: {finding}")
     if done.ok:
         hint("all lines are there as they were written, and the bill is what they come to")
 
 
-def _prices(path: Path) -> Prices:
-    """Raises UsageFault."""
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageFault(f"--prices {path} cannot be read: {error}; name a price book in UTF-8") from None
+
+
+def prices_of(text: str, name: str, offered: Collection[str] = ()) -> Prices | RateBook:
+    """A price book with versions, or the file by which a pool without one in its ledger bills (deploy/prices.yaml).
+
+    Raises PricesFileError as `baton prices check` does; UsageFault when a file of the other kind is wrong."""
     import yaml
 
     try:
-        return Prices(PriceBook.model_validate(yaml.safe_load(path.read_text("utf-8"))))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageFault(f"--prices {path}: {str(error)[:300]}; give a file like deploy/prices.yaml") from None
+        said = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return read_book(text, name, offered)
+    listed = said.get("prices") if isinstance(said, dict) and "version" not in said else None
+    if not isinstance(listed, list) or not any(isinstance(item, dict) and "model" in item for item in listed):
+        return read_book(text, name, offered)
+    try:
+        return Prices(PriceBook.model_validate(said))
+    except ValueError as error:
+        raise UsageFault(f"--prices {name}: {str(error)[:300]}; give a file like deploy/prices.yaml") from None
+
+
+def _only_devices(error: PricesFileError) -> bool:
+    """Whether only kinds of device are wrong: perhaps the pool has one that the catalogue does not know."""
+    return all(problem.field.endswith(".device") for problem in error.problems)
 
 
 Ask = Callable[[str, Any], Awaitable[Any]]
@@ -117,6 +157,9 @@ class Checked:
     currency: str = ""
     cost_micros: int = 0
     priced: bool = False
+    """Money was compared, too."""
+    book: bool = False
+    """A book of versions was given."""
     uncompared_jobs: int = 0
 
     @property
@@ -124,11 +167,17 @@ class Checked:
         return not self.findings
 
 
-async def check(ask: Ask, pool: str, team: str, *, noted: Noted | None = None, prices: Prices | None = None) -> Checked:
+async def check(
+    ask: Ask, pool: str, team: str, *, noted: Noted | None = None, prices: Prices | RateBook | None = None
+) -> Checked:
     """Reads all of the team's lines, proves them in the newest sum, and compares the bill. Raises what `ask` raises; Failed
     when history does not keep up with the bill."""
-    part, done, lines = OwnPart(pool, team), Checked(team, pool), _Lines(ask)
+    book = prices if isinstance(prices, RateBook) else None
+    prices = None if isinstance(prices, RateBook) else prices
+    part, done, lines = OwnPart(pool, team, book), Checked(team, pool, book=book is not None), _Lines(ask)
     bill: BillReply = await ask("bill.get", by_day := BillQuery(group_by="day"))
+    if book is not None and bill.rows and bill.currency != book.currency:
+        done.findings.append(f"the bill is in {bill.currency}, and the book in {book.currency}")
     first = await lines.first()
     if first is None or first.number == 1:
         await lines.take(part, bill.ledger_seq)
@@ -143,7 +192,8 @@ async def check(ask: Ask, pool: str, team: str, *, noted: Noted | None = None, p
     done.findings += await _by_attempt(ask, part, days_of(done.findings), prices)
     done.lines, done.events, done.whole = part.count, part.events, part.whole
     done.device_seconds, done.cost_micros = bill.total_milli_us / 1e9, bill.total_cost_micros
-    done.currency, done.priced, done.uncompared_jobs = bill.currency, prices is not None, part.foreign
+    done.currency, done.uncompared_jobs = bill.currency, part.foreign
+    done.priced = part.whole if book is not None else prices is not None
     await _prove(ask, part, done, noted)
     return done
 

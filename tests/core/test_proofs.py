@@ -18,6 +18,7 @@ from libs.core.proofs.tree import Tree, leaf_of, root_along, salt_of
 from schemas import inbox
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import LedgerRecord, LedgerSummed
+from schemas.prices import ListRate, RateBook
 from schemas.proofs import Sum, TeamProof
 from tests.core.builders import World, job, node
 
@@ -82,8 +83,8 @@ def lived(sums: int = 6) -> tuple[World, Kept]:
     return w, kept
 
 
-def part_of(texts: list[str], team: str = "blue") -> OwnPart:
-    part = OwnPart("test", team)
+def part_of(texts: list[str], team: str = "blue", book: RateBook | None = None) -> OwnPart:
+    part = OwnPart("test", team, book)
     for text in texts:
         part.take(text)
     return part
@@ -115,6 +116,30 @@ def test_its_bill_by_its_lines_is_its_bill() -> None:
         told = bill(meter.usage("blue"), PRICES, query, meter.seq)
         assert told.total_cost_micros > 0
         assert part.against(told, query, PRICES) == []
+
+
+def test_money_is_checked_by_the_newest_version_of_the_book() -> None:
+    world, kept = lived()
+    first, second = (
+        RateBook(version=n, currency="USD", prices=(ListRate(device="H100", micros=micros, from_us=0),))
+        for n, micros in ((1, 2_990_000), (2, 3_100_001))
+    )
+    meter = Meter()
+    for seq, record in enumerate(world.records, 1):
+        if seq in (len(world.records) // 3, len(world.records) - 1):
+            meter.money.apply(first if seq < len(world.records) - 1 else second, 7 + seq)
+        meter.apply(record, seq)
+    part = part_of(texts_of(kept), book=second)
+    for group in ("team", "day", "job"):
+        query = BillQuery(group_by=group)
+        told = bill(meter.usage("blue"), PRICES, query, meter.seq, "USD")
+        assert told.total_cost_micros > 0
+        assert part.against(told, query) == []
+        row = told.rows[0]
+        dearer = (row.model_copy(update={"cost_micros": row.cost_micros + 1}), *told.rows[1:])
+        forged = told.model_copy(update={"rows": dearer, "total_cost_micros": told.total_cost_micros + 1})
+        assert any(one.startswith(f"{row.key}: billed") for one in part.against(forged, query))
+    assert part_of(texts_of(kept), book=first).against(told, query) != []
 
 
 def test_a_line_has_no_word_of_another_team_nor_of_an_operator() -> None:

@@ -20,6 +20,7 @@ from libs.core.state import lifecycle
 from schemas import ledger as led
 from schemas.billing import BillQuery, BillReply
 from schemas.jobs import JobState
+from schemas.prices import RateBook
 from schemas.proofs import Sum, TeamProof
 
 MOST_FINDINGS = 20
@@ -29,7 +30,8 @@ MOST_FINDINGS = 20
 class OwnPart:
     """One team's lines, taken in order. `whole`: they begin with the team's first one."""
 
-    def __init__(self, pool: str, team: str) -> None:
+    def __init__(self, pool: str, team: str, book: RateBook | None = None) -> None:
+        """`book`: what all use is priced by, and then money is compared as well."""
         self.pool, self.team = pool, team
         self.findings: list[str] = []
         self.seq = 0
@@ -44,6 +46,8 @@ class OwnPart:
         self._foreign: set[str] = set()
         """Jobs that were queued before the first line that is kept."""
         self.meter = Meter()
+        if book is not None:
+            self.meter.money.apply(book, 0)
 
     @property
     def count(self) -> int:
@@ -160,7 +164,10 @@ class OwnPart:
 
     def against(self, told: BillReply, query: BillQuery, prices: Prices | None = None) -> list[str]:
         """Where the bill differs from what these lines come to; `prices`: money is compared as well. Lines must have been
-        taken up to the bill's record, and none beyond."""
+        taken up to the bill's record, and none beyond.
+
+        By a book of versions money is compared in all: what a later version corrects lies on the day of that version. Where
+        the sums differ, each row that does is named. What a contract has used of its tiers needs all lines."""
         rows = (row for row in self.meter.usage(self.team) if row.job_id not in self._foreign)
         own = bill(rows, prices or _NO_PRICES, query, told.ledger_seq)
         mine = {row.key: (row.milli_us, row.cost_micros) for row in own.rows}
@@ -178,11 +185,14 @@ class OwnPart:
             sum(row.milli_us for row in told.rows), sum(row.cost_micros for row in told.rows)
         ):  # fmt: skip
             out.append("the bill's total is not the sum of its rows")
+        compared = prices is not None
+        if self.meter.money.book is not None:
+            compared = self.whole and sum(price for _, price in mine.values()) != cost.total()
         for key in sorted(mine.keys() | theirs.keys()):
             used, price = mine.get(key, (0, 0))
             if used != theirs[key]:
                 out.append(f"{key}: billed {theirs[key]} milli-us, by the lines it is {used}")
-            elif prices is not None and price != cost[key]:
+            elif compared and price != cost[key]:
                 out.append(f"{key}: billed {cost[key]} millionths, by the prices it is {price}")
         return out
 
