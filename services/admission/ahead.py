@@ -18,9 +18,11 @@ _LEAST_ROOM: Final = 1 / 8
 """A crowd always keeps this share of its room, or the queue would stand."""
 _OVERTAKES: Final = 1 / 4
 """Who has so much done ahead, of what the team has that has most there, is no crowd."""
-_BACK_S: Final = 60.0
+_BACK_S: Final = 20.0
 """A crowd that held others up has all its room back after so long, and part of it sooner, evenly. At once would be all of it
 at the moment when nothing of it is left: it would fill its room again in a moment, and hold up the others again."""
+_HELD_S: Final = 2.0
+"""So long it must have held others up until that is so: whose request is the queue's first for a moment is no crowd."""
 
 
 class Ahead:
@@ -33,7 +35,7 @@ class Ahead:
         self._read: dict[str, int] = {}  # team -> the last of its requests that was taken
         self._held: dict[str, int] = {}  # team -> one of its requests that must wait its turn, and so all behind it
         self._ahead: dict[str, deque[int]] = {}  # team -> what was done of it and lies behind what is not, oldest first
-        self._kept: dict[str, tuple[float, float]] = {}  # crowd -> the share of its room that it was without, and when
+        self._kept: dict[str, tuple[float, float]] = {}  # crowd -> the share that it goes on without, and when
         self._next = ""
 
     def __len__(self) -> int:
@@ -105,10 +107,12 @@ class Ahead:
         if mine and mine >= longest * _OVERTAKES:
             self._kept.pop(team, None)
             return 0.0
-        self._kept = {name: (share, at) for name, (share, at) in self._kept.items() if _left(share, at, now) > 0.0}
-        share = max(min(1 - _LEAST_ROOM, _EACH * longest / most), _left(*self._kept.get(team, (0.0, now)), now))
-        self._kept[team] = (share, now)
-        return share
+        self._kept = {name: (share, at) for name, (share, at) in self._kept.items() if now - at < _BACK_S}
+        share = min(1 - _LEAST_ROOM, _EACH * longest / most)
+        before, since = self._kept.get(team, (0.0, now))
+        kept = max(_left(before, since, now), min(share, before + (now - since) / _HELD_S))
+        self._kept[team] = (kept, now)
+        return max(share, kept)
 
     def is_done(self, seq: int) -> bool:
         """Whether the request was decided ahead of the queue."""

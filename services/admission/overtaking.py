@@ -85,6 +85,7 @@ class Overtaking:
         self._head = ""  # the team whose turn the queue is
         self._counts: dict[str, int] = {}  # team -> its requests in the stream, as they were counted last
         self._wanted: set[str] = set()  # teams that have sent something and have no lane
+        self._served: Counter[str] = Counter()  # team -> decided in its lane since the queue's last portion
         self._turned_s = 0.0
         self._senders = 0
         self._warned_s = float("-inf")
@@ -122,7 +123,11 @@ class Overtaking:
                 self._crowded.set()
             head = next((m for m in left if not self.ahead.is_done(m.metadata.sequence.stream)), left[-1])
             self._head = _team_of(head.subject)
-            count = self._first_of(left, await self._pace.room())
+            room = await self._pace.room()
+            # No less than a lane gets: else a team that sends as much as others never catches up once it is the queue's first.
+            fair = min(self._pace.few, max(self._served.values(), default=0))
+            self._served.clear()
+            count = self._first_of(left, max(room, fair))
         await self._learn((_team_of(message.subject), message.data) for message in left[:count])
         if (last := _first_new(left[count - 1 :: -1])) is not None:
             self.ahead.came_to(last)
@@ -205,6 +210,7 @@ class Overtaking:
             return
         for team, seq in decided:
             self.ahead.took(team, seq)
+            self._served[team] += 1
 
     def _hold(self, team: str, seq: int) -> None:
         """Nothing more of the team is taken before the queue has come there."""

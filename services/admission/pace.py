@@ -30,6 +30,8 @@ _QUICK, _SLOW = 1.5, 2.0
 long."""
 _QUICK_S, _SLOW_S = 0.012, 0.02
 """A round is quick below the first and slow only above the second, whatever an idle one takes."""
+_UNKNOWN_S = 0.03
+"""What an idle round is taken for until there was one: a process that begins in a crowd may not see any for long."""
 _LEFT = 0.25
 """Of a portion, at least, however long a round took."""
 _ROOM = 1 / 4
@@ -59,10 +61,11 @@ class Rounds:
             self.idle_s += (seconds - self.idle_s) * _NEW if self.idle_s else seconds
         if now - self._changed_s < seconds:
             return
-        if seconds > (longest := max(_SLOW_S, _SLOW * self.idle_s)):
+        idle_s = self.idle_s or _UNKNOWN_S
+        if seconds > (longest := max(_SLOW_S, _SLOW * idle_s)):
             self.window = max(self._least, self.window * max(_LEFT, longest / seconds))
             self._changed_s = now
-        elif under_way >= self.window / 2 and seconds < max(_QUICK_S, _QUICK * self.idle_s):
+        elif under_way >= self.window / 2 and seconds < max(_QUICK_S, _QUICK * idle_s):
             self.window = min(self._most, self.window + max(1.0, self.window / 8))
             self._changed_s = now
 

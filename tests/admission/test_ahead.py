@@ -123,18 +123,28 @@ def test_a_crowd_has_its_room_back_bit_by_bit() -> None:
     ahead = Ahead()
     for seq in range(1, 200):
         ahead.took("quiet", seq)
-    assert ahead.held_back("crowd", 512, 10.0) == 7 / 8
+    for at in (10.0, 11.0, 12.0):
+        assert ahead.held_back("crowd", 512, at) == 7 / 8
     assert ahead.longest == 199
     ahead.settled(199)
     assert ahead.longest == 0
-    shares = [ahead.held_back("crowd", 512, at) for at in (10.0, 25.0, 40.0, 55.0, 70.0, 85.0)]
-    assert shares == [7 / 8, 5 / 8, 3 / 8, 1 / 8, 0, 0]
+    shares = [ahead.held_back("crowd", 512, at) for at in (12.0, 14.5, 17.0, 19.5, 29.5, 30.0)]
+    assert shares == [7 / 8, 6 / 8, 5 / 8, 4 / 8, 0, 0]
     for seq in range(200, 250):
         ahead.took("quiet", seq)
     assert ahead.held_back("crowd", 512, 90.0) == 3 * 50 / 512
     ahead.took("crowd", 260)
     ahead.settled(249)
     assert ahead.held_back("crowd", 512, 90.0) == 0, "it overtakes now, and so is no crowd"
+
+
+def test_whose_request_is_the_first_for_a_moment_is_no_crowd() -> None:
+    ahead = Ahead()
+    for seq in range(1, 200):
+        ahead.took("quiet", seq)
+    assert ahead.held_back("first", 512, 10.0) == 7 / 8
+    ahead.settled(199)
+    assert ahead.held_back("first", 512, 10.1) == 0
 
 
 def test_what_another_process_met_in_the_queue_is_forgotten() -> None:
