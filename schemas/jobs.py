@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from schemas.base import Fact, JobId, Micros, Name, Strict, User
+from schemas.ids import content_hash
 from schemas.resources import MOST_MIB, Precision, Resources
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -317,6 +318,22 @@ class SubmitJob(Strict):
         min_length=1, max_length=256, description="the sender's own name for this job, unique in its team"
     )
     job: JobSpec
+
+    def spec_hashes(self) -> tuple[str, ...]:
+        """By which of these its job is known: the first is what it is admitted as, with `env` and labels in order (maps have
+        none, and many languages send them in any); a release of before took the body as it was sent, the last."""
+        job = self.job
+        env, labels = dict(sorted(job.env.items())), dict(sorted(job.resources.labels.items()))
+        as_sent = _hash_of(self)
+        if list(env) == list(job.env) and list(labels) == list(job.resources.labels):
+            return (as_sent,)
+        resources = job.resources.model_copy(update={"labels": labels})
+        in_order = job.model_copy(update={"env": env, "resources": resources})
+        return _hash_of(self.model_copy(update={"job": in_order})), as_sent
+
+
+def _hash_of(request: SubmitJob) -> str:
+    return content_hash(request.model_dump_json().encode())
 
 
 class CancelJob(Strict):

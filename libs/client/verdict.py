@@ -13,7 +13,6 @@ from libs.bus.messages import Outgoing
 from libs.client.errors import Busy, ClientError, Conflict, Rejected, TimedOut
 from libs.client.hearing import Heard, Hearing
 from schemas import subjects
-from schemas.ids import content_hash
 from schemas.jobs import JobRejected, JobSpec, JobState, Reason, SubmitJob
 from schemas.queries import JobDocument
 
@@ -33,7 +32,7 @@ class Verdict:
 
     def __init__(self, hearing: Hearing, submit: SubmitJob, team: str, job_id: str) -> None:
         self._hearing, self._submit, self._team, self._job_id = hearing, submit, team, job_id
-        self._hash = content_hash(submit.model_dump_json().encode())
+        self._hashes = submit.spec_hashes()
         self._sent: set[str] = set()
         self._said: asyncio.Future[JobRejected | None] = asyncio.get_running_loop().create_future()
         self._open = contextlib.AsyncExitStack()
@@ -60,7 +59,7 @@ class Verdict:
         """Whether it is the job of what we submit. Its own spec may say more: admission fills in what a model needs, and the
         limits of a class."""
         if document.spec_hash:
-            return document.spec_hash == self._hash
+            return document.spec_hash in self._hashes
         return _alike(document.spec, self._submit.job)
 
     async def reached(self, get: Get, *, repeated: bool, timeout_s: float) -> None:

@@ -109,7 +109,7 @@ async def each_service_has_its_own_stores_alone(cluster: LocalStack) -> None:
         users = {"placement": "placement.main", "telemetry": "telemetry.main"}
         user = environ.get("BATON_REDIS_URL", "").removeprefix("redis://").split(":")[0]
         assert user == users.get(name, ""), name
-        assert ("BATON_MONGO_URL" in environ) == (name == "history"), name
+        assert ("BATON_MONGO_URL" in environ) == (name in {"history", "quota_billing"}), name
         other = next(token for other, token in cluster.http_tokens.items() if other != name)
         for token, ready in ((environ["BATON_HTTP_TOKEN"], True), (other, False), ("", False)):
             assert (await readiness(cluster.http[name], token)).ready == ready, name

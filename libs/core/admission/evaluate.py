@@ -26,7 +26,7 @@ from libs.core.state.limits import Limits, Usage
 from libs.core.state.model import Shape, shape_of
 from libs.core.state.own_network import asked_for
 from schemas.base import Name, Strict
-from schemas.ids import content_hash, job_id
+from schemas.ids import job_id
 from schemas.jobs import JobLimits, JobSpec, Latency, Network, SubmitJob
 
 MAX_COMMAND_BYTES = 65_536
@@ -155,10 +155,11 @@ def evaluate(
 ) -> AdmissionVerdict:  # fmt: skip
     """Judges a well-formed request of `team`, which the broker stored at `submitted_us` (None: nobody sent it yet)."""
     job, job_of_key = request.job, job_id(team, request.client_key)
-    spec_hash = _hash_of(ordered := _in_order(request))
+    hashes = request.spec_hashes()
+    spec_hash = hashes[0]
     same = context.fleet.same(job_of_key, spec_hash)
-    if same is False and ordered is not request:  # a release of before took the order for part of the body
-        same = context.fleet.same(job_of_key, _hash_of(request))
+    if same is False:
+        same = any(context.fleet.same(job_of_key, before) for before in hashes[1:])
     if same:
         return Repeated(job_of_key)
     if (suspended := context.fleet.suspended.get(team)) is not None:
@@ -194,20 +195,6 @@ def evaluate(
     if priority_class.limits is not None:
         job = job.model_copy(update={"limits": (job.limits or JobLimits()).or_else(priority_class.limits)})
     return Admitted(job_of_key, job, spec_hash, priority_class, note)
-
-
-def _in_order(request: SubmitJob) -> SubmitJob:
-    """The request itself, or one whose `env` and labels are in order: maps have none, and many languages send them in any."""
-    job = request.job
-    env, labels = dict(sorted(job.env.items())), dict(sorted(job.resources.labels.items()))
-    if list(env) == list(job.env) and list(labels) == list(job.resources.labels):
-        return request
-    resources = job.resources.model_copy(update={"labels": labels})
-    return request.model_copy(update={"job": job.model_copy(update={"env": env, "resources": resources})})
-
-
-def _hash_of(request: SubmitJob) -> str:
-    return content_hash(request.model_dump_json().encode())
 
 
 def _age(submitted_us: int | None, fleet: FleetShape) -> Iterator[Refusal]:
