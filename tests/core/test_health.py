@@ -72,7 +72,20 @@ def test_an_earlier_life_is_not_renewed_once_the_next_is_known() -> None:
     watch.joined("a", 2, 0.0)
     assert watch.heard([("a", 1)], 10, 1.0) == ()
     assert watch.heard([("a", 3)], 10, 1.0) == ("a",)
+    watch.joined("a", 3, 1.5)
     assert watch.heard([("a", 2)], 10, 2.0) == ()
+
+
+def test_a_life_that_ended_before_it_was_registered_does_not_keep_out_the_one_that_was() -> None:
+    """The broker was away as life 9 began; then the machine came back with an old disk and clock (seed 2413)."""
+    watch = Watch(0.0, TERMS)
+    watch.joined("a", 1, 0.0)
+    assert watch.heard([("a", 9)], 10, 1.0) == ("a",)
+    assert watch.heard([("a", 2)], 10, 2.0) == ()  # neither is registered: the later one counts
+    watch.left("a", 1)
+    watch.joined("a", 2, 3.0)
+    assert watch.heard([("a", 2)], 10, 4.0) == ("a",)
+    assert watch.is_heard("a", 2, 5.0, 2.0)
 
 
 def test_a_lease_longer_than_what_we_wait_for_is_not_granted() -> None:

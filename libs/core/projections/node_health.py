@@ -136,7 +136,9 @@ class Watch:
     def heard(self, nodes: Iterable[tuple[str, int]], lease_s: float, now: float) -> tuple[str, ...]:
         """Nodes of a renewal that may go on: all but lives that have ended, and none when the lease is too long.
 
-        A node that the ledger does not know yet is renewed as well: it may be registering this very moment.
+        A node that the ledger does not know yet is renewed as well: it may be registering this very moment. But no such life
+        takes the place of the one that is up: it may have ended before it was registered, and the one that is up, of a machine
+        whose clock was set back, have a lower number.
         """
         if lease_s > self.terms.max_lease_s:
             return ()
@@ -145,12 +147,15 @@ class Watch:
             if incarnation <= max(self._ended.get(node, 0), self._given_up.get(node, 0)) or node in self._telling:
                 continue
             before = self.last_seen.get(node)
-            if before is not None and before.incarnation > incarnation:
+            if before is not None and before.incarnation > incarnation and not self._is_up(node, incarnation):
                 continue
             longest = max(lease_s, before.lease_s) if before and before.incarnation == incarnation else lease_s
             self.last_seen[node] = Seen(incarnation, now, longest)
             granted.append(node)
         return tuple(granted)
+
+    def _is_up(self, node: str, incarnation: int) -> bool:
+        return node in self.up and self.up[node][0] == incarnation
 
     def deaf_until(self, now: float) -> None:
         """Renewals may have been missed up to now: everybody is taken as renewed now. It may lie ahead: another process may
