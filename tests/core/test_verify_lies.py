@@ -223,6 +223,11 @@ def budgets(nth: int = 0, **fields: Any) -> Callable[[Any], Any]:
     return change
 
 
+def goes_on(records: Records) -> Records:
+    """Each record says that its decision goes on in the next one."""
+    return [record.model_copy(update={"more": True}) for record in records]
+
+
 def on_ticks(records: Records) -> Records:
     """Each record is decided by a tick."""
     return [
@@ -296,6 +301,10 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a job is queued again after its end": (END, then("job.finished", requeued), "I3"),
     "a job is in limbo after its close": (END, left_out("job.requeued"), "I3"),
     "a job does not end after its close": (END, left_out("job.finished", of="failing"), "I3"),
+    "a job is in limbo, and every decision goes on": (END, both(left_out("job.requeued"), goes_on), "I3"),
+    "a part ended with its node, which never leaves, and every decision goes on": (
+        END, both(left_out("node.left", 1), goes_on), "I8"
+    ),
     "a job's end comes late": (END, moved("job.finished", 1, of="failing"), "I3"),
     "a job is queued again late": (END, moved("job.requeued", 1), "I3"),
     "a job ends while it runs": (
@@ -434,6 +443,11 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a first promise names a cause": (
         "promised", changed("gang.promised", lambda e: e.model_copy(update={"promise": e.promise.model_copy(
             update={"cause": PromiseCause.FAULT})})), "I18"
+    ),
+    # ------------------------------------------------------------------------------------------------------ money (I17)
+    "a period is closed before it is over": (
+        "priced", changed("period.closed", lambda e: e.model_copy(
+            update={"period": e.period.model_copy(update={"to_us": e.period.to_us + DAY_US * 9_000})})), "I17"
     ),
     # ---------------------------------------------------------------------------------------------------- budgets (I19)
     "a grant takes no hold": (BUDGETED, changed("job.granted", with_(hold=None)), "I19"),
@@ -703,6 +717,15 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a cut loses what is held": (CUT, changed("board.cut", lambda e: with_(inventory=e.inventory.model_copy(
         update={"devices": tuple(d for d in e.inventory.devices if d.mig_start != 6)}))(e)), "I8"),
 }  # fmt: skip
+
+
+def test_no_decision_begins_for_ever() -> None:
+    first = records_of(END)[0]
+    more = [first.model_copy(update={"more": True, "t_us": first.t_us + n, "events": ()}) for n in range(1, 100)]
+    assert report([first, *more]).ok
+    found = report([first, *more, more[-1].model_copy(update={"t_us": first.t_us + 100})])
+    assert [v.partition(" ")[0] for v in found.violations] == ["I10"]
+    assert report([first, *more[:-1], *(more[-1],) * 300]).ok, "one decision may take any number of records"
 
 
 def _taken(e: led.DevicesHeld) -> list[Any]:

@@ -162,6 +162,8 @@ class Books:
         """What the present record declares; None: it was written by a version that did not."""
         self.more = False
         """The decision goes on in the next record."""
+        self.inbox_seq = 0
+        """The last inbox message that is decided with the present record."""
         self.jobs: dict[str, JobRow] = {}
         self.ended = EndedIds()
         self.devices: dict[str, DeviceRow] = {}
@@ -199,10 +201,11 @@ class Books:
         return job, job.open
 
 
-class Promises(dict[str, None]):
+class Promises(dict[str, int]):
     """What an event says that a later one of the same decision must follow up on.
 
-    That is in the same record, or, of a decision that takes several records (`LedgerRecord.more`), in one of the others.
+    That is in the same record, or, of a decision that takes several records (`LedgerRecord.more`), in one of the others: at
+    the latest in the one by which the input is decided that led to it. Each goes with what was decided of the inbox before.
     """
 
     def __init__(self, books: Books, otherwise: str) -> None:
@@ -212,7 +215,7 @@ class Promises(dict[str, None]):
         self._otherwise = otherwise
 
     def make(self, about: str) -> None:
-        self[about] = None
+        self[about] = self._books.inbox_seq
 
     def keep(self, about: str) -> bool:
         """Whether there was such a promise."""
@@ -222,10 +225,12 @@ class Promises(dict[str, None]):
 
     def check(self, invariant: str) -> None:
         """At the end of each record: what should have been kept by now."""
-        if self and not self._books.more:
-            for about in self:
-                self._books.broken(invariant, self._otherwise.format(about))
-            self.clear()
+        if not self:
+            return
+        books = self._books
+        for about in [about for about, decided in self.items() if not books.more or decided < books.inbox_seq]:
+            books.broken(invariant, self._otherwise.format(about))
+            del self[about]
 
 
 class Subject:

@@ -16,6 +16,11 @@ class Rates(Subject):
         super().__init__(books)
         self._book: RateBook | None = None
         self._closed_us: int | None = None
+        self._wall_us = 0
+        """What the calendar says at the present record."""
+
+    def begin(self, record: led.LedgerRecord) -> None:
+        self._wall_us = record.wall_us if record.wall_us is not None else record.t_us
 
     def applied(self, e: led.PricesApplied) -> None:
         before, self._book = self._book, e.book
@@ -30,6 +35,8 @@ class Rates(Subject):
         period, until = e.period, self._closed_us
         if period.to_us <= period.from_us or (until is not None and period.from_us != until):
             self.books.broken("I17", f"a period {period.from_us}-{period.to_us} is closed after {until}")
+        if period.to_us > self._wall_us:
+            self.books.broken("I17", f"a period up to {period.to_us} is closed at {self._wall_us}, before it is over")
         if period.upto_seq >= self.books.seq:
             self.books.broken("I17", f"a closed period names record {period.upto_seq}, which was not there yet")
         self._closed_us = period.to_us

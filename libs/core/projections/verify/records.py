@@ -11,6 +11,9 @@ from libs.core.projections.verify.books import Books, Subject
 from libs.core.state.formats import FIRST, FORMAT_OF
 from schemas import ledger as led
 
+_CUT_SHORT = 100
+"""So often in a row no writer dies, or loses its right to write, in the midst of a decision."""
+
 
 class Records(Subject):
     """A record goes on from the last valid one, and decides inputs after those that were decided."""
@@ -24,11 +27,13 @@ class Records(Subject):
         self._head = 0
         self._format = FIRST
         """The last that was declared."""
-        self._inbox_seq = 0
         self._decided_before = 0
         self._rejected = 0
         self._segment = 1
         """The first sequence of the segment that is open."""
+        self._cut_short = 0
+        """Decisions that began since the last that came to its end."""
+        self._began_us = 0
         self._last: led.LedgerEvent | None = None
         """The last event of this record."""
 
@@ -36,14 +41,26 @@ class Records(Subject):
         books = self.books
         if record.prev_seq != self._head:
             books.broken("I10", f"names record {record.prev_seq} before it, the last valid one is {self._head}")
-        if record.inbox_seq < self._inbox_seq:
+        if record.inbox_seq < books.inbox_seq:
             books.broken(
-                "I10", f"decides the inbox up to {record.inbox_seq}, up to {self._inbox_seq} is decided already"
+                "I10", f"decides the inbox up to {record.inbox_seq}, up to {books.inbox_seq} is decided already"
             )
         self._declared(record)
         self._last = record.events[-1] if record.events else None
-        self._head, books.more = books.seq, record.more
-        self._decided_before, self._inbox_seq = self._inbox_seq, max(record.inbox_seq, self._inbox_seq)
+        self._head = books.seq
+        self._goes_on(record)
+        self._decided_before, books.inbox_seq = books.inbox_seq, max(record.inbox_seq, books.inbox_seq)
+
+    def _goes_on(self, record: led.LedgerRecord) -> None:
+        """What must be said by the end of a decision waits while it goes on, so none may go on for ever."""
+        books = self.books
+        books.more = record.more
+        self._cut_short += record.more and record.t_us > self._began_us
+        if not record.more:
+            self._cut_short = 0
+        elif self._cut_short == _CUT_SHORT:
+            books.broken("I10", f"{_CUT_SHORT} decisions in a row begin, and none comes to its end")
+        self._began_us = record.t_us
 
     def _declared(self, record: led.LedgerRecord) -> None:
         books, declared = self.books, record.format
@@ -57,8 +74,8 @@ class Records(Subject):
 
     def rejected(self, e: led.InputRejected) -> None:
         self.books.report.rejected_inputs += 1
-        if not max(self._rejected, self._decided_before) < e.inbox_seq <= self._inbox_seq:
-            after, to = max(self._rejected, self._decided_before), self._inbox_seq
+        if not max(self._rejected, self._decided_before) < e.inbox_seq <= self.books.inbox_seq:
+            after, to = max(self._rejected, self._decided_before), self.books.inbox_seq
             self.books.broken(
                 "I10", f"rejects inbox message {e.inbox_seq}, which is not among those after {after} to {to}"
             )
