@@ -33,9 +33,9 @@ def switched_off(world: World, machine: Machine, lasts_s: float, pool: str) -> N
 
 
 def look_once_more(world: World, nodes: Mapping[str, Mapping[str, Any]], pool: str) -> None:
-    """All faults are over. Where a machine whose disk was restored and whose clock was set back may not come back, as the ledger
-    waits for work of a later life that is kept, an operator sees that it was switched off since, and says so. `nodes`: rows of
-    the hot state."""
+    """All faults are over. Where a machine whose disk was restored and whose clock was set back may not come back, as the
+    ledger waits for work of a later life that is kept, an operator sees that it was switched off since, and says so. `nodes`:
+    rows of the hot state."""
     for name, row in nodes.items():
         machine, waits_for = world.machines[name], int(row["incarnation"])
         if row["status"] == "silent" and machine.incarnation < waits_for:
