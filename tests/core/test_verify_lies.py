@@ -251,6 +251,11 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "time follows a wall clock that was set": (
         ON_A_CLOCK, clock_later(SET_BACK, 3_600_000_000, "record", "t_us"), "I10"
     ),
+    "ticks are no longer told, and six hours are hidden": (
+        ON_A_CLOCK, both(clock_later(12, 6 * 3600 * S, "record"), lambda records: [
+            r.model_copy(update={"clock": None}) if n >= 12 else r for n, r in enumerate(records)]), "I10"
+    ),
+    "a record shows no wall clock": (ON_A_CLOCK, record(12, wall_us=lambda us: None), "I10"),
     "a jump of the wall clock is not told": (ON_A_CLOCK, left_out("clock.jumped"), "I10"),
     "a jump is told that was none": (ON_A_CLOCK, moved("clock.jumped", 1), "I10"),
     "a gap without any clock is not told": (ON_A_CLOCK, left_out("clock.jumped", 1), "I10"),

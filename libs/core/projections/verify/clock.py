@@ -59,6 +59,8 @@ class LedgerTime(Subject):
             self._may_tell = self._may_tell or any(FORMAT_OF[event.kind] > FIRST for event in record.events)
             could_tell = self._may_tell
         self._all_told = could_tell
+        if record.format is not None and before is not None and (mark is None or record.wall_us is None):
+            books.broken("I10", "tells no tick and wall clock any more, by which its time can be judged")
         step_us = record.t_us - books.t_us
         if step_us < 0:
             books.broken("I10", f"time goes back from {books.t_us} to {record.t_us}")
