@@ -85,12 +85,18 @@ DEAD_SUBJECTS: Final = sorted(map(subjects.anyone, (subjects.DEAD_LETTER, subjec
 DEAD_OF_A_SENDER: Final = 500
 """Letters that are kept of one sender and one service; then its own oldest go. Of the largest size, 450 MB."""
 
+REMEMBERED_S: Final = 10.0
+"""How long the broker knows the ids of requests and signals again. It keeps each in memory for so long, also of a message that is
+gone from the stream, and an id may have 64 KiB: with two minutes a team made the broker grow by 30 MB a second. A repeat that
+comes later is stored again, and admission knows its job."""
+
 WAITING_OF_A_SENDER: Final = 512
 """Requests of one kind that a user may have in REQUESTS; the broker refuses the next, and writes nothing for it. What was
 answered leaves it as soon as it is half of that (`libs.bus.trim`)."""
 
 FORMER: Final[dict[str, dict[str, object]]] = {
-    REQUESTS: {"max_msgs_per_subject": -1, "discard_new_per_subject": False},
+    REQUESTS: {"max_msgs_per_subject": -1, "discard_new_per_subject": False, "duplicate_window": 120.0},
+    TELEMETRY: {"duplicate_window": 120.0},
     EVENTS: {"discard": DiscardPolicy.NEW, "allow_atomic": False},
     subjects.INBOX: {"allow_atomic": False},
     DEAD: {
@@ -139,13 +145,15 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
     """The whole table. `scale` multiplies every size limit (tests and small machines use less than 1)."""
     table = [
         _stream(REQUESTS, _kept(REQUESTS), SIZES_MIB[REQUESTS], max_age=3 * _DAY_S).evolve(
-            max_msgs_per_subject=WAITING_OF_A_SENDER, discard_new_per_subject=True
+            max_msgs_per_subject=WAITING_OF_A_SENDER, discard_new_per_subject=True, duplicate_window=REMEMBERED_S
         ),
         _stream(EVENTS, _kept(EVENTS), SIZES_MIB[EVENTS], max_age=7 * _DAY_S, discard=DiscardPolicy.OLD).evolve(
             allow_atomic=True
         ),
         # On disk as well: one broker forgets a stream in memory when it restarts, and no service could bind any more.
-        _stream(TELEMETRY, _kept(TELEMETRY), SIZES_MIB[TELEMETRY], max_age=_HOUR_S, discard=DiscardPolicy.OLD),
+        _stream(TELEMETRY, _kept(TELEMETRY), SIZES_MIB[TELEMETRY], max_age=_HOUR_S, discard=DiscardPolicy.OLD).evolve(
+            duplicate_window=REMEMBERED_S
+        ),
         _stream(DEAD, DEAD_SUBJECTS, SIZES_MIB[DEAD], max_age=30 * _DAY_S, discard=DiscardPolicy.OLD).evolve(
             max_msgs_per_subject=DEAD_OF_A_SENDER
         ),

@@ -10,7 +10,7 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.streams import StreamDrift, StreamsMissing, bind, provision
-from libs.bus.table import DEAD_OF_A_SENDER, consumer_config, durable_of, durables, snapshots_of, streams
+from libs.bus.table import DEAD_OF_A_SENDER, REMEMBERED_S, consumer_config, durable_of, durables, snapshots_of, streams
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.kit.background import ServerInBackground
@@ -45,6 +45,16 @@ def test_every_message_of_the_catalog_has_its_stream() -> None:
         taken = [name for name, patterns in table.items() if any(_matches(p, subject) for p in patterns)]
         stream = message.stream.replace("{pool}", "main")
         assert taken == ([stream] if stream else []), message.type
+
+
+def test_ids_of_what_teams_send_are_remembered_for_seconds() -> None:
+    """The broker keeps them in memory, 64 KiB each, whatever became of their messages. What a team may send is taken from the
+    rights of its credential."""
+    may, _ = subjects.user_may("red")
+    for config in streams(["main"]):
+        filled = (subject.replace("*", "x") for subject in may)
+        if any(matches(pattern, subject) for subject in filled for pattern in config.subjects):
+            assert config.duplicate_window <= REMEMBERED_S == 10, config.name
 
 
 def _matches(pattern: str, subject: str) -> bool:
@@ -116,7 +126,7 @@ async def test_what_the_table_said_before_is_brought_up_to_date(own_server: Serv
     for name in ("EVENTS", "DEAD"):
         old = wanted[name].evolve(discard=DiscardPolicy.NEW, max_msgs_per_subject=-1)
         await js.add_stream(old.evolve(subjects=["baton.dead.*"]) if name == "DEAD" else old)
-    await js.add_stream(wanted["REQUESTS"])
+    await js.add_stream(wanted["REQUESTS"].evolve(duplicate_window=120.0))
     (quotas,) = [entry for entry in durables(["p"]) if entry.max_ack_pending == 1]
     await js.add_consumer("REQUESTS", consumer_config(replace(quotas, max_ack_pending=5000)))
     await js.publish("baton.dead.admission", b"an old letter")
@@ -125,6 +135,7 @@ async def test_what_the_table_said_before_is_brought_up_to_date(own_server: Serv
     assert (dead.config.discard, dead.config.max_msgs_per_subject) == (DiscardPolicy.OLD, DEAD_OF_A_SENDER)
     assert (dead.config.subjects, dead.state.messages) == (["baton.dead.*", "baton.dead.*.*"], 1)
     assert (await js.stream_info("EVENTS")).config.discard == DiscardPolicy.OLD
+    assert (await js.stream_info("REQUESTS")).config.duplicate_window == REMEMBERED_S
     assert (await js.consumer_info("REQUESTS", quotas.name)).config.max_ack_pending == 1
     await close(connection)
 

@@ -22,7 +22,8 @@ from schemas.base import Strict
 from schemas.ledger import JobQueued
 
 LEAST_WAIT_S: Final = 150.0
-"""Longer than the broker remembers message ids (two minutes): a repeat before that would be dropped as one."""
+"""Longer than a broker that 0.1.0 provisioned remembers message ids (two minutes): a repeat before that would be dropped as
+one."""
 
 FULL_QUEUE_WAIT_S: Final = 600.0
 IDLE_CANCELS: Final = 100
