@@ -86,9 +86,9 @@ DEAD_OF_A_SENDER: Final = 500
 """Letters that are kept of one sender and one service; then its own oldest go. Of the largest size, 450 MB."""
 
 REMEMBERED_S: Final = 10.0
-"""How long the broker knows the ids of requests and signals again. It keeps each in memory for so long, also of a message that is
-gone from the stream, and an id may have 64 KiB: with two minutes a team made the broker grow by 30 MB a second. A repeat that
-comes later is stored again, and admission knows its job."""
+"""How long the broker knows the ids of requests and signals again. It keeps each in memory for so long, also of a message that
+is gone from the stream, and an id may have 64 KiB: with two minutes a team made the broker grow by 30 MB a second. A repeat
+that comes later is stored again, and admission knows its job."""
 
 WAITING_OF_A_SENDER: Final = 512
 """Requests of one kind that a user may have in REQUESTS; the broker refuses the next, and writes nothing for it. What was

@@ -9,17 +9,23 @@ import typer
 
 from libs.cli.acting import MayReason, acting
 from libs.cli.exits import UsageFault
+from libs.cli.options import Url
 from libs.cli.output import hint, say
+from libs.cli.telling import ring_of, tell_broker
 from libs.client.where import state_dir
 from libs.walls import roles
-from libs.walls.accounts import PROVISION
+from libs.walls.accounts import CORE, PROVISION, SERVICES
 from libs.walls.keyring import Keyring, check_numbers, check_teams, check_users
 from libs.walls.wire import Wire
+from schemas.subjects import OPERATOR
+
+_OWN = (OPERATOR, *roles.SERVICES, PROVISION, SERVICES)
+"""Who has a credential in the core account, but agents."""
 
 
 def command(
     *,
-    teams: Annotated[str, typer.Option("--teams", help="Teams, separated by commas.")],
+    teams: Annotated[str, typer.Option("--teams", help="Teams, separated by commas.", show_default=False)] = "",
     users: Annotated[str, typer.Option("--users", help="Users, each as TEAM.USER, separated by commas.")] = "",
     nodes: Annotated[str, typer.Option("--nodes", help="Nodes, each as POOL/NODE, separated by commas.")] = "",
     pools: Annotated[str, typer.Option("--pools", help="Pools that get one for agents of all their nodes.")] = "",
@@ -36,6 +42,13 @@ def command(
     certificates: Annotated[
         str, typer.Option("--certificates", help="The folder where the server finds its certificate.")
     ] = "/etc/nats/accounts",
+    rotate: Annotated[
+        str,
+        typer.Option(
+            "--rotate",
+            help="Of these (operator, or services by name) a new credential; the old one is void. Does nothing else.",
+        ),
+    ] = "",
     renew: Annotated[bool, typer.Option("--renew", help="A new certificate, also when the old one is good.")] = False,
     write: Annotated[
         Path | None,
@@ -45,11 +58,16 @@ def command(
     folder: Annotated[
         Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
     ] = None,
+    url: Url = None,
 ) -> None:
     """Print what makes a nats.conf believe in these accounts, and write a credential for each into the state directory.
 
     Keys are made once and kept: what was handed out stays good. `baton team` adds, rotates and revokes at run time.
     """
+    if rotate:
+        return _rotated(_listed(rotate), reason, folder, url)
+    if not teams:
+        raise UsageFault("name the teams: --teams research,vision; or with --rotate whose credentials are to be new")
     named, ring = _listed(teams), Keyring(folder or state_dir())
     target = " ".join(filter(None, (teams, users, nodes, pools)))
     try:
@@ -71,6 +89,21 @@ def command(
         write.parent.mkdir(parents=True, exist_ok=True)
         write.write_text(text + "\n")
     hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
+
+
+def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None) -> None:
+    """The operator's, or those of services: who still uses the old ones is cut off. Prints where the new ones are."""
+    if unknown := sorted(set(names) - set(_OWN)):
+        known = ", ".join(_OWN)
+        raise UsageFault(
+            f"--rotate {unknown[0]}: is none of {known}; for a team `baton team rotate`, for a node `baton node rotate`"
+        )
+    ring = ring_of(folder)
+    with acting("credentials.rotate", " ".join(names), reason, folder=ring.folder, url=url):
+        made = [ring.rotate_own(name) for name in names]
+        tell_broker(ring, [CORE], folder, url)
+    for path in made:
+        say(str(path))
 
 
 def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]) -> list[Path]:

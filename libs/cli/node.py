@@ -1,19 +1,34 @@
-"""`baton node declare-dead NODE --fenced-by TEXT`, `baton node release NODE DEVICE --reason TEXT`."""
+"""`baton node declare-dead NODE --fenced-by TEXT`, `release NODE DEVICE --reason TEXT`, `rotate NODE`, `revoke NODE --reason
+TEXT`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.decided import say_to_pool
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
+from libs.cli.telling import ring_of, tell_broker
 from libs.client import Baton
 from libs.client.errors import Failed, NotFound, Unreachable
 from schemas.inbox import NodeDead, QuarantineLifted
 from schemas.subjects import OPERATOR, declare_dead, lift_quarantine
 
 app = typer.Typer(help="What an operator says of a node.", no_args_is_help=True, rich_markup_mode=None)
+
+Agents = Annotated[
+    str | None,
+    typer.Argument(
+        help="Whose; without it those of the agents that stand for all nodes of the pool.", metavar="[NODE]"
+    ),
+]
+OfPool = Annotated[str, typer.Option("--pool", envvar="BATON_POOL", help="The node's pool.")]
+Folder = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
+]
 
 
 @app.callback()
@@ -91,3 +106,33 @@ def release(
     run(work, OPERATOR, url, user=user, pool=pool)
     say(device)
     hint("the device may be granted again, whatever uses it")
+
+
+@app.command("rotate")
+def rotate(
+    node: Agents = None, reason: MayReason = "", pool: OfPool = "main", folder: Folder = None, url: Url = None
+) -> None:
+    """Make new credentials for a node's agent in the place of the old ones; whoever still uses those is cut off.
+
+    Prints the folder that the agent needs. Its jobs run on meanwhile, as long as their leases do."""
+    ring = ring_of(folder)
+    with acting("node.rotate", _named(pool, node), reason, folder=ring.folder, url=url):
+        tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
+    say(str(ring.creds / "nodes" / (f"{pool}.{node}" if node else pool)))
+
+
+@app.command("revoke")
+def revoke(
+    reason: ReasonOption, node: Agents = None, pool: OfPool = "main", folder: Folder = None, url: Url = None
+) -> None:
+    """Cut a node's agent off, for good: of a machine that was taken over, or is gone. Its work ends with its leases.
+
+    `baton credentials --nodes` and `baton team push` let the node in again."""
+    ring = ring_of(folder)
+    with acting("node.revoke", _named(pool, node), reason, folder=ring.folder, url=url, needs_reason=True):
+        tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
+    say(_named(pool, node))
+
+
+def _named(pool: str, node: str | None) -> str:
+    return f"{pool}/{node or '*'}"

@@ -1,8 +1,6 @@
 """`baton team add|rotate|revoke|list|push`: who may speak at the bus, changed while it runs; `export`: what a team has;
 `suspend|resume`: whether it may work."""
 
-import asyncio
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +13,12 @@ from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
 from libs.cli.session import run
-from libs.client import NotFound, Unreachable
+from libs.cli.telling import ring_of, tell_broker
+from libs.client import NotFound
 from libs.client.errors import ClientError
-from libs.client.where import read_instance, state_dir
+from libs.client.where import state_dir
 from libs.walls.keyring import Keyring
 from libs.walls.people import People
-from libs.walls.resolver import NotTold, tell
 from schemas.subjects import OPERATOR
 
 app = typer.Typer(help="Teams and their credentials (operators).", no_args_is_help=True, rich_markup_mode=None)
@@ -98,7 +96,7 @@ def add(
     if not admin and team_admin.asks(folder):
         _keys_only(days)
         return say(str(team_admin.credential("add", name, write, url, pseudonym=pseudonym)))
-    ring = _ring(folder)
+    ring = ring_of(folder)
     name = _new_person(ring, name, pseudonym)
     with acting("team.add", name, reason, folder=ring.folder, url=url):
         path = _checked(ring, name, admin, days)
@@ -106,7 +104,7 @@ def add(
             raise UsageFault(
                 f"{name!r} has a credential that an admin of its team had made: `baton team rotate` makes another"
             )
-        _tell(ring, [name.partition(".")[0]], folder, url)
+        tell_broker(ring, [name.partition(".")[0]], folder, url)
     say(str(path))
 
 
@@ -124,11 +122,11 @@ def rotate(
     if team_admin.asks(folder):
         _keys_only(days)
         return say(str(team_admin.credential("rotate", name, write, url)))
-    ring = _ring(folder)
+    ring = ring_of(folder)
     name = _person(ring, name)
     with acting("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name, lasts_s=_seconds(days))
-        _tell(ring, [name.partition(".")[0]], folder, url)
+        tell_broker(ring, [name.partition(".")[0]], folder, url)
     say(str(path))
 
 
@@ -138,11 +136,11 @@ def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = N
     if team_admin.asks(folder):
         team_admin.manage("revoke", name, url)
         return say(name)
-    ring = _ring(folder)
+    ring = ring_of(folder)
     name = _person(ring, name)
     with acting("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
-        _tell(ring, [name.partition(".")[0]], folder, url)
+        tell_broker(ring, [name.partition(".")[0]], folder, url)
         if "." not in name:
             _remove_secrets(name, url)
     say(name)
@@ -151,7 +149,7 @@ def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = N
 @app.command()
 def erase(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
     """Forget who a pseudonym was, or all of a team's, and void the credentials. What they did stays under the pseudonym."""
-    ring = _ring(folder)
+    ring = ring_of(folder)
     team, _, user = name.partition(".")
     with acting("team.erase", _person(ring, name), reason, folder=ring.folder, url=url):  # never the name itself
         gone = [f"{team}.{one}" for one in People(ring.folder).erase(team, user)]
@@ -159,7 +157,7 @@ def erase(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = 
             if team in ring.teams and one in ring.users(team):
                 ring.revoke(one)
         if team in ring.teams:
-            _tell(ring, [team], folder, url)
+            tell_broker(ring, [team], folder, url)
     say("\n".join(gone))
     hint("older backups still say who it was: erase again after restoring one")
 
@@ -172,7 +170,7 @@ def list_(
     if team_admin.asks(folder):
         mine = team_admin.manage("list", "", url)
         return show(mine.users, _OWN, output, header=not no_header)
-    ring, paused = _ring(folder), _suspended(url)
+    ring, paused = ring_of(folder), _suspended(url)
     rows = [
         {
             "team": team,
@@ -198,7 +196,7 @@ def list_(
 @app.command()
 def serve(folder: Folder = None, url: Url = None) -> None:
     """Answer admins of teams, until Ctrl-C: for a broker of your own, where the keys are. `baton up` does it by itself."""
-    team_admin.serve(_ring(folder), folder or state_dir(), url)
+    team_admin.serve(ring_of(folder), folder or state_dir(), url)
 
 
 @app.command()
@@ -206,8 +204,8 @@ def push(folder: Folder = None, url: Url = None) -> None:
     """Tell the broker of every account again: after it was away, or lost what it keeps, or `baton credentials` made more.
 
     The ledger is told of what was done meanwhile."""
-    ring = _ring(folder)
-    _tell(ring, ring.accounts, folder, url)
+    ring = ring_of(folder)
+    tell_broker(ring, ring.accounts, folder, url)
     tell_ledger(ring.folder, url)
     say("\n".join(ring.teams))
 
@@ -234,15 +232,6 @@ def _suspended(url: str | None) -> dict[str, str]:
         for team, how in teams.items():
             told.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}")
     return {team: "; ".join(where) for team, where in sorted(told.items())}
-
-
-def _ring(folder: Path | None) -> Keyring:
-    ring = Keyring(folder or state_dir())
-    if not ring.exists:
-        raise UsageFault(
-            f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did, or use --state-dir"
-        )
-    return ring
 
 
 def _keys_only(days: int | None) -> None:
@@ -283,18 +272,3 @@ def _person(ring: Keyring, name: str) -> str:
     """The user that a person's name stands for; any other name as it is."""
     team, dot, user = name.partition(".")
     return f"{team}.{People(ring.folder).known(team, user)}" if dot else name
-
-
-def _tell(ring: Keyring, teams: list[str], folder: Path | None, url: str | None) -> None:
-    """The running broker, if one runs: otherwise it is told when it is started."""
-    try:
-        address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder or state_dir())["url"])
-    except Unreachable:
-        hint("Baton does not run here; it takes effect when it is started (`baton team push` for a server of your own)")
-        return
-    try:
-        asyncio.run(tell(address, ring, teams))
-    except ConnectionError as e:
-        raise NotTold(
-            f"{e}\nThe change is written in {ring.folder}; run `baton team push` once the broker is there"
-        ) from e

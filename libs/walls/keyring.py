@@ -333,7 +333,24 @@ class Keyring:
         with self._changing() as keys:
             self._void(_account(keys, f"{_NODE}{name}"), name)
             self._void(keys.core, _logs(name))
+            for file in (_ONE, LOGS_CREDS):
+                (self.creds / "nodes" / name / file).unlink(missing_ok=True)
         return [f"{_NODE}{name}", CORE]
+
+    def rotate_node(self, pool: str, node: str = "") -> list[str]:
+        """New credentials in the place of those that `revoke_node` makes void; the accounts that are to be told. Raises
+        NoCredential."""
+        told = self.revoke_node(pool, node)
+        self._agent(f"{pool}.{node}" if node else pool)
+        return told
+
+    def rotate_own(self, name: str) -> Path:
+        """A new credential for the operator or a service, in its file's place; the old one is void once the broker is told of
+        `$baton`. Raises NoCredential."""
+        role, known_as = (OPERATOR, OPERATOR) if name == OPERATOR else (name, f"service {name}")
+        with self._changing() as keys:
+            self._void(keys.core, known_as)
+        return self.operator() if role == OPERATOR else self.service(name)
 
     def _void(self, owner: AccountKeys, name: str) -> None:
         if name not in owner.users:

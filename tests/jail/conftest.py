@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from libs.adapters.devices.layer import DeviceLayer
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.bus.cancel import cancel
 from libs.bus.connect import close, connect
@@ -48,19 +49,22 @@ async def world(nats, pool):
 
 @pytest.fixture
 def start(world, nats_url, tmp_path):
-    """Runs an agent of node n0."""
+    """Runs an agent of node n0. `layer`: with these devices in place of simulated ones."""
 
     @asynccontextmanager
-    async def running(**fields) -> AsyncIterator[Walled]:
+    async def running(layer: DeviceLayer | None = None, **fields) -> AsyncIterator[Walled]:
         quick = {"lease_s": 30.0, "ask_s": 0.2, "repeat_s": 0.3} | fields
         settings = AgentSettings(nats_url=nats_url, pool=world.pool, state_dir=tmp_path, **quick)
         one = inventory("n0", simulated=False)
+        if layer is not None:
+            one = one.model_copy(update={"devices": layer.discover()})
+        hosted = Hosted(one, layer or SimulatedLayer(one.devices))
         own = await connect(nats_url, name="agent")
-        agent = await build(settings, own, prepare(settings, [Hosted(one, SimulatedLayer(one.devices))]), NodeCounts())
+        agent = await build(settings, own, prepare(settings, [hosted]), NodeCounts())
         await agent.subscribe()
         tasks = [
             asyncio.create_task(getattr(agent, f"run_{loop}")())
-            for loop in ("heartbeats", "watch_leases", "ask", "limits")
+            for loop in ("heartbeats", "watch_leases", "ask", "limits", "quarantine")
         ]
         tasks.append(asyncio.create_task(agent.reports.run()))
         try:

@@ -146,6 +146,38 @@ async def test_agents_are_cut_off_and_let_in_with_new_credentials(cluster: Local
         ring.revoke_node("west")
 
 
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (("node", "rotate", "n1"), "nodes/main.n1/nats.creds"),
+        (("node", "rotate"), "nodes/main/nats.creds"),
+        (("node", "revoke", "n1", "--reason", "it was taken over"), ""),
+        (("credentials", "--rotate", "operator,placement"), "operator.creds"),
+    ],
+)
+async def test_a_credential_of_a_node_the_operator_or_a_service_that_was_copied_is_made_void(
+    cluster: LocalStack, words: tuple[str, ...], made: str
+) -> None:
+    """Until it was so, only those of teams could be."""
+    ring = cluster.keyring
+    ring.node("main", "n1"), ring.operator(), ring.service("placement")
+    await tell(cluster.nats_url, ring, ring.accounts)
+    stolen = Address(cluster.nats_url, (ring.creds / (made or "nodes/main.n1/nats.creds")).read_text())
+    prefix = {"nodes/main/nats.creds": "_NODE_main", "operator.creds": "_INBOX_operator"}.get(made, "_NODE_main.n1")
+    thief = await connect(stolen, name="thief", inbox_prefix=prefix)
+    done = await baton(*words, BATON_STATE_DIR=str(cluster.state_dir))
+    assert (done.code, done.err) == (0, "")
+    await until(lambda: not thief.is_connected)
+    await close(thief)
+    with pytest.raises(BusUnavailable, match="revoked or rotated"):
+        await connect(stolen, name="thief")
+    if made:
+        await close(await connect(Address(cluster.nats_url, ring.creds / made), name="heir"))
+    else:
+        assert not (ring.creds / "nodes/main.n1/nats.creds").exists()
+    assert f'"{words[0]}.' in (cluster.state_dir / "audit.jsonl").read_text()
+
+
 async def test_a_change_without_a_broker_is_kept_for_its_start(tmp_path: Path) -> None:
     Keyring(tmp_path).team("red")
     added = await baton("team", "add", "vision", BATON_STATE_DIR=str(tmp_path))

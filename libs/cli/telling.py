@@ -1,0 +1,38 @@
+"""The keys of this instance, and telling a running broker what was changed with them."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from libs.cli.exits import UsageFault
+from libs.cli.output import hint
+from libs.client import Unreachable
+from libs.client.where import read_instance, state_dir
+from libs.walls.keyring import Keyring
+from libs.walls.resolver import NotTold, tell
+
+
+def ring_of(folder: Path | None) -> Keyring:
+    """Raises UsageFault where there are no keys."""
+    ring = Keyring(folder or state_dir())
+    if not ring.exists:
+        raise UsageFault(
+            f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did, or use --state-dir"
+        )
+    return ring
+
+
+def tell_broker(ring: Keyring, accounts: Sequence[str], folder: Path | None, url: str | None) -> None:
+    """The running broker, if one runs: otherwise it is told when it is started."""
+    try:
+        address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder or state_dir())["url"])
+    except Unreachable:
+        hint("Baton does not run here; it takes effect when it is started (`baton team push` for a server of your own)")
+        return
+    try:
+        asyncio.run(tell(address, ring, accounts))
+    except ConnectionError as e:
+        raise NotTold(
+            f"{e}\nThe change is written in {ring.folder}; run `baton team push` once the broker is there"
+        ) from e
