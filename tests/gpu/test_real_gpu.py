@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -57,8 +58,9 @@ class Reads:
 def smi(*fields: str) -> list[list[str]]:
     """A row for each board, as the driver's own program says it."""
     asked = f"--query-gpu={','.join(fields)}"
+    program = shutil.which("nvidia-smi") or "/usr/local/nvidia/bin/nvidia-smi"
     lines = subprocess.run(
-        ["nvidia-smi", asked, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True, timeout=60
+        [program, asked, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True, timeout=60
     ).stdout.splitlines()
     return [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
 
