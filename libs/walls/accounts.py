@@ -146,9 +146,9 @@ def team_account(team: str, keys: Mapping[str, str], core: str, revoked: Mapping
 def node_account(
     pool: str, node: str, keys: Mapping[str, str], core: str, revoked: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The same for a node, or with the node `*` for all nodes of a pool."""
-    most = POOL_SUBSCRIPTIONS if node == "*" else NODE_SUBSCRIPTIONS
-    limits = _limits(connections=NODE_CONNECTIONS, subscriptions=most, payload=NO_LIMIT)
+    """The same for a node, or with the node `*` for all nodes of a pool, whose one heartbeat names each."""
+    most, payload = (POOL_SUBSCRIPTIONS, NO_LIMIT) if node == "*" else (NODE_SUBSCRIPTIONS, MAX_BYTES + HEADER_BYTES)
+    limits = _limits(connections=NODE_CONNECTIONS, subscriptions=most, payload=payload)
     return _guest(node_roles(pool, node), keys, shared(subjects.node_may(pool, node)), core, revoked, limits)
 
 

@@ -309,6 +309,19 @@ async def test_a_connection_has_so_many_subscriptions_and_no_more(bus: tuple[str
     await asyncio.wait_for(cut.wait(), 30)
 
 
+async def test_a_node_sends_no_more_at_once_than_its_messages_have(bus: tuple[str, Keyring]) -> None:
+    """Of 4 MiB each, a few seconds of them filled the inbox of its pool."""
+    url, ring = bus
+    node = await nats.connect(
+        url, allow_reconnect=False, inbox_prefix=NODE.replies, **Address("", ring.node("main", "n1")).options()
+    )
+    await node.request(NODE.stored, b"x" * 240_000, timeout=10)
+    with suppress(nats.errors.Error):
+        await node.publish(NODE.stored, b"x" * 1_000_000)
+    await until(lambda: not node.is_connected)
+    await node.close()
+
+
 @pytest.mark.timeout(240)
 async def test_a_team_that_opens_all_that_it_may_does_not_end_the_broker(bus: tuple[str, Keyring]) -> None:
     """All its connections hear one answer by all their subscriptions, and another team is answered all the same."""
