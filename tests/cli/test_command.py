@@ -19,6 +19,7 @@ from libs.client import Baton
 from schemas.jobs import JobSpec
 from schemas.subjects import DEAD
 from tests.client.fakes import Fakes
+from tests.kit.commands import fork
 
 BATON = [sys.executable, "-m", "libs.cli"]
 ROOT = Path(__file__).parents[2]
@@ -36,22 +37,22 @@ async def baton(*arguments: str, url: Address | str = "", stdin: bytes = b"", cw
     clean = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
     if url:
         clean |= at(url).environ()
-    process = await asyncio.create_subprocess_exec(
-        *BATON,
-        *arguments,
-        env={**clean, "PYTHONPATH": str(ROOT), **env},
-        cwd=cwd,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    out, err = await process.communicate(stdin)
+    code, out, err = await fork().run(arguments, {**clean, **env}, cwd, stdin)
     assert b"Traceback" not in err, err.decode()
-    return Result(process.returncode or 0, out.decode(), err.decode())
+    return Result(code, out.decode(), err.decode())
 
 
 async def submitted(team: Baton, key: str) -> str:
     return (await team.submit(JobSpec(command=("x",)), key)).job_id
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["submit"], ["dead", "list", "--url", NOWHERE]], ids=lambda a: a[0])
+async def test_a_command_started_by_itself_says_what_a_forked_one_says(arguments: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *BATON, *arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert await baton(*arguments) == Result(process.returncode or 0, out.decode(), err.decode())
 
 
 async def test_help_lists_every_command() -> None:

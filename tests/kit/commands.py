@@ -1,0 +1,133 @@
+"""`baton` as people and scripts meet it, forked from a process that has imported it: a command's imports cost half a second
+of CPU, and the tests call hundreds.
+
+What is run is `python -m libs.cli`, in a process of its own with its own arguments, environment, folder, input and output.
+`Fork.run` is for tests; `python -m tests.kit.commands FD` is the process that forks.
+"""
+
+import array
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_MESSAGE_BYTES = 128 * 1024
+_SELDOM = ("demo", "up", "replay", "simulate", "scenario", "placer")
+"""Commands that import what the others do not: they import it themselves."""
+
+
+class Fork:
+    """The process that forks. It ends with the one that started it."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.kit.commands", str(theirs.fileno())]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")} | {"OPENBLAS_NUM_THREADS": "1"}
+        subprocess.Popen(command, cwd=ROOT, env=env, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    async def run(
+        self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: bytes = b""
+    ) -> tuple[int, bytes, bytes]:
+        """Exit code (negative for a signal), stdout and stderr of `baton *arguments`. Whoever stops waiting ends it."""
+        files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
+        ours, theirs = socket.socketpair()
+        try:
+            os.write(files[0], stdin)
+            os.lseek(files[0], 0, os.SEEK_SET)
+            request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)}).encode()
+            descriptors = array.array("i", [*files, theirs.fileno()])
+            self._channel.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+            theirs.close()
+            ours.setblocking(False)
+            code = await asyncio.get_running_loop().sock_recv(ours, 16)
+            return int(code), _read(files[1]), _read(files[2])
+        finally:
+            theirs.close()
+            ours.close()
+            for file in files:
+                os.close(file)
+
+
+@cache
+def fork() -> Fork:
+    """The one of this process."""
+    return Fork()
+
+
+def _read(file: int) -> bytes:
+    os.lseek(file, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(file), "rb") as opened:
+        return opened.read()
+
+
+def _serve(channel: socket.socket) -> list[str] | None:
+    """The arguments of a command, in the process that is to run it; None in this one, when nobody asks any more."""
+    wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    running: dict[int, socket.socket] = {}
+    while True:
+        readable, _, _ = select.select([channel, wakes, *running.values()], [], [])
+        for pid in [pid for pid, asker in running.items() if asker in readable]:
+            running.pop(pid).close()  # it says nothing: it has stopped waiting
+            os.kill(pid, signal.SIGKILL)
+        if wakes in readable:
+            os.read(wakes, 4096)
+            with contextlib.suppress(ChildProcessError):
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    if asker := running.pop(ended[0], None):
+                        asker.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
+                        asker.close()
+        if channel not in readable:
+            continue
+        data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 4)
+        if not data:
+            return None
+        *files, asker_fd = descriptors
+        if (pid := os.fork()) == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            for own in (channel, *running.values()):
+                own.close()
+            for file in (*descriptors, wakes, wake):
+                os.close(file)
+            request = json.loads(data)
+            os.environ.clear()
+            os.environ.update(request["env"])
+            os.chdir(request["cwd"])
+            return list(request["arguments"])
+        running[pid] = socket.socket(fileno=asker_fd)
+        for file in files:
+            os.close(file)
+
+
+def _main() -> None:
+    from libs.cli.main import COMMANDS, load
+
+    for entry in COMMANDS.values():
+        if entry.module not in _SELDOM:
+            load(entry.module)
+    gc.collect()
+    gc.freeze()
+    arguments = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if arguments is not None:
+        sys.argv[1:] = arguments
+        runpy.run_module("libs.cli", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
