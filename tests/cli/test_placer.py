@@ -1,9 +1,14 @@
 """`baton placer` over its real pipe: placements, releases, refusals, bad lines."""
 
+import asyncio
 import json
-import subprocess
-import sys
+import os
+from pathlib import Path
 from typing import Any
+
+from tests.kit.commands import fork
+
+ROOT = Path(__file__).parents[2]
 
 NODES = [
     {"node": "big", "cpu_milli": 16_500, "memory_mib": 64_000, "gpu": 2, "model": "A"},
@@ -18,11 +23,9 @@ def pod(name: str, gpus: int = 1, milli: int = 1000, **more: Any) -> dict[str, A
 
 def talk(*lines: Any, args: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], str]:
     text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
-    done = subprocess.run(
-        [sys.executable, "-m", "libs.cli", "placer", *args], input=text, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+    code, out, err = asyncio.run(fork().run(("placer", *args), os.environ, ROOT, text.encode()))
+    assert code == 0, err.decode()
+    return [json.loads(line) for line in out.splitlines()], err.decode()
 
 
 def cluster(*workload: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from libs.core.admission.evaluate import DEFAULT_CLASSES
 from schemas.jobs import JobSpec, JobState
 from schemas.resources import Resources
 from services.agent.keeper import find
+from tests.kit.commands import fork
 from tests.kit.held import held
 from tests.kit.waiting import until
 
@@ -83,13 +84,6 @@ async def _declare_dead(stack: LocalStack, node: str) -> None:
 
 
 async def _cli(stack: LocalStack, *words: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "libs.cli", *words),
-        env={**os.environ, "BATON_STATE_DIR": str(stack.state_dir)},
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()
-    return said.decode()
+    code, out, err = await fork().run(words, {**os.environ, "BATON_STATE_DIR": str(stack.state_dir)}, ROOT)
+    assert code == 0, err.decode()
+    return (out + err).decode()

@@ -23,8 +23,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _MESSAGE_BYTES = 128 * 1024
-_SELDOM = ("demo", "up", "replay", "simulate", "scenario", "placer")
-"""Commands that import what the others do not: they import it themselves."""
 
 
 class Fork:
@@ -119,8 +117,7 @@ def _main() -> None:
     from libs.cli.main import COMMANDS, load
 
     for entry in COMMANDS.values():
-        if entry.module not in _SELDOM:
-            load(entry.module)
+        load(entry.module)
     gc.collect()
     gc.freeze()
     arguments = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,9 +1,7 @@
 """`baton plan` from the job file to the table: the command as a process, a real placement behind a real broker."""
 
-import asyncio
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from services.queries.app import make_app as make_queries
 from services.queries.settings import QueriesSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
+from tests.kit.commands import fork
 from tests.services.pool import Pool
 
 ROOT = Path(__file__).parents[2]
@@ -45,15 +44,10 @@ async def plan(tmp_path: Path, nats_url: str, text: str, *flags: str, command: s
     file = tmp_path / "job.yaml"
     file.write_text(text)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "libs.cli", command, "-f", str(file), "--team", "red", *flags),
-        env={**clean, "PYTHONPATH": str(ROOT), "BATON_NATS_URL": nats_url},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
+    words = (command, "-f", str(file), "--team", "red", *flags)
+    code, out, err = await fork().run(words, {**clean, "BATON_NATS_URL": nats_url}, ROOT)
     assert b"Traceback" not in err, err.decode()
-    return Result(process.returncode or 0, out.decode(), err.decode())
+    return Result(code, out.decode(), err.decode())
 
 
 @pytest.fixture
