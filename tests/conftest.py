@@ -16,13 +16,17 @@ from libs.bus.connect import BusConnection, close, connect
 from libs.bus.streams import provision
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from tests.kit.background import ServerInBackground
-from tests.kit.files_to_workers import FilesToWorkers
+from tests.kit.files_to_workers import FilesToWorkers, long_first
 
 settings.register_profile("house", deadline=None)  # a busy machine is not a failure
 settings.load_profile("house")
 
 STREAM_SCALE = 0.01
 """Streams of a hundredth of their size: thousands of test pools fit into the server's reservation."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long_first(items)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesToWorkers:
