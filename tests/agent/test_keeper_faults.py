@@ -412,7 +412,7 @@ STRANGLER = """
 import ctypes, os
 held = os.pidfd_open(SHIM)
 libc = ctypes.CDLL(None, use_errno=True)
-lies = (b'{"is": "exited", "codes": {"0": -1000}}', b"nonsense", b"[]", b'{"is": "exited", "codes": 3}', b'{"is": "gone"}')
+lies = (b"x" + bytes(4) + b"\\x18\\xfc\\xff\\xff", b"nonsense", b"[]", b"x" + bytes(3), b"f", b"g" + bytes(1))
 for number in range(3, 64):
     fd = libc.syscall(438, held, number, 0)  # pidfd_getfd
     if fd >= 0:

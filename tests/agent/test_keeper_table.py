@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from services.agent.keeper import shim, table, wire
+from services.agent.keeper import table, wire
 from services.agent.keeper.table import GONE, STARTING, HeldAttempt, StartRefused, Table
 
 
@@ -138,8 +138,3 @@ def test_a_row_shows_what_an_agent_must_know(held):
     made.codes[0], made.note["phase"] = -9, 2
     shown = json.loads(json.dumps(made.shown()))
     assert (shown["codes"], shown["note"], shown["state"]) == ({"0": -9}, {"phase": 2}, "starting")
-
-
-@pytest.mark.parametrize("codes", [{}, {0: 0}, {3: -9, 11: 255}])
-def test_what_a_shim_says_of_ends_is_what_json_would_write(codes):
-    assert shim.told_end("gone", codes) == json.dumps({"is": "gone", "codes": codes}).encode()

@@ -1,6 +1,5 @@
 """A job's output: capped, read in pieces, for its own team only."""
 
-import asyncio
 import json
 import os
 import shutil
@@ -11,7 +10,6 @@ import pytest
 from schemas.ids import job_id
 from schemas.queries import LogQuery
 from services.agent.failures import why_failed
-from services.agent.keeper.sink import Sink
 from services.agent.launcher import prune
 from services.agent.logs import LogStore
 
@@ -21,24 +19,6 @@ JOB = job_id("blue", "a")
 @pytest.fixture
 def store(tmp_path):
     return LogStore(tmp_path, keep=2)
-
-
-async def copied(path, data: bytes, limit: int) -> bytes:
-    read_fd, write_fd = os.pipe()
-    sink = Sink(str(path), read_fd, limit)
-    await asyncio.to_thread(os.write, write_fd, data)
-    os.close(write_fd)
-    sink.close()
-    return path.read_bytes()
-
-
-async def test_output_is_kept_byte_for_byte(tmp_path):
-    assert await copied(tmp_path / "log", b"\x1b[31mred\xff\n", 100) == b"\x1b[31mred\xff\n"
-
-
-async def test_output_beyond_the_limit_is_cut_with_a_line_that_says_so(tmp_path):
-    got = await copied(tmp_path / "log", b"x" * 500, 100)
-    assert got.startswith(b"x" * 100 + b"\n[baton] output cut here: the limit of 100 bytes")
 
 
 def write(store, text: str, attempt: int = 1, team: str = "blue") -> None:

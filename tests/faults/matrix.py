@@ -140,7 +140,7 @@ ROWS: tuple[Row, ...] = (
         "a node's disk full",
         (
             "sim: node disk full",
-            "agent/test_logs::test_output_beyond_the_limit_is_cut_with_a_line_that_says_so",
+            "agent/test_keeper_native::test_output_beyond_the_limit_is_cut_with_a_line_that_says_so_and_the_job_goes_on",
             "agent/test_keeper_faults::test_a_keeper_starts_on_a_full_disk_and_is_found_although_it_could_not_write_who_it_is",
             "agent/test_keeper_faults::test_an_agent_that_comes_back_to_a_full_disk_costs_no_attempt",
             "agent/test_keeper_faults::"

@@ -4,7 +4,6 @@ WALLS is a JSON object: the tier that is `asked` for, `bwrap`, and what to try i
 """
 
 import fcntl
-import gc
 import json
 import os
 import signal
@@ -42,8 +41,6 @@ def main(folder: str, asked: str, group: str, behind: str = "") -> int:
     if kind != contain.NONE:
         contain.become_subreaper()
     listener = _listen(folder)
-    gc.collect()
-    gc.freeze()  # a collection would touch, and so copy, what forks share
     Keeper(listener, proc.shim_name(folder), kind, can).run()
     return 0
 

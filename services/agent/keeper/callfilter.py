@@ -5,7 +5,6 @@ one person (docs/decisions/0032). Refused is what reaches the kernel itself or m
 process may do to its own kind (ptrace, priorities, memory policies) is not, since it sees nobody else.
 """
 
-import ctypes
 import errno
 import os
 import struct
@@ -79,7 +78,6 @@ _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _LEAF = 4
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
 """Where in `struct seccomp_data` these are; of arguments the low half, on little-endian machines."""
-_PR_SET_SECCOMP, _FILTER = 22, 2
 
 
 def program(machine: str) -> bytes:
@@ -136,24 +134,10 @@ def _step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_so, if_not, value)
 
 
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
-
-
-_LIBC = ctypes.PyDLL(None, use_errno=True)
-_prctl = _LIBC.prctl
-_MINE = program(os.uname().machine)
-_WANTED = _Program(len(_MINE) // 8, _MINE)
-"""Made once: each shim is a fork."""
+MINE = program(os.uname().machine)
+"""Of this machine."""
 
 
 def known() -> bool:
     """Whether there is a filter for this machine."""
-    return bool(_MINE)
-
-
-def install() -> None:
-    """Holds for this process and all that it starts, for ever; needs `no_new_privs`. Raises OSError."""
-    if _MINE and _prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(_WANTED), 0, 0):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), "prctl(PR_SET_SECCOMP)")
+    return bool(MINE)

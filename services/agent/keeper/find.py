@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from services.agent.keeper import proc, wire
 from services.agent.keeper.__main__ import LOCK, SOCKET
+from services.agent.keeper.zygote import missing
 
 START_S = 60.0
 """A keeper that does not answer for so long after its start never will."""
@@ -136,6 +137,8 @@ def wait(folder: Path) -> None:
 def start(folder: Path, kind: str, group: str, behind: str = "") -> Found:
     """Starts a keeper that outlives this process, and connects. `behind`: the walls to try, see `keeper.__main__`. Raises
     NoKeeper."""
+    if why := missing():
+        raise NoKeeper(why)
     problems = folder / "keeper.log"
     with _open_for_words(problems) as out:
         process = subprocess.Popen(
@@ -144,7 +147,7 @@ def start(folder: Path, kind: str, group: str, behind: str = "") -> Found:
             stdout=out,
             stderr=out,
             cwd=Path(__file__).resolve().parents[3],
-            env={"LD_BIND_NOW": "1"},  # or each shim would look up functions of its own, in pages of its own
+            env={},
             start_new_session=True,
         )
     end = time.monotonic() + START_S

@@ -1,7 +1,5 @@
 """The keeper's loop: one agent at a time on the Unix socket, a shim for each attempt, and the deadlines of leases."""
 
-import json
-import marshal
 import os
 import select
 import signal
@@ -9,11 +7,10 @@ import socket
 from contextlib import suppress
 from typing import Any
 
-from services.agent.keeper import proc, wire
+from services.agent.keeper import proc, spec, wire
 from services.agent.keeper.clock import now
 from services.agent.keeper.link import AgentLink
-from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views
-from services.agent.keeper.shim import LARGEST, SPEC
+from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views, mounted
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
 from services.agent.keeper.walls import FULL, NO_WALLS, Behind
 from services.agent.keeper.zygote import Zygote
@@ -173,7 +170,7 @@ class Keeper:
             case "start":
                 self._start(told)
             case "signal":
-                self._tell(told["id"], {"do": "signal", **{k: told[k] for k in ("signal", "ranks", "group")}})
+                self._tell(told["id"], spec.signals(told["signal"], told["ranks"], told["group"]))
             case "kill":
                 self._asked_to_kill(told["id"])
             case "note":
@@ -240,29 +237,28 @@ class Keeper:
         attempt.note = dict(told.get("note") or {})
         attempt.memory, attempt.pids = (str((told.get(key) or {}).get("group", "")) for key in ("memory", "pids"))
         try:
-            self._spawn(attempt, {key: told.get(key) for key in SPEC})
-        except OSError as e:
-            attempt.state, attempt.failed = GONE, {"errno": e.errno, "error": e.strerror, "filename": e.filename or ""}
+            self._spawn(attempt, {key: told.get(key) for key in spec.TOLD})
+        except (OSError, ValueError) as e:
+            error = e.strerror if isinstance(e, OSError) else None
+            about = {
+                "errno": getattr(e, "errno", None),
+                "error": error or str(e),
+                "filename": getattr(e, "filename", None) or "",
+            }
+            attempt.state, attempt.failed = GONE, about
             self._say({"is": "failed", "id": attempt.id, **attempt.failed})
             self._say({"is": "gone", "id": attempt.id, "oom_kills": 0})
 
-    def _spawn(self, attempt: HeldAttempt, spec: dict[str, Any]) -> None:
-        """Raises OSError."""
-        shared = (spec.get("walls") or {}).get("prepared") if self._behind.tier == FULL else None
+    def _spawn(self, attempt: HeldAttempt, told: dict[str, Any]) -> None:
+        """Raises OSError, or ValueError when that is nothing that can be started."""
+        shared = (told.get("walls") or {}).get("prepared") if self._behind.tier == FULL else None
         held = self._views.of(shared) if shared else None
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            if held is None:
-                attempt.shim = self._zygote.spawn(spec, its)
-            else:
-                view, shown = held
-                attempt.view = shared
-                attempt.shim = self._zygote.spawn(_sparing(spec) | {"shown": shown}, its, view)
-        except OSError:
-            mine.close()
-            raise
-        finally:
-            its.close()
+        if held is None:
+            attempt.shim, mine = self._zygote.spawn(spec.attempt(told))
+        else:
+            view, shown = held
+            attempt.shim, mine = self._zygote.spawn(spec.attempt(told, shown), view)
+            attempt.view = shared
         self._shims[mine.fileno()] = (attempt, mine)
         self._sockets[attempt.id] = mine
         self._epoll.register(mine, select.EPOLLIN)
@@ -271,28 +267,26 @@ class Keeper:
 
     def _prepare(self, wanted: Prepared) -> None:
         """For the next attempts: this one does not wait for it."""
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
-            try:
-                maker = self._zygote.prepare({key: wanted[key] for key in ("args", "sources")}, its)
-            except OSError:
-                mine.close()
-                self._views.failed()
-                return
-        self._views.making(wanted, mine, maker, now() + MAKER_PATIENCE_S)
+        mounts = mounted()
+        try:
+            maker, mine = self._zygote.prepare(spec.making(wanted["args"], wanted["sources"]))
+        except (OSError, ValueError):
+            self._views.failed()
+            return
+        self._views.making(wanted, mine, maker, now() + MAKER_PATIENCE_S, mounts)
 
-    def _tell(self, id: str, message: dict[str, Any]) -> None:
+    def _tell(self, id: str, message: bytes) -> None:
         """To the shim of an attempt. One that does not take it is killed when its patience is over, or is gone already."""
         if (sock := self._sockets.get(id)) is not None:
             try:
-                sock.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+                sock.send(message, socket.MSG_DONTWAIT)
             except OSError:
                 return
 
     def _hear(self, fd: int) -> None:
         attempt, sock = self._shims[fd]
         try:
-            data = sock.recv(LARGEST)
+            data = sock.recv(spec.LARGEST)
         except OSError:
             data = b""
         if not data:
@@ -302,35 +296,40 @@ class Keeper:
             self._dying.setdefault(attempt.id, now())  # a shim that says nothing is dead, or as good as dead
             return
         try:
-            self._take(attempt, json.loads(data))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+            self._take(attempt, data)
+        except ValueError as e:
             # Its job spoke for it: a job of the same user may take the shim's descriptors.
             self._say({"is": "error", "error": f"attempt {attempt.id} is killed: its shim said {e!r}"[:1024]})
             proc.kill_all([attempt.shim])
 
-    def _take(self, attempt: HeldAttempt, told: dict[str, Any]) -> None:
-        match told["is"]:
-            case "started":
+    def _take(self, attempt: HeldAttempt, said: bytes) -> None:
+        """Raises ValueError when it is nothing that a shim says."""
+        match said[0]:
+            case spec.STARTED:
                 attempt.state = RUNNING
-                useless = str(told.get("useless", ""))
+                useless = said[1:].decode(errors="replace")
                 prepared = attempt.view is not None and not useless
                 if attempt.view is not None:
                     self._views.copied(attempt.view, useless)
                     attempt.view = None
                 self._say({"is": "started", "id": attempt.id, "shim": attempt.shim, "prepared": prepared})
-            case "failed":
-                attempt.failed = {key: told[key] for key in ("errno", "error", "filename")}
-                self._say({"is": "failed", "id": attempt.id, **attempt.failed})
-            case "exited":
-                self._ended(attempt, told["codes"])
-            case "gone":
-                self._ended(attempt, told["codes"])
+            case spec.FAILED:
+                failed = spec.failure(said)
+                if failed["errno"] is not None and not failed["error"]:
+                    failed["error"] = os.strerror(failed["errno"])
+                attempt.failed = failed
+                self._say({"is": "failed", "id": attempt.id, **failed})
+            case spec.EXITED:
+                self._ended(attempt, spec.codes(said))
+            case spec.GONE:
+                self._ended(attempt, spec.codes(said))
                 self._clean.add(attempt.id)
+            case _:
+                raise spec.BadWords(f"{said[:64]!r}")
 
-    def _ended(self, attempt: HeldAttempt, told: dict[str, int]) -> None:
-        codes = {int(rank): int(code) for rank, code in told.items()}
+    def _ended(self, attempt: HeldAttempt, codes: dict[int, int]) -> None:
         if any(not -signal.NSIG < code < 256 for code in codes.values()):
-            raise ValueError(f"exit codes {codes}")
+            raise spec.BadWords(f"exit codes {codes}")
         if codes:
             attempt.codes |= codes
             self._say({"is": "exited", "id": attempt.id, "codes": codes})
@@ -339,7 +338,7 @@ class Keeper:
 
     def _kill(self, attempt: HeldAttempt) -> None:
         if attempt.state != GONE and attempt.id not in self._dying:
-            self._tell(attempt.id, {"do": "kill"})
+            self._tell(attempt.id, spec.KILL)
             self._dying[attempt.id] = now() + PATIENCE_S
 
     def _sweep(self) -> None:
@@ -402,11 +401,3 @@ class Keeper:
         life = self.table.lives.get(attempt.node)
         if life is None or life.incarnation != attempt.incarnation:
             del self.table.attempts[attempt.id]
-
-
-def _sparing(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same for a shim that has a prepared view: the words that would describe the view are one value, which is not taken
-    apart unless the view is of no use. Each word touches, and so copies, memory that forks share."""
-    behind = spec["walls"]
-    prepared = {key: value for key, value in behind["prepared"].items() if key != "args"}
-    return spec | {"walls": behind | {"args": marshal.dumps(behind["args"]), "prepared": prepared}}
