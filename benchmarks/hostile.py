@@ -1,6 +1,6 @@
 """`python -m benchmarks.hostile`: what a team that means harm costs the others.
 
-One stack, one run. Three teams submit at a fixed rate in an open loop; a fourth says thirteen kinds of hostile message
+One stack, one run. Three teams submit at a fixed rate in an open loop; a fourth says fourteen kinds of hostile message
 (`benchmarks.hostility`) at a rate, from a process of its own. Phases, each as long:
 
 1. *base*: the three teams alone;

@@ -27,6 +27,7 @@ from schemas.resources import Resources
 
 _STEP_S = 0.01
 _HEADERS = 4_000
+_FIELDS = 4_000
 _HUGE = 300 * 1024
 """More than is taken (256 KiB), and less than what the broker cuts the connection for."""
 _PLAN = b'{"job": {"command": ["x"], "resources": {"devices": 64}}}'
@@ -71,6 +72,11 @@ async def _headers(bad: Hostile, number: int) -> None:
 
 async def _bodies(bad: Hostile, number: int) -> None:
     await bad.submit(b'{"client_key": "%d", "x": "' % number + b"x" * _HUGE + b'"}')
+
+
+async def _wrong(bad: Hostile, number: int) -> None:
+    """Each of so many fields is wrong by itself."""
+    await bad.submit(_job(f"{bad.run}-wrong-{number}", **dict.fromkeys(map(str, range(_FIELDS)), 1)))
 
 
 async def _rubbish(bad: Hostile, number: int) -> None:
@@ -157,6 +163,7 @@ async def _subscriptions(bad: Hostile, number: int) -> None:
 KINDS: dict[str, Callable[[Hostile, int], Awaitable[None]]] = {
     "thousands of headers": _headers,
     "huge bodies": _bodies,
+    "thousands of wrong fields": _wrong,
     "rubbish bytes": _rubbish,
     "deep JSON": _deep,
     "cancels of unknown jobs": _unknown,

@@ -14,7 +14,6 @@ from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
 from libs.cli.session import run
 from libs.cli.telling import ring_of, tell_broker
-from libs.client import NotFound
 from libs.client.errors import ClientError
 from libs.client.where import state_dir
 from libs.walls.keyring import Keyring
@@ -211,11 +210,9 @@ def push(folder: Folder = None, url: Url = None) -> None:
 
 
 def _remove_secrets(team: str, url: str | None) -> None:
-    """All of the team's. Who is cut off already stays so when vault is away: it is said what to do."""
+    """All of the team's. Who is cut off already stays so when vault stays away: it is said what to do."""
     try:
-        run(lambda baton: baton.remove_secret(None, team), OPERATOR, url)
-    except NotFound:
-        return  # it had none
+        run(lambda baton: team_offboard.remove_secrets(baton, team), OPERATOR, url)
     except ClientError as e:
         hint(f"secrets of {team} are still there ({e.what}): `baton secret remove --of {team} --all`")
 

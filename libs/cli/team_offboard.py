@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from nats.errors import Error as NatsError
 
 from libs.bus.copies import sha256
+from libs.bus.table import SECRETS_BUCKET
 from libs.cli import team_export, team_pause
 from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import Url, UserOption
 from libs.cli.output import say
 from libs.cli.session import run
-from libs.client import Baton, NotFound, TimedOut
+from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
 from libs.client.asking import ask
 from libs.client.where import state_dir
 from libs.walls.keyring import Keyring
@@ -38,6 +40,7 @@ from schemas.queries import PoolStatus, PoolStatusQuery
 from schemas.subjects import OPERATOR
 
 _LOOK_S, _AT_ONCE, _HISTORY_LAGS_S = 0.5, 200, 60.0
+_VAULT_S = 30.0
 _OPEN = tuple(state for state in JobState if not state.terminal)
 
 
@@ -148,12 +151,36 @@ def _empty(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True)
 
 
-async def _secrets(baton: Baton, asked: Leaving) -> str:
+async def remove_secrets(baton: Baton, team: str) -> int:
+    """All of the team's; how many there were. A vault that is away, or changes what others set, is waited for: it may just be
+    started again, and the team's jobs would be given them still. Raises ClientError."""
+    until = time.monotonic() + _VAULT_S
+    while True:
+        try:
+            return len(await baton.remove_secret(None, team))
+        except NotFound:
+            return 0
+        except (Unreachable, Failed):
+            if not await _has_secrets(baton, team):
+                return 0
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_LOOK_S)
+
+
+async def _has_secrets(baton: Baton, team: str) -> bool:
+    """As the broker shows it to operators: which entries there are, not what is in them."""
     try:
-        gone = await baton.remove_secret(None, asked.team)
-    except NotFound:
-        gone = ()
-    return f"{len(gone)} removed"
+        found = await baton.nats.jetstream().stream_info(
+            f"KV_{SECRETS_BUCKET}", subjects_filter=f"$KV.{SECRETS_BUCKET}.{team}"
+        )
+    except NatsError:
+        return True
+    return bool(found.state.subjects)
+
+
+async def _secrets(baton: Baton, asked: Leaving) -> str:
+    return f"{await remove_secrets(baton, asked.team)} removed"
 
 
 async def _revoke(baton: Baton, ring: Keyring, asked: Leaving) -> str:

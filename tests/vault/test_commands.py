@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -90,6 +91,17 @@ async def test_a_team_that_is_revoked_has_no_secrets_any_more(
     assert (await run(stack, "team", "add", "red.ana")).code == 0
     assert (await run(stack, "team", "revoke", "red.ana", "--reason", "left")).code == 0
     assert "token" in (await run(stack, "secret", "list", "--of", "red")).out, "one user is not the team"
+    revoked = await run(stack, "team", "revoke", "red", "--reason", "its contract has ended")
+    assert (revoked.code, revoked.err) == (0, "")
+    assert json.loads((await run(stack, "secret", "list", "--of", "red", "-o", "json")).out) == []
+
+
+async def test_a_team_that_is_revoked_while_vault_is_started_again_has_no_secrets_either(
+    stack: LocalStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stayed, and its jobs that waited were given them."""
+    assert (await said(stack, monkeypatch, b"x\n", "secret", "set", "token")).code == 0
+    os.kill(stack.supervisor.pid("vault"), signal.SIGKILL)
     revoked = await run(stack, "team", "revoke", "red", "--reason", "its contract has ended")
     assert (revoked.code, revoked.err) == (0, "")
     assert json.loads((await run(stack, "secret", "list", "--of", "red", "-o", "json")).out) == []

@@ -127,6 +127,10 @@ ATTEMPTS = (
     # 4, 5: crowds and rubbish
     Attempt(4, _TEAM, "thousands of headers", _BOUNDED, _RATE, "thousands of headers"),
     Attempt(4, _TEAM, "bodies larger than are taken", _BOUNDED, _RATE, "huge bodies"),
+    Attempt(4, _TEAM, "thousands of fields, each of which is wrong (a second of admission's for each request)",
+            "fifty are told; what they are compared with is worked out once", _RATE, "thousands of wrong fields"),
+    Attempt(4, _TEAM, "hundreds of thousands of values that are wrong", "8,192 in what anybody may send",
+            "tests/bus/test_messages.py::test_ambiguous_or_hostile_json_is_refused", "MAX_VALUES"),
     Attempt(4, _TEAM, "rubbish bytes", _BOUNDED, _RATE, "rubbish bytes"),
     Attempt(4, _TEAM, "deep JSON", _BOUNDED, _RATE, "deep JSON"),
     Attempt(4, _TEAM, "other versions of messages and envelopes", _BOUNDED, _RATE, "other versions"),

@@ -1,4 +1,4 @@
-"""A hostile team at rate: twelve kinds of message, while another team works. All is refused, the other's jobs all run, and
+"""A hostile team at rate: fourteen kinds of message, while another team works. All is refused, the other's jobs all run, and
 what the hostile team leaves behind is bounded. What it costs others in time is `python -m benchmarks.hostile`.
 """
 
