@@ -8,11 +8,14 @@ import asyncio
 import json
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,23 +84,28 @@ def layer() -> Iterator[NvmlLayer]:
 
 
 class Load:
-    """A process that works on the first GPU, as `load.py` does."""
+    """A process that works on the first GPU, as `load.py` does. It is no child of this one, which is the agent of some
+    tests: what an agent has started is no stranger to it."""
 
     def __init__(self, seconds: float, mib: int = GIB_MIB, **env: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(LOAD), str(seconds), str(mib)], stdout=subprocess.PIPE, env=os.environ | env
-        )
-        self.pid = self._process.pid
+        command = ["sh", "-c", '"$@" & echo $!', "sh", sys.executable, str(LOAD), str(seconds), str(mib)]
+        self._shell = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | env)
+        assert self._shell.stdout is not None
+        self.pid = int(self._shell.stdout.readline())
+        self._handle = os.pidfd_open(self.pid)
+        self._shell.wait()
 
     def __enter__(self) -> "Load":
-        assert self._process.stdout is not None
-        said = [json.loads(self._process.stdout.readline()) for _ in range(2)]
+        assert self._shell.stdout is not None
+        said = [json.loads(self._shell.stdout.readline()) for _ in range(2)]
         assert said[1].get("works"), said
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        select.select([self._handle], [], [])
+        os.close(self._handle)
 
 
 def test_devices_are_what_the_drivers_own_program_says(layer: NvmlLayer) -> None:
