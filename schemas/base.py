@@ -2,6 +2,8 @@
 
 Units are part of every field's name: `_us` microseconds since the Unix epoch (or a duration where the doc says so),
 `_s` seconds, `_mib` mebibytes, `_milli` thousandths of one device, `_micros` millionths of the currency unit.
+
+No number is infinite, and none is no number: JSON has neither, and what is written would be `null` to who reads it.
 """
 
 from typing import Annotated
@@ -30,10 +32,10 @@ Micros = Annotated[int, Field(ge=0)]
 class Strict(BaseModel):
     """Written by people and pipelines: an unknown field is an error, because it is usually a misspelt one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=65_536)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=65_536, allow_inf_nan=False)
 
 
 class Fact(BaseModel):
     """Written by Baton's services: readers ignore fields they do not know, so a v1 message may gain fields."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)

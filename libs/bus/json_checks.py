@@ -1,7 +1,8 @@
 """Refuses JSON that two readers could understand differently, before any model sees it.
 
-A key twice (first or last one wins, depending on the reader), NaN and numbers beyond a double, NUL characters (end a
-string in C), nesting that exhausts a stack, and more bytes than any of our messages needs.
+A key twice (first or last one wins, depending on the reader), NaN and numbers beyond a double or 64 bits (an integer of 400
+digits is infinity to a model's float), NUL characters (end a string in C), nesting that exhausts a stack, and more bytes than
+any of our messages needs.
 """
 
 import json
@@ -42,7 +43,9 @@ def check_json(payload: bytes, max_bytes: int = MAX_BYTES) -> None:
     if "\x00" in text:
         raise _nul(text.index("\x00"))
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int
+        )
     except JsonProblem:
         raise
     except RecursionError:
@@ -79,6 +82,15 @@ def _float(text: str) -> float:
     value = float(text)
     if value in (float("inf"), float("-inf")):
         raise JsonProblem(text, "the number is beyond a 64-bit float", "send a finite number, or leave the field out")
+    return value
+
+
+def _int(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise JsonProblem(
+            text, "the number is beyond a signed 64-bit integer", "send a smaller one, or leave the field out"
+        )
     return value
 
 

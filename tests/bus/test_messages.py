@@ -81,6 +81,8 @@ def test_a_missing_field_and_our_own_rules_are_explained() -> None:
         (b'{"a":NaN}', "NaN is not JSON", "NaN"),
         (b'{"a":-Infinity}', "-Infinity is not JSON", "-Infinity"),
         (b'{"a":1e999}', "beyond a 64-bit float", "1e999"),
+        (b'{"a":' + b"9" * 400 + b"}", "beyond a signed 64-bit integer", "999"),
+        (b'{"a":[-9223372036854775809]}', "beyond a signed 64-bit integer", "-9223372036854775809"),
         (b'{"client_key":"a\\u0000b"}', "NUL", "character 1"),
         (b'{"client_key":"a\x00b"}', "NUL", "character"),
         (b'{"a\\u0000":1}', "NUL", "character 1"),

@@ -10,10 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import Fact, Strict
 from schemas.catalog import BY_TYPE
-from schemas.inbox import InboxMessage
+from schemas.inbox import InboxMessage, NodeLost
 from schemas.jobs import AcceptedSpec, JobSpec
 from schemas.json_schema import models
-from schemas.ledger import LedgerRecord
+from schemas.ledger import LedgerRecord, NodeSilence
 from tests.schemas.golden_files import Golden, load
 
 GOLDEN = [golden for golden in load() if golden.type in BY_TYPE and "~" not in golden.name]
@@ -127,3 +127,12 @@ def test_specs_that_differ_in_their_names_share_what_is_alike() -> None:
     assert (one.resources.cpu_milli, other.resources.cpu_milli) == (0, 1)
     assert two == JobSpec(name="two", **parts)
     assert two.model_dump(exclude_unset=True) == JobSpec(name="two", **parts).model_dump(exclude_unset=True)
+
+
+@pytest.mark.parametrize("silent_s", [b"1e400", b"9" * 400])
+def test_no_number_becomes_infinite(silent_s: bytes) -> None:
+    """It would be stored as null, which no reader of the ledger can read."""
+    with pytest.raises(ValidationError, match="finite"):
+        NodeLost.model_validate_json(b'{"node":"n0","incarnation":1,"silent_s":' + silent_s + b"}")
+    with pytest.raises(ValidationError, match="finite"):
+        NodeSilence(node="n0", incarnation=1, silent_s=float(silent_s))
