@@ -210,6 +210,16 @@ def test_chips_that_do_not_lie_in_their_torus_belong_to_no_slice():
     assert place(v, 2, 2, 1) is None
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2), (3_000, 3_000, 3_000), (2**62, 2**62, 2**62)])
+def test_no_node_changes_the_shape_of_a_torus_for_others(shape):
+    """Smaller, other chips lay outside of it; larger, the grid took more memory than there is."""
+    liar = next(pod(name="liar", shape=(1, 1, 1), host=(1, 1, 1)))
+    chip = liar.devices[0].model_copy(update={"torus": "pod", "torus_shape": shape})
+    v = view(*pod(), liar.model_copy(update={"devices": (chip,)}))
+    placed = place(v, 4, 4, 4)
+    assert {v.fleet.node_names.names[n] for n in v.fleet.node[placed.rows]} == {f"pod-{n}" for n in range(16)}
+
+
 def test_find_cuts_a_slice_from_the_pod():
     v = view(*pod())
     placed = find(v, ask(2, 2, 4))

@@ -9,13 +9,14 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from libs.core.state.own_network import labels_of
-from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Device, Inventory, MigBoard, kind_of
+from schemas.resources import MOST_DEVICES, NAMED_ONLY, WHOLE_MILLI, Claim, Device, Inventory, MigBoard, kind_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -364,14 +365,17 @@ class Fleet:
         return row
 
     def _torus_row(self, row: int, device: Device) -> None:
-        """A chip whose coordinates do not lie in its torus belongs to none, so that no slice uses it."""
+        """A chip whose coordinates do not lie in its torus, or whose torus is larger than any, belongs to none, so that no
+        slice uses it. One that tells another shape than others of its torus lies in another torus: no node's word changes
+        where the chips of the others lie."""
         shape, at = device.torus_shape, device.torus_at
         known = (
             bool(device.torus and shape)
             and len(shape) == len(at)
             and all(0 <= x < n for x, n in zip(at, shape, strict=True))
+            and prod(shape) <= MOST_DEVICES
         )
-        self.torus[row] = self.tori.code(device.torus) if known else -1
+        self.torus[row] = self.tori.code(f"{device.torus} {shape}") if known else -1
         if known:
             self.torus_shapes[int(self.torus[row])] = shape
         self.t0[row], self.t1[row], self.t2[row] = (*at, 0, 0, 0)[:3] if known else (0, 0, 0)
