@@ -20,6 +20,8 @@ DEVICE_UNITS = 7000
 """The capacity of one device, in units of which sevenths (MIG) and thousandths (shares) are whole numbers."""
 MOST_DEVICES = 9216
 """Devices of one job: the largest TPU pod (tpu7x) has so many chips, and a slice may be all of it."""
+MIG_SLICES = 8
+"""Memory slices of a MIG board, at the most."""
 MOST_MIB = 1_000_000_000
 """Beyond any machine (954 TiB): what is larger is a slip, and would not fit the arrays that placement counts in."""
 
@@ -120,7 +122,7 @@ class MigBoard(Fact):
     index: int = Field(ge=0, description="index on its node")
     model: str = Field(description="short model name, e.g. H100")
     memory_mib: int = Field(ge=0)
-    slices: int = Field(default=8, ge=1, le=8, description="memory slices")
+    slices: int = Field(default=MIG_SLICES, ge=1, le=MIG_SLICES, description="memory slices")
     profiles: tuple[MigProfile, ...] = Field(description="legal profiles and start slices, as the driver tells them")
     dynamic: bool = Field(
         default=False, description="Baton may repartition what is idle; false: instances stay as found"

@@ -11,6 +11,7 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reactions import Decision, react
 from libs.core.state import snapshot
 from libs.core.state.desired import desired
+from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import Forbidden
 from libs.core.state.model import State
 from schemas import inbox, ledger
@@ -201,3 +202,26 @@ def test_what_is_not_under_way_cannot_be_withdrawn() -> None:
     gone = ledger.BoardRecutWithdrawn(node="n1", incarnation=1, board=BOARD, number=2)
     with pytest.raises(Forbidden, match="repartition 2 of board b0 is withdrawn and was not under way"):
         d.emit(gone)
+
+
+@pytest.mark.parametrize("board", GEOMETRIES)
+def test_every_board_that_there_is_may_be_repartitioned(board: str) -> None:
+    known = MigBoard(id=BOARD, index=0, model="H100", memory_mib=1, profiles=GEOMETRIES[board].profiles, dynamic=True)
+    assert BOARD in joined(known).boards
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"starts": (2**40,)}, {"starts": (-1,)}, {"memory_slices": 8, "starts": (1,)}, {"starts": tuple(range(8))}],
+)
+def test_a_board_whose_layouts_nobody_can_count_stays_as_it_was_found(change: dict[str, Any]) -> None:
+    """A node describes its own boards. Placement looked at all layouts of one, and was never done."""
+    (board,) = inventory().boards
+    more = [board.profiles[0].model_copy(update={"name": f"1g.{n}gb", **change}) for n in range(20, 60)]
+    assert joined(board.model_copy(update={"profiles": (*board.profiles, *more)})).boards == {}
+
+
+def joined(board: MigBoard) -> Fleet:
+    fleet = Fleet()
+    fleet.join(Inventory(node="n1", devices=(), boards=(board,)), 1)
+    return fleet

@@ -16,7 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.core.state.own_network import labels_of
-from schemas.resources import MOST_DEVICES, NAMED_ONLY, WHOLE_MILLI, Claim, Device, Inventory, MigBoard, kind_of
+from schemas.resources import (
+    MIG_SLICES,
+    MOST_DEVICES,
+    NAMED_ONLY,
+    WHOLE_MILLI,
+    Claim,
+    Device,
+    Inventory,
+    MigBoard,
+    kind_of,
+)
+
+MOST_LAYOUTS = 1 << 15
+"""Ways to partition a board that may be repartitioned, at the most, by what may begin at each of its slices (of an H100:
+25,920). One with more stays as it was found."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -325,7 +339,7 @@ class Fleet:
             for row in self.boards.pop(gone).rows:
                 self.board_of.pop(row, None)
         for board in inventory.boards:
-            if not board.dynamic:
+            if not board.dynamic or not _few_layouts(board):
                 continue
             instances = {
                 row: (d.mig_profile, d.mig_start)
@@ -379,6 +393,15 @@ class Fleet:
         if known:
             self.torus_shapes[int(self.torus[row])] = shape
         self.t0[row], self.t1[row], self.t2[row] = (*at, 0, 0, 0)[:3] if known else (0, 0, 0)
+
+
+def _few_layouts(board: MigBoard) -> bool:
+    """Whether all ways to partition a board can be looked at, however a node describes it: of what begins at a slice, one
+    at the most is there."""
+    if any(not 0 <= start <= MIG_SLICES - p.memory_slices for p in board.profiles for start in p.starts):
+        return False
+    begin = Counter(start for profile in board.profiles for start in profile.starts)
+    return prod(1 + several for several in begin.values()) <= MOST_LAYOUTS
 
 
 _DEVICE_COLUMNS: dict[str, type] = {
