@@ -44,6 +44,12 @@ class JobView:
     processes: int
     _shared: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     """Device files -> what all views with them have in common."""
+    hidden: tuple[str, ...] = field(init=False)
+    """Of its own folders those that would be seen otherwise."""
+
+    def __post_init__(self) -> None:
+        seen = tuple(folder for folder in self.own if any(_below(folder, shown) for shown in self.shown))
+        object.__setattr__(self, "hidden", seen)
 
     def arguments(
         self,
@@ -66,7 +72,7 @@ class JobView:
             *("--proc", "/proc", "--dev", "/dev"),
             *self._device_files(devices),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
-            *(word for folder in self._hidden() for word in ("--perms", "0755", "--tmpfs", folder)),
+            *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),
             *_ways(str(folder) for folder in (*writable, *readable)),
             *(word for folder in writable for word in ("--bind", str(folder), str(folder))),
             *(word for folder in readable for word in ("--ro-bind", str(folder), str(folder))),
@@ -102,7 +108,7 @@ class JobView:
 
     def _of_all(self, devices: Sequence[str]) -> dict[str, Any]:
         """What jobs with these devices share. Of the agent's own folders there are empty ones, to mount a job's upon."""
-        hidden, words = self._hidden(), [*self.system, *_sys(devices), *self._device_files(devices)]
+        hidden, words = self.hidden, [*self.system, *_sys(devices), *self._device_files(devices)]
         bare = [folder for folder in self.own if folder not in hidden and not _below(folder, "/tmp")]
         binds = [(words[at + 1], words[at + 2]) for at, word in enumerate(words) if "bind" in word]
         return {
@@ -124,9 +130,6 @@ class JobView:
     def _scratch(self, memory: int | None, scratch_mib: int | None) -> int:
         most = self.scratch_mib if scratch_mib is None else min(scratch_mib, self.scratch_mib)
         return most * _MIB if memory is None or scratch_mib is not None else min(most * _MIB, memory // 2)
-
-    def _hidden(self) -> list[str]:
-        return [folder for folder in self.own if any(_below(folder, shown) for shown in self.shown)]
 
     def _device_files(self, devices: Sequence[str]) -> list[str]:
         beside = self.device_files if devices else ()

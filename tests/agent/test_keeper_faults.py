@@ -22,7 +22,7 @@ from schemas.inbox import Released, Started
 from schemas.nodes import Action
 from schemas.queries import NodeLogQuery
 from services.agent import tree
-from services.agent.keeper import client, contain, find, proc
+from services.agent.keeper import client, contain, find, proc, wire
 from services.agent.keeper.client import KeeperClient
 from services.agent.keeper.clock import now
 from services.agent.state import group_name
@@ -611,5 +611,31 @@ def test_what_is_said_to_a_keeper_that_has_just_ended_does_not_end_the_agent(tmp
         writer.transport.abort()
         await asyncio.sleep(0.05)
         keeper.send({"do": "ping", "n": 1})
+        keeper._flush()
 
     uvloop.run(say())
+
+
+async def test_what_one_turn_says_to_the_keeper_goes_together_and_what_a_gone_one_was_to_hear_goes_nowhere(tmp_path):
+    async def nothing() -> None: ...
+
+    keeper = KeeperClient(tmp_path, "auto", "", nothing)
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    _, keeper._writer = await asyncio.open_unix_connection(sock=ours)
+    first, second = {"do": "one"}, {"do": "two"}
+    keeper.send(first)
+    keeper.send(second)
+    await asyncio.sleep(0)
+    assert wire.Reader().feed(theirs.recv(4096)) == [first, second]
+    keeper.send(first)
+    ours, fresh = socket.socketpair(socket.AF_UNIX)
+    await keeper.attach(find.Found(ours, wire.Reader(), {"containment": "none", "pid": 0}))
+    keeper.send(second)
+    await asyncio.sleep(0)
+    told = wire.Reader().feed(await asyncio.to_thread(fresh.recv, 4096))
+    assert second in told
+    assert first not in told
+    for each in (theirs, fresh):
+        each.close()
+    for task in list(keeper._tasks):
+        task.cancel()

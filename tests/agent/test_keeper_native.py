@@ -150,6 +150,7 @@ def test_a_folder_of_secrets_goes_with_the_attempt_and_nothing_beside_it(run, tm
     (tmp_path / "kept").write_text("kept")
     for n in range(300):
         (inner / f"{'long' * 20}-{n}").write_text("secret")
+        (inner / f"folder-{n}").mkdir()
     (inner.parent / "link").symlink_to(tmp_path / "kept")
     (inner.parent / "to-a-folder").symlink_to(tmp_path / "of" / "another")
     assert run("true", remove=str(tmp_path / "of" / "mine")).ended() == {0: 0}
@@ -174,6 +175,13 @@ def test_a_program_is_found_as_a_shell_finds_it(run, tmp_path):
     assert with_path(*names[:2]).failure()["errno"] == 13
     assert with_path("x" * 5000, names[0]).failure() == {"errno": 2, "error": "", "filename": "it"}
     assert run("true", workdir="/not/there").failure()["filename"] == "/not/there"
+
+
+def test_what_is_wrong_with_its_groups_is_said(run, tmp_path):
+    (procs := tmp_path / "group" / "cgroup.procs").mkdir(parents=True)
+    failure = run("true", group=str(procs.parent)).failure()
+    assert (failure["errno"], failure["filename"]) == (21, str(procs))
+    assert run("true", memory={"group": "/proc/none", "bytes": 1}).failure()["filename"] == "/proc/none"
 
 
 def test_those_that_were_started_before_one_that_could_not_be_are_ended(run, tmp_path):

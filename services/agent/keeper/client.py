@@ -18,6 +18,8 @@ from services.agent.keeper.walls import NONE
 log = logging.getLogger("baton.agent")
 
 PING_S = 1.0
+FORGET_S = 0.2
+"""For so long ends that were heard are gathered, before the keeper is told to forget them."""
 KILL_ANSWER_S = 2.0
 """How long the keeper may say nothing when it is asked to kill. Well within telemetry's bound for it (5 s)."""
 SILENT_PINGS = 5
@@ -135,6 +137,9 @@ class KeeperClient:
     _process: subprocess.Popen[bytes] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _out: list[bytes] = field(default_factory=list)
+    """What one turn of the loop has to say: it goes together."""
+    _forgotten: list[str] = field(default_factory=list)
     _pong: int = 0
     _heard: int = 0
     pid: int = 0
@@ -154,6 +159,7 @@ class KeeperClient:
     async def attach(self, found: Found) -> None:
         """Goes on with a keeper that was found at the start."""
         reader, self._writer = await asyncio.open_unix_connection(sock=found.sock)
+        self._out.clear()  # what an earlier keeper was to hear
         self._process, self._pong = found.process, 0
         self.containment, self.pid = found.welcome["containment"], found.welcome["pid"]
         # A keeper of before there were walls would start a job without any, whatever it is told.
@@ -179,8 +185,16 @@ class KeeperClient:
 
     def send(self, message: wire.WireMessage) -> None:
         """To the keeper, if there is one: what it held is gone otherwise. Of one that has just ended we may not have heard."""
-        if self._writer is not None and not self._writer.is_closing():  # uvloop raises when it is closed
-            self._writer.write(wire.pack(message))
+        if self._writer is not None:
+            if not self._out:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._out.append(wire.pack(message))
+
+    def _flush(self) -> None:
+        data = b"".join(self._out)
+        self._out.clear()
+        if data and self._writer is not None and not self._writer.is_closing():  # uvloop raises when it is closed
+            self._writer.write(data)
 
     def knows(self, node: str) -> bool:
         return node in self._lives
@@ -242,7 +256,14 @@ class KeeperClient:
 
     def forget(self, id: str) -> None:
         self.attempts.pop(id, None)
-        self.send({"do": "forget", "ids": [id]})
+        if not self._forgotten:
+            asyncio.get_running_loop().call_later(FORGET_S, self._forget_all)
+        self._forgotten.append(id)
+
+    def _forget_all(self) -> None:
+        if self._forgotten:
+            self.send({"do": "forget", "ids": list(self._forgotten)})
+            self._forgotten.clear()
 
     # ------------------------------------------------------------------------------------------- what is heard
 
@@ -308,8 +329,10 @@ class KeeperClient:
         self._closing = True
         if self._writer is None:
             return
+        self._forget_all()
         if not keep:
             self.send({"do": "end"})
+        self._flush()
         with suppress(OSError):
             await self._writer.drain()
             if keep:

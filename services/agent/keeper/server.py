@@ -49,6 +49,12 @@ class Keeper:
         """Attempt -> when its shim is killed if it has not ended by then."""
         self._clean: set[str] = set()
         """Attempts whose shim has seen its last child end: it left no orphan."""
+        self._last: dict[str, dict[int, int]] = {}
+        """Attempt -> the exit codes that its shim said last: the agent hears them with its end."""
+        self._pids: dict[int, HeldAttempt] = {}
+        """Shims that are not reaped yet."""
+        self._due = 0.0
+        """When the deadlines are to be looked at next; 0: at once, since one of them may be another."""
         self._zygote = Zygote(name, kind, behind.bwrap)
         self._views = Views(self._epoll)
         self._ending = False
@@ -82,8 +88,7 @@ class Keeper:
     def _wait_s(self) -> float:
         if self._dying:
             return SWEEP_S
-        deadline = self.table.next_deadline(now())
-        return LONGEST_WAIT_S if deadline is None else max(0.0, min(LONGEST_WAIT_S, deadline - now()))
+        return max(0.0, min(LONGEST_WAIT_S, self._due - now()))
 
     # ------------------------------------------------------------------------------------------------- the agent
 
@@ -157,6 +162,7 @@ class Keeper:
         if not link.greeted:
             self._greet(link, told)
             return
+        self._due = 0.0
         match told.get("do"):
             case "ping":
                 self._say({"is": "pong", "n": told.get("n")}, link)
@@ -259,6 +265,7 @@ class Keeper:
             view, shown = held
             attempt.shim, mine = self._zygote.spawn(spec.attempt(told, shown), view)
             attempt.view = shared
+        self._pids[attempt.shim] = attempt
         self._shims[mine.fileno()] = (attempt, mine)
         self._sockets[attempt.id] = mine
         self._epoll.register(mine, select.EPOLLIN)
@@ -290,10 +297,7 @@ class Keeper:
         except OSError:
             data = b""
         if not data:
-            self._epoll.unregister(sock)
-            sock.close()
-            del self._shims[fd], self._sockets[attempt.id]
-            self._dying.setdefault(attempt.id, now())  # a shim that says nothing is dead, or as good as dead
+            self._let_go(fd, 0.0)  # a shim that says nothing is dead, or as good as dead
             return
         try:
             self._take(attempt, data)
@@ -301,6 +305,14 @@ class Keeper:
             # Its job spoke for it: a job of the same user may take the shim's descriptors.
             self._say({"is": "error", "error": f"attempt {attempt.id} is killed: its shim said {e!r}"[:1024]})
             proc.kill_all([attempt.shim])
+
+    def _let_go(self, fd: int, patience_s: float) -> None:
+        """Nothing more is heard of this shim but its end. If it is there after so many seconds, it is killed."""
+        attempt, sock = self._shims.pop(fd)
+        del self._sockets[attempt.id]
+        self._epoll.unregister(sock)
+        sock.close()
+        self._dying.setdefault(attempt.id, now() + patience_s)
 
     def _take(self, attempt: HeldAttempt, said: bytes) -> None:
         """Raises ValueError when it is nothing that a shim says."""
@@ -320,16 +332,15 @@ class Keeper:
                 attempt.failed = failed
                 self._say({"is": "failed", "id": attempt.id, **failed})
             case spec.EXITED:
-                self._ended(attempt, spec.codes(said))
+                self._ended(attempt, _codes(said))
             case spec.GONE:
-                self._ended(attempt, spec.codes(said))
+                self._last[attempt.id] = _codes(said)
                 self._clean.add(attempt.id)
+                self._let_go(self._sockets[attempt.id].fileno(), PATIENCE_S)
             case _:
                 raise spec.BadWords(f"{said[:64]!r}")
 
     def _ended(self, attempt: HeldAttempt, codes: dict[int, int]) -> None:
-        if any(not -signal.NSIG < code < 256 for code in codes.values()):
-            raise spec.BadWords(f"exit codes {codes}")
         if codes:
             attempt.codes |= codes
             self._say({"is": "exited", "id": attempt.id, "codes": codes})
@@ -343,31 +354,37 @@ class Keeper:
 
     def _sweep(self) -> None:
         """Kills what must not run, and finds out what is gone."""
-        for attempt in self.table.over(now()):
-            self._kill(attempt)
-        proc.kill_all(self._views.overdue(now()))
+        at = now()
+        if at >= self._due:
+            for attempt in self.table.over(at):
+                self._kill(attempt)
+            self._due = self.table.next_deadline(at) or at + LONGEST_WAIT_S
+        proc.kill_all(self._views.overdue(at))
         if not self._dying:
             return
-        at = now()
         strangers = self._reap() and self._orphans()
         connected = {attempt.id for attempt, _ in self._shims.values()}
         for id, patience in list(self._dying.items()):
             attempt = self.table.attempts[id]
             dead = not attempt.shim
             if not dead and at >= patience:
+                self._ended(attempt, self._last.pop(id, {}))
                 if attempt.group and os.path.isdir(attempt.group):
                     proc.kill_group(attempt.group)
                 proc.kill_all([attempt.shim])
-            left = bool(attempt.group) and os.path.isdir(attempt.group) and bool(proc.group_members(attempt.group))
-            if dead and left:
+            left = (
+                dead
+                and bool(attempt.group)
+                and os.path.isdir(attempt.group)
+                and bool(proc.group_members(attempt.group))
+            )
+            if left:
                 proc.kill_group(attempt.group)
             if dead and not left and not strangers and id not in connected:
                 self._gone(attempt)
 
     def _reap(self) -> bool:
         """Takes the ends of shims, and of orphans that one left. Returns whether there may be such orphans."""
-        by_pid = {a.shim: a for a, _ in self._shims.values()}
-        by_pid |= {a.shim: a for id in self._dying if (a := self.table.attempts[id]).shim}
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -375,8 +392,8 @@ class Keeper:
                 return False
             if pid == 0:
                 break
-            if pid in by_pid:
-                by_pid[pid].shim = 0
+            if (attempt := self._pids.pop(pid, None)) is not None:
+                attempt.shim = 0
         return not self._clean.issuperset(self._dying)
 
     def _orphans(self) -> bool:
@@ -393,6 +410,7 @@ class Keeper:
     def _gone(self, attempt: HeldAttempt) -> None:
         del self._dying[attempt.id]
         self._clean.discard(attempt.id)
+        self._ended(attempt, self._last.pop(attempt.id, {}))
         attempt.state = GONE
         for group in filter(None, dict.fromkeys((attempt.group, attempt.memory, attempt.pids))):
             attempt.oom_kills += proc.oom_kills(group)
@@ -401,3 +419,11 @@ class Keeper:
         life = self.table.lives.get(attempt.node)
         if life is None or life.incarnation != attempt.incarnation:
             del self.table.attempts[attempt.id]
+
+
+def _codes(said: bytes) -> dict[int, int]:
+    """Raises BadWords."""
+    codes = spec.codes(said)
+    if any(not -signal.NSIG < code < 256 for code in codes.values()):
+        raise spec.BadWords(f"exit codes {codes}")
+    return codes

@@ -11,7 +11,7 @@ enum {
     MOST_CODES = 1024, /* in one message */
     CHUNK = 65536,
     DEEPEST = 32, /* folders in one another that are removed */
-    MOST_BELOW = 16384, /* processes that are looked at, at once */
+    MOST_BELOW = 1 << 18, /* processes of the machine that are looked at */
 };
 static const i64 PAUSE_NS = 10 * 1000000, LONGEST_PAUSE_NS = 50 * 1000000;
 /* What comes after the cut of an output is read slowly, `CHUNK` per `PAUSE_NS`: a job that floods its output is held back by its
@@ -274,7 +274,7 @@ static bool start_rank(struct rank *rank)
 
 static bool enter_group(const char *group)
 {
-    char path[4096];
+    static char path[4096]; /* a failure names it */
     struct text procs = {path, 0, sizeof path};
     add(&procs, group);
     add(&procs, "/cgroup.procs");
@@ -336,7 +336,7 @@ static bool enter_groups(void)
 /* Where the folder lies that is to be removed. */
 static bool open_above(const char *folder)
 {
-    char path[4096];
+    static char path[4096]; /* a failure names it */
     size_t length = length_of(folder);
     if (length >= sizeof path)
         return failed(ENAMETOOLONG, "", folder);
@@ -421,8 +421,8 @@ static bool is_dots(const char *name)
     return same(name, ".") || same(name, "..");
 }
 
-/* As far as it can be: what resists stays. */
-static void remove_folder(int above, const char *name, int depth)
+/* As far as it can be: what resists stays. Returns whether all of it is gone. */
+static bool remove_folder(int above, const char *name, int depth)
 {
     _Alignas(struct entry) u8 entries[2048];
     long fd = CALL4(openat, above, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
@@ -436,17 +436,13 @@ static void remove_folder(int above, const char *name, int depth)
                 at += entry->length;
                 if (is_dots(entry->name))
                     continue;
-                if (CALL3(unlinkat, fd, entry->name, 0) == 0) {
-                    some = true;
-                    continue;
-                }
-                remove_folder((int)fd, entry->name, depth + 1);
+                some = CALL3(unlinkat, fd, entry->name, 0) == 0 || remove_folder((int)fd, entry->name, depth + 1) || some;
             }
         }
         CALL3(lseek, fd, 0, 0);
     }
     close_file((int)fd);
-    CALL3(unlinkat, above, name, AT_REMOVEDIR);
+    return CALL3(unlinkat, above, name, AT_REMOVEDIR) == 0;
 }
 
 static const char *last_of(const char *path)
@@ -480,19 +476,37 @@ static u32 parent_of(const char *pid)
     return parent;
 }
 
+struct process {
+    u32 pid, parent;
+    bool below;
+};
+
+/* Among processes in the order of their numbers. */
+static bool is_below(const struct process *found, u32 count, u32 pid)
+{
+    u32 first = 0, end = count;
+    while (first < end) {
+        u32 middle = first + (end - first) / 2;
+        if (found[middle].pid == pid)
+            return found[middle].below;
+        if (found[middle].pid < pid)
+            first = middle + 1;
+        else
+            end = middle;
+    }
+    return false;
+}
+
 /* Kills all that descends from this process. Who forks meanwhile is seen the next time. */
 static void kill_descendants(void)
 {
-    static struct {
-        u32 pid, parent;
-        bool below;
-    } found[MOST_BELOW];
+    static struct process found[MOST_BELOW];
     _Alignas(struct entry) u8 entries[4096];
     u32 count = 0, own = (u32)CALL0(getpid);
     long fd = open_file("/proc", O_RDONLY | O_DIRECTORY), bytes;
     if (fd < 0)
         return;
-    while ((bytes = CALL3(getdents64, fd, entries, sizeof entries)) > 0) {
+    while ((bytes = CALL3(getdents64, fd, entries, sizeof entries)) > 0) { /* in the order of their numbers */
         for (long at = 0; at < bytes;) {
             struct entry *entry = (struct entry *)(entries + at);
             at += entry->length;
@@ -502,25 +516,19 @@ static void kill_descendants(void)
                 pid = pid * 10 + (u32)(*digit++ - '0');
             if (*digit || pid == 0 || count == MOST_BELOW)
                 continue;
-            found[count].pid = pid;
-            found[count].parent = parent_of(entry->name);
-            found[count++].below = false;
+            found[count++] = (struct process){pid, parent_of(entry->name), false};
         }
     }
     close_file((int)fd);
     for (bool more = true; more;) {
         more = false;
         for (u32 at = 0; at < count; at++) {
-            bool below = found[at].parent == own;
-            for (u32 above = 0; above < count && !below && !found[at].below; above++)
-                below = found[above].below && found[above].pid == found[at].parent;
-            more = more || (below && !found[at].below);
-            found[at].below = found[at].below || below;
+            if (found[at].below || (found[at].parent != own && !is_below(found, count, found[at].parent)))
+                continue;
+            found[at].below = more = true;
+            CALL2(kill, found[at].pid, KILL);
         }
     }
-    for (u32 at = 0; at < count; at++)
-        if (found[at].below)
-            CALL2(kill, found[at].pid, KILL);
 }
 
 /* Kills everything below until nothing is left: however long, never ended by a timeout. */
