@@ -45,6 +45,7 @@ class Fakes:
         self.hashes = True
         self.bodies: dict[str, SubmitJob] = {}
         self.silent = False  # admission does not answer
+        self.questions = 0  # about events
         self._clock = time.time_ns() // 1000
 
     async def __aenter__(self) -> Self:
@@ -158,6 +159,7 @@ class Fakes:
         return JobList(jobs=tuple(mine[::-1][: query.limit]))
 
     def _events(self, query: EventListQuery, team: str) -> EventList:
+        self.questions += 1
         after = query.after_us or 0
         jobs = [query.job_id] if query.job_id else list(self.told)
         events = [e for job in jobs for e in self.told.get(job, []) if e.at_us > after and team in (e.team, "operator")]

@@ -154,6 +154,22 @@ async def test_waiting_does_not_wait_for_history(
     assert (await waiting).state is JobState.SUCCEEDED
 
 
+async def test_of_a_job_that_was_submitted_just_now_history_is_asked_nothing_before_its_end_is_told(
+    blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question costs the stores more than the job, while its node is to start it."""
+    monkeypatch.setattr("libs.client.baton._JUST_NOW_S", math.inf)
+    monkeypatch.setattr("libs.client.baton._TOLD_S", math.inf)
+    job = (await blue.submit(TRAIN, key)).job_id
+    asked = fakes.questions
+    waiting = asyncio.create_task(blue.wait(job, 60))
+    while not waiting.done():  # until it listens
+        await fakes.happens(job, "succeeded")
+        await asyncio.sleep(0.05)
+    assert (await waiting).state is JobState.SUCCEEDED
+    assert fakes.questions == asked
+
+
 async def test_who_has_waited_for_the_end_gets_a_document_with_it(blue: Baton, fakes: Fakes, key: str) -> None:
     job = (await blue.submit(TRAIN, key)).job_id
     await fakes.happens(job, "succeeded")
