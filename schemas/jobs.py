@@ -13,7 +13,7 @@ team (stream EVENTS).
 import marshal
 import re
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
@@ -261,11 +261,7 @@ _NO_ENV: dict[str, str] = {}
 
 def _any_fields(value: Any, _strict: ValidatorFunctionWrapHandler) -> JobSpec:
     """Most jobs of a team have the spec of another one: those seen last are validated once, and are one object."""
-    try:
-        written = marshal.dumps(value, 2) if isinstance(value, dict) else b""
-    except ValueError:  # a dictionary that holds models
-        written = b""
-    if not written or len(written) > _KNOWN_BYTES:
+    if not (written := _written(value)):
         return JobSpec.model_validate(value, extra="ignore")
     if (spec := _known.get(written)) is None:
         spec = _of_known_parts(value)
@@ -306,6 +302,31 @@ AcceptedSpec = Annotated[JobSpec, WrapValidator(_any_fields)]
 by a newer service: it is ignored like any other new field of a fact."""
 
 
+_submitted: dict[bytes, JobSpec] = {}
+
+
+def _as_before(value: Any, strict: ValidatorFunctionWrapHandler) -> JobSpec:
+    """A spec that was read before, written alike, is the same object; one that is refused is read anew each time."""
+    written = _written(value)
+    if not written:
+        return cast(JobSpec, strict(value))
+    if (spec := _submitted.get(written)) is None:
+        spec = strict(value)
+        if len(_submitted) >= _KNOWN_SPECS:
+            _submitted.clear()
+        _submitted[written] = spec
+    return spec
+
+
+def _written(value: Any) -> bytes:
+    """By which a spec is known again; b"" where it is too large for that, or of objects."""
+    try:
+        written = marshal.dumps(value, 2) if isinstance(value, dict) else b""
+    except ValueError:  # a dictionary that holds models
+        return b""
+    return written if len(written) <= _KNOWN_BYTES else b""
+
+
 class SubmitJob(Strict):
     """A team asks for a job to be run. Sent by pipelines, the client and the CLI; owned by admission.
 
@@ -317,7 +338,7 @@ class SubmitJob(Strict):
     client_key: str = Field(
         min_length=1, max_length=256, description="the sender's own name for this job, unique in its team"
     )
-    job: JobSpec
+    job: Annotated[JobSpec, WrapValidator(_as_before)]
 
     def spec_hashes(self) -> tuple[str, ...]:
         """By which of these its job is known: the first is what it is admitted as, with `env` and labels in order (maps have

@@ -19,7 +19,7 @@ from libs.core.admission.demand import demand_of
 from libs.core.admission.device_request import with_demand
 from libs.core.admission.environment import refused_names, variable_part
 from libs.core.admission.feasible import objections, unserved
-from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.fleet_shape import Allowed, FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.state.ended import too_old
 from libs.core.state.limits import Limits, Usage
@@ -167,10 +167,12 @@ def evaluate(
             Why.SUSPENDED, "", team, suspended.text(team), "ask the operators of the pool; questions are answered"
         )
         return NotAdmitted(job_of_key, (why,))
+    refusals = [*_age(submitted_us, context.fleet), *_client_key(request, job_of_key, same)]
+    known = context.fleet.allowed.get((team, id(job)))
+    if known is not None and known.job is job and known.classes is context.classes and not refusals:
+        return Admitted(job_of_key, known.admitted, spec_hash, context.classes[job.priority_class], known.note)
     demand = demand_of(job)
-    refusals = [
-        *_age(submitted_us, context.fleet),
-        *_client_key(request, job_of_key, same),
+    refusals += [
         *_class(job, team, context),
         *_environment(job),
         *_secrets(job),
@@ -188,12 +190,15 @@ def evaluate(
     ]
     if refusals:
         return NotAdmitted(job_of_key, tuple(refusals))
+    asked = job
     if (resources := with_demand(job.resources, demand)) != job.resources:
         job = job.model_copy(update={"resources": resources})
     note = "no node has registered yet: it waits for the first" if context.fleet.empty else ""
     priority_class = context.classes[job.priority_class]
     if priority_class.limits is not None:
         job = job.model_copy(update={"limits": (job.limits or JobLimits()).or_else(priority_class.limits)})
+    if not job.secrets:  # which its team may take away
+        context.fleet.allow(team, Allowed(asked, job, note, context.classes))
     return Admitted(job_of_key, job, spec_hash, priority_class, note)
 
 

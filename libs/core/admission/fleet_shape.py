@@ -10,7 +10,7 @@ import sys
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from libs.core.admission.capacity import Capacity, DeviceBlock, Need, blocks_of, capacity_of
@@ -25,6 +25,7 @@ from libs.core.state.model import NO_SPREAD, Shape
 from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
+from schemas.jobs import JobSpec
 from schemas.resources import Inventory
 
 _CACHED = 4096
@@ -37,6 +38,16 @@ class _Unjudged:
 
 
 _UNJUDGED = _Unjudged()
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Nothing speaks against `job` of a team, which is admitted as `admitted`; found with these classes."""
+
+    job: JobSpec
+    admitted: JobSpec
+    note: str
+    classes: Mapping[str, Any]
 
 
 class FleetShape:
@@ -78,6 +89,8 @@ class FleetShape:
         self._verdicts: dict[Shape, Blocked | None] = {}
         self._view: View | None = None
         self._models: dict[str, int] | None = None
+        self.allowed: dict[tuple[str, int], Allowed] = {}
+        """What was found of specs lately, by team and the spec's identity: many requests have the same."""
 
     @classmethod
     def of(cls, inventories: Iterable[Inventory], quotas: Mapping[str, Limits]) -> "FleetShape":
@@ -98,6 +111,12 @@ class FleetShape:
 
     def skip(self, seq: int) -> None:
         """A void record: it changes nothing."""
+
+    def allow(self, team: str, found: Allowed) -> None:
+        """Remembers what was found of a spec, until devices, quotas or queues are others."""
+        if len(self.allowed) >= _CACHED:
+            self.allowed.clear()
+        self.allowed[team, id(found.job)] = found
 
     def _job_queued(self, event: led.JobQueued, t_us: int) -> None:
         self._add_job(event.job_id, event.spec_hash, event.team)
@@ -128,12 +147,14 @@ class FleetShape:
         self.join(event.inventory)
 
     def _quota_set(self, event: led.QuotaSet, t_us: int) -> None:
+        self.allowed.clear()
         if (limits := Limits.of(event.limit_milli, event.by_type)) is None:
             self.quotas.pop(event.team, None)
         else:
             self.quotas[event.team] = limits
 
     def _queues_applied(self, event: led.QueuesApplied, t_us: int) -> None:
+        self.allowed.clear()
         self.tree = QueueTree.of(event.queues, event.version)
 
     def _team_suspended(self, event: led.TeamSuspended, t_us: int) -> None:
@@ -297,6 +318,7 @@ class FleetShape:
         self._models = self._view = None
         self._cache.clear()
         self._verdicts.clear()
+        self.allowed.clear()
 
 
 _FOLD: dict[type, Callable[[FleetShape, Any, int], None]] = {
