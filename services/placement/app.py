@@ -1,6 +1,7 @@
 """Placement's wiring: the only place that builds its clients."""
 
 import asyncio
+from collections import Counter as Tally
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -38,6 +39,8 @@ from services.placement.teller import Teller
 
 A = TypeVar("A")
 ANSWER_S = 3.0
+_TURNS = 2
+"""Of the event loop: in the first the teller publishes, in the second it is sent. What else follows a commit waits for that."""
 RECORD_ROOM = 4096
 """What a record and its headers take beside its events, bytes."""
 PROMISE_BUCKETS_S = (-86_400, -21_600, -3600, -600, -60, 0, 60, 600, 3600, 21_600, 86_400)
@@ -159,14 +162,16 @@ class Placement:
         self.teller.committed(record, decider, seq)
         if seq == self.seq:  # of a decision of several records the last: the state shows all of them
             self._answer_all(decider)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
         self._records.inc()
         for latency_ms in handlers.granted_at_once_ms(record, decider, clock.wall_us()):
             self._latency_ms.observe(latency_ms)
         waiting = sum(len(jobs) for jobs in decider.state.queues.values())
         parked = sum(len(jobs) for jobs in decider.state.parked.values())
         self._queued.set(waiting + parked + len(decider.state.backing_off))
-        for event in record.events:
-            self._events.labels(event.kind).inc()
+        for kind, count in Tally(event.kind for event in record.events).items():
+            self._events.labels(kind).inc(count)
         for error_s in handlers.promise_errors_s(record, decider):
             self._promise_error_s.observe(error_s)
             self._promises.labels("yes" if error_s <= 0 else "no").inc()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.ledger.chain import GENESIS, Decoded, Head, UnknownRecord, continues, encode, judge
+from libs.ledger.chain import GENESIS, Decoded, Head, UnknownRecord, continues, encode, judge, remember
 from schemas import ledger as led
 from schemas.jobs import JobState
 from schemas.ledger import LedgerRecord
@@ -102,6 +102,13 @@ def test_records_that_are_kept_decoded_are_bounded_by_their_bytes() -> None:
     kept.put("large", record(GENESIS), 101)
     assert kept.get("large") is None
     assert kept.get("9") is None
+
+
+def test_who_wrote_a_record_does_not_decode_it_again() -> None:
+    made = record(GENESIS, inbox_seq=77)
+    payload, digest = encode(made)
+    remember(made, payload, digest)
+    assert judge(GENESIS, "main", 1, payload, 0).record is made
 
 
 def test_a_payload_that_was_read_before_is_judged_by_its_own_place() -> None:

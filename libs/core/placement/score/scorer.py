@@ -31,6 +31,8 @@ from libs.core.state.model import Shape
 Floats = npt.NDArray[np.float64]
 
 _SAMPLED_NODES = 2000
+_KINDS = 1024
+"""Of which it is remembered what they may run on, at the most."""
 BLOCKS = np.array(weights.BLOCKS, dtype=np.int64)
 MARKET = arrays.Market(weights.MARKET_ROUNDS, weights.MARKET_STEP, weights.MARKET_COOLING, weights.MARKET_TASTE)
 
@@ -69,6 +71,7 @@ class _Classes:
     packed: arrays.NodeArrays
     """`nodes` for the kernels."""
     contents: list[frozenset[tuple[str, str]]] = field(default_factory=list)
+    _accepting: dict[RequestKind, Bools] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fleet: Fleet) -> "_Classes":
@@ -90,10 +93,14 @@ class _Classes:
         return cls(fleet.version, nodes, arrays.plain(nodes), list(codes))
 
     def accepting(self, kind: RequestKind) -> Bools:
-        """Classes (mask of shape (C,)) that a kind of request may run on."""
-        return np.array(
-            [not kind.num or any(_accepts(kind, m, p) for m, p in c) for c in self.contents], dtype=np.bool_
-        )
+        """Classes (mask of shape (C,), to be read only) that a kind of request may run on."""
+        if (known := self._accepting.get(kind)) is None:
+            if len(self._accepting) >= _KINDS:
+                self._accepting.clear()
+            known = self._accepting[kind] = np.array(
+                [not kind.num or any(_accepts(kind, m, p) for m, p in c) for c in self.contents], dtype=np.bool_
+            )
+        return known
 
 
 def _accepts(kind: RequestKind, model: str, profile: str) -> bool:

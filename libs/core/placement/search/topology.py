@@ -198,6 +198,8 @@ def _fabrics(fleet: Fleet, rows: Ints) -> Ints:
 
 def in_order(fleet: Fleet, rows: Ints) -> Ints:
     """`rows` in rank order: neighbours in rank are neighbours on the tree; on a node by index within its islands."""
+    if len(rows) < 2:
+        return rows
     nodes = fleet.node[rows]
     island = np.where(fleet.domain[rows] >= 0, fleet.domain[rows], len(fleet.domains))
     first = np.full(len(fleet.domains) + 1, len(fleet.leaf), dtype=np.int64)
