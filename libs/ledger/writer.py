@@ -13,6 +13,7 @@ That is a matter of speed alone; no safety depends on any clock.
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from nats.js import JetStreamContext
 from libs.bus.cancel import cancel
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
-from libs.ledger.chain import Head
+from libs.ledger.chain import Head, remember
 from libs.ledger.culprits import Culprits
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
@@ -39,7 +40,7 @@ from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.standby import follow
 from libs.ledger.tail import Stored, Tail
 from libs.ledger.timing import timed
-from libs.ports.host import failpoint
+from libs.ports.host import failpoint, present_host
 from schemas.ledger import LedgerEvent, LedgerRecord, SegmentSealed
 from schemas.subjects import inbox_stream
 
@@ -52,7 +53,8 @@ _HEADER_BYTES = 1024
 _RECORD_BYTES = 2048  # of a record beside its events: what its clock says, mostly
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
-_BUSY_S = 0.02  # inputs that come sooner than this after a commit are worth waiting for more of them
+_BUSY_S, _MANY = 0.05, 4  # so many inputs in about so long: they are worth waiting for more of them
+_GLANCE_S = 0.005
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
 _ROLL_SOON_S = 1.0  # one in which the broker did not answer: it may be back
@@ -116,6 +118,7 @@ class LedgerWriter(Generic[D]):
         self._batch = batch
         self._limit = batch
         self._linger_s = linger_ms / 1000
+        self._flow, self._flow_s = 0.0, -math.inf  # inputs lately, the older the less; as of when
         self._takeover_s = takeover_s
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
@@ -261,13 +264,19 @@ class LedgerWriter(Generic[D]):
         stored = await inbox.messages(self._limit, _ASK_S, max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if not stored or now - self._confirmed > _BUSY_S:
+        self._flow = len(stored) + self._flow * math.exp((self._flow_s - now) / _BUSY_S)
+        self._flow_s = now
+        if self._flow < _MANY:
             return stored  # a lone message is not held up for company
         size = sum(len(s.payload) for s in stored)
         while len(stored) < self._limit and size < _INPUT_BYTES and (left := now + self._linger_s - loop.time()) > 0:
-            more = await inbox.messages(self._limit - len(stored), left, max_bytes=_INPUT_BYTES - size)
+            if not inbox.lag:
+                await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
+            wait_s = max(0.0, now + self._linger_s - loop.time()) if inbox.lag else 0.0
+            more = await inbox.messages(self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size)
             stored += more
             size += sum(len(s.payload) for s in more)
+            self._flow += len(more)
         return stored
 
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
@@ -344,6 +353,8 @@ class LedgerWriter(Generic[D]):
                 return outcome
             self._full, self._full_turns = "", 0
             self._ledger.committed(made)
+            if present_host() is None:  # the readers of a simulation are one process with it, and read what is stored
+                remember(made.record, made.payload, made.digest)
             self.counters.commits += 1
             self.counters.events += len(made.record.events)
             committed.append((self.position, made.record))

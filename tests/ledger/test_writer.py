@@ -124,6 +124,22 @@ async def test_hooks_see_every_commit_in_order_and_first_of_all_the_refold(world
     assert said == ["refold", *((seq, True) for seq in range(1, 6))]
 
 
+async def test_few_inputs_are_decided_at_once_and_many_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_BUSY_S", 1e-9)  # each is the first for long
+    writer = world.writer("w1", linger_ms=600_000, batch=16)
+    world.start(writer)
+    for n in range(3):
+        await world.put(admitted(n))
+        await world.decided(writer)
+    assert await world.ledger_last() == 3
+    monkeypatch.setattr(writer_module, "_BUSY_S", 1e9)  # what came is still felt
+    for n in range(3, 43):
+        await world.put(admitted(n))
+    while writer.counters.inputs < 3 + 16:
+        await asyncio.sleep(0.01)
+    assert writer.counters.commits <= 3 + 4 + 2, "four at the most before there are many"
+
+
 async def test_ticks_alone_write_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "_MAX_SKIPPED", 30)
     writer = world.writer("w1", batch=10)
