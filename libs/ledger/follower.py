@@ -19,7 +19,7 @@ raises, the snapshots are deleted too: if the state was wrong and not the ledger
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -57,7 +57,7 @@ class FollowedEntry:
 class Gather:
     """Makes batches larger: after the first records, wait `seconds` for more, or until there are `enough` (None: as many as
     are read at once). With `busy_s` only when the batch before ended no longer ago than that: a record that comes alone is
-    not held up, and a reader that nobody waits for wakes some times a second instead of once for each record."""
+    not held up."""
 
     seconds: float
     enough: Callable[[Sequence[FollowedEntry]], bool] | None = None
@@ -85,6 +85,9 @@ class Follower(Generic[P]):
     projection that keeps its own position (history's documents, whose place is in MongoDB) gives `place` instead: the
     state and where it stands, None for the beginning. It is asked at each start, and nothing is saved here.
 
+    `rest_s`: of a reader that nobody waits for. So long after a record has come it is left alone, and the processors are left
+    to those who do what it says; what comes meanwhile is read with it. `hurry` ends that.
+
     `only`: kinds of events; the projection gets these alone, and no other kind need be understood.
 
     `caught_up` is set once all that was in the ledger at the start has been applied; `began_at` is that last sequence,
@@ -101,6 +104,7 @@ class Follower(Generic[P]):
         snapshot_every: int = 5000,
         place: Callable[[], Awaitable[Restored[P] | None]] | None = None,
         gather: Gather | None = None,
+        rest_s: float = 0.0,
         max_batch: int = 256,
         idle_s: float = 1.0,
         only: Collection[str] | None = None,
@@ -118,12 +122,14 @@ class Follower(Generic[P]):
         self._saver = SnapshotSaver(SnapshotStore(js, pool), name, kind.version, every=snapshot_every)
         self._place = place
         self._gather = gather
+        self._rest_s = rest_s
         self._max_batch = max_batch
         self._idle_s = idle_s
         self._reader: LedgerReader | None = None
         self._waits_for = "not read yet"
         self._applying = asyncio.Lock()
         self._done_s = float("-inf")  # when the last batch with records was done
+        self._hurried = asyncio.Event()
 
     @property
     def saves(self) -> SaveCounters:
@@ -164,6 +170,10 @@ class Follower(Generic[P]):
         """While the block runs nothing is applied, so that the projection may be read in a thread, or across an await."""
         async with self._applying:
             yield
+
+    def hurry(self) -> None:
+        """Somebody waits for what it has not read yet."""
+        self._hurried.set()
 
     async def forget(self) -> None:
         """Drops the snapshots: what was made of the projection is lost, and the next `run` folds the ledger anew."""
@@ -239,6 +249,8 @@ class Follower(Generic[P]):
     # ------------------------------------------------------------------------------------------------------ follow
 
     async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
+        if self._rest_s and not reader.lag():
+            await self._rest(reader)
         steps = await self._apply(await reader.next(self._max_batch, self._idle_s))
         gather, loop = self._gather, asyncio.get_running_loop()
         now = loop.time()
@@ -254,6 +266,13 @@ class Follower(Generic[P]):
                 break  # what came before counts; the next call meets the fault again
             steps += await self._apply(more)
         return steps
+
+    async def _rest(self, reader: LedgerReader) -> None:
+        if await reader.come(self._idle_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._rest_s):
+                    await self._hurried.wait()
+            self._hurried.clear()
 
     def _enough(self, gather: Gather, steps: Sequence[FollowedEntry]) -> bool:
         return gather.enough(steps) if gather.enough is not None else len(steps) >= self._max_batch

@@ -54,6 +54,10 @@ class LedgerReader:
         self._open = OpenSegment(js, pool)
         self._tail = Tail(js, ledger_stream(pool), self.position, where=self._segment)
 
+    async def come(self, wait_s: float) -> bool:
+        """Returns once an entry can be read, at the latest after `wait_s`: whether one surely can."""
+        return await self._tail.come(wait_s)
+
     async def next(self, max_batch: int = 256, wait_s: float = 1.0) -> list[ChainEntry]:
         """The next entries, at most `max_batch`; empty when nothing came within `wait_s`."""
         entries: list[ChainEntry] = []

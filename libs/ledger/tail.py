@@ -151,6 +151,19 @@ class Tail:
                 async with asyncio.timeout(min(left, 0.5)):
                     await consumer.news.wait()
 
+    async def come(self, wait_s: float) -> bool:
+        """Returns once a message lies here, at the latest after `wait_s`: whether one does. It is not looked at yet."""
+        consumer = self._consumer
+        if consumer is None or consumer.broken:
+            return False
+        await self._ask(consumer)
+        if not consumer.queue:
+            consumer.news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait_s, 0.5)):
+                    await consumer.news.wait()
+        return bool(consumer.queue)
+
     async def close(self, position: int | None = None) -> None:
         """Give the consumer back to the broker. The tail can be used again, and then goes on after `position`."""
         if position is not None:

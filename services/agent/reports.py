@@ -30,7 +30,7 @@ from schemas.inbox import (
 
 log = logging.getLogger("baton.agent")
 
-LINGER_S = 0.002
+LINGER_S = 0.004
 BUSY_S = 0.02
 """What is seen sooner than this after a batch was stored waits for `LINGER_S`: more is likely to come."""
 RETRY_S = 1.0

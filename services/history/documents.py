@@ -26,6 +26,8 @@ from schemas.ledger import JobQueued
 
 log = logging.getLogger("baton.history")
 
+_REST_S = 0.02
+"""Nobody waits for a document before its window is over."""
 _READ = 64  # records at a time: each may hold hundreds of events
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -53,7 +55,7 @@ class Documents:
         self.position = 0
         self.follower = Follower(
             js, pool, JobChanges, name="history-documents", place=self._place, max_batch=_READ,
-            gather=Gather(window_s, self._enough),
+            gather=Gather(window_s, self._enough), rest_s=min(_REST_S, window_s),
         )  # fmt: skip
         self._store = store
         self._window_jobs = window_jobs

@@ -28,7 +28,9 @@ log = logging.getLogger("baton.history")
 
 A = TypeVar("A")
 NAME = "history-feed"
-_GATHER = Gather(0.01, busy_s=0.05)
+_REST_S = 0.003
+"""The node that is to do what a record says hears of it first."""
+_GATHER = Gather(0.025, busy_s=0.05)
 """Under load: events of some records are stored as one batch, synced once, and the cursor moves once for all of them."""
 
 
@@ -39,7 +41,9 @@ class FeedLoop:
         self, js: JetStreamContext, pool: str, registry: CollectorRegistry, *, snapshot_records: int = 5000
     ) -> None:
         self.position = 0
-        self.follower = Follower(js, pool, Feed, name=NAME, snapshot_every=snapshot_records, gather=_GATHER)
+        self.follower = Follower(
+            js, pool, Feed, name=NAME, snapshot_every=snapshot_records, gather=_GATHER, rest_s=_REST_S
+        )
         self._pool = pool
         self._source = f"/baton/{pool}/history"
         self._outbox = Outbox(js, batches=True)

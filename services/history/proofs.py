@@ -25,7 +25,7 @@ from libs.core.proofs.chains import TeamChains
 from libs.core.proofs.sums import way_back
 from libs.core.proofs.tree import Tree, leaf_of, salt_of
 from libs.ledger.chain import LedgerStopped
-from libs.ledger.follower import FollowedEntry, Follower, Gather
+from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.inbox import SumProposed
@@ -43,7 +43,7 @@ _FORGET_US = 3_600_000_000
 """How often what is too old is deleted, ledger time."""
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _TREES = 4
-_GATHER = Gather(0.2, busy_s=1.0)
+_REST_S = 0.2
 """Each batch asks MongoDB three times, however many records it has."""
 
 
@@ -67,7 +67,7 @@ class ProofLoop:
     ) -> None:
         self.follower = Follower(
             js, pool, TeamChains, name="history-proofs", snapshot_every=snapshot_records, only=TeamChains.handled,
-            gather=_GATHER,
+            rest_s=_REST_S,
         )  # fmt: skip
         self._pool, self._store = pool, store
         self._outbox = Outbox(js)

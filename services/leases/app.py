@@ -17,7 +17,7 @@ from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing
 from libs.core.projections.node_lives import NodeLives
 from libs.core.state.formats import may_emit
-from libs.ledger.follower import FollowedEntry, Follower, Gather
+from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.readers import Readers, process_name
 from libs.ports.host import failpoint
 from libs.service.app import Tasks, make_asgi
@@ -48,7 +48,7 @@ class Leases:
         every = self.settings.snapshot_records
         self.follower = follower = Follower(
             js, self.settings.pool, NodeLives, name="leases", snapshot_every=every, only=NodeLives.handled,
-            gather=Gather(0.05, busy_s=0.2),
+            rest_s=0.1,
         )  # fmt: skip
 
         async def begin() -> None:

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import Delta, HotState
-from libs.ledger.follower import FollowedEntry, Follower, Gather
+from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.projector")
@@ -46,7 +46,7 @@ class Projector:
     async def run(self, js: JetStreamContext) -> None:
         self.follower = follower = Follower(
             js, self._pool, HotState, name=FOLLOWER, snapshot_every=self._snapshot_every, idle_s=0.5,
-            gather=Gather(0.01, busy_s=0.1),
+            rest_s=0.05,
         )  # fmt: skip
 
         async def begin() -> None:

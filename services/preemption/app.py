@@ -29,6 +29,8 @@ log = logging.getLogger("baton.preemption")
 
 _SEND_S = 5.0
 """A plan that is not stored by then is made anew: the pool is another, then."""
+_REST_S = 0.02
+"""A record is read so long after it has come: placement decides without us, and nodes hear of it first."""
 
 
 class Preemption:
@@ -51,7 +53,9 @@ class Preemption:
         be read on."""
         outbox = Outbox(js, give_up_s=_SEND_S)
         every = self.settings.snapshot_records
-        self.follower = follower = Follower(js, self.pool, PreemptionPlanner, name="preemption", snapshot_every=every)
+        self.follower = follower = Follower(
+            js, self.pool, PreemptionPlanner, name="preemption", snapshot_every=every, rest_s=_REST_S
+        )
 
         async def after(steps: Sequence[FollowedEntry]) -> None:
             for answer in (answer for step in steps for answer in step.told or ()):

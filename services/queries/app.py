@@ -37,6 +37,9 @@ FOLLOWER = "queries"
 _BATCH = 8
 """Ledger records folded between two looks at the event loop: a record may hold a thousand events, 10 us each."""
 
+_REST_S = 0.05
+"""A record is read so long after it has come, unless an answer waits for it."""
+
 _ROOM_EVERY_S = 5.0
 
 _WORKERS = 2048
@@ -81,6 +84,7 @@ class Queries:
             name=FOLLOWER,
             snapshot_every=self.settings.snapshot_records,
             max_batch=_BATCH,
+            rest_s=_REST_S,
         )
         return self.follower
 
@@ -93,6 +97,8 @@ class Queries:
             for told, shown in list(self._waiters.items()):
                 if not told.done() and shown():
                     told.set_result(None)
+            if self._waiters:
+                follower.hurry()
             await asyncio.sleep(0)  # questions come between two batches, also while the follower is far behind
 
         await follower.run(after)
@@ -138,6 +144,7 @@ class Queries:
             return
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[told] = shown
+        self._following().hurry()
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(told, limit_s)

@@ -16,7 +16,7 @@ from libs.bus.broker import make_broker
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.queries import serve
 from libs.core.projections.hot_state import HotState, Row
-from libs.ledger.follower import FollowedEntry, Follower, Gather
+from libs.ledger.follower import FollowedEntry, Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
 from libs.service.connection import connected
@@ -89,7 +89,7 @@ class Telemetry:
         """Folds the ledger for ever. Waits are observed from the present on: the past is not news after a restart."""
         self.follower = follower = Follower(
             js, self.settings.pool, PoolFigures, name=FOLLOWER, snapshot_every=self.settings.snapshot_records,
-            gather=Gather(0.05, busy_s=0.2),
+            rest_s=0.1,
         )  # fmt: skip
 
         async def after(steps: Sequence[FollowedEntry]) -> None:

@@ -51,6 +51,8 @@ log = logging.getLogger("baton.vault")
 FOLLOWER = "vault"
 _TEAMS = 10_000
 _LOOK_S = 0.01
+_REST_S = 0.1
+"""A record is read so long after it has come, unless a node asks for what it says."""
 _TELL_S = 3.0
 """A change that the ledger's inbox does not take within this is told later, and its sender asked to say it again."""
 
@@ -80,6 +82,7 @@ class Vault:
             name=FOLLOWER,
             snapshot_every=self.settings.snapshot_records,
             only=SecretUsers.handled,
+            rest_s=_REST_S,
         )
         return self.follower
 
@@ -91,7 +94,8 @@ class Vault:
         """Returns when the record at `seq` was read, after `seen_wait_s` at the latest."""
         follower = self.follower
         deadline = clock.boot_s() + self.settings.seen_wait_s
-        while follower is not None and follower.position < seq and clock.boot_s() < deadline:  # noqa: ASYNC110
+        while follower is not None and follower.position < seq and clock.boot_s() < deadline:
+            follower.hurry()
             await asyncio.sleep(_LOOK_S)
 
     # ------------------------------------------------------------------------------------------------------ of people

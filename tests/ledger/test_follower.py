@@ -166,6 +166,31 @@ async def test_a_busy_reader_gathers_and_a_lone_record_is_not_held_up(world: Wor
     assert batches == [1, 5]
 
 
+async def test_a_reader_that_rests_reads_together_what_came_meanwhile_and_at_once_when_it_is_hurried(
+    world: World,
+) -> None:
+    batches: list[int] = []
+
+    async def after(steps: Sequence[FollowedEntry]) -> None:
+        if steps:
+            batches.append(len(steps))
+
+    async with running(follower(world, rest_s=600.0), after) as made:
+        await until(made.caught_up.is_set)
+        await grow(world, 3)
+        await until(lambda: made._reader is not None and len(made._reader._tail._consumer.queue) == 3)
+        assert batches == []
+        made.hurry()
+        await until(lambda: batches == [3])
+
+
+async def test_a_reader_that_rests_does_not_while_it_is_behind(world: World) -> None:
+    await grow(world, 20)
+    async with running(follower(world, rest_s=600.0, max_batch=4)) as made:
+        made.hurry()  # the first record: what else is there is known once it was read
+        assert await reads(made, 20) == expected(20)
+
+
 async def test_what_came_before_a_fault_is_told_though_it_was_being_gathered(world: World) -> None:
     told: list[int] = []
 
