@@ -20,10 +20,13 @@ subject apart.
 
 import re
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 
 OPERATOR = "operator"
 """The reserved team whose credential may ask about every team and set quotas."""
+
+_KNOWN = 4096
+"""Subjects that are remembered, of each kind: each job's messages have the same few."""
 
 REQUESTS = "REQUESTS"
 EVENTS = "EVENTS"
@@ -142,11 +145,13 @@ def set_quota(pool: str, user: str) -> str:
     return fill(POOL_COMMAND, entity="quota", what="set", pool=pool, team=OPERATOR, user=user)
 
 
+@lru_cache(_KNOWN)
 def inbox(entity: str, what: str, pool: str) -> str:
     """Where what services say to a pool's placement goes, e.g. `baton.in.clock.v1.tick.main`."""
     return fill(INPUT, entity=entity, what=what, pool=pool)
 
 
+@lru_cache(_KNOWN)
 def node_inbox(what: str, pool: str, node: str = "*") -> str:
     """Where facts about a node go: its own agent's, and telemetry's that it is lost."""
     return anyone(NODE_INPUT, what=what, pool=pool, node=node)
@@ -237,6 +242,7 @@ def segments(pool: str) -> str:
     return anyone(SEGMENT, pool=pool)
 
 
+@lru_cache(_KNOWN)
 def event(what: str, team: str = "*") -> str:
     """Where `team` reads what happened to its jobs, e.g. `baton.evt.job.v1.granted.research`."""
     return anyone(EVENT, entity="job", what=what, team=team)

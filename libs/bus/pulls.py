@@ -22,6 +22,10 @@ _MORE_S = 0.05
 """For messages that the broker has and was asked for; then what is here is enough."""
 _GRACE_S = 0.5
 """After its end a request of which nothing was heard is forgotten."""
+_BUSY_S = 0.02
+_LINGER_S = 0.005
+_GLANCE_S = 0.005
+"""What comes sooner than the one after messages were handed out waits so long for others: each batch has costs of its own."""
 _REFUSED_S = 0.1
 _ENDED = ("404", "408")
 """Nothing there, or no time left: the usual ends of a request."""
@@ -43,6 +47,8 @@ class Pull(JetStreamContext.PullSubscription):
     """Messages of the open request that are to come."""
     _until_s = 0.0
     _reconnects = 0
+    _gave_s = float("-inf")
+    """When messages were handed out last."""
 
     async def fetch(self, batch: int = 1, timeout: float | None = 5.0, heartbeat: float | None = None) -> list[Msg]:
         """Up to `batch` messages: those that the broker has, else the next one that comes within `timeout` seconds.
@@ -57,6 +63,11 @@ class Pull(JetStreamContext.PullSubscription):
             self._take(found, batch)
             now = loop.time()
             if len(found) == batch or (found and not delivery(found[-1].reply).pending):
+                until = min(now + _LINGER_S, end) if now - self._gave_s < _BUSY_S else now
+                while len(found) < batch and (left := until - loop.time()) > 0:
+                    await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile
+                    self._take(found, batch)
+                self._gave_s = loop.time()
                 return found
             left = min(end, now + _MORE_S) - now if found else end - now
             try:

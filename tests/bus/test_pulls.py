@@ -69,6 +69,20 @@ async def test_what_is_there_comes_as_one_batch(nats: BusConnection) -> None:
     assert await texts(one.fetch(10, LONG_S)) == numbers[20:]
 
 
+async def test_what_comes_soon_after_others_is_handed_out_with_what_follows_it(
+    nats: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await pull(nats)
+    await put(nats, "first")
+    assert await texts(one.fetch(5, LONG_S)) == ["first"], "a lone one is not held up"
+    monkeypatch.setattr("libs.bus.pulls._BUSY_S", LONG_S)
+    monkeypatch.setattr("libs.bus.pulls._LINGER_S", LONG_S)
+    fetching = asyncio.create_task(texts(one.fetch(2, LONG_S)))
+    await put(nats, "second")
+    await put(nats, "third")
+    assert await fetching == ["second", "third"]
+
+
 async def test_an_open_request_that_has_too_little_left_is_followed_by_another(nats: BusConnection) -> None:
     one = await pull(nats)
     fetching = asyncio.create_task(texts(one.fetch(10, LONG_S)))
