@@ -25,6 +25,7 @@ from libs.core.scheduling import limits
 from schemas import ledger as led
 from schemas.ids import content_hash, job_id
 from schemas.jobs import JobLimits, JobSpec, ModelShape, Simulation, SubmitJob, Workload
+from schemas.queues import Queue
 from schemas.resources import (
     Device,
     DeviceKind,
@@ -725,3 +726,40 @@ def test_a_secret_that_the_team_does_not_have_is_refused() -> None:
     assert isinstance(
         evaluate(request, "research", replace(known, secrets=lambda team: ("hf-token", "wandb"))), Admitted
     )
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        led.QuotaSet(team="research", limit_milli=0),
+        led.QueuesApplied(queues=(Queue(name="research", classes=("serving",)),), version=1),
+    ],
+)
+def test_what_was_found_of_a_spec_holds_for_its_team_until_the_pool_is_another(event: Any) -> None:
+    first, again = (
+        SubmitJob.model_validate_json(submit(key).model_dump_json()) for key in ("run-1", "run-2")
+    )  # fmt: skip
+    assert again.job is first.job, "written alike"
+    context = AdmissionContext(fleet(*TWO_LEAVES), limits.room)
+    assert isinstance(evaluate(first, "research", context), Admitted)
+    assert list(context.fleet.allowed) == [("research", id(first.job))]
+    assert isinstance(evaluate(again, "research", context), Admitted)
+    context.fleet.apply(record(event), 2)
+    assert isinstance(evaluate(again, "vision", context), Admitted), "the others are as they were"
+    assert isinstance(evaluate(again, "research", context), NotAdmitted)
+
+
+def test_a_team_that_is_suspended_is_refused_what_it_had_before() -> None:
+    context = AdmissionContext(fleet(*TWO_LEAVES), limits.room)
+    request = submit()
+    assert isinstance(evaluate(request, "research", context), Admitted)
+    context.fleet.apply(record(led.TeamSuspended(team="research", reason="r", user="o")), 2)
+    assert isinstance(evaluate(request, "research", context), NotAdmitted)
+
+
+def test_other_classes_judge_a_spec_anew() -> None:
+    shape = fleet(*TWO_LEAVES)
+    request = submit(stop_grace_s=100)
+    assert isinstance(evaluate(request, "research", AdmissionContext(shape, limits.room)), Admitted)
+    hasty = {c.name: c.model_copy(update={"longest_grace_s": 10}) for c in DEFAULT_CLASSES}
+    assert isinstance(evaluate(request, "research", AdmissionContext(shape, limits.room, hasty)), NotAdmitted)
