@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from libs.core.accelerators.kinds import problem_with
-from libs.core.admission.intake import IntakeLimits
+from libs.core.admission.intake import EVERYBODY, IntakeLimits
 from libs.service.files import read
 from schemas.base import Name, Strict
 from schemas.resources import LimitKey
@@ -38,11 +38,15 @@ class TeamEntry(Strict):
 
 
 class TeamsFile(Strict):
-    """`deploy/teams.yaml`."""
+    """`deploy/teams.yaml`. `intake`: what every team may ask for, also one that is not named; what a team's own entry says of a
+    limit counts in its place, and null lifts it."""
 
+    intake: IntakeLimits = IntakeLimits()
     teams: dict[Name, TeamEntry] = Field(default_factory=dict)
 
 
 def load_intake(path: Path, setting: str) -> dict[str, IntakeLimits]:
-    """Team -> what it may ask for. Raises BadFile; `setting` is the variable that names another file."""
-    return {team: entry.intake for team, entry in read(path, TeamsFile, setting).teams.items()}
+    """Team, or `EVERYBODY` -> what it may ask for. Raises BadFile; `setting` is the variable that names another file."""
+    file = read(path, TeamsFile, setting)
+    named = {team: file.intake.but(entry.intake) for team, entry in file.teams.items()}
+    return named if file.intake == IntakeLimits() else {EVERYBODY: file.intake, **named}

@@ -6,7 +6,7 @@ import pytest
 
 from libs.core.accelerators.catalog import catalog, models
 from libs.core.accelerators.mig_boards import GEOMETRIES
-from libs.core.admission.intake import IntakeLimits
+from libs.core.admission.intake import EVERYBODY, Intake, IntakeLimits
 from libs.core.state.limits import Limits
 from libs.service.files import read
 from libs.service.teams_file import load_intake
@@ -140,11 +140,24 @@ def test_only_what_is_new_or_changed_in_the_file_is_told() -> None:
     assert quota_changes(file, file, {}) == {}
 
 
+def test_the_shipped_file_bounds_what_a_team_asks_for_that_nobody_has_named() -> None:
+    limits = Intake(load_intake(Path(__file__).parents[2] / "deploy/teams.yaml", "X"))
+    taken = 0
+    while limits.submit("stranger", 256 * 1024, 0, 0) is None:
+        taken += 1
+        assert taken < 1_000
+    assert limits.submit("another", 1024, 10**6, 0) is not None, "and its open jobs"
+
+
 def test_what_a_team_may_ask_for_stands_in_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "teams.yaml"
     path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 5, submits_per_s: 0.5}}\n  b: {devices: null}\n")
     assert load_intake(path, "X") == {"a": IntakeLimits(open_jobs=5, submits_per_s=0.5), "b": IntakeLimits()}
     assert set(load_quotas(path)) == {"a", "b"}
+    everybody = "intake: {open_jobs: 9, bytes_per_s: 1000}\nteams:\n  a: {devices: 1, intake: {open_jobs: null}}\n"
+    path.write_text(everybody)
+    all_may = IntakeLimits(open_jobs=9, bytes_per_s=1000)
+    assert load_intake(path, "X") == {EVERYBODY: all_may, "a": IntakeLimits(open_jobs=None, bytes_per_s=1000)}
     path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 0}}\n")
     with pytest.raises(ValueError, match=r"teams.a.intake.open_jobs.*greater than or equal to 1"):
         AdmissionSettings(teams=path)

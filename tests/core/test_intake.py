@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.admission.intake import IDLE_CANCELS, LEAST_WAIT_S, Bucket, Intake, IntakeLimits
+from libs.core.admission.intake import EVERYBODY, IDLE_CANCELS, LEAST_WAIT_S, Bucket, Intake, IntakeLimits
 from schemas import ledger as led
 from tests.core.builders import World, job, node
 
@@ -14,6 +14,13 @@ S = 1_000_000
 def test_a_team_without_limits_may_submit() -> None:
     intake = Intake({"other": IntakeLimits(open_jobs=1)})
     assert all(intake.submit("mine", 10**9, 10**9, n) is None for n in range(1_000))
+
+
+def test_a_team_without_limits_has_those_of_everybody() -> None:
+    intake = Intake({EVERYBODY: IntakeLimits(open_jobs=1), "free": IntakeLimits()})
+    assert intake.submit("mine", 1, 0, 0) is None
+    assert intake.submit("mine", 1, 1, 0) is not None
+    assert intake.submit("free", 1, 10**9, 0) is None
 
 
 def test_open_jobs_and_bytes_are_named_with_their_values() -> None:

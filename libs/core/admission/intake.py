@@ -26,6 +26,8 @@ LEAST_WAIT_S: Final = 150.0
 one."""
 
 FULL_QUEUE_WAIT_S: Final = 600.0
+EVERYBODY: Final = "*"
+"""Whose limits a team without any of its own has; no team can be called so."""
 IDLE_CANCELS: Final = 100
 IDLE_CANCELS_PER_S: Final = 1.0
 """Cancels of jobs that are not open, or were asked to end already, that a team may send at once and for ever. Each is
@@ -46,6 +48,10 @@ class IntakeLimits(Strict):
     bytes_per_s: float | None = Field(default=None, gt=0, le=1 << 40, description="of submits' bodies")
     burst_bytes: int | None = Field(default=None, ge=256, le=1 << 40)
     request_bytes: int | None = Field(default=None, ge=256, le=1 << 30, description="of one submit's body")
+
+    def but(self, own: "IntakeLimits") -> "IntakeLimits":
+        """These, with what `own` says in its place."""
+        return self.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +114,18 @@ def _rates(limits: IntakeLimits) -> tuple[_Rate, ...]:
 
 
 class Intake:
-    """`limits` by team; a team without has the one on idle cancels alone."""
+    """`limits` by team; a team without has those of `EVERYBODY`, or else the one on idle cancels alone."""
 
     def __init__(self, limits: Mapping[str, IntakeLimits] | None = None) -> None:
         self._limits = dict(limits or {})
+        self._everybody = self._limits.get(EVERYBODY)
         self._own: OrderedDict[str, None] = OrderedDict()
         self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
         self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def submit(self, team: str, size: int, open_jobs: int, at_us: int) -> OverLimit | None:
         """Counts a submit of a job that is not known, of `size` bytes, which the broker stored at `at_us`."""
-        limits = self._limits.get(team)
-        if limits is None:
+        if (limits := self._of(team)) is None:
             return None
         if limits.request_bytes is not None and size > limits.request_bytes:
             limit = f"team {team} may send {limits.request_bytes} bytes in one request (request_bytes)"
@@ -142,14 +148,14 @@ class Intake:
 
     def admitted(self, team: str, job_id: str) -> None:
         """A submit that was counted here was admitted as this job: the ledger will show it, and it counts once."""
-        if team in self._limits:
+        if self._of(team) is not None:
             self._own[job_id] = None
             if len(self._own) > _REMEMBERED:
                 self._own.popitem(last=False)
 
     def queued(self, event: JobQueued) -> None:
         """The ledger shows a job. What others admitted is counted as of when the broker stored it."""
-        if (limits := self._limits.get(event.team)) is None:
+        if (limits := self._of(event.team)) is None:
             return
         if event.job_id in self._own:
             del self._own[event.job_id]
@@ -174,6 +180,9 @@ class Intake:
             "or were asked to end already"
         )
         return OverLimit("job_id", job_id, limit, "look whether the job waits or runs", max(LEAST_WAIT_S, wait_s))
+
+    def _of(self, team: str) -> IntakeLimits | None:
+        return self._limits.get(team, self._everybody)
 
     def _bucket(self, team: str, what: str, most: float, at_us: int) -> Bucket:
         key = (team, what)
