@@ -30,6 +30,7 @@ from libs.bus.asking import (
 from libs.bus.broker import undecoded
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.metrics import QUERIES, QUERY_SECONDS
+from libs.bus.turns import InTurn, TooMany
 from schemas import subjects
 from schemas.base import Fact
 from schemas.catalog import Message
@@ -58,6 +59,9 @@ OnSeen = Callable[[int], Awaitable[None]]
 
 _WORKERS = 8
 """Questions of one kind that are answered at the same time, so that a slow one does not hold up the next."""
+
+_EACH, _MOST = 256, 4096
+"""Questions of one kind that wait, of one team or node and in all; the next is refused."""
 
 _DIGITS = 19
 """A ledger sequence has fewer."""
@@ -103,14 +107,23 @@ def serve(
     it, `node` those of one node. A list is sent as so many messages (`ask_all`). Of several processes with one `queue`, one
     answers each question. `seen` is awaited first, with the ledger sequence that the asker has heard of (0: none): another
     process may have told it more than this one knows yet. At most `workers` questions are in `handler` at a
-    time. With `users` it is given the team's user as well.
+    time; teams (or nodes) whose questions wait take turns. With `users` it is given the team's user as well.
     """
+
+    turns = InTurn(workers, _EACH, _MOST)
+
+    async def answered(raw: Any) -> tuple[str, Sequence[BaseModel]]:
+        try:
+            async with turns.of(_party(message, raw.subject)):
+                if seen is not None:
+                    await seen(_at_least(raw.headers))
+                return await _answer(message, handler, raw.subject, raw.headers, raw.data, users)
+        except TooMany as e:
+            return FAILED, [QueryFailed(status=FAILED, message=f"{e}: ask again in a moment")]
 
     async def on_question(raw: Any) -> None:
         with QUERY_SECONDS.labels(message.type).time():
-            if seen is not None:
-                await seen(_at_least(raw.headers))
-            status, answers = await _answer(message, handler, raw.subject, raw.headers, raw.data, users)
+            status, answers = await answered(raw)
         QUERIES.labels(message.type, status).inc()
         if answers and raw.reply:
             try:
@@ -127,7 +140,7 @@ def serve(
         queue=queue,
         decoder=undecoded,
         ack_policy=AckPolicy.MANUAL,
-        max_workers=workers,
+        max_workers=workers + _MOST,
         no_reply=True,  # we reply ourselves; FastStream would answer None with an empty message
     )(on_question)
 
@@ -142,6 +155,14 @@ def _heard(message: Message, **keys: str | None) -> str:
     places = subjects.keys_in(message.subject)
     narrowed = {key: value for key, value in keys.items() if value is not None and key in places}
     return subjects.anyone(message.subject, **narrowed)
+
+
+def _party(message: Message, subject: str) -> str:
+    """Who asks: the team, or the node."""
+    try:
+        return _asker(message, subject, False)[0]
+    except Malformed:
+        return ""
 
 
 def _asker(message: Message, subject: str, users: bool) -> tuple[str, ...]:

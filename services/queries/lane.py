@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from libs.bus.queries import AskAgain
+from libs.bus.turns import Turns
 from libs.ledger.follower import Follower
-from libs.service.turns import Turns
 from services.queries.replica import Replica
 
 A = TypeVar("A")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from libs.bus import queries
 from libs.bus.broker import Broker, make_broker
 from libs.bus.connect import BusConnection
 from libs.bus.queries import STATUS, InvalidQuestion, NoAnswer, NothingFound, QueryError, ask, serve
@@ -13,6 +14,7 @@ from schemas.catalog import BY_TYPE
 from schemas.jobs import Reason
 from schemas.nodes import DesiredQuery, DesiredReply
 from schemas.queries import ExplainQuery, Explanation, LogPiece, LogQuery, PoolStatusQuery, QueueList, QueueListQuery
+from tests.kit.waiting import until
 
 EXPLAIN = BY_TYPE["io.baton.job.explain.query.v1"]
 QUEUE = BY_TYPE["io.baton.queue.list.query.v1"]
@@ -201,3 +203,35 @@ async def test_an_answer_too_large_for_the_server_is_a_failure_not_silence(
     with pytest.raises(QueryError, match="ask for less"):
         await ask(nats, LOG, LogQuery(job_id=job(9)), timeout_s=30, **asker(team))
     assert nats.is_connected
+
+
+async def test_a_crowd_of_one_teams_questions_holds_up_no_other_teams(broker: Broker, nats: BusConnection) -> None:
+    """They were answered in the order in which they came: some hundreds a second of one team, and others heard nothing."""
+    begun: list[str] = []
+    release = asyncio.Semaphore(0)
+
+    async def slow(query: ExplainQuery, team: str) -> Explanation:
+        begun.append(team)
+        await release.acquire()
+        return Explanation(job_id=query.job_id, state="queued", reason="quota", text=team)
+
+    serve(broker, EXPLAIN, slow, queue="placement")
+    await broker.start()
+
+    def asks(team: str) -> "asyncio.Task[Explanation]":
+        return asyncio.create_task(ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), timeout_s=60, **asker(team)))
+
+    crowd = [asks("blue") for _ in range(queries._WORKERS + queries._EACH + 5)]
+    await until(lambda: sum(one.done() for one in crowd) == 5, 60)
+    assert all("256 of blue wait already" in str(one.exception()) for one in crowd if one.done())
+    green = asks("green")
+    await nats.flush()
+    await until(lambda: not green.done() and len(begun) == queries._WORKERS)
+    await asyncio.sleep(0.2)  # it waits, whoever is faster
+    release.release(), release.release()
+    await until(lambda: "green" in begun)
+    assert begun.index("green") <= queries._WORKERS + 1, "the next but one at the latest"
+    for _ in crowd:
+        release.release()
+    assert (await green).text == "green"
+    await asyncio.wait(crowd)

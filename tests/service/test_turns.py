@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.service.turns import Turns
+from libs.bus.turns import Turns
 
 
 def drain(turns: Turns[int]) -> list[tuple[str, int]]:

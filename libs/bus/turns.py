@@ -1,6 +1,9 @@
 """A waiting room that serves its parties in turn, so that none waits behind another's crowd."""
 
+import asyncio
 from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -48,3 +51,42 @@ class Turns(Generic[T]):
         else:
             del self._waiting[party]
         return party, item
+
+
+class TooMany(RuntimeError):
+    """So many of one party, or of all, wait already."""
+
+
+class InTurn:
+    """`async with in_turn.of(party)`: at most `at_once` are inside, and who waits comes in by the turn of its party."""
+
+    def __init__(self, at_once: int, each: int, most: int) -> None:
+        self._free = at_once
+        self._turns: Turns[asyncio.Future[None]] = Turns(each, most)
+
+    @asynccontextmanager
+    async def of(self, party: str) -> AsyncIterator[None]:
+        """Raises TooMany at once when there is no room to wait in."""
+        if self._free:
+            self._free -= 1
+        else:
+            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if not self._turns.put(party, called):
+                raise TooMany(f"{self._turns.waiting(party)} of {party} wait already")
+            try:
+                await called
+            except asyncio.CancelledError:
+                if not called.cancelled():
+                    self._leave()
+                raise
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        while (turn := self._turns.take()) is not None:
+            if not turn[1].done():
+                turn[1].set_result(None)
+                return
+        self._free += 1
