@@ -55,6 +55,8 @@ SIMULATED, REAL = "agent-sim", "agent"
 ROOT = Path(__file__).parents[2]
 """Of the source tree: shipped fleets, prices and traces lie under it."""
 
+_SERVING = ("uvloop", "uvicorn.lifespan.on")
+"""What each service would import only once it runs, and have for itself."""
 _KERNELS = "libs.core.placement.find:warm"
 """Loads what is compiled of placement: three of the services decide or explain by it."""
 
@@ -292,7 +294,7 @@ class LocalStack:
         options = self.options
         agents = ("agent",) if options.fleet is not None or options.real_node != "none" else ()
         kernels = [_KERNELS] if "placement" in options.services else []
-        return [*(f"services.{service}.app" for service in (*options.services, *agents)), *kernels]
+        return [*(f"services.{service}.app" for service in (*options.services, *agents)), *_SERVING, *kernels]
 
     def _replicas(self, name: str, service: str, undo: contextlib.AsyncExitStack, pool: str = "") -> list[ProcessSpec]:
         """The first is called as the service is, the others have a number."""

@@ -94,6 +94,20 @@ async def test_exit_codes_and_signals_are_told(
     assert exits(supervisor, "three") == ["exited with code 3"]
 
 
+async def test_pages_of_code_that_only_loading_read_are_not_kept(
+    state_dir: Path, tmp_path: Path, spec: Callable[..., ProcessSpec]
+) -> None:
+    async with Supervisor(state_dir) as supervisor:
+        await supervisor.prepare(["pydantic_core"], {"PYTHONPATH": path(tmp_path)})
+        await supervisor.start(spec("one"))
+        kept = [
+            mapping.rss
+            for mapping in fork_server().memory_maps(grouped=False)
+            if "_pydantic_core" in mapping.path and mapping.perms == "r-xp"
+        ]
+        assert kept == [0], "its initialisation was read, and is run by nobody any more"
+
+
 async def test_when_the_fork_server_dies_what_it_forked_is_started_again_from_a_new_one(
     supervisor: Supervisor, spec: Callable[..., ProcessSpec]
 ) -> None:
