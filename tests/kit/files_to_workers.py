@@ -28,6 +28,7 @@ LONG = (
     "tests/cli/test_launch.py",
     "tests/cli/test_operators.py",
     "tests/core/test_verify_sweep.py",
+    "tests/agent/test_keeper_faults.py",
     "tests/tenants/test_queues.py",
     "tests/cli/test_command.py",
     "tests/tenants/test_people.py",
