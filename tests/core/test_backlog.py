@@ -12,6 +12,7 @@ from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.changes import NOTED, Changes
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.precedence import OrderRule, Precedence
 from libs.core.state.model import State
 from schemas import inbox, ledger
 from tests.core.builders import World, job, node
@@ -35,11 +36,12 @@ def compare_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(life=steps, capped=st.booleans())
-def test_looking_only_at_what_changed_grants_the_same(life: list[Any], capped: bool) -> None:
+@given(life=steps, capped=st.booleans(), order=st.sampled_from([None, "shortest-remaining"]))
+def test_looking_only_at_what_changed_grants_the_same(life: list[Any], capped: bool, order: str | None) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         compare_with_everything(monkeypatch)
         crowd = Crowd(capped=capped)
+        crowd.send(inbox.ApplyQueues(version=1, queues=(), order=order))
         for step in life:
             crowd.play(step)
         crowd.world.check()
@@ -95,6 +97,35 @@ def test_a_device_that_is_freed_costs_a_search_for_each_queue_that_could_use_it(
     searched()
     w.released(running(w, "A10"))
     assert searched() == ["A10 2", "A10 3", "any 2"]
+
+
+def test_what_is_learned_of_ended_jobs_costs_no_search_of_its_own(searched):
+    """With the fourth job that ended all that waits has another number: that frees nothing for who wants another model."""
+    turns = Precedence(OrderRule.SHORTEST_REMAINING)
+    w = crowded(Policy(precedence=turns))
+    numbers = [turns.number(one, w.now_us) for one in w.decider.state.jobs]
+    for _ in range(4):
+        searched()
+        w.released(running(w, "H100"))
+        assert searched() == ["H100 2", "H100 3", "any 2"]
+        blocker = w.submit(job(f"blocks {w.now_us}", types=("H100",)))
+        w.started(blocker)
+    assert numbers != [turns.number(one, w.now_us) for one in w.decider.state.jobs]
+
+
+def test_who_is_first_by_what_was_learned_is_looked_at(searched):
+    turns = Precedence(OrderRule.SHORTEST_REMAINING)
+    w = crowded(Policy(precedence=turns))
+    later = w.decider.state.jobs[w.submit(job("later", 2, types=("H100",)))]
+    first = next(turns.turn(later.queue))
+    assert first != later.id
+    turns.served.attained_s[turns.served.slots[first]] = 1e6
+    turns._relearn(w.now_us)
+    searched()
+    w.send(inbox.Tick())
+    assert searched() == ["H100 2"]
+    w.send(inbox.Tick())
+    assert searched() == []
 
 
 def test_a_job_behind_one_that_does_not_fit_costs_no_search(searched):

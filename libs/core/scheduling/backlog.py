@@ -98,8 +98,17 @@ class Backlog:
                 job.id for job in front(state, key, policy)
             ):
                 self._retry([key])
+        if self.changes.order:
+            self._note_order(state, policy)
         helped = _Help(state, self.changes)
         self._retry([key for key, tried in self._tried.items() if helped.reaches(key, tried)])
+
+    def _note_order(self, state: State, policy: Policy) -> None:
+        """Another order helps only who is the first of its queue now, and may have waited longer: it frees nothing, and brings
+        nobody before a gang for which devices are kept."""
+        for key, tried in list(self._tried.items()):
+            if key in state.queues and tried.jobs != tuple(job.id for job in front(state, key, policy)):
+                self._retry([key])
 
     def _note_gone(self, state: State, policy: Policy) -> None:
         """Opens the reservations of gangs that no cycle will look at any more, and retries the queues that this may help."""

@@ -38,6 +38,8 @@ class Changes:
     """Ids of jobs that were queued. By id, because they are noted before they are in the state."""
     moved: bool = False
     """Free devices or nodes changed, so reservations may belong elsewhere."""
+    order: bool = False
+    """Jobs that wait may stand in another order; nothing was freed by it."""
     anything: bool = False
     """Something changed and it is not known what: every queue is tried again."""
 

@@ -170,6 +170,8 @@ class Decider:
         self._backlog.changes.held |= fell_due
         if self.turns.shuffled():
             self._backlog.changes.anything = True
+        if self.turns.renumbered():
+            self._backlog.changes.order = True
         self.plan = self._planned(decision, t_us)
         for grant in self.plan.grants:
             self._grant(decision, grant)

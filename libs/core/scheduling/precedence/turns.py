@@ -55,7 +55,7 @@ class Precedence:
         self._tree = QueueTree()
         self._rules: dict[str, OrderRule] = {}
         """Team -> its rule, of those that were asked for."""
-        self._shuffled = False
+        self._shuffled = self._renumbered = False
         self.served, self.learned, self.history = Served(), Learned(), RunHistory()
         self._kin: dict[str, Kin] = {}
         """Of each job that has not ended."""
@@ -124,6 +124,11 @@ class Precedence:
         was, self._shuffled = self._shuffled, False
         return was
 
+    def renumbered(self) -> bool:
+        """Whether all that waits has other numbers than when this was asked last, and nothing else of it has changed."""
+        was, self._renumbered = self._renumbered, False
+        return was
+
     # -------------------------------------------------------------------------------------------------- what is told
 
     def note(self, state: State, event: led.LedgerEvent, t_us: int) -> None:
@@ -178,12 +183,19 @@ class Precedence:
         """Works out anew what has been learned. Of jobs that got nothing yet nothing is learned."""
         slots = self.served.begun()
         self.learned.relearn(classes_of(self.served.width[slots]), self.served.attained_all(slots, t_us))
+        self._renumber(t_us)
+        self._renumbered = True
+
+    def _renumber(self, t_us: int) -> None:
+        """Gives all that waits its number anew: all at once, because a look at a few costs nearly as much, and there is a line
+        for each shape."""
+        slot_of = self.served.slots
+        slots = np.array([slot_of[job_id] for line in self._lines.values() for _, _, job_id in line], dtype=np.int64)
+        fresh = iter((self._numbers(slots, t_us) * 1000).astype(np.int64).tolist())
         for line in self._lines.values():
-            fresh = self._numbers(np.array([self.served.slots[job_id] for _, _, job_id in line], dtype=np.int64), t_us)
-            line[:] = [(int(n * 1000), at, job_id) for n, (_, at, job_id) in zip(fresh, line, strict=True)]
+            line[:] = [(next(fresh), submitted_us, job_id) for _, submitted_us, job_id in line]
             line.sort()
             self._places.update((place[2], place) for place in line)
-        self._shuffled = True
 
     def promise(self, job_id: str, start_us: int) -> None:
         """A gang that waits is told when it starts: just before, it falls due."""
