@@ -48,7 +48,7 @@ class Documents:
         *,
         window_s: float = 0.2,
         window_jobs: int = 500,
-        cache_jobs: int = 20_000,
+        cache_jobs: int = 4_000,
     ) -> None:
         self.name = f"documents-{pool}"
         self._pool = pool

@@ -164,7 +164,7 @@ def test_a_cut_shows_the_table_as_it_was(stop):
     """Rows change, go and come while the parts are being made."""
     table = {str(n): [n] for n in range(10)}
     cuts: Cuts[list[int]] = Cuts()
-    cut = cuts.take(table, lambda name, row: f"{name}={row[0]}".encode())
+    cut = cuts.take(table, lambda name, row: f"{name}={row[0]}".encode(), b"\n".join)
     assert cuts
     taken = []
     for n in range(10):

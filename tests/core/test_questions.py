@@ -40,7 +40,8 @@ def crowded(life: list[Any], lost: Iterable[int]) -> Crowd:
 
 def standing(name: str, submitted_us: int, queued_us: int) -> Job:
     return Job(
-        name, "red", JobSpec(command=("x",)), "", 0, False, submitted_us, queued_us, shape_of(JobSpec(command=("x",)))
+        name, "red", JobSpec(command=("x",)), "", 0, False, submitted_us=submitted_us, queued_us=queued_us,
+        shape=shape_of(JobSpec(command=("x",))),
     )  # fmt: skip
 
 
@@ -183,9 +184,9 @@ def test_no_question_looks_at_more_jobs_because_more_wait(seen_by: str, monkeypa
                 "",
                 100,
                 False,
-                number,
-                queued_us,
-                shape_of(spec),
+                submitted_us=number,
+                queued_us=queued_us,
+                shape=shape_of(spec),
             )
             state.jobs[one.id] = one
             enqueue(state, one)
@@ -220,7 +221,10 @@ def test_the_jobs_ahead_are_counted_in_queues_of_every_kind() -> None:
         for number in chance.sample(range(100), chance.randrange(1, 14)):
             spec, team, submitted_us = chance.choice(specs), chance.choice(("red", "blue")), chance.randrange(6)
             priority, queued_us = chance.choice((0, 100)), chance.randrange(12)
-            one = Job(f"j{number:02}", team, spec, "", priority, False, submitted_us, queued_us, shape_of(spec))
+            one = Job(
+                f"j{number:02}", team, spec, "", priority, False, submitted_us=submitted_us, queued_us=queued_us,
+                shape=shape_of(spec),
+            )  # fmt: skip
             state.jobs[one.id] = one
             enqueue(state, one)
             if devices and chance.random() < 0.2:

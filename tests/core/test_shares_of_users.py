@@ -137,19 +137,6 @@ def test_who_used_more_lately_comes_later_and_a_snapshot_knows_it() -> None:
     assert set(again.past_use_by.dump()["rows"]) == {"research/ann", "research/bob"}
 
 
-def test_a_snapshot_of_before_users_were_kept_is_read() -> None:
-    world = World(node("n0"))
-    submit(world, ("ann", "runs", 8), ("ann", "waits", 8))
-    parts = [
-        part.replace(b'"user":"ann"', b'"nothing":""') if part[:1] == b"J" else part
-        for part in snapshot.dump(world.decider.state)
-    ]
-    state = snapshot.load(iter(parts))
-    assert [one.user for one in state.jobs.values()] == ["", ""]
-    assert state.used_by == {"research/": {"H100": 8000}}
-    assert len(list(in_order(state, state.t_us, Policy()))) == 1
-
-
 def test_users_of_whom_nothing_is_left_are_forgotten_and_of_many_those_who_held_the_least(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

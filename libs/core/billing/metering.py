@@ -10,13 +10,14 @@ Usage is summed exactly. Closed claims are kept as rows only; what is still held
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from libs.core.accelerators.kinds import accelerators_milli, counted_milli
 from libs.core.billing.posted import AlikeUses, PostedMoney
 from libs.core.state import parts
+from libs.core.state.by_job import ByJob
 from libs.core.state.clock import Calendar
 from libs.core.state.limits import Limits
 from schemas import ledger as led
@@ -71,6 +72,12 @@ class TeamUse:
         return {key: counted_milli(key, self.used) for key in sorted(keys | self.used.keys())}
 
 
+@lru_cache(maxsize=4096)
+def _whose(team: str, klass: str) -> tuple[str, str]:
+    """One object for all jobs of a team and class."""
+    return team, klass
+
+
 _Key = tuple[str, int, int, str, str]  # job id, attempt, day, model, priority class
 
 
@@ -107,7 +114,7 @@ class Meter:
         self.seq = 0
         self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
-        self._jobs: dict[str, tuple[str, str]] = {}  # unfinished jobs: (team, priority class)
+        self._jobs: ByJob[tuple[str, str]] = ByJob()  # unfinished jobs: (team, priority class)
         self._held: dict[str, _Held] = {}
         self._rows: dict[str, dict[_Key, int]] = {}
         self._sums: dict[tuple[str, str, str], int] = {}
@@ -231,7 +238,7 @@ class Meter:
             self.quotas[event.team] = limits
 
     def _queued(self, event: led.JobQueued, t_us: int) -> None:
-        self._jobs[event.job_id] = (event.team, event.spec.priority_class)
+        self._jobs[event.job_id] = _whose(event.team, event.spec.priority_class)
 
     def _open(self, event: led.JobGranted, t_us: int) -> None:
         if event.job_id not in self._jobs:
@@ -337,7 +344,7 @@ class Meter:
                 case "models":
                     meter._models.update((device, same.setdefault(model, model)) for device, model in rows)
                 case "jobs":
-                    meter._jobs.update((job, (team, same.setdefault(klass, klass))) for job, (team, klass) in rows)
+                    meter._jobs.update((job, _whose(*whose)) for job, whose in rows)
                 case "held":
                     meter._held.update(_held(row) for row in rows)
                 case "money":

@@ -185,7 +185,7 @@ def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Cont
     tally = Tally(state)
     if outcome.reason is BlockReason.BUDGET:
         yield from _shorter(tally, job, view, context)
-    job = replace(job, shape=capped(job.shape))
+    job = job.but(shape=capped(job.shape))
     if _runs(view, job.shape, context):  # it fits, so something else keeps it out, and any change would seem to help
         return
     for words, shape in _looser(job.shape):
@@ -214,7 +214,7 @@ def _shorter(tally: Tally, job: Job, view: View, context: Context) -> Iterator[s
     limit_s = max(covered, default=0) // 1_000_000
     if not limit_s:
         return
-    shorter = replace(job, spec=job.spec.model_copy(update={"time_limit_s": float(limit_s)}))
+    shorter = job.but(spec=job.spec.model_copy(update={"time_limit_s": float(limit_s)}))
     request = tally.room(shorter).request
     if request is not None and _runs(view, request, context):
         yield f"set time_limit_s to {limit_s}"

@@ -51,7 +51,7 @@ def _held_by(state: State, job: Job, devices: int, turns: Precedence | None) -> 
     left = remaining(turns, job, state.t_us) if turns is not None else None
     p50, p90, basis = _until(state, left, turns)
     told = HeldBy(
-        job_id=job.id, team=job.team, name=job.spec.name, devices=devices, since_us=attempt.granted_us,
+        job_id=job.id, team=job.team, name=job.name, devices=devices, since_us=attempt.granted_us,
         p50_us=p50, p90_us=p90, basis=basis,
     )  # fmt: skip
     return float("inf") if p50 is None else p50, told

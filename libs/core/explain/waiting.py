@@ -164,7 +164,7 @@ def _queued(job: Job, reason: str, position: int = 0, start: ExpectedStart | Non
     return QueuedJob(
         job_id=job.id,
         team=job.team,
-        name=job.spec.name,
+        name=job.name,
         priority_class=job.spec.priority_class,
         priority=job.priority,
         devices=job.shape.devices,

@@ -5,11 +5,13 @@ are absolute, never increments, so a delta that is applied twice, or a later one
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import marshal
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, ClassVar, NamedTuple
 
 from libs.core.accelerators.kinds import accelerators_milli
 from libs.core.state import lifecycle, parts
+from libs.core.state.by_job import ByJob
 from schemas import ledger as led
 from schemas.jobs import JobState
 from schemas.resources import WHOLE_MILLI, kind_of
@@ -25,6 +27,54 @@ class Delta(NamedTuple):
     table: str
     key: str
     value: Row | None
+
+
+_OF_JOBS = (
+    "team",
+    "name",
+    "state",
+    "priority_class",
+    "priority",
+    "devices",
+    "attempt",
+    "submitted_us",
+    "queued_us",
+    "granted_us",
+)
+
+
+class _JobRows(MutableMapping[str, Row]):
+    """Rows of jobs. Those of jobs that wait and have never run are kept as bytes, and made when they are asked for."""
+
+    def __init__(self) -> None:
+        self._of: ByJob[Row | bytes] = ByJob()
+
+    def __getitem__(self, job_id: str) -> Row:
+        row = self._of[job_id]
+        return dict(zip(_OF_JOBS, marshal.loads(row), strict=True)) | {"claims": {}} if isinstance(row, bytes) else row
+
+    def __setitem__(self, job_id: str, row: Row) -> None:
+        self._of[job_id] = row
+
+    def __delitem__(self, job_id: str) -> None:
+        del self._of[job_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def opened(self, job_id: str) -> Row:
+        """The row, to be changed in place."""
+        row = self._of[job_id] = self[job_id]
+        return row
+
+    def pack(self, job_id: str) -> None:
+        """The row has been changed."""
+        row = self._of.get(job_id)
+        if isinstance(row, dict) and row["state"] == JobState.QUEUED and not row["attempt"]:
+            self._of[job_id] = marshal.dumps(tuple(row[name] for name in _OF_JOBS), 2)
 
 
 class HotState:
@@ -48,7 +98,7 @@ class HotState:
         self.nodes: dict[str, Row] = {}
         self.devices: dict[str, Row] = {}
         self.teams: dict[str, Row] = {}
-        self.jobs: dict[str, Row] = {}
+        self.jobs = _JobRows()
         self.seq = 0
         self.t_us = 0
         self.grants = 0
@@ -63,7 +113,11 @@ class HotState:
             if fold is not None:
                 fold(self, event, record.t_us)
         self.seq, self.t_us = seq, record.t_us
-        return [Delta(table, key, _copy(getattr(self, table).get(key))) for table, key in self._touched]
+        deltas = [Delta(table, key, _copy(getattr(self, table).get(key))) for table, key in self._touched]
+        for table, key in self._touched:
+            if table == "jobs":
+                self.jobs.pack(key)
+        return deltas
 
     def skip(self, seq: int) -> None:
         """A void record: no row changes."""
@@ -98,11 +152,13 @@ class HotState:
             setattr(state, name, about[name])
         for table, rows in tables:
             getattr(state, table).update(rows)
+            for key, _ in rows if table == "jobs" else ():
+                state.jobs.pack(key)
         return state
 
     def _row(self, table: str, key: str) -> Row:
         self._touched[table, key] = None
-        row: Row = getattr(self, table)[key]
+        row: Row = self.jobs.opened(key) if table == "jobs" else getattr(self, table)[key]
         return row
 
     def _put(self, table: str, key: str, row: Row) -> None:

@@ -4,6 +4,7 @@ A sum is proposed by history and written some records later. So that whoever rea
 ago are kept as what to take back (`_since`): one entry for each line since the last sum.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from libs.core.proofs.lines import OF_JOBS, OF_TEAMS, TeamLine, first_head, next
 from libs.core.proofs.sums import SumChain
 from libs.core.proofs.tree import Tree, depth_for, leaf_of, salt_of
 from libs.core.state import parts
+from libs.core.state.by_job import ByJob
 from libs.core.state.clock import Calendar
 from schemas import ledger as led
 from schemas.proofs import Sum
@@ -69,7 +71,7 @@ class TeamChains:
         self.sums = SumChain()
         self.seq = 0
         self.t_us = 0
-        self._teams: dict[str, str] = {}
+        self._teams: ByJob[str] = ByJob()
         """Job that has not ended -> its team."""
         self._models: dict[str, str] = {}
         self._calendar = Calendar()
@@ -90,7 +92,7 @@ class TeamChains:
         sums: list[JudgedSum] = []
         for event in record.events:
             if isinstance(event, led.JobQueued):
-                self._teams[event.job_id] = event.team
+                self._teams[event.job_id] = sys.intern(event.team)
             elif isinstance(event, led.NodeJoined | led.BoardCutDone):
                 self._models.update(
                     (device.id, kind_of(device.model, device.mig_profile)) for device in event.inventory.devices
@@ -214,7 +216,7 @@ class TeamChains:
                 case "heads":
                     made.heads.update((team, _head(row)) for team, *row in rows)
                 case "jobs":
-                    made._teams.update(rows)
+                    made._teams.update((job_id, sys.intern(team)) for job_id, team in rows)
                 case "models":
                     made._models.update(rows)
                 case "since":

@@ -5,25 +5,32 @@ So the cut shares all rows with the table, and a row that is about to change is 
 price is one dict copy at the start, and the encoding of each row that changes before its turn.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 T = TypeVar("T")
 V = TypeVar("V")
+E = TypeVar("E")
 
 ROWS = 100
 """Rows in one part, so that a part takes some milliseconds."""
 
 
-class Cut(Generic[V]):
-    """The rows of `table`, each encoded by `encode` (key and row) to bytes without a newline, in the table's order."""
+class Cut(Generic[V, E]):
+    """The rows of `table`, each as `encode` (key and row) has it, in the table's order; `join` makes a part of some of them.
 
-    def __init__(self, table: dict[str, V], encode: Callable[[str, V], bytes]) -> None:
+    What `encode` gives must not change when the row does.
+    """
+
+    def __init__(
+        self, table: dict[str, V], encode: Callable[[str, V], E], join: Callable[[Iterable[E]], bytes]
+    ) -> None:
         self._order = list(table)
         self._left = table.copy()
         self._encode = encode
-        self._early: dict[str, bytes] = {}
+        self._join = join
+        self._early: dict[str, E] = {}
 
     def before_change(self, key: str) -> None:
         """Row `key` of the table is about to change or to go."""
@@ -32,11 +39,11 @@ class Cut(Generic[V]):
             self._early[key] = self._encode(key, row)
 
     def parts(self) -> Iterator[bytes]:
-        """Lines of up to `ROWS` rows each; to be read once."""
+        """Up to `ROWS` rows each; to be read once."""
         for keys in chunks(self._order, ROWS):
-            yield b"\n".join(map(self._take, keys))
+            yield self._join(map(self._take, keys))
 
-    def _take(self, key: str) -> bytes:
+    def _take(self, key: str) -> E:
         row = self._left.pop(key, None)
         return self._early.pop(key) if row is None else self._encode(key, row)
 
@@ -45,14 +52,16 @@ class Cuts(Generic[V]):
     """The cuts of one table that are not read to their end. They are held weakly: a cut without a reader disappears."""
 
     def __init__(self) -> None:
-        self._open: list[ref[Cut[V]]] = []
+        self._open: list[ref[Cut[V, Any]]] = []
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def take(self, table: dict[str, V], encode: Callable[[str, V], bytes]) -> Cut[V]:
+    def take(
+        self, table: dict[str, V], encode: Callable[[str, V], E], join: Callable[[Iterable[E]], bytes]
+    ) -> Cut[V, E]:
         """A cut of `table` as it is now."""
-        cut = Cut(table, encode)
+        cut = Cut(table, encode, join)
         self._open.append(ref(cut, self._open.remove))
         return cut
 

@@ -166,8 +166,7 @@ def _share_by_user(state: State) -> None:
             by_user[job.team] = state.tree.by_user(job.team)
         if job.by_user is not by_user[job.team]:
             with _moved(state, job):
-                job.by_user = by_user[job.team]
-                job.ranks(job.priority)
+                job.shares(by_user[job.team])
 
 
 def _prices_applied(state: State, e: led.PricesApplied, t_us: int) -> None:
@@ -224,7 +223,8 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
     if state.finished.knows(e.job_id, t_us):
         raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
     job = Job(
-        e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec, e.network),
+        e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, submitted_us=e.submitted_us, queued_us=t_us,
+        shape=shape_of(e.spec, e.network),
         latency=e.latency, lease_s=e.lease_s, network=e.network, user=e.user, by_user=state.tree.by_user(e.team),
     )  # fmt: skip
     state.jobs[e.job_id] = job
@@ -355,8 +355,8 @@ def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
     if not all(part.freed for part in attempt.parts.values()):
         raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt} is closed while a part of it still holds devices")
     category = e.category or _CATEGORIES[e.outcome]
-    job.endings[category] = job.endings.get(category, 0) + 1
-    job.current = None
+    job.endings = {**job.endings, category: job.endings.get(category, 0) + 1}
+    job.closed()
     if job.shape.spread[0]:
         _leave_spread_peers(state, job)
     state.limited.pop(job.id, None)

@@ -8,13 +8,11 @@ the newest time at which one of its jobs was queued, so that those whose reserva
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterator
 from itertools import islice
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 LIST = 512
 """Jobs of one list."""
-
-_Place = tuple[int, str, int]
-"""submitted_us, job id, queued_us."""
 
 
 class Aged(Protocol):
@@ -32,15 +30,18 @@ class Aged(Protocol):
     def preemptions(self) -> int: ...
 
 
+_AGE: Any = attrgetter("submitted_us", "id")
+
+
 class Line:
-    """Job ids, the oldest (lowest submitted_us, then id) first. Iterating gives the ids."""
+    """Jobs, the oldest (lowest submitted_us, then id) first. Iterating gives their ids."""
 
     __slots__ = ("_length", "_lists", "_newest", "_size", "attempts", "preemptions")
 
     def __init__(self, length: int = LIST) -> None:
         """`length`: of each list; one of twice as many is divided."""
         self._length = length
-        self._lists: list[list[_Place]] = []
+        self._lists: list[list[Aged]] = []
         self._newest: list[int] = []
         """Of each list: the highest queued_us in it."""
         self._size = 0
@@ -53,29 +54,28 @@ class Line:
 
     def __iter__(self) -> Iterator[str]:
         for one in self._lists:
-            for _, job_id, _ in one:
-                yield job_id
+            for job in one:
+                yield job.id
 
     def __contains__(self, job: Aged) -> bool:
         which, at = self._find(job)
-        return which < len(self._lists) and at < len(self._lists[which]) and self._lists[which][at][1] == job.id
+        return which < len(self._lists) and at < len(self._lists[which]) and self._lists[which][at].id == job.id
 
     def add(self, job: Aged) -> None:
         """The job, which does not stand here yet, gets its place."""
-        place = (job.submitted_us, job.id, job.queued_us)
         self._size += 1
         self.attempts += job.attempts
         self.preemptions += job.preemptions
         if not self._lists:
-            self._lists.append([place])
+            self._lists.append([job])
             self._newest.append(job.queued_us)
             return
         which = len(self._lists) - 1
-        if place > self._lists[which][-1]:  # nearly always: jobs come in order of age
-            self._lists[which].append(place)
+        if _AGE(job) > _AGE(self._lists[which][-1]):  # nearly always: jobs come in order of age
+            self._lists[which].append(job)
         else:
             which = min(self._find(job)[0], which)
-            insort(self._lists[which], place)
+            insort(self._lists[which], job, key=_AGE)
         if job.queued_us > self._newest[which]:
             self._newest[which] = job.queued_us
         if len(self._lists[which]) >= 2 * self._length:
@@ -84,19 +84,19 @@ class Line:
     def remove(self, job: Aged) -> None:
         """The job stands here no longer. Raises KeyError when it does not."""
         which, at = self._find(job)
-        if which == len(self._lists) or at == len(self._lists[which]) or self._lists[which][at][1] != job.id:
+        if which == len(self._lists) or at == len(self._lists[which]) or self._lists[which][at].id != job.id:
             raise KeyError(job.id)
         one = self._lists[which]
-        queued_us = one.pop(at)[2]
+        queued_us = one.pop(at).queued_us
         self._size -= 1
         self.attempts -= job.attempts
         self.preemptions -= job.preemptions
         if not one:
             del self._lists[which], self._newest[which]
         elif (
-            queued_us == self._newest[which] and queued_us != one[-1][2]
+            queued_us == self._newest[which] and queued_us != one[-1].queued_us
         ):  # many come with one record: all as new as it
-            self._newest[which] = max(queued for _, _, queued in one)
+            self._newest[which] = max(other.queued_us for other in one)
 
     def with_last(self, job: Aged) -> "Line":
         """A copy in which the job stands, at its age. Lists that it does not touch are shared, so neither may change."""
@@ -123,7 +123,7 @@ class Line:
             if self._newest[number] > queued_us:
                 one = self._lists[number]
                 for place in range(at, len(one)):
-                    if one[place][2] > queued_us and one[place][1] not in but_not:
+                    if one[place].queued_us > queued_us and one[place].id not in but_not:
                         return passed + place
             passed += len(self._lists[number])
             at = 0
@@ -138,8 +138,8 @@ class Line:
             if self._newest[number] > queued_us:
                 one = self._lists[number]
                 for place in range((at if number == which else len(one)) - 1, -1, -1):
-                    if one[place][2] > queued_us and one[place][1] not in but_not:
-                        return one[place][1]
+                    if one[place].queued_us > queued_us and one[place].id not in but_not:
+                        return one[place].id
         return None
 
     def _find(self, job: Aged) -> tuple[int, int]:
@@ -151,7 +151,7 @@ class Line:
         if not self._lists:
             return 0, 0
         which = max(0, bisect_right(self._lists, place, key=_first) - 1) if len(self._lists) > 1 else 0
-        at = bisect_left(self._lists[which], place)
+        at = bisect_left(self._lists[which], place, key=_AGE)
         if at == len(self._lists[which]) and which + 1 < len(self._lists):
             return which + 1, 0
         return which, at
@@ -160,8 +160,8 @@ class Line:
         one = self._lists[which]
         halves = [one[: self._length], one[self._length :]]
         self._lists[which : which + 1] = halves
-        self._newest[which : which + 1] = [max(queued for _, _, queued in half) for half in halves]
+        self._newest[which : which + 1] = [max(job.queued_us for job in half) for half in halves]
 
 
-def _first(one: list[_Place]) -> tuple[int, str]:
-    return one[0][:2]
+def _first(one: list[Aged]) -> tuple[int, str]:
+    return one[0].submitted_us, one[0].id

@@ -1,10 +1,11 @@
 """The state that a ledger folds into: fleet, jobs, attempts, quotas. Changed by `libs.core.state.fold` alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, overload
 
 from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
@@ -12,6 +13,7 @@ from libs.core.state.cut import Cuts
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
+from libs.core.state.forms import form_of, hash_of, kept, name_of, spec_of
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits, Suspension
 from libs.core.state.line import Line
@@ -25,6 +27,8 @@ from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut, LedgerEvent
 from schemas.prices import RateBook
 from schemas.resources import WHOLE_MILLI, Claim, Level, Resources, Role, Span, TopologyPolicy
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,68 +281,223 @@ class QueueKey(NamedTuple):
     """Whose jobs these are, where the users of the team share (`QueueTree.by_user`): one's jobs do not block another's."""
 
 
-@dataclass(slots=True)
-class Job:
-    """An admitted job that has not ended."""
+class Terms(NamedTuple):
+    """What a job has of its class, and whose it is: of many jobs the same."""
 
-    id: str
-    team: str
-    spec: JobSpec
-    spec_hash: str
-    priority: int
-    preempts: bool
-    submitted_us: int
-    queued_us: int
-    shape: Shape
-    state: JobState = JobState.QUEUED
+    network: Network
+    lease_s: float
+    latency: Latency
+    user: str
+    by_user: bool
+
+
+@lru_cache(maxsize=4096)
+def _queue_key(priority: int, team: str, shape: Shape, preempts: bool, user: str) -> QueueKey:
+    return QueueKey(priority, team, shape, preempts, user)
+
+
+@lru_cache(maxsize=4096)
+def _terms(network: Network, lease_s: float, latency: Latency, user: str, by_user: bool) -> Terms:
+    return Terms(network, lease_s, latency, user, by_user)
+
+
+@dataclass(slots=True)
+class Past:
+    """What has become of a job so far. One that has only waited has the one of all such jobs."""
+
     attempts: int = 0
-    current: Attempt | None = None
     resume: Checkpoint | None = None
-    endings: dict[Category, int] = field(default_factory=dict)
-    """How many of its attempts came to each kind of end: what the retry budgets count."""
+    endings: Mapping[Category, int] = field(default_factory=dict)
     losses: int = 0
-    """Attempts that were lost in a row, none of them after a good run."""
     not_before_us: int = 0
-    """It is not granted anything before: it was lost several times in a row."""
     preemptions: int = 0
     preempted_us: tuple[int, ...] = ()
-    """When it was made to give way, the last times."""
     first_grant_us: int = 0
     boost: Boost | None = None
-    """`priority` is raised by it."""
-    network: Network = Network.HOST
-    """From its class: the machine's, or none."""
-    lease_s: float = DEFAULT_LEASE_S
-    """From its class: how long it runs on after its node's last renewal, s; 0: no silence ends it."""
-    latency: Latency = Latency.NORMAL
-    """From its class: a job of a fast class skips the placement score."""
-    user: str = ""
-    """Who submitted it, as the subject said; empty: not known."""
-    by_user: bool = False
-    """The users of its team share (`QueueTree.by_user`)."""
-    _digest: str = field(default="", compare=False, repr=False)
-    queue: QueueKey = field(init=False, repr=False, compare=False)
-    """Where it stands while it waits."""
+    digest: str = field(default="", compare=False)
 
-    def __post_init__(self) -> None:
-        self.ranks(self.priority)
+
+_NOTHING = Past()
+
+
+class _OfPast(Generic[T]):
+    """A field of a job's past."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, job: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, job: "Job", owner: type) -> T: ...
+    def __get__(self, job: "Job | None", owner: type) -> T | Self:
+        return self if job is None else getattr(job.past, self._name)
+
+    def __set__(self, job: "Job", value: T) -> None:
+        if job.past is _NOTHING:
+            if value == getattr(_NOTHING, self._name):
+                return
+            job.past = Past()
+        setattr(job.past, self._name, value)
+
+
+class Job:
+    """An admitted job that has not ended.
+
+    Hundreds of thousands may wait, so one that only waits is small: what it shares with others is kept once (its queue, its
+    terms, the form of its spec), what has become of it is kept once something has, and its spec is made when it is asked for.
+    """
+
+    __slots__ = (
+        "_spec",
+        "current",
+        "form",
+        "id",
+        "own",
+        "past",
+        "queue",
+        "queued_us",
+        "state",
+        "submitted_us",
+        "terms",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        team: str,
+        spec: JobSpec,
+        spec_hash: str,
+        priority: int,
+        preempts: bool,
+        *,
+        submitted_us: int,
+        queued_us: int,
+        shape: Shape,
+        state: JobState = JobState.QUEUED,
+        network: Network = Network.HOST,
+        lease_s: float = DEFAULT_LEASE_S,
+        latency: Latency = Latency.NORMAL,
+        user: str = "",
+        by_user: bool = False,
+    ) -> None:
+        """`network`, `lease_s` (how long it runs on after its node's last renewal, s; 0: no silence ends it) and `latency` (a
+        job of a fast class skips the placement score) are of its class. `user` is who submitted it, as the subject said;
+        empty: not known. `by_user`: the users of its team share (`QueueTree.by_user`)."""
+        self.id, self.submitted_us, self.queued_us, self.state = id, submitted_us, queued_us, state
+        self.form = form_of(spec)
+        self.own = kept(self.form, spec, spec_hash)
+        self.terms = _terms(network, lease_s, latency, user, by_user)
+        self.queue = _queue_key(priority, team, shape, preempts, user if by_user else "")
+        """Where it stands while it waits."""
+        self.current: Attempt | None = None
+        self.past = _NOTHING
+        self._spec: JobSpec | None = None
+
+    def like(self, id: str, own: bytes, submitted_us: int, queued_us: int) -> "Job":
+        """Another one with the same form, terms and queue, that waits and has not run."""
+        job = Job.__new__(Job)
+        job.id, job.form, job.own, job.terms, job.queue = id, self.form, own, self.terms, self.queue
+        job.submitted_us, job.queued_us, job.state = submitted_us, queued_us, JobState.QUEUED
+        job.current, job.past, job._spec = None, _NOTHING, None
+        return job
+
+    team: str = property(attrgetter("queue.team"))  # type: ignore[assignment]
+    priority: int = property(attrgetter("queue.priority"))  # type: ignore[assignment]
+    preempts: bool = property(attrgetter("queue.preempts"))  # type: ignore[assignment]
+    shape: Shape = property(attrgetter("queue.shape"))  # type: ignore[assignment]
+    network: Network = property(attrgetter("terms.network"))  # type: ignore[assignment]
+    lease_s: float = property(attrgetter("terms.lease_s"))  # type: ignore[assignment]
+    latency: Latency = property(attrgetter("terms.latency"))  # type: ignore[assignment]
+    user: str = property(attrgetter("terms.user"))  # type: ignore[assignment]
+    by_user: bool = property(attrgetter("terms.by_user"))  # type: ignore[assignment]
+
+    attempts = _OfPast[int]()
+    resume = _OfPast[Checkpoint | None]()
+    endings = _OfPast[Mapping[Category, int]]()
+    """How many of its attempts came to each kind of end: what the retry budgets count."""
+    losses = _OfPast[int]()
+    """Attempts that were lost in a row, none of them after a good run."""
+    not_before_us = _OfPast[int]()
+    """It is not granted anything before: it was lost several times in a row."""
+    preemptions = _OfPast[int]()
+    preempted_us = _OfPast[tuple[int, ...]]()
+    """When it was made to give way, the last times."""
+    first_grant_us = _OfPast[int]()
+    boost = _OfPast[Boost | None]()
+    """`priority` is raised by it."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """What its team asked for: of a job that runs the same object each time."""
+        spec = self._spec
+        if spec is None:
+            spec = spec_of(self.form, self.own)
+            if self.current is not None:
+                self._spec = spec
+        return spec
+
+    @property
+    def name(self) -> str:
+        return name_of(self.own)
+
+    @property
+    def spec_hash(self) -> str:
+        return hash_of(self.own)
+
+    @property
+    def waits_only(self) -> bool:
+        """It waits, and nothing has become of it."""
+        if self.current is not None or self.state is not JobState.QUEUED:
+            return False
+        return self.past is _NOTHING or self.past == _NOTHING
+
+    def closed(self) -> None:
+        """Its attempt is over."""
+        self.current = self._spec = None
 
     def ranks(self, priority: int) -> None:
         """From here on it is of this priority. It must stand in no queue meanwhile."""
-        self.priority = priority
-        user = self.user if self.by_user else ""
-        self.queue = QueueKey(self.priority, self.team, self.shape, self.preempts, user)
+        self.queue = _queue_key(priority, self.team, self.shape, self.preempts, self.queue.user)
+
+    def shares(self, by_user: bool) -> None:
+        """From here on the users of its team share, or not. It must stand in no queue meanwhile."""
+        self.terms = _terms(*self.terms[:-1], by_user)
+        self.queue = _queue_key(*self.queue[:-1], self.user if by_user else "")
+
+    def but(self, *, shape: Shape | None = None, spec: JobSpec | None = None) -> "Job":
+        """A copy of another shape, or with another spec."""
+        job = copy(self)
+        if shape is not None:
+            job.queue = self.queue._replace(shape=shape)
+        if spec is not None:
+            job.form, job._spec = form_of(spec), None
+            job.own = kept(job.form, spec, self.spec_hash)
+        return job
 
     def spec_digest(self) -> str:
         """Names the spec where it is told by reference; worked out once, when it is told first."""
-        if not self._digest:
-            self._digest = content_hash(self.spec.__pydantic_serializer__.to_json(self.spec))
-        return self._digest
+        if not self.past.digest:
+            digest = content_hash(self.spec.__pydantic_serializer__.to_json(self.spec))
+            self.past = replace(self.past, digest=digest)
+        return self.past.digest
 
     @property
     def states(self) -> tuple[JobState, AttemptState | None]:
         """The job's state, and that of its open attempt."""
         return self.state, self.current.state if self.current is not None else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and _SAME(self) == _SAME(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r}, {self.team!r}, {self.state.value}, {self.shape.devices} devices)"
+
+
+_SAME = attrgetter("id", "queue", "terms", "spec", "spec_hash", "submitted_us", "queued_us", "state", "current", "past")
+"""What makes two jobs equal."""
 
 
 def grant_order(job: Job) -> tuple[int, int, str]:

@@ -7,7 +7,7 @@ A part is bounded (some milliseconds of work) and begins with one letter that sa
     D  devices of the fleet, JSON
     P  what is learned beside the state, JSON (`libs.core.scheduling.precedence.keep`)
     L  when jobs reach their time limits, JSON
-    J  jobs: a JSON line each
+    J  jobs, JSON: what some of them have in common, and a row for each (`_join_jobs`)
     E  ids of ended jobs: a JSON line of numbers, then a slice of the table as it is (`libs.core.state.ended`)
 """
 
@@ -24,9 +24,21 @@ from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds
+from libs.core.state.forms import Form, own_again, own_of, read, rest_of, spec_of, written
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
+from libs.core.state.model import (
+    Attempt,
+    Job,
+    NodePart,
+    Quarantine,
+    QueueKey,
+    Silence,
+    State,
+    Terms,
+    grant_order,
+    shape_of,
+)
 from libs.core.state.past_use import PastUse, UsersPastUse, user_of
 from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
@@ -38,7 +50,7 @@ from schemas.ledger import BoardRecut
 from schemas.prices import RateBook
 from schemas.resources import Claim, Inventory, Span
 
-VERSION = 8
+VERSION = 9
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
 _CHUNK = 2000
 """Devices, or time limits, of one part."""
@@ -47,10 +59,7 @@ _NODES = 50
 _PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
 _LATER = ("wall_us", "resumed")
 """Fields like these that snapshots of before do not have."""
-_JOB_PLAIN = (
-    "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts",
-    "preemptions", "first_grant_us", "lease_s", "losses", "not_before_us",
-)  # fmt: skip
+_PAST_PLAIN = ("attempts", "preemptions", "first_grant_us", "losses", "not_before_us")
 _ATTEMPT_PLAIN = (
     "number", "granted_us", "running_us", "ended_us", "reason", "failed_code", "beneficiary", "cost_device_s", "checkpoint_us",
 )  # fmt: skip
@@ -88,7 +97,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
     first = b"H" + _json(header)
     nodes, devices, limited = _nodes(state.fleet), _devices(state.fleet), list(state.limited.items())
     beside = state.turns.dump() if state.turns is not None else iter(())
-    ended, jobs = state.finished.copy(), state.cuts.take(state.jobs, _encode_job)
+    ended, jobs = state.finished.copy(), state.cuts.take(state.jobs, _row_of, _join_jobs)
 
     def parts() -> Iterator[bytes]:
         yield first
@@ -137,9 +146,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     for part in source:
         kind, data = part[:1], part[1:]
         if kind == b"J":
-            for line in data.split(b"\n"):
-                job = _load_job(json.loads(line), state.tree)
-                state.jobs[job.id] = job
+            state.jobs.update((job.id, job) for job in _load_jobs(json.loads(data), state.tree))
         elif kind == b"E":
             numbers, _, table = data.partition(b"\n")
             ended.append((json.loads(numbers), table))
@@ -242,22 +249,68 @@ def _load_fleet(nodes: list[Any], devices: list[Any]) -> Fleet:
     return fleet
 
 
-def _encode_job(_: str, job: Job) -> bytes:
-    """One line. The spec, which is most of it, goes from the model to JSON without a dict between."""
-    return _json(_dump_job(job))[:-1] + b',"spec":' + job.spec.__pydantic_serializer__.to_json(job.spec) + b"}"
+class _Row(NamedTuple):
+    """A job as it is at one moment. None of it changes."""
+
+    kind: tuple[Form, Terms, QueueKey]
+    id: str
+    own: bytes
+    submitted_us: int
+    queued_us: int
+    more: dict[str, Any] | None
+    """What has become of it; None: it has only waited."""
 
 
-def _dump_job(job: Job) -> dict[str, Any]:
-    """Everything but the spec."""
+def _row_of(_: str, job: Job) -> _Row:
+    more = None if job.waits_only else _more_of(job)
+    return _Row((job.form, job.terms, job.queue), job.id, job.own, job.submitted_us, job.queued_us, more)
+
+
+def _join_jobs(rows: Iterable[_Row]) -> bytes:
+    """Jobs of one kind share nearly all: that is told once, with the first of them in this part.
+
+    A row is [number of its kind, id, hash of its body, name, submitted_us, queued_us, what else of its spec is its own or
+    null as the first one's, what has become of it or null]."""
+    kinds: dict[tuple[Form, Terms, QueueKey], tuple[int, list[Any]]] = {}
+    told: list[bytes] = []
+    out: list[Any] = []
+    for row in rows:
+        spec_hash, name, own = own_of(row.own)
+        kind = kinds.get(row.kind)
+        rest = written(own) if own is not None else None
+        if kind is None:
+            form, terms, queue = row.kind
+            kind = kinds[row.kind] = len(kinds), rest if rest is not None else written(rest_of(form))
+            told.append(_json(_kind_of(terms, queue))[:-1] + b',"spec":' + _spec_json(spec_of(form, row.own)) + b"}")
+            rest = None
+        elif rest is None and kind[1] != (forms_own := written(rest_of(row.kind[0]))):
+            rest = forms_own
+        elif rest == kind[1]:
+            rest = None
+        out.append([kind[0], row.id, spec_hash, name, row.submitted_us, row.queued_us, rest, row.more])
+    return b'{"kinds":[' + b",".join(told) + b'],"jobs":' + _json(out) + b"}"
+
+
+def _spec_json(spec: JobSpec) -> bytes:
+    """From the model to JSON without a dict between."""
+    return spec.__pydantic_serializer__.to_json(spec)
+
+
+def _kind_of(terms: Terms, queue: QueueKey) -> dict[str, Any]:
     return {
-        **{name: getattr(job, name) for name in _JOB_PLAIN},
-        "user": job.user,
+        "team": queue.team, "priority": queue.priority, "preempts": queue.preempts, "user": terms.user,
+        "network": terms.network.value, "lease_s": terms.lease_s, "latency": terms.latency.value,
+    }  # fmt: skip
+
+
+def _more_of(job: Job) -> dict[str, Any]:
+    """What has become of a job."""
+    return {
+        **{name: getattr(job, name) for name in _PAST_PLAIN},
         "state": job.state.value,
         "preempted_us": job.preempted_us,
         "boost": job.boost,
-        "latency": job.latency.value,
-        "network": job.network.value,
-        "endings": job.endings,
+        "endings": dict(job.endings),
         "resume": job.resume.model_dump(mode="json") if job.resume else None,
         "current": _dump_attempt(job.current) if job.current else None,
     }
@@ -277,24 +330,36 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _load_job(raw: dict[str, Any], tree: QueueTree) -> Job:
-    spec = JobSpec.model_validate(raw["spec"])
-    network = Network(raw.get("network", Network.HOST))
+def _load_jobs(part: dict[str, Any], tree: QueueTree) -> Iterator[Job]:
+    kinds = [(first := _load_kind(raw, tree), own_of(first.own)[2]) for raw in part["kinds"]]
+    for number, id, spec_hash, name, submitted_us, queued_us, rest, more in part["jobs"]:
+        first, own = kinds[number]
+        if rest is not None:
+            own = read(rest, first.form)
+        job = first.like(id, own_again(spec_hash, name, own), submitted_us, queued_us)
+        if more is not None:
+            _load_more(job, more)
+        yield job
+
+
+def _load_kind(raw: dict[str, Any], tree: QueueTree) -> Job:
+    """A job of this kind: the first of its part, but for its id and times."""
+    spec, network = JobSpec.model_validate(raw["spec"]), Network(raw["network"])
     return Job(
-        **{name: raw[name] for name in _JOB_PLAIN},
-        spec=spec,
-        shape=shape_of(spec, network),
-        state=JobState(raw["state"]),
-        preempted_us=tuple(raw.get("preempted_us", ())),
-        boost=Boost(*raw["boost"]) if raw.get("boost") else None,
-        latency=Latency(raw["latency"]),
-        user=raw.get("user", ""),
-        by_user=tree.by_user(raw["team"]),
-        network=network,
-        endings={Category(name): count for name, count in raw["endings"].items()},
-        resume=_checkpoint(raw["resume"]),
-        current=_load_attempt(raw["current"]) if raw["current"] else None,
-    )
+        "", raw["team"], spec, "", raw["priority"], raw["preempts"], submitted_us=0, queued_us=0,
+        shape=shape_of(spec, network), network=network, lease_s=raw["lease_s"], latency=Latency(raw["latency"]),
+        user=raw["user"], by_user=tree.by_user(raw["team"]),
+    )  # fmt: skip
+
+
+def _load_more(job: Job, raw: dict[str, Any]) -> None:
+    for name in _PAST_PLAIN:
+        setattr(job, name, raw[name])
+    job.state, job.preempted_us = JobState(raw["state"]), tuple(raw["preempted_us"])
+    job.boost = Boost(*raw["boost"]) if raw["boost"] else None
+    job.endings = {Category(name): count for name, count in raw["endings"].items()}
+    job.resume = _checkpoint(raw["resume"])
+    job.current = _load_attempt(raw["current"]) if raw["current"] else None
 
 
 def _load_attempt(raw: dict[str, Any]) -> Attempt:

@@ -88,8 +88,11 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
     if history:
         turns.history.load(history)
     turns._tree = state.tree
+    turns.meets_all = turns.preempts
     aged = []
     for job in state.jobs.values():
+        if not turns.meets_all and job.waits_only and job.id not in known:
+            continue
         row = known.get(job.id) or _told_by(job)
         slot = turns.served.add(job, turns.reports(job))
         turns.knows(job)

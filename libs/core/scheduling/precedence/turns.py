@@ -47,7 +47,10 @@ DEFAULT_KNOBS = OrderKnobs()
 class Precedence:
     """What orders the jobs of one state. Follows its fold, event by event; asked by the order, the backlog and the exchange.
 
-    All of it follows from the ledger: who folds the same records, or goes on from a snapshot (`keep`), has the same."""
+    All of it follows from the ledger: who folds the same records, or goes on from a snapshot (`keep`), has the same.
+
+    While no queue is ordered by numbers, nothing is kept of a job that has only waited: it is met (`_met`) when it gets devices
+    or is promised a start, or when a queue comes to be ordered so."""
 
     def __init__(self, rule: OrderRule | None = DEFAULT_RULE, knobs: OrderKnobs | None = None) -> None:
         """`rule`: of every queue; None: each queue's own, as the state's tree says."""
@@ -58,7 +61,7 @@ class Precedence:
         self._shuffled = self._renumbered = False
         self.served, self.learned, self.history = Served(), Learned(), RunHistory()
         self._kin: dict[str, Kin] = {}
-        """Of each job that has not ended."""
+        """Of each job that was met and has not ended."""
         self.reports: Callable[[Job], bool] = lambda job: False
         """Whether a job reports its progress."""
         self.declared: Callable[[Job], float | None] = lambda job: None
@@ -70,7 +73,7 @@ class Precedence:
         many of these (`_await`)."""
         self._most_aging = _SPARE_AGING
         self._since: dict[str, tuple[int, QueueKey]] = {}
-        """Waiting job -> since when, us, and where."""
+        """Job that was met and waits -> since when, us, and where."""
         self._due: dict[QueueKey, dict[str, None]] = {}
         self._aged: set[str] = set()
         self._ahead_s: dict[str, float] = {}
@@ -81,6 +84,8 @@ class Precedence:
         self._promised: dict[str, int] = {}
         """Waiting gang -> when it was told to start, us."""
         self.book = PromiseBook()
+        self.meets_all = self.preempts
+        """Some queue is ordered by numbers, so that all jobs count."""
 
     @property
     def preempts(self) -> bool:
@@ -140,7 +145,7 @@ class Precedence:
 
     def knows(self, job: Job) -> None:
         """The job is one that has not ended."""
-        self._kin[job.id] = kin_of(job.team, job.user, job.spec.name)
+        self._kin[job.id] = kin_of(job.team, job.user, job.name)
 
     def foretold_s(self, kin: Kin, devices: int) -> tuple[float, float]:
         """P50 and P90 of how long a job runs that has not begun, s: by its kin, or else by its width."""
@@ -465,18 +470,25 @@ class Precedence:
 
     def _queued(self, state: State, e: led.JobQueued, t_us: int) -> None:
         job = state.jobs.get(e.job_id)
-        if job is not None and e.job_id not in self.served.slots:
+        if job is not None and self.meets_all and e.job_id not in self.served.slots:
+            slot = self._met(job)
+            if self.orders(job.team) and job.shape.devices > 1 and self.knobs.in_turn > 0:
+                ahead_s = self._backlog_s(slot, state, t_us)
+                if ahead_s is not None and ahead_s <= self.knobs.in_turn_most_s:
+                    self._ahead_s[job.id] = max(self.knobs.in_turn_least_s, self.knobs.in_turn * ahead_s)
+            self._wait(job, t_us)
+
+    def _met(self, job: Job) -> int:
+        """The job's slot; it gets one when there is none yet."""
+        slot = self.served.slots.get(job.id)
+        if slot is None:
             slot = self.served.add(job, self.reports(job))
             self.knows(job)
             self.served.rule[slot] = CODES.get(self.rule_of(job.team), 0)
             declared = self.declared(job)
             if declared is not None:
                 self.served.total_s[slot] = declared
-            if self.orders(job.team) and job.shape.devices > 1 and self.knobs.in_turn > 0:
-                ahead_s = self._backlog_s(slot, state, t_us)
-                if ahead_s is not None and ahead_s <= self.knobs.in_turn_most_s:
-                    self._ahead_s[job.id] = max(self.knobs.in_turn_least_s, self.knobs.in_turn * ahead_s)
-            self._wait(job, t_us)
+        return slot
 
     def _backlog_s(self, but_slot: int, state: State, t_us: int) -> float | None:
         """How long all that waits and runs takes on all devices, without one job, s. None: that would be a guess."""
@@ -490,7 +502,8 @@ class Precedence:
         return float(np.round(left_s.sum())) / self._devices
 
     def _granted(self, state: State, e: led.JobGranted, t_us: int) -> None:
-        job, slot = state.jobs[e.job_id], self.served.slots[e.job_id]
+        job = state.jobs[e.job_id]
+        slot = self._met(job)
         self._leave(job.queue, job.id)
         rows = np.array([state.fleet.row(claim.device) for claim in e.claims], dtype=np.int64)
         self.served.grant(slot, rows, len(state.fleet.up), job.shape.whole)
@@ -529,6 +542,10 @@ class Precedence:
             self.tell(state, e.job_id, total_s)
 
     def _told_start(self, state: State, e: led.GangPromised, t_us: int) -> None:
+        job = state.jobs.get(e.job_id)
+        if job is not None and e.job_id not in self.served.slots and job.waits_only:
+            self._met(job)
+            self._wait(job, job.queued_us)
         if e.job_id in self._since:
             self.promise(e.job_id, e.promise.start_us)
 
@@ -543,6 +560,7 @@ class Precedence:
         """It may stand in another queue, and keeps its age."""
         waited = self._since.get(job.id)
         if waited is None or waited[1] == job.queue:
+            self._shuffled |= job.id not in self.served.slots
             return
         self._leave(waited[1], job.id)
         self._since[job.id] = (waited[0], job.queue)
@@ -560,6 +578,12 @@ class Precedence:
     def follow(self, state: State) -> None:
         """Orders by the rules of the state's tree, what waits already too."""
         self._tree, self._rules, self._shuffled = state.tree, {}, True
+        self.meets_all = self.preempts
+        for job in state.jobs.values() if self.meets_all else ():
+            if job.id not in self.served.slots:
+                self._met(job)
+                if job.state is JobState.QUEUED and job.id not in state.backing_off:
+                    self._since[job.id] = (job.queued_us, job.queue)
         for job_id in list(self._since):
             self._moved(state.jobs[job_id])
         if self.rule is not None:

@@ -136,7 +136,7 @@ def choices(
             order.passed(job)
         else:
             room = taken.tally.room(job)
-            requested = None if room.request is None else replace(job, shape=room.request)
+            requested = None if room.request is None else job.but(shape=room.request)
             placed, choice = _place(holdings, requested, taken) if requested is not None else (None, None)
             if placed is None and room.reached:
                 requested, choice = job, _below_limits(holdings, job, taken)
@@ -320,7 +320,7 @@ def _lent(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None 
             lenders = partial(reclaim.lenders, lower=lower, lends=lends)
             spared = holdings.spared
             some = [v for v in holdings.jobs.values() if not spared.until_us(v, lent=True) and lenders([v])]
-            choice = _best(holdings, replace(job, shape=request), taken, some, lenders, room)
+            choice = _best(holdings, job.but(shape=request), taken, some, lenders, room)
             return None if choice is None else replace(choice, takes_back=job.team)
     return _evening_out(holdings, job, taken, room)
 
@@ -343,7 +343,7 @@ def _evening_out(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout 
             for v in holdings.jobs.values()
             if lower(v) or (v.team in givers and not spared.until_us(v, lent=False, evens=True) and lenders([v]))
         ]
-        choice = _best(holdings, replace(job, shape=request), taken, some, lenders, room)
+        choice = _best(holdings, job.but(shape=request), taken, some, lenders, room)
         if choice is not None:
             return replace(choice, evens=True)
     return None

@@ -1,0 +1,55 @@
+"""A table by job, for readers that keep a little of each job that has not ended: most of what they take is the id.
+
+An id is 36 characters, 96 bytes as a string that no other reader of the process shares; its digits as a number are 48.
+"""
+
+from collections.abc import Iterator, MutableMapping
+from typing import TypeVar
+
+V = TypeVar("V")
+
+_PREFIX, _DIGITS = "job-", 32
+
+
+def packed_id(job_id: str) -> int | str:
+    """The digits of an id as a number; anything else as it is."""
+    if len(job_id) == len(_PREFIX) + _DIGITS:
+        try:
+            number = int(job_id[len(_PREFIX) :], 16)
+        except ValueError:
+            return job_id
+        return number if unpacked_id(number) == job_id else job_id
+    return job_id
+
+
+def unpacked_id(packed: int | str) -> str:
+    """The inverse of `packed_id`."""
+    return f"{_PREFIX}{packed:0{_DIGITS}x}" if isinstance(packed, int) else packed
+
+
+class ByJob(MutableMapping[str, V]):
+    """As a dict with job ids as its keys, in order of insertion."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self) -> None:
+        self._of: dict[int | str, V] = {}
+
+    def __getitem__(self, job_id: str) -> V:
+        found: V = self._of[packed_id(job_id)]
+        return found
+
+    def __setitem__(self, job_id: str, value: V) -> None:
+        self._of[packed_id(job_id)] = value
+
+    def __delitem__(self, job_id: str) -> None:
+        del self._of[packed_id(job_id)]
+
+    def __contains__(self, job_id: object) -> bool:
+        return isinstance(job_id, str) and packed_id(job_id) in self._of
+
+    def __iter__(self) -> Iterator[str]:
+        return map(unpacked_id, self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
