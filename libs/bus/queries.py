@@ -63,6 +63,10 @@ _WORKERS = 8
 _EACH, _MOST = 256, 4096
 """Questions of one kind that wait, of one team or node and in all; the next is refused."""
 
+_BACKLOG = 8192
+"""Questions of one kind that have come and are not looked at yet: what comes beyond is dropped, so that who asks faster than
+a service refuses does not keep it busy for minutes after it has gone."""
+
 _DIGITS = 19
 """A ledger sequence has fewer."""
 
@@ -141,6 +145,7 @@ def serve(
         decoder=undecoded,
         ack_policy=AckPolicy.MANUAL,
         max_workers=workers + _MOST,
+        pending_msgs_limit=_BACKLOG,
         no_reply=True,  # we reply ourselves; FastStream would answer None with an empty message
     )(on_question)
 

@@ -10,6 +10,7 @@ from libs.bus import queries
 from libs.bus.broker import Broker, make_broker
 from libs.bus.connect import BusConnection
 from libs.bus.queries import STATUS, InvalidQuestion, NoAnswer, NothingFound, QueryError, ask, serve
+from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.jobs import Reason
 from schemas.nodes import DesiredQuery, DesiredReply
@@ -235,3 +236,32 @@ async def test_a_crowd_of_one_teams_questions_holds_up_no_other_teams(broker: Br
         release.release()
     assert (await green).text == "green"
     await asyncio.wait(crowd)
+
+
+async def test_what_is_asked_faster_than_it_is_refused_is_dropped(
+    broker: Broker, nats: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service went on refusing for minutes after the crowd had gone, and others' questions came after all of it."""
+    monkeypatch.setattr(queries, "_BACKLOG", 50)
+    monkeypatch.setattr(queries, "_MOST", 8)
+    seen: list[str] = []
+    release = asyncio.Event()
+
+    async def slow(query: ExplainQuery, team: str) -> Explanation:
+        seen.append(team)
+        await release.wait()
+        return Explanation(job_id=query.job_id, state="queued", reason="quota", text=team)
+
+    serve(broker, EXPLAIN, slow, queue="placement", workers=1)
+    await broker.start()
+    subject = subjects.fill(EXPLAIN.subject, **asker("blue"))
+    heard = await nats.subscribe(inbox := nats.new_inbox())
+    for _ in range(2_000):
+        await nats.publish(subject, ExplainQuery(job_id=job(9)).model_dump_json().encode(), reply=inbox)
+    await nats.flush()
+    await until(lambda: seen == ["blue"])
+    await asyncio.sleep(0.2)
+    release.set()
+    answer = await ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), timeout_s=60, **asker("green"))
+    assert answer.text == "green"
+    assert 0 < heard.pending_msgs < 1_000, "not all of it was looked at"
