@@ -2,7 +2,7 @@
 
 from libs.bus.queries import InvalidQuestion
 from libs.core.billing.metering import Meter, TeamUse
-from libs.core.billing.pricing import Prices, bill, days_of
+from libs.core.billing.pricing import Prices, bill, bill_of_sums, days_of, is_summed
 from libs.core.state.limits import Limits
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
@@ -18,8 +18,12 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
     whose = None if team == OPERATOR else team
-    usage = meter.usage(whose, open_until_us=query.open_until_us, of_day=days_of(query))
-    reply = bill(usage, prices, query, meter.seq, meter.money.book.currency if meter.money.book is not None else "")
+    if meter.money.book is not None and is_summed(query):
+        reply = bill_of_sums(meter, query, whose)
+    else:
+        usage = meter.usage(whose, open_until_us=query.open_until_us, of_day=days_of(query))
+        currency = meter.money.book.currency if meter.money.book is not None else ""
+        reply = bill(usage, prices, query, meter.seq, currency)
     if len(reply.rows) > MAX_ROWS:
         problem = f"the bill has {len(reply.rows)} rows, more than the {MAX_ROWS} of one answer"
         raise _invalid("group_by", query.group_by, problem, "narrow it with from_day and to_day, or group by day")

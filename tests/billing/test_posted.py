@@ -2,11 +2,15 @@
 
 from collections import Counter
 
+import pytest
+
 from libs.core.billing.charges import charges
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, bill, day_text, days_of
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import PricesApplied
+from schemas.subjects import OPERATOR
+from services.quota_billing.handlers import get_bill
 from services.quota_billing.metrics import BillingMetrics
 from tests.billing.ledgers import DECEMBER, priced_world
 from tests.core.builders import World
@@ -71,6 +75,18 @@ def test_days_that_nobody_asks_for_are_passed_over_and_the_others_are_whole() ->
         assert bill(some, FILE, query, meter.seq, "USD") == bill(
             meter.usage(open_until_us=until), FILE, query, meter.seq, "USD"
         )
+
+
+def test_a_bill_by_team_day_or_device_walks_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = metered(priced_world())
+    for by in ("team", "day", "model"):
+        for team in ("research", OPERATOR):
+            query = BillQuery(group_by=by, open_until_us=2_000_000_000_000_000)
+            walked = meter.usage(None if team == OPERATOR else team, open_until_us=query.open_until_us)
+            wanted = bill(walked, FILE, query, meter.seq, "USD")
+            with monkeypatch.context() as patch:
+                patch.setattr(Meter, "usage", None)
+                assert get_bill(meter, FILE, query, team) == wanted
 
 
 def test_a_meter_that_was_saved_goes_on_as_it_would_have() -> None:

@@ -1,6 +1,7 @@
 """What is posted is what a brute force comes to: row by row, in every period of any zone, and in the sums of a bill."""
 
 import os
+import random
 from collections import Counter
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 from libs.cli.bill_period import period_of
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.metering import Meter
+from libs.core.billing.pricing import Prices, bill_of_sums, day_text
+from libs.core.billing.pricing import bill as bill_of
 from libs.core.billing.sealing import Sealing
+from schemas.billing import BillQuery, Price, PriceBook
 from tests.core.money_oracle import Posted, posted, used
 from tests.core.priced_ledgers import ZONES, PricedLedger
 
+_FILE = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=77),)))
 LEDGERS = int(os.environ.get("RANDOM_LEDGERS", "40"))
 """How many random ledgers; 10,000 take ten minutes."""
 
@@ -79,6 +84,21 @@ def bill(
         for one in meter.usage():
             ours[one.team] += one.posted[0] if one.posted is not None else 0
         assert +ours == +wanted
+        summed(ledger, meter)
+
+
+def summed(ledger: PricedLedger, meter: Meter) -> None:
+    """A bill that walks no rows is the one that walks them all: of any days, with what is held, before and after a restart."""
+    days = sorted({row.day for row in meter.usage()}) or [0]
+    chance = random.Random(len(ledger.records))
+    for books in (meter, Meter.load(meter.dump())):
+        for by in ("team", "day", "model"):
+            start, end = sorted(day_text(chance.choice(days) + chance.randint(-1, 1)) for _ in range(2))
+            until = chance.choice((None, ledger.t_us + chance.randrange(10**11)))
+            query = BillQuery(group_by=by, from_day=start, to_day=end, open_until_us=until)
+            for team in (None, "red"):
+                walked = bill_of(books.usage(team, open_until_us=until), _FILE, query, books.seq, "USD")
+                assert bill_of_sums(books, query, team) == walked, query
 
 
 @given(st.integers(0, 2**63))

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from libs.core.accelerators.kinds import accelerators_milli, counted_milli
+from libs.core.billing.counted import DaysOf, TeamSums
 from libs.core.billing.posted import AlikeUses, PostedMoney
 from libs.core.state import parts
 from libs.core.state.by_job import ByJob
@@ -81,6 +82,17 @@ def _whose(team: str, klass: str) -> tuple[str, str]:
 _Key = tuple[str, int, int, str, str]  # job id, attempt, day, model, priority class
 
 
+class HeldRow(NamedTuple):
+    """A row of what is not freed. `days`: of its job's rows that are posted."""
+
+    team: str
+    key: _Key
+    milli_us: int
+    cost_micros: int
+    unpriced: int
+    days: DaysOf
+
+
 @dataclass(slots=True)
 class _Held:
     """An open attempt: node -> its claims that are not freed yet, as (device, model, milli)."""
@@ -118,6 +130,10 @@ class Meter:
         self._held: dict[str, _Held] = {}
         self._rows: dict[str, dict[_Key, int]] = {}
         self._sums: dict[tuple[str, str, str], int] = {}
+        self.counted: dict[str, TeamSums] = {}
+        """Team -> what its bills sum up of `rows`."""
+        self._days: dict[str, DaysOf] = {}
+        """Unfinished job -> the days of its rows."""
         self._calendar = Calendar()
         self.money = PostedMoney()
         self.nodes: dict[str, list[str]] = {}
@@ -263,11 +279,14 @@ class Meter:
         if {device for device, _, _ in claims} != set(event.devices):
             raise Unbillable(f"{event.job_id}.{event.attempt} frees on {event.node} what it does not hold there")
         team, klass = self._jobs[event.job_id]
-        rows = self._rows.setdefault(team, {})
+        rows, counted = self._rows.setdefault(team, {}), self.counted.setdefault(team, TeamSums())
         for model, milli in _by_model(claims):
             for day, us in self._calendar.split(held.opened_us, t_us, DAY_US):
                 key = (event.job_id, event.attempt, day, model, klass)
+                if key not in rows:
+                    counted.count(self._days.setdefault(event.job_id, {}), key)
                 rows[key] = rows.get(key, 0) + us * milli
+                counted.use[day, model, klass] = counted.use.get((day, model, klass), 0) + us * milli
             if t_us > held.opened_us:
                 group = (team, model, klass)
                 self._sums[group] = self._sums.get(group, 0) + (t_us - held.opened_us) * milli
@@ -285,6 +304,7 @@ class Meter:
 
     def _priced(self, event: led.PricesApplied, t_us: int) -> None:
         self.money.apply(event.book, self._calendar.wall(t_us) // DAY_US)
+        self._recount()  # a correction is a row of another day, of jobs that have ended as well
 
     def _finish(self, event: led.JobFinished, t_us: int) -> None:
         job_id = event.job_id
@@ -292,6 +312,26 @@ class Meter:
             raise Unbillable(f"{job_id} ends while it holds devices")
         if self._jobs.pop(job_id, None) is None:
             raise Unbillable(f"{job_id} ends and was never queued, or ends twice")
+        self._days.pop(job_id, None)
+
+    def _recount(self) -> None:
+        self._days = {}
+        for team in sorted(self._rows.keys() | self.money.rows.keys()):
+            rows, posted = self._rows.get(team, {}), self.money.rows.get(team, {})
+            only = (key for key in posted if key not in rows)
+            counted = self.counted.setdefault(team, TeamSums())
+            self._days |= counted.recount(chain(rows, only), self._jobs.__contains__)
+
+    def held_rows(self, until_us: int) -> list[HeldRow]:
+        """What is held still, as rows up to a time; money at the prices of now."""
+        ahead = self.money.ahead()
+        found = self._held_rows(until_us, ahead)
+        rows = ((team, key, units) for team, rows in found.items() for key, units in rows.items())
+        out: list[HeldRow] = []
+        for team, key, units in rows:
+            cost, _, free = ahead.rows.get(team, {}).get(key, _FREE)
+            out.append(HeldRow(team, key, units, cost, free, self._days.get(key[0], {})))
+        return out
 
     def _held_rows(self, until_us: int, ahead: PostedMoney) -> dict[str, dict[_Key, int]]:
         out: dict[str, dict[_Key, int]] = {}
@@ -357,7 +397,10 @@ class Meter:
                         meter._rows.setdefault(team, {})[job, attempt, day, model, klass] = units
                         group = (team, model, klass)
                         meter._sums[group] = meter._sums.get(group, 0) + units
+                        use = meter.counted.setdefault(team, TeamSums()).use
+                        use[day, model, klass] = use.get((day, model, klass), 0) + units
         meter.money.loaded(about["book"])
+        meter._recount()
         return meter
 
 

@@ -9,10 +9,11 @@ groupings of one bill have the same total (docs/billing.md).
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 from libs.core.accelerators.kinds import catalogued
-from libs.core.billing.metering import UsageRow
+from libs.core.billing.counted import TeamSums, within
+from libs.core.billing.metering import Meter, UsageRow
 from libs.core.billing.rounding import round_half_even
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook
 from schemas.ids import attempt_id
@@ -74,12 +75,72 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
             group.cost_micros += cost
         group.jobs.add(row.job_id)
         group.attempts.add((row.job_id, row.attempt))
+    return _reply(groups, unpriced, currency or prices.currency, ledger_seq)
+
+
+def is_summed(query: BillQuery) -> bool:
+    """Whether a bill can be told by what the meter has counted (`bill_of_sums`): it asks about no single job."""
+    return query.group_by in ("team", "day", "model") and query.job_id is None
+
+
+def bill_of_sums(meter: Meter, query: BillQuery, team: str | None) -> BillReply:
+    """The same bill as `bill` makes of all rows, of what was posted by a book in the ledger: it walks days, and what is held.
+
+    `team`: None: of all teams.
+    """
+    book = meter.money.book
+    assert book is not None, "the rows of a ledger without a price book are rounded one by one"
+    asked = cache(days_of(query))
+    groups: dict[tuple[str, str], _Group] = {}
+    unpriced: set[str] = set()
+
+    def group_of(name: str, day: int, kind: str) -> _Group:
+        key = {"team": name, "day": day_text(day), "model": kind}[query.group_by]
+        return groups.get((key, name)) or groups.setdefault((key, name), _Group())
+
+    def add(name: str, day: int, kind: str, cost_micros: int, free: int) -> None:
+        group = group_of(name, day, kind)
+        group.cost_micros += cost_micros
+        group.unpriced_milli_us += free
+        if free:
+            unpriced.add(kind)
+
+    for name in [team] if team is not None else sorted(meter.counted):
+        counted = meter.counted.get(name, TeamSums())
+        for (day, kind, _), units in counted.use.items():
+            if asked(day):
+                group_of(name, day, kind).milli_us += units
+        for (day, kind, _), (cost, _, free) in meter.money.sums.get(name, {}).items():
+            if asked(day):
+                add(name, day, kind, cost, free)
+        for (key, _), group in ((at, group) for at, group in groups.items() if at[1] == name):
+            kind = key if query.group_by == "model" else ""
+            span = partial(_is_day, key) if query.group_by == "day" else asked
+            group.more_jobs = within(counted.jobs.get(kind), span)
+            group.more_attempts = within(counted.attempts.get(kind), span)
+    for held in meter.held_rows(query.open_until_us) if query.open_until_us is not None else ():
+        job, attempt, day, kind, _ = held.key
+        if not asked(day) or (team is not None and held.team != team):
+            continue
+        add(held.team, day, kind, held.cost_micros, held.unpriced)
+        group = group_of(held.team, day, kind)
+        group.milli_us += held.milli_us
+        of_kind = kind if query.group_by == "model" else ""
+        span = partial(_is_day, day_text(day)) if query.group_by == "day" else asked
+        if not any(map(span, held.days.get((job, 0, of_kind), ()))):
+            group.jobs.add(job)
+        if not any(map(span, held.days.get((job, attempt, of_kind), ()))):
+            group.attempts.add((job, attempt))
+    return _reply(groups, unpriced, book.currency, meter.seq)
+
+
+def _reply(groups: "dict[tuple[str, str], _Group]", unpriced: set[str], currency: str, ledger_seq: int) -> BillReply:
     rows = tuple(
         BillRow(
             key=key,
             team=team,
-            jobs=len(group.jobs),
-            attempts=len(group.attempts),
+            jobs=len(group.jobs) + group.more_jobs,
+            attempts=len(group.attempts) + group.more_attempts,
             milli_us=group.milli_us,
             device_seconds=group.milli_us / _SECOND_UNITS,
             cost_micros=group.cost_micros,
@@ -88,7 +149,7 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
         for (key, team), group in sorted(groups.items(), key=lambda item: item[0])
     )
     return BillReply(
-        currency=currency or prices.currency,
+        currency=currency,
         rows=rows,
         total_milli_us=sum(r.milli_us for r in rows),
         total_cost_micros=sum(r.cost_micros for r in rows),
@@ -104,6 +165,10 @@ def days_of(query: BillQuery) -> Callable[[int], bool]:
     return lambda day: first <= day_text(day) <= last
 
 
+def _is_day(text: str, day: int) -> bool:
+    return day_text(day) == text
+
+
 @dataclass(slots=True)
 class _Group:
     milli_us: int = 0
@@ -111,6 +176,9 @@ class _Group:
     unpriced_milli_us: int = 0
     jobs: set[str] = field(default_factory=set)
     attempts: set[tuple[str, int]] = field(default_factory=set)
+    more_jobs: int = 0
+    """That are counted, and not named."""
+    more_attempts: int = 0
 
 
 @lru_cache(maxsize=4096)
