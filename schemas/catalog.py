@@ -155,6 +155,8 @@ CATALOG: tuple[Message, ...] = (
     _of_operator("node-dead", inbox.NodeDead),
     _inbox("node", "quarantine", inbox.NodeQuarantine, "agent"),
     _of_operator("quarantine-lifted", inbox.QuarantineLifted),
+    _of_operator("node-cordoned", inbox.CordonNode),
+    _of_operator("node-uncordoned", inbox.UncordonNode),
     _of_operator("queues-applied", inbox.ApplyQueues),
     _of_operator("job-boosted", inbox.BoostJob),
     _of_operator("prices-applied", inbox.ApplyPrices),

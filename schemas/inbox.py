@@ -200,6 +200,22 @@ class NodeDead(Fact):
     user: User = ""
 
 
+class CordonNode(Fact):
+    """An operator takes a node out of use, for maintenance. Sent by `baton node cordon`."""
+
+    node: NodeName
+    reason: str = Field(min_length=1, max_length=1024)
+    user: User = ""
+
+
+class UncordonNode(Fact):
+    """An operator puts a node into use again. Sent by `baton node uncordon`."""
+
+    node: NodeName
+    reason: str = Field(default="", max_length=1024)
+    user: User = ""
+
+
 class NodeQuarantine(Fact):
     """All devices of a node that something else than an attempt uses. Sent by the agent when they change, and when it goes on
     with a life that an earlier agent began."""
@@ -405,6 +421,8 @@ InboxMessage = (
     | NodeDead
     | NodeQuarantine
     | QuarantineLifted
+    | CordonNode
+    | UncordonNode
     | GranterClaimed
     | BoardCut
     | Tick

@@ -414,7 +414,7 @@ class PromiseCause(StrEnum):
     HIGHER_CLASS = "higher-class"
     """Jobs of a higher class came."""
     DRAIN = "drain"
-    """A node left in good order."""
+    """A node left in good order, or an operator took it out of use."""
 
 
 class StartPromise(Fact):

@@ -578,6 +578,36 @@ class DeviceReturned(Fact):
     skippable: Literal[True] = True
 
 
+class NodeCordoned(Fact):
+    """An operator takes a node out of use: nothing new is granted there, what runs goes on. It holds over the node's lives."""
+
+    kind: Literal["node.cordoned"] = "node.cordoned"
+    node: NodeName
+    user: User = Field(default="", description="the operator")
+    reason: str = ""
+    skippable: Literal[True] = True
+
+
+class NodeUncordoned(Fact):
+    """An operator puts a node into use again."""
+
+    kind: Literal["node.uncordoned"] = "node.uncordoned"
+    node: NodeName
+    user: User = Field(default="", description="the operator")
+    reason: str = ""
+    skippable: Literal[True] = True
+
+
+class DevicesReserved(Fact):
+    """Which devices are kept free for a gang whose reservation is due, from now on: all of them, those in use as well. Told
+    with ticks, when it is not what was told last. It is over when the gang is granted or ends, too."""
+
+    kind: Literal["devices.reserved"] = "devices.reserved"
+    job_id: JobId
+    devices: tuple[DeviceId, ...] = Field(description="in the fleet's order; empty: none any more")
+    skippable: Literal[True] = True
+
+
 class OperatorActed(Fact):
     """Somebody did something that changes no job: an operator a credential, a segment, a format, told by the tool that did
     it; a team or an operator a secret, told by vault."""
@@ -656,6 +686,9 @@ LedgerEvent = Annotated[
     | NodeSilence
     | NodeHeard
     | NodeDeclaredDead
+    | NodeCordoned
+    | NodeUncordoned
+    | DevicesReserved
     | DeviceQuarantined
     | DeviceReturned
     | OperatorActed

@@ -28,6 +28,18 @@ class Term(StrEnum):
     RESERVATION = "reservation"
 
 
+class CreditCause(StrEnum):
+    """Why something is credited."""
+
+    NODE_LOST = "node-lost"
+    HARDWARE_FAULT = "hardware-fault"
+    PREEMPTED_UNSAVED = "preempted-unsaved"
+    PROMISE_BROKEN = "promise-broken"
+
+
+CreditShare = Annotated[int, Field(ge=0, le=1000, description="thousandths of what it cost")]
+
+
 class ListRate(Fact):
     """What everybody pays who has no contract."""
 
@@ -66,6 +78,11 @@ class RateBook(Fact):
     currency: Currency
     prices: tuple[ListRate, ...] = Field(min_length=1, max_length=4000)
     contracts: tuple[ContractRate, ...] = Field(default=(), max_length=4000)
+    credits: dict[CreditCause, CreditShare] = Field(
+        default_factory=dict,
+        description="what bills give back, by cause; one that is not named is not credited",
+        exclude_if=lambda credits: not credits,  # readers of before know no credits in bills
+    )
 
 
 class PeriodTotal(Fact):

@@ -542,7 +542,9 @@ class NodeView(Fact):
     """One node: what it offers, what of it is held (told to a team: by its own jobs), and how long ago it was last heard."""
 
     node: str
-    status: str = Field(description="up, silent (it is not heard: nothing new is started there) or lost")
+    status: str = Field(
+        description="up, maintenance (an operator took it out of use), silent (not heard: nothing new there) or lost"
+    )
     leaf: str
     spine: str
     zone: str

@@ -175,6 +175,16 @@ def lift_quarantine(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="quarantine-lifted", pool=pool, team=OPERATOR, user=user)
 
 
+def cordon_node(pool: str, user: str) -> str:
+    """Operators only: a node is taken out of use."""
+    return fill(OPERATOR_INPUT, what="node-cordoned", pool=pool, team=OPERATOR, user=user)
+
+
+def uncordon_node(pool: str, user: str) -> str:
+    """Operators only: a node is put into use again."""
+    return fill(OPERATOR_INPUT, what="node-uncordoned", pool=pool, team=OPERATOR, user=user)
+
+
 def apply_queues(pool: str, user: str) -> str:
     """Operators only: who is guaranteed what in `pool`."""
     return fill(OPERATOR_INPUT, what="queues-applied", pool=pool, team=OPERATOR, user=user)

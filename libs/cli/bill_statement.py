@@ -32,6 +32,7 @@ class StatementLine:
     list_micros: int = 0
     cost_micros: int = 0
     correction_micros: int = 0
+    credit_micros: int = 0
     forecast_micros: int = 0
 
 
@@ -51,7 +52,8 @@ def grouped(found: Iterable[Charge], by: str, zone: ZoneInfo, centres: Mapping[s
         one.units += amount.units
         one.list_micros += amount.list_micros
         one.cost_micros += amount.cost_micros
-        one.correction_micros += amount.cost_micros if charge.correction else 0
+        one.correction_micros += amount.cost_micros if charge.correction and not charge.credit else 0
+        one.credit_micros += amount.cost_micros if charge.credit else 0
     return lines
 
 
@@ -138,6 +140,7 @@ def shown(found: Mapping[str, StatementLine], by: str, output: Format) -> None:
         Column("LIST", lambda r: _money(r.list_micros), right=True),
         Column("COST", lambda r: _money(r.cost_micros), right=True),
         Column("CORRECTIONS", lambda r: _money(r.correction_micros), right=True),
+        *([Column("CREDITS", lambda r: _money(r.credit_micros), right=True)] if total.credit_micros else []),
         *([Column("TO COME", lambda r: _money(r.forecast_micros), right=True)] if total.forecast_micros else []),
     ]
     show(lines, columns, output, name=lambda r: r.key)

@@ -22,11 +22,13 @@ from schemas.inbox import (
     ApplyQueues,
     BoostJob,
     ClosePeriod,
+    CordonNode,
     NodeDead,
     QuarantineLifted,
     ResumeTeam,
     SuspendTeam,
     TopUpBudget,
+    UncordonNode,
 )
 from schemas.ledger import CommandRefused, InputRejected, LedgerRecord, QuotaSet, kinds_of
 
@@ -40,11 +42,13 @@ Said = (
     | ApplyQueues
     | BoostJob
     | ClosePeriod
+    | CordonNode
     | NodeDead
     | QuarantineLifted
     | ResumeTeam
     | SuspendTeam
     | TopUpBudget
+    | UncordonNode
 )
 Done = Callable[[], Awaitable[bool]]
 Decided = Callable[[Callable[[LedgerRecord], bool], Done | None], Awaitable[None]]

@@ -1,5 +1,5 @@
-"""`baton node declare-dead NODE --fenced-by TEXT`, `release NODE DEVICE --reason TEXT`, `rotate NODE`, `revoke NODE --reason
-TEXT`."""
+"""`baton node declare-dead NODE --fenced-by TEXT`, `release NODE DEVICE --reason TEXT`, `cordon NODE --reason TEXT`,
+`uncordon NODE`, `rotate NODE`, `revoke NODE --reason TEXT`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +14,8 @@ from libs.cli.session import run
 from libs.cli.telling import ring_of, tell_broker
 from libs.client import Baton
 from libs.client.errors import Failed, NotFound, Unreachable
-from schemas.inbox import NodeDead, QuarantineLifted
-from schemas.subjects import OPERATOR, declare_dead, lift_quarantine
+from schemas.inbox import CordonNode, NodeDead, QuarantineLifted, UncordonNode
+from schemas.subjects import OPERATOR, cordon_node, declare_dead, lift_quarantine, uncordon_node
 
 app = typer.Typer(help="What an operator says of a node.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -136,3 +136,50 @@ def revoke(
 
 def _named(pool: str, node: str | None) -> str:
     return f"{pool}/{node or '*'}"
+
+
+@app.command("cordon")
+def cordon(
+    node: Annotated[str, typer.Argument(help="A node that `baton get nodes` shows.")],
+    reason: Annotated[str, typer.Option("--reason", help="What is done there, and until when.")],
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """Take a node out of use: nothing new is granted there, what runs goes on to its end.
+
+    It holds until `baton node uncordon`, also when the node is switched off and comes back. Its free time is in the account
+    `maintenance` and nobody pays it. It is written into the ledger, with your name and your words."""
+
+    async def work(baton: Baton) -> None:
+        from libs.client.sending import valid
+
+        who = baton.place.user or "operator"
+        said = valid(CordonNode, node=node, reason=reason, user=who)
+        await say_to_pool(baton, baton.place.pool, said, cordon_node(baton.place.pool, who), node)
+
+    run(work, OPERATOR, url, user=user, pool=pool)
+    say(node)
+    hint("nothing new is granted there; `baton get jobs -o wide` shows what runs there still")
+
+
+@app.command("uncordon")
+def uncordon(
+    node: Annotated[str, typer.Argument(help="A node that `baton get nodes` shows as in maintenance.")],
+    reason: Annotated[str, typer.Option("--reason", help="What was done there.")] = "",
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """Put a node into use again. It is written into the ledger, with your name and your words."""
+
+    async def work(baton: Baton) -> None:
+        from libs.client.sending import valid
+
+        who = baton.place.user or "operator"
+        said = valid(UncordonNode, node=node, reason=reason, user=who)
+        await say_to_pool(baton, baton.place.pool, said, uncordon_node(baton.place.pool, who), node)
+
+    run(work, OPERATOR, url, user=user, pool=pool)
+    say(node)
+    hint("its devices may be granted again")

@@ -14,6 +14,7 @@ contracts:
     tiers:                             # or `price: 2.50`, which is one tier
       - {above_hours: 0, price: 2.50}
       - {above_hours: 10000, price: 2.20}
+credits: {node-lost: 1000, hardware-fault: 1000, preempted-unsaved: 500}       # thousandths that bills give back
 
 Prices are decimals with at most six places, as they stand: none goes through a binary float. A day is its first moment in UTC;
 an end is not included.
@@ -32,7 +33,19 @@ from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, read
 from libs.core.billing.prices import problems
 from libs.core.billing.wall import us_of
 from schemas.base import Name, Strict
-from schemas.prices import BookVersion, ClassKey, ContractRate, Currency, DeviceKey, ListRate, RateBook, RateTier, Term
+from schemas.prices import (
+    BookVersion,
+    ClassKey,
+    ContractRate,
+    CreditCause,
+    CreditShare,
+    Currency,
+    DeviceKey,
+    ListRate,
+    RateBook,
+    RateTier,
+    Term,
+)
 
 _PRICE = re.compile(r"\d{1,9}(\.\d{1,6})?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -114,6 +127,7 @@ class PricesFile(Strict):
     currency: Currency
     prices: Annotated[tuple[PriceItem, ...], Field(max_length=4000), AfterValidator(_some)]
     contracts: Annotated[tuple[ContractItem, ...], Field(max_length=4000)] = ()
+    credits: dict[CreditCause, CreditShare] = Field(default_factory=dict)
 
     @property
     def book(self) -> RateBook:
@@ -145,6 +159,7 @@ class PricesFile(Strict):
                 )
                 for c in self.contracts
             ),
+            credits=self.credits,
         )
 
 

@@ -16,6 +16,7 @@ from schemas.inbox import (
     ApplyQueues,
     BoostJob,
     ClosePeriod,
+    CordonNode,
     InboxMessage,
     NodeDead,
     NodeRegistered,
@@ -23,12 +24,15 @@ from schemas.inbox import (
     ResumeTeam,
     SuspendTeam,
     TopUpBudget,
+    UncordonNode,
 )
 
 MAX_INPUT_BYTES = 256 * 1024
 _OPERATORS_SAY = (
     NodeDead
     | QuarantineLifted
+    | CordonNode
+    | UncordonNode
     | ApplyQueues
     | BoostJob
     | ApplyPrices

@@ -61,7 +61,8 @@ def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
         lists["list"] += amount.list_micros
         lists["cost"] += amount.cost_micros
         lists["units"] += amount.units
-        lists["corrections"] += amount.cost_micros if charge.correction else 0
+        lists["corrections"] += amount.cost_micros if charge.correction and not charge.credit else 0
+        lists["credits"] += amount.cost_micros if charge.credit else 0
         outcome = of.story.outcomes.get((use.job_id, use.attempt), "still open")
         lists["waste"] += 0 if outcome in ("succeeded", "still open") else amount.cost_micros
         moment = datetime.fromtimestamp(charge.billed_us // 1_000_000, UTC).astimezone(of.zone)
@@ -85,6 +86,7 @@ def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
                     ("of attempts that did not succeed", _money(lists["waste"], of.currency)),
                     ("unused, as far as it is known", _money(_wasted(of.story, job), of.currency)),
                     ("corrections in it", _money(lists["corrections"], of.currency)),
+                    ("credits in it", _money(lists["credits"], of.currency)),
                     ("device-hours without a price", _hours(unpriced)),
                 ]
             ),

@@ -101,7 +101,7 @@ def _node(
     seen = [sample.utilization_pct for sample in samples if sample is not None]
     return NodeView(
         node=name,
-        status=row["status"],
+        status="maintenance" if row["status"] == "up" and row.get("out_of_use") else row["status"],
         leaf=row["leaf"],
         spine=row["spine"],
         zone=row["zone"],

@@ -28,6 +28,8 @@ LISTED: dict[str, tuple[str, str]] = {
     "bill close": (COMMAND, "bill.close"),
     "node declare-dead": (COMMAND, "node.declare-dead"),
     "node release": (COMMAND, "node.release"),
+    "node cordon": (COMMAND, "node.cordon"),
+    "node uncordon": (COMMAND, "node.uncordon"),
     "team suspend": (COMMAND, "team.suspend"),
     "team resume": (COMMAND, "team.resume"),
     "secret set": (ACTION, "services.vault.app: secret.set"),

@@ -51,8 +51,12 @@ def _lines(row: dict[str, Any]) -> dict[Any, tuple[str, tuple[Any, ...], int, st
             out["rest"] = ("faulty", NOBODY, left, row["broken"])
         elif row["going"]:
             out["rest"] = ("cleaning", NOBODY, left, "")
+        elif row["out"] is not None:
+            out["rest"] = ("maintenance", NOBODY, left, row["out"])
         elif row["held"] is not None:
             out["rest"] = ("held", row["held"], left, "")
+        elif row["kept"] is not None:
+            out["rest"] = ("reserved", row["kept"], left, "")
         else:
             out["rest"] = ("idle", NOBODY, left, "")
     return out
@@ -66,6 +70,16 @@ def _replay(records: list[LedgerRecord]) -> tuple[list[dict[str, Any]], list[tup
     boards: dict[str, list[str]] = {}
     silent: dict[str, tuple[int, int]] = {}  # node -> (told by record number, since)
     joined: dict[str, int] = {}
+    out: dict[str, str] = {}
+    kept: dict[str, tuple[Any, ...]] = {}
+
+    def keep(job_id: str, devices: Any, payer: Any = None) -> None:
+        for device in [d for d, whose in kept.items() if whose[2] == job_id]:
+            del kept[device]
+        kept.update(dict.fromkeys(devices, payer))
+        for device, row in rows.items():
+            row["kept"] = kept.get(device)
+
     snapshots: list[dict[str, Any]] = []
     unknown: list[tuple[str, Any, int, int]] = []
 
@@ -77,12 +91,20 @@ def _replay(records: list[LedgerRecord]) -> tuple[list[dict[str, Any]], list[tup
             if d.parent:
                 on_board[d.parent] += SLICES[d.mig_profile]
         offered |= {board: 7000 - 1000 * used for board, used in on_board.items()}
-        fresh = {"claims": {}, "held": None, "broken": None, "going": False, "node": inventory.node}
+        fresh = {
+            "claims": {},
+            "held": None,
+            "broken": None,
+            "going": False,
+            "node": inventory.node,
+            "out": out.get(inventory.node),
+        }
         for device, row in rows.items():
             if row["node"] == inventory.node and device not in offered:
                 row.update(exists=False, broken=None)
         for device, units in offered.items():
             rows.setdefault(device, deepcopy(fresh)).update(units=units, exists=True)
+            rows[device]["kept"] = kept.get(device)
 
     def lost(node: str, number: int, t_us: int) -> None:
         told, since = silent.pop(node, (0, None))
@@ -115,7 +137,19 @@ def _replay(records: list[LedgerRecord]) -> tuple[list[dict[str, Any]], list[tup
                 parents = {queue.name: queue.parent for queue in e.queues}
             elif isinstance(e, led.JobQueued):
                 jobs[e.job_id] = (e.team, e.user, e.job_id, 0, e.spec.priority_class)
+            elif isinstance(e, led.NodeCordoned | led.NodeUncordoned):
+                out.pop(e.node, None)
+                if isinstance(e, led.NodeCordoned):
+                    out[e.node] = f"{e.user}: {e.reason}"
+                for row in rows.values():
+                    if row["node"] == e.node:
+                        row["out"] = out.get(e.node)
+            elif isinstance(e, led.DevicesReserved):
+                keep(e.job_id, e.devices, _payer(jobs[e.job_id], 0, parents))
+            elif isinstance(e, led.JobFinished):
+                keep(e.job_id, ())
             elif isinstance(e, led.JobGranted):
+                keep(e.job_id, ())
                 for claim in e.claims:
                     payer = _payer(jobs[e.job_id], e.attempt, parents)
                     rows[claim.device]["claims"][e.job_id, e.attempt] = (payer, claim.milli)

@@ -235,6 +235,25 @@ def quarantined() -> World:
     return w
 
 
+def out_of_use() -> World:
+    """An operator takes a node out of use while a job runs there; devices are kept free for a gang; nodes come back."""
+    w = World(node("n0", 2), node("n1", 2))
+    for n in range(4):
+        w.started(w.submit(job(f"small{n}")))
+    gang = w.submit(job("gang", 2))
+    w.send(inbox.Tick(), after_us=70 * S)
+    (first,) = w.nodes_of(job_id("research", "small0"))
+    w.send(inbox.CordonNode(node=first, reason="a fan", user="olga"))
+    w.send(inbox.Tick(), after_us=S)
+    for n in range(4):
+        w.released(job_id("research", f"small{n}"))
+    w.started(gang)
+    w.submit(job("more"))
+    w.send(inbox.UncordonNode(node=first, reason="mended", user="olga"))
+    w.released(gang)
+    return w
+
+
 def suspended() -> World:
     """A team is suspended while it has jobs that wait, run and are made room for; what runs saves its work; it goes on."""
     w = World(node("n0"), node("n1"))
@@ -503,6 +522,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "silent": silent,
     "lost again": lost_again,
     "quarantined": quarantined,
+    "out of use": out_of_use,
     "suspended": suspended,
     "audited": audited,
     "summed": summed,

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from libs.core.billing.prices import problems
 from schemas import ledger as led
-from schemas.prices import ClosedPeriod, ContractRate, ListRate, RateBook, RateTier, Term
+from schemas.prices import ClosedPeriod, ContractRate, CreditCause, ListRate, RateBook, RateTier, Term
 from tests.core.random_ledgers import RandomLedger
 
 HOUR_US = 3_600_000_000
@@ -32,7 +32,9 @@ PRICES = (0, 1, 7, 333_333, 999_999, 1_000_001, 2_990_000, 10**9 + 1)
 class PricedLedger(RandomLedger):
     """A ledger with books and seals. `closed` are its seals."""
 
-    def __init__(self, seed: int, steps: int = 40) -> None:
+    def __init__(self, seed: int, steps: int = 40, *, credited: bool = False) -> None:
+        """`credited`: some books say what bills give back."""
+        self.credited = credited
         self.closed: list[ClosedPeriod] = []
         self.version = 0
         super().__init__(seed, steps, STARTS[seed % len(STARTS)] + seed % 3_600_000_011)
@@ -40,6 +42,9 @@ class PricedLedger(RandomLedger):
     def _prices(self) -> Iterator[Any]:
         self.version += 1
         book = self._book()
+        if self.credited:
+            causes = self.random.sample(list(CreditCause), self.random.randint(0, len(CreditCause)))
+            book = book.model_copy(update={"credits": {cause: self.random.choice((1, 333, 1000)) for cause in causes}})
         if not problems(book):
             yield led.PricesApplied(book=book, reason="so", user="olga")
 

@@ -1,7 +1,8 @@
 """Random ledgers, written event by event without any scheduler: what a pool may live through, at any instant.
 
 Nodes join, leave, fall silent, are heard again, lost, declared dead; boards are repartitioned; devices break; jobs are granted
-parts of devices, give way, are freed by every kind of evidence; the queues change; the wall clock is set; the control plane is
+parts of devices, give way, are freed by every kind of evidence; devices are reserved for gangs, nodes are taken out of use; the
+queues change; the wall clock is set; the control plane is
 down for a while. Only what the accounts read is made; the checker would ask for more (`tests/core/lives.py` has whole lives).
 """
 
@@ -34,6 +35,7 @@ class RandomLedger:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.holds: dict[str, tuple[str, ...]] = {}
         self.quarantine: dict[str, tuple[str, int]] = {}
+        self.out: set[str] = set()
         for name in ("a", "b", "m"):
             self._write(list(self._join(name)))
         for _ in range(steps):
@@ -180,6 +182,26 @@ class RandomLedger:
             self.holds[job_id] = tuple(self.random.sample(usable, min(len(usable), 2)))
             yield led.DevicesHeld(job_id=job_id, devices=self.holds[job_id])
 
+    def _reserve(self) -> Iterator[Any]:
+        waiting = [j for j, known in self.jobs.items() if not known["parts"]]
+        if waiting:
+            devices = self._devices()
+            some = tuple(self.random.sample(devices, self.random.randint(0, min(4, len(devices)))))
+            yield led.DevicesReserved(job_id=self.random.choice(waiting), devices=some)
+
+    def _cordon(self) -> Iterator[Any]:
+        inside = sorted(self.nodes.keys() - self.out)
+        if inside:
+            name = self.random.choice(inside)
+            self.out.add(name)
+            yield led.NodeCordoned(node=name, user="olga", reason=f"a fan of {name}")
+            yield from self._let_go_on(name)
+
+    def _uncordon(self) -> Iterator[Any]:
+        for name in sorted(self.out)[:1]:
+            self.out.remove(name)
+            yield led.NodeUncordoned(node=name, user="olga")
+
     def _unhold(self) -> Iterator[Any]:
         for job_id in list(self.holds)[:1]:
             yield from self._let_go(job_id)
@@ -299,8 +321,8 @@ class RandomLedger:
     def _usable(self) -> list[str]:
         going = self.nodes["m"]["asked"] or ()
         return [
-            d for name, node in self.nodes.items() if node["up"] and not node["silent"] for d in self._on(name)
-            if d not in self.quarantine and d not in going
+            d for name, node in self.nodes.items() if node["up"] and not node["silent"] and name not in self.out
+            for d in self._on(name) if d not in self.quarantine and d not in going
         ]  # fmt: skip
 
     def _node_of(self, device: str) -> str:
@@ -316,4 +338,5 @@ class RandomLedger:
 RandomLedger.verbs = (
     "joins", "leave", "fall_silent", "fall_silent", "be_heard", "queue", "queue", "queue", "grant", "grant", "grant", "grant",
     "release", "release", "hold", "hold", "unhold", "break", "mend", "recut", "recut", "queues",
+    "reserve", "reserve", "cordon", "uncordon",
 )  # fmt: skip

@@ -131,6 +131,13 @@ def test_random_ledgers_by_brute_force(seed: int) -> None:
     check_by_brute_force(RandomLedger(seed).records)
 
 
+def test_random_ledgers_have_every_account() -> None:
+    seen: Counter[Account] = Counter()
+    for seed in range(20):
+        seen.update(p.account for p in fold(tuple(RandomLedger(seed).records))[1])
+    assert {account for account in Account if seen[account] < 10} == set(), seen
+
+
 @given(st.integers(0, 2**63), st.integers(1, 40))
 @settings(max_examples=min(LEDGERS, 20))
 def test_books_that_were_saved_and_loaded_go_on_as_they_would_have(seed: int, at: int) -> None:

@@ -136,7 +136,8 @@ def test_every_kind_of_event_is_a_change_or_progress():
         ledger.JobQueued, ledger.JobGranted, ledger.JobBoosted, ledger.BoostEnded,
         ledger.AttemptPreempting, ledger.AttemptStopping, ledger.DevicesFreed, ledger.JobRequeued, ledger.JobFinished,
         ledger.DevicesHeld, ledger.HoldReleased, ledger.BoardRecut, ledger.BoardCutDone,
-        ledger.DeviceQuarantined, ledger.DeviceReturned, ledger.TeamSuspended, ledger.TeamResumed, ledger.QueuesApplied,
+        ledger.DeviceQuarantined, ledger.DeviceReturned, ledger.NodeCordoned, ledger.NodeUncordoned,
+        ledger.TeamSuspended, ledger.TeamResumed, ledger.QueuesApplied,
         ledger.BudgetsApplied, ledger.BudgetToppedUp, ledger.BudgetPeriodBegan,
     }  # fmt: skip
 

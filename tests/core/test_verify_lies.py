@@ -175,6 +175,7 @@ def held(job: str, *devices: str) -> Any:
 URGENT, LOW2 = job_id("research", "urgent"), job_id("research", "low2")
 END, PRE, CUT, OWN, MUM, LOST = "every end", "preempted", "boards", "particular", "silent", "lost again"
 USED = "quarantined"
+OUT = "out of use"
 
 
 def _waiting(change: Callable[[int], int]) -> Callable[[led.JobRequeued], led.JobRequeued]:
@@ -632,6 +633,16 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a device is put in quarantine twice": (USED, then("device.quarantined", lambda e: e), "I8"),
     "a device of another node is put in quarantine": (USED, changed("device.quarantined", with_(node="n1")), "I8"),
     "a device is put in quarantine in another life": (USED, changed("device.quarantined", with_(incarnation=7)), "I8"),
+    # ----------------------------------------------------------------------------------------- out of use (I8), reserved (I11)
+    "a node out of use is granted": (OUT, left_out("node.uncordoned"), "I8"),
+    "a node is taken out of use twice": (OUT, then("node.cordoned", lambda e: e), "I8"),
+    "a node is put into use that was": (OUT, left_out("node.cordoned"), "I8"),
+    "a node is taken out of use that never joined": (OUT, changed("node.cordoned", with_(node="n9")), "I8"),
+    "a job that runs has devices reserved": (
+        OUT, changed("devices.reserved", with_(job_id=job_id("research", "small0"))), "I11"
+    ),
+    "an unknown device is reserved": (OUT, changed("devices.reserved", with_(devices=("ghost",))), "I11"),
+    "a device is reserved twice": (OUT, changed("devices.reserved", lambda e: with_(devices=e.devices * 2)(e)), "I11"),
     # ---------------------------------------------------------------------------------------------------- losses (I3)
     "a job runs again before its time": (LOST, changed("job.requeued", _later, 3), "I3"),
     "a job is lost more often than it is told": (LOST, changed("job.requeued", with_(losses=1), 4), "I3"),

@@ -7,46 +7,26 @@ When another book is applied that prices a time before it differently, every use
 that record posts a correction: what the new book makes of an hour, less what was billed. So what was posted is never
 changed, and the whole is a function of the ledger alone.
 
+A book may say what bills give back (`billing.credited`): such a credit is posted by the record that closes its attempt.
+
 When a charge is billed: in the hour of its use. What is posted for a period that is closed by then, and every correction, is
 billed when it is posted. A seal (`PeriodClosed`) counts from the record after the one that it names as the last it knows.
 
-Memory: what is held now, and what contracts have used of their months.
+Memory: what is held now, what open attempts were billed, and what contracts have used of their months.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from libs.core.billing.metering import Unbillable, billed_model
+from libs.core.billing.credited import Billed, CreditedMoney, GivenBack
 from libs.core.billing.prices import Amount, PriceList, Quote, Rater
+from libs.core.billing.uses import DeviceUse as DeviceUse
+from libs.core.billing.uses import Uses as Uses
 from libs.core.billing.wall import HOUR_US
-from libs.core.state.clock import Calendar
 from schemas import ledger as led
-from schemas.prices import ClosedPeriod
-from schemas.resources import Claim
+from schemas.prices import ClosedPeriod, CreditCause
 
 RecordsFromFirst = Callable[[], Iterable[tuple[int, led.LedgerRecord]]]
-
-
-class DeviceUse(NamedTuple):
-    """One claim of one attempt, from its grant until it was freed, in ledger time and in the ledger's records.
-
-    `device_kind`: what the price book knows it by. `straight`: the span in pieces without a jump of the wall's clock, each as
-    (start, end, start by the wall)."""
-
-    team: str
-    user: str
-    job_id: str
-    attempt: int
-    priority_class: str
-    node: str
-    device: str
-    device_kind: str
-    milli: int
-    start_us: int
-    end_us: int
-    from_seq: int
-    to_seq: int
-    straight: tuple[tuple[int, int, int], ...]
 
 
 class Charge(NamedTuple):
@@ -62,67 +42,10 @@ class Charge(NamedTuple):
     correction: bool
     priced_later: bool = False
     """It is of use that was posted without a price, and told to be unpriced, before."""
-
-
-class Uses:
-    """Folds records into uses."""
-
-    handled = led.kinds_of(
-        (led.NodeJoined, led.BoardCutDone, led.JobQueued, led.JobGranted, led.DevicesFreed, led.JobFinished)
-    )
-
-    def __init__(self) -> None:
-        self.calendar = Calendar()
-        self._kinds: dict[str, str] = {}
-        self._jobs: dict[str, tuple[str, str, str]] = {}
-        self._held: dict[str, tuple[led.JobGranted, int, int]] = {}
-
-    def apply(self, seq: int, record: led.LedgerRecord) -> list[DeviceUse]:
-        """What ended with this record. Raises Unbillable for what no valid ledger says."""
-        self.calendar.hear(record)
-        found: list[DeviceUse] = []
-        for event in record.events:
-            if isinstance(event, led.DevicesFreed):
-                found += self._freed(event, seq, record.t_us)
-            elif isinstance(event, led.JobGranted):
-                self._held[event.job_id] = (event, record.t_us, seq)
-            elif isinstance(event, led.JobQueued):
-                self._jobs[event.job_id] = (event.team, event.user, event.spec.priority_class)
-            elif isinstance(event, led.JobFinished):
-                self._jobs.pop(event.job_id, None)
-                self._held.pop(event.job_id, None)
-            elif isinstance(event, led.NodeJoined | led.BoardCutDone):
-                self._kinds.update((d.id, billed_model(d)) for d in event.inventory.devices)
-        return found
-
-    def open(self, until_us: int) -> list[DeviceUse]:
-        """What is held still, as if it ended at `until_us`: for forecasts, never for a bill."""
-        return [
-            self._use(grant, claim, since, until_us, seq, 0)
-            for grant, since, seq in self._held.values()
-            for claim in grant.claims
-        ]
-
-    def _freed(self, event: led.DevicesFreed, seq: int, t_us: int) -> Iterator[DeviceUse]:
-        held = self._held.get(event.job_id)
-        if held is None or held[0].attempt != event.attempt:
-            raise Unbillable(f"{event.job_id}.{event.attempt} frees devices and holds none")
-        grant, since, from_seq = held
-        gone = set(event.devices)
-        for claim in grant.claims:
-            if claim.node == event.node and claim.device in gone:
-                yield self._use(grant, claim, since, t_us, from_seq, seq)
-        left = tuple(c for c in grant.claims if c.node != event.node or c.device not in gone)
-        self._held[event.job_id] = (grant.model_copy(update={"claims": left}), since, from_seq)
-
-    def _use(
-        self, grant: led.JobGranted, claim: Claim, since: int, until: int, from_seq: int, to_seq: int
-    ) -> DeviceUse:
-        team, user, klass = self._jobs[grant.job_id]
-        return DeviceUse(
-            team, user, grant.job_id, grant.attempt, klass, claim.node, claim.device, self._kinds[claim.device], claim.milli,
-            since, until, from_seq, to_seq, tuple(self.calendar.straight(since, until)),
-        )  # fmt: skip
+    credit: CreditCause | None = None
+    """It gives back what the book's policy says. Money alone, as a correction."""
+    why: str = ""
+    """Of a credit: the ledger's own words."""
 
 
 def charges(
@@ -135,6 +58,7 @@ def charges(
     """
     uses, rater, version = Uses(), Rater(None), 0
     earlier: list[tuple[int, PriceList]] = []
+    billed, credited = Billed(), None
     for seq, record in records():
         if upto_seq is not None and seq > upto_seq:
             return
@@ -142,10 +66,19 @@ def charges(
         ended = uses.apply(seq, record)
         posted = max(uses.calendar.wall(record.t_us), until)
         for use in ended:
-            for amount in _rated(rater, use):
+            amounts = _rated(rater, use)
+            billed.note(use, amounts)
+            for amount in amounts:
                 hour_us = amount.hour * HOUR_US
                 late = hour_us < until
                 yield Charge(use, amount, version, seq, posted if late else hour_us, late, correction=False)
+        back: Iterable[GivenBack] = credited.apply(record, seq) if credited is not None else ()
+        for given in back:
+            hour_us = given.amount.hour * HOUR_US
+            late = hour_us < until
+            at_us = posted if late else hour_us
+            yield Charge(given.use, given.amount, version, seq, at_us, late, True, credit=given.cause, why=given.why)
+        billed.closed(record)
         for event in record.events:
             if isinstance(event, led.PricesApplied):
                 then = Rater(PriceList(event.book))
@@ -155,6 +88,10 @@ def charges(
                 if rater.prices is not None:
                     earlier.append((seq, rater.prices))
                 rater, version = then, event.book.version
+                if credited is None and event.book.credits:
+                    credited = CreditedMoney(records, seq, billed)
+                if credited is not None:
+                    credited.policy = event.book.credits
 
 
 def _rated(rater: Rater, use: DeviceUse) -> list[Amount]:

@@ -15,7 +15,6 @@ it. It is told when the attempt is closed.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
@@ -23,16 +22,7 @@ from libs.core.billing.accounts.posting import Account, Posting
 from schemas import ledger as led
 from schemas.attempts import Category, Outcome
 from schemas.jobs import PromiseCause
-
-
-class CreditCause(StrEnum):
-    """Why something is credited."""
-
-    NODE_LOST = "node-lost"
-    HARDWARE_FAULT = "hardware-fault"
-    PREEMPTED_UNSAVED = "preempted-unsaved"
-    PROMISE_BROKEN = "promise-broken"
-
+from schemas.prices import CreditCause as CreditCause
 
 WHOLE: Final = 1000
 """All of it is credited."""

@@ -12,7 +12,8 @@ Since 1.3 a part of a shared device is an allocated charge: the device's cost, b
 left out: its ratios must sum to 1 over a device, and rows are posted before that sum is known, and never changed.
 
 A correction of a billing period before has ChargeClass `Correction`; one within the billing period is an Adjustment, because
-ChargeClass must be null there (ChargeClass, content rule 3). Either is money alone.
+ChargeClass must be null there (ChargeClass, content rule 3). Either is money alone, and so is a credit (ChargeCategory
+`Credit`), whose list cost is what it gives back (ListCost, of charges without a unit price).
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -49,7 +50,7 @@ class Grain(Enum):
     """What the value of a column depends on (`KEY_OF`). Many rows are alike in it, and their value is made once."""
 
     EXPORT = "of the export"
-    USE = "of the use, and of what posted it"
+    USE = "of the use, of what posted it, and of what is credited"
     HOUR = "of the hour, of when it is billed, and of whether it is a correction"
     PRICE = "of the price, and of whether it is a correction"
     QUANTITY = "of how much it is at what term"
@@ -98,11 +99,11 @@ def facts_of(charge: Charge, pool: str, currency: str) -> RowFacts:
 
 
 def _use_key(f: RowFacts) -> Hashable:
-    return id(f.charge.use), f.charge.posted_seq, f.charge.correction
+    return id(f.charge.use), f.charge.posted_seq, f.charge.correction, f.charge.credit, f.charge.why
 
 
 def _hour_key(f: RowFacts) -> Hashable:
-    return f.charge.amount.hour, f.billing, f.before, f.by_price
+    return f.charge.amount.hour, f.billing, f.before, f.by_price, f.charge.credit is not None
 
 
 def _price_key(f: RowFacts) -> Hashable:
@@ -178,8 +179,9 @@ def _resource_type(f: RowFacts) -> str:
 
 def _description(f: RowFacts) -> str:
     use = f.charge.use
-    what = "correction of" if f.charge.correction else "use of"
-    return f"{what} {use.device_kind} by {_attempt(f)}, class {use.priority_class}"
+    what = "credit for" if f.charge.credit else "correction of" if f.charge.correction else "use of"
+    why = f" ({f.charge.credit}: {f.charge.why})" if f.charge.credit else ""
+    return f"{what} {use.device_kind} by {_attempt(f)}, class {use.priority_class}{why}"
 
 
 def _tags(f: RowFacts) -> dict[str, Any]:
@@ -223,6 +225,8 @@ def _programs(f: RowFacts) -> dict[str, Any] | None:
 
 
 def _charge_category(f: RowFacts) -> str:
+    if f.charge.credit:
+        return "Credit"
     return "Adjustment" if f.charge.correction and not f.before else "Usage"
 
 
@@ -296,6 +300,7 @@ COLUMNS: Final = (
     FocusColumn("Tags", _O, True, "Conditional", _USE, _tags),
     _custom("Attempt", _I, _USE, lambda f: f.charge.use.attempt),
     _custom("Contract", _T, _PRICE, lambda f: _quote(f).contract or None, nulls=True),
+    _custom("CreditCause", _T, _USE, lambda f: f.charge.credit and f.charge.credit.value, nulls=True),
     _custom("JobId", _T, _USE, lambda f: f.charge.use.job_id),
     _custom("LedgerFrom", _I, _USE, lambda f: f.charge.use.from_seq),
     _custom("LedgerTo", _I, _USE, lambda f: f.charge.use.to_seq),

@@ -118,6 +118,7 @@ class Meter:
         "team.suspended", "team.resumed", "queues.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
+        "node.cordoned", "node.uncordoned", "devices.reserved",
         "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip
     """Money runs from the grant to the freeing; what happens between costs nothing more, and a hold nothing."""

@@ -149,21 +149,30 @@ def text_of(state: State, job: Job, outcome: Blocked, *, seen_by: str = OPERATOR
         spread=shape.spread[0],
         team=job.team,
     )
-    return said + _in_quarantine(state, shape)
+    return said + _out_of_use(state, shape)
 
 
-def _in_quarantine(state: State, shape: Shape) -> str:
-    """What is told of devices that it could use, were nothing else using them."""
+def _out_of_use(state: State, shape: Shape) -> str:
+    """What is told of devices that it could use, were nothing else using them, and no operator keeping them."""
     fleet = state.fleet
-    rows = [fleet.row(device) for device, known in state.quarantined.items() if not known.lifted]
+    busy = {fleet.row(device) for device, known in state.quarantined.items() if not known.lifted}
+    kept = {row for name in state.cordoned if fleet.nodes[name].up for row in fleet.nodes[name].rows} - busy
+    return "".join(
+        f" ({'1 more is' if count == 1 else f'{count} more are'} {why})"
+        for rows, why in ((busy, "in quarantine: something that is no job uses it"), (kept, "out of use: maintenance"))
+        if (count := _fitting(state, shape, rows))
+    )
+
+
+def _fitting(state: State, shape: Shape, rows: set[int]) -> int:
+    """How many of these devices are of a kind that it asks for."""
+    fleet = state.fleet
     model, profile = fleet.models.names, fleet.profiles.names
-    fit = [
-        row for row in rows
-        if (not shape.types or model[int(fleet.model[row])] in shape.types)
+    return sum(
+        (not shape.types or model[int(fleet.model[row])] in shape.types)
         and (not shape.profile or profile[int(fleet.profile[row])] == shape.profile)
-    ]  # fmt: skip
-    what = "1 more is" if len(fit) == 1 else f"{len(fit)} more are"
-    return f" ({what} in quarantine: something that is no job uses it)" if fit else ""
+        for row in rows
+    )
 
 
 def _counts(outcome: Blocked) -> tuple[int, int]:

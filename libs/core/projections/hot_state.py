@@ -86,6 +86,7 @@ class HotState:
     ignored: ClassVar = frozenset({
         "attempt.checkpointed", "attempt.progress", "gang.promised",
         "attempt.closed", "devices.held", "hold.released", "board.recut",
+        "devices.reserved",
         "input.rejected", "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended",
         "team.resumed", "queues.applied", "lease.granter", "node.declared-dead", "operator.acted", "command.refused",
         "ledger.summed",
@@ -129,13 +130,17 @@ class HotState:
                 yield Delta(table, key, _copy(row))
 
     def milli(self) -> tuple[int, int]:
-        """(held, all) compute of the accelerators of nodes that are up, thousandths of a device. CPUs do not count."""
+        """(held, all) compute of the accelerators of nodes that are up and in use, thousandths of a device. No CPUs."""
         held = total = 0
         for row in self.devices.values():
-            if row["kind"] != "cpu" and self.nodes[row["node"]]["status"] == "up":
+            if row["kind"] != "cpu" and self._in_use(row["node"]):
                 held += row["milli_used"]
                 total += WHOLE_MILLI
         return held, total
+
+    def _in_use(self, node: str) -> bool:
+        row = self.nodes[node]
+        return bool(row["status"] == "up" and not row.get("out_of_use"))
 
     def dump(self) -> Iterator[bytes]:
         """Parts for a snapshot; the state must not change before the last one is taken."""
@@ -206,6 +211,7 @@ class HotState:
                 "status": "up",
                 "incarnation": e.incarnation,
                 "since_us": t_us,
+                "out_of_use": self.nodes.get(name, {}).get("out_of_use", ""),
                 "leaf": where.leaf,
                 "spine": where.spine,
                 "zone": where.zone,
@@ -250,6 +256,12 @@ class HotState:
     def _node_heard(self, e: led.NodeHeard, t_us: int) -> None:
         node = self._row("nodes", e.node)
         node["status"], node["since_us"] = "up", t_us
+
+    def _node_cordoned(self, e: led.NodeCordoned, t_us: int) -> None:
+        self._row("nodes", e.node)["out_of_use"] = e.reason or "maintenance"
+
+    def _node_uncordoned(self, e: led.NodeUncordoned, t_us: int) -> None:
+        self._row("nodes", e.node)["out_of_use"] = ""
 
     def _device_quarantined(self, e: led.DeviceQuarantined, t_us: int) -> None:
         self._row("devices", e.device)["quarantine"] = e.users
@@ -344,6 +356,8 @@ _FOLD: dict[type, Callable[[HotState, Any, int], None]] = {
     led.NodeHeard: HotState._node_heard,
     led.DeviceQuarantined: HotState._device_quarantined,
     led.DeviceReturned: HotState._device_returned,
+    led.NodeCordoned: HotState._node_cordoned,
+    led.NodeUncordoned: HotState._node_uncordoned,
     led.QuotaSet: HotState._quota_set,
     led.JobQueued: HotState._job_queued,
     led.JobBoosted: HotState._ranked,

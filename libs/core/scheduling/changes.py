@@ -69,7 +69,9 @@ def _devices_came(changes: Changes, state: State, event: led.NodeJoined | led.Bo
     changes.moved = True
 
 
-def _devices_went(changes: Changes, state: State, event: led.NodeLeft | led.BoardRecut | led.DeviceQuarantined) -> None:
+def _devices_went(
+    changes: Changes, state: State, event: led.NodeLeft | led.BoardRecut | led.DeviceQuarantined | led.NodeCordoned
+) -> None:
     changes.moved = True
 
 
@@ -153,6 +155,9 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.NodeDeclaredDead: _nothing,
     led.DeviceQuarantined: _devices_went,
     led.DeviceReturned: _anything,
+    led.NodeCordoned: _devices_went,
+    led.NodeUncordoned: _anything,
+    led.DevicesReserved: _nothing,  # the cycle that reserved them knows
     led.OperatorActed: _nothing,
     led.CommandRefused: _nothing,
     led.LedgerSummed: _nothing,

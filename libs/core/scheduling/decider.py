@@ -178,6 +178,8 @@ class Decider:
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
             self._repartition(decision, t_us)
             self._promise(decision, t_us)
+            if self.plan.complete:
+                self._reserve(decision)
         self.state.t_us = t_us
         if inputs:
             self.state.inbox_seq = inputs[-1].seq
@@ -265,6 +267,20 @@ class Decider:
             if not decision.whole:
                 raise
             self.faults.append(DecisionFault(0, "promises", _stack(sys.exc_info()[1] or RuntimeError())))
+
+    def _reserve(self, decision: Decision) -> None:
+        """Tells what the cycle keeps free for gangs, where that is not what was told last: of the accounts it is a state of its
+        own. With ticks, because it may move with each device that is freed."""
+        state, names = self.state, self.state.fleet.devices.names
+        kept = {gang: tuple(names[row] for row in rows.tolist()) for gang, rows in self._backlog.reserved.items()}
+        for gang in sorted(kept.keys() | state.reserved.keys()):
+            job, devices = state.jobs.get(gang), kept.get(gang, ())
+            if job is None or job.state is not JobState.QUEUED or devices == state.reserved.get(gang, ()):
+                continue
+            told = ledger.DevicesReserved(job_id=gang, devices=devices)
+            if decision.may(told):
+                decision.emit(told)
+                decision.may_end_here()
 
     def _end_condemned(self, decision: Decision) -> None:
         for job_id, why in list(self._condemned.items()):

@@ -21,7 +21,7 @@ from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, running, shape_of
 from libs.core.state.past_use import user_of
 from libs.core.state.queue_tree import QueueTree
-from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent, reopen
+from libs.core.state.usable import count_parts, mark_cordoned, mark_quarantined, mark_repartitions, mark_silent, reopen
 from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time, unpark
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
@@ -97,6 +97,7 @@ def _node_joined(state: State, e: led.NodeJoined, t_us: int) -> None:
         if known.lifted and known.node == e.inventory.node:
             del state.quarantined[device]  # this life has said anew what is in quarantine
     mark_quarantined(state)
+    mark_cordoned(state)
 
 
 def _node_left(state: State, e: led.NodeLeft, t_us: int) -> None:
@@ -131,6 +132,7 @@ def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
     _forget_quarantines(state, e.inventory)
     mark_repartitions(state)
     mark_quarantined(state)
+    mark_cordoned(state)
     mark_silent(state)
 
 
@@ -237,6 +239,7 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     if e.attempt != job.attempts + 1:
         raise lifecycle.Forbidden(f"{e.job_id}: attempt {e.attempt} follows attempt {job.attempts}")
     state.fleet.take(e.claims)
+    state.reserved.pop(e.job_id, None)
     dequeue(state, job)
     by_node: dict[str, list[Claim]] = {}
     for claim in e.claims:
@@ -377,6 +380,7 @@ def _job_finished(state: State, e: led.JobFinished, t_us: int) -> None:
         dequeue(state, job)
     del state.jobs[e.job_id]
     state.boosted.pop(e.job_id, None)
+    state.reserved.pop(e.job_id, None)
     state.finished.add(e.job_id, job.spec_hash, t_us)
     state.finished_by_state[e.state.value] = state.finished_by_state.get(e.state.value, 0) + 1
 
@@ -444,6 +448,24 @@ def _device_returned(state: State, e: led.DeviceReturned, t_us: int) -> None:
         state.quarantined[e.device] = known._replace(lifted=True)
     if e.node not in state.silent:
         reopen(state, e.node)
+
+
+def _node_cordoned(state: State, e: led.NodeCordoned, t_us: int) -> None:
+    state.cordoned[e.node] = f"{e.user or 'an operator'}: {e.reason}"
+    mark_cordoned(state)
+
+
+def _node_uncordoned(state: State, e: led.NodeUncordoned, t_us: int) -> None:
+    del state.cordoned[e.node]
+    if e.node not in state.silent:
+        reopen(state, e.node)
+
+
+def _devices_reserved(state: State, e: led.DevicesReserved, t_us: int) -> None:
+    if e.devices:
+        state.reserved[e.job_id] = e.devices
+    else:
+        state.reserved.pop(e.job_id, None)
 
 
 def _forget_quarantines(state: State, inventory: Inventory) -> None:
@@ -552,6 +574,9 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.NodeDeclaredDead: _node_declared_dead,
     led.DeviceQuarantined: _device_quarantined,
     led.DeviceReturned: _device_returned,
+    led.NodeCordoned: _node_cordoned,
+    led.NodeUncordoned: _node_uncordoned,
+    led.DevicesReserved: _devices_reserved,
     led.OperatorActed: _for_auditors,
     led.CommandRefused: _for_auditors,
     led.LedgerSummed: _for_auditors,

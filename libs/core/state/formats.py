@@ -12,12 +12,14 @@ then each decision falls back to what the format before it could say:
     node.silent, .heard     left out: a silent node is given up as a whole, when its longest lease has ended
     node.declared-dead      left out: the reason of node.left says it
     device.quarantined      left out, .returned too: the node refuses what it is granted there
+    node.cordoned           refused: the node stays in use
+    devices.reserved        left out: what is kept for a gang is idle in the accounts
     attempt.progress        left out: jobs are ordered as if none told how far it is
     gang.promised           left out: a gang waits as it did, and is told nothing
     operator.acted          left out, and command.refused: the operator's book and the team's answer have them
     ledger.summed           left out: teams have their lines, and nothing to check them by
     job.boosted             refused: the job keeps its place
-    prices.applied          refused: prices stay those of the file
+    prices.applied          refused: prices stay those of the file; one with credits is refused before the fourth format
     period.closed           refused: the period stays open
     budgets.applied         refused, and with it all that is told of budgets
     disk-limit              `user-error`, as the agent says beside it
@@ -43,6 +45,7 @@ KINDS: tuple[frozenset[str], ...] = (
         "team.resumed", "team.suspended",
     }),
     frozenset(),  # no kinds: rules that came while records of the second format were written (below)
+    frozenset({"devices.reserved", "node.cordoned", "node.uncordoned"}),
 )  # fmt: skip
 """What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
 and knows just these. A new kind begins the next list, however soon that comes. So does a rule by which the checker would find
@@ -61,6 +64,8 @@ DISK_LIMIT = 2
 """From this format on, `devices.freed` and `attempt.closed` may have the category of that name; before, `user-error`."""
 BACK_OFF = 2
 """From this format on, `job.requeued` may say that its job must wait."""
+CREDITED = 4
+"""From this format on, a price book may say what bills give back."""
 COUNTS_ONCE = 3
 """From this format on, what is kept for a job is its own at a limit only once those that give way for it are gone. Before, it
 was its own at once (0.1.0 grants other devices than those that were kept as soon as they are free), or either."""

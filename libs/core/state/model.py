@@ -566,6 +566,10 @@ class State:
     """Nodes that are up and not heard. Nothing new is granted there."""
     quarantined: dict[str, Quarantine] = field(default_factory=dict)
     """Devices in quarantine, and those whose quarantine an operator has lifted. Nothing new is granted on the former."""
+    cordoned: dict[str, str] = field(default_factory=dict)
+    """Nodes that an operator has taken out of use, and why. Nothing new is granted there."""
+    reserved: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Gangs that wait -> the devices that are told to be kept free for them. What keeps them is the cycle."""
     granter_epoch: int = 0
     """Of the last process that got the right to grant leases."""
     limited: dict[str, int] = field(default_factory=dict)

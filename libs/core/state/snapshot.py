@@ -42,7 +42,7 @@ from libs.core.state.model import (
 from libs.core.state.past_use import PastUse, UsersPastUse, user_of
 from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
-from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
+from libs.core.state.usable import count_parts, mark_cordoned, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
@@ -78,6 +78,8 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "withdrawn": sorted(state.withdrawn),
         "silent": dict(sorted(state.silent.items())),
         "quarantined": dict(sorted(state.quarantined.items())),
+        "cordoned": dict(sorted(state.cordoned.items())),
+        "reserved": [[gang, list(devices)] for gang, devices in state.reserved.items()],
         "early_cancels": state.early_cancels.rows(),
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
@@ -174,6 +176,9 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     mark_silent(state)
     state.quarantined = {device: Quarantine(*how) for device, how in body["quarantined"].items()}
     mark_quarantined(state)
+    state.cordoned = body.get("cordoned", {})
+    mark_cordoned(state)
+    state.reserved = {gang: tuple(devices) for gang, devices in body.get("reserved", ())}
     return Loaded(state, body["learned"], beside)
 
 

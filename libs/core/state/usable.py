@@ -1,5 +1,5 @@
-"""What keeps devices out of placement while their node is up: silence, quarantine, a repartition that destroys them. And a
-node that runs as many parts as it may.
+"""What keeps devices out of placement while their node is up: silence, quarantine, an operator, a repartition that
+destroys them. And a node that runs as many parts as it may.
 
 `fleet.up` is what placement sees. Each of these takes devices out of it; whatever ends one of them opens the node's devices
 again, and then the others take out theirs.
@@ -36,6 +36,13 @@ def mark_quarantined(state: State) -> None:
             state.fleet.version += 1
 
 
+def mark_cordoned(state: State) -> None:
+    """Takes nodes that an operator has taken out of use out of placement. To be called after a node's inventory has joined."""
+    for name in state.cordoned:
+        state.fleet.up[state.fleet.nodes[name].rows] = False
+        state.fleet.version += 1
+
+
 def mark_silent(state: State) -> None:
     """Takes the devices of silent nodes out of placement. To be called after a node's inventory has joined."""
     for name in state.silent:
@@ -51,3 +58,4 @@ def reopen(state: State, name: str) -> None:
         state.fleet.version += 1
         mark_repartitions(state)
         mark_quarantined(state)
+        mark_cordoned(state)

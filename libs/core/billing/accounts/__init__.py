@@ -15,7 +15,9 @@ is in the first account of these that is true of it:
     unconfirmed    its node is silent, and is lost afterwards: from when it was heard last
     faulty         it is in quarantine
     cleaning       its board is being repartitioned
-    held           it is kept for a job that others give way to, which pays
+    maintenance    an operator has taken its node out of use
+    held           it is kept for a job that others give way to, in that job's name
+    reserved       it is kept for a gang whose reservation is due, in that job's name
     idle           none of these
 
 Of a node that is silent nobody knows what it does. It is lost if its part is freed because its lease has ended, because it

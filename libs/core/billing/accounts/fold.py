@@ -33,7 +33,7 @@ class _Silence:
 class Accounts:
     """Folds ledger records, each once and in order. Memory: a few hundred bytes per device and per attempt that runs."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
@@ -61,6 +61,10 @@ class Accounts:
         """Node -> when its present life, or its last one, began: it was heard then."""
         self._jobs: dict[str, Payer] = {}
         self._holds: dict[str, tuple[str, ...]] = {}
+        self._reserved: dict[str, Payer] = {}
+        """Device -> the gang that it is kept free for."""
+        self._cordoned: dict[str, str] = {}
+        """Node that an operator took out of use -> who, and why."""
         self._cleaning: dict[str, tuple[str, frozenset[str]]] = {}
         """Board -> its node, and what goes, while it is being repartitioned."""
         self._silent: dict[str, _Silence] = {}
@@ -203,6 +207,14 @@ class Accounts:
             book.quarantine = None
             self._touch(book.id)
 
+    def _cordon(self, event: led.NodeCordoned, t_us: int) -> None:
+        self._cordoned[event.node] = f"{event.user or 'an operator'}: {event.reason}"
+        self._touch_node(event.node)
+
+    def _uncordon(self, event: led.NodeUncordoned, t_us: int) -> None:
+        self._cordoned.pop(event.node, None)
+        self._touch_node(event.node)
+
     def _queues(self, event: led.QueuesApplied, t_us: int) -> None:
         self._tree = QueueTree.of(event.queues, event.version)
 
@@ -212,6 +224,7 @@ class Accounts:
 
     def _granted(self, event: led.JobGranted, t_us: int) -> None:
         payer = self._payer(event.job_id, event.attempt)
+        self._keep(event.job_id, ())
         for claim in event.claims:
             book = self._devices.get(claim.device)
             if book is None:
@@ -236,6 +249,7 @@ class Accounts:
             self._touch(device)
 
     def _finish(self, event: led.JobFinished, t_us: int) -> None:
+        self._keep(event.job_id, ())
         self._jobs.pop(event.job_id, None)
 
     def _held(self, event: led.DevicesHeld, t_us: int) -> None:
@@ -245,6 +259,18 @@ class Accounts:
             if (book := self._devices.get(device)) is not None:
                 book.held_for = payer
                 self._touch(device)
+
+    def _reserve(self, event: led.DevicesReserved, t_us: int) -> None:
+        self._keep(event.job_id, event.devices)
+
+    def _keep(self, job_id: str, devices: tuple[str, ...]) -> None:
+        """From now on these are kept free for a gang, and no others."""
+        for device in [device for device, payer in self._reserved.items() if payer.job_id == job_id]:
+            del self._reserved[device]
+            self._touch(device)
+        for device in devices:
+            self._reserved[device] = self._payer(job_id, 0)
+            self._touch(device)
 
     def _let_go(self, event: led.HoldReleased, t_us: int) -> None:
         for device in self._holds.pop(event.job_id, ()):
@@ -264,6 +290,10 @@ class Accounts:
     def _touch(self, device: str) -> None:
         self._touched[device] = None
 
+    def _touch_node(self, node: str) -> None:
+        for device in sorted(self._on_node.get(node, ())):
+            self._touch(device)
+
     def _gone(self, device: str) -> None:
         self._devices[device].exists = False
         self._touch(device)
@@ -276,8 +306,7 @@ class Accounts:
         silence = self._silent.pop(node, None)
         if silence is not None:
             self._lost[node] = silence, proof
-            for device in sorted(self._on_node.get(node, ())):
-                self._touch(device)
+            self._touch_node(node)
 
     def _settle(self, t_us: int, seq: int) -> None:
         """At the end of a record: closes the lines that are not as they were, and opens those that are new."""
@@ -294,7 +323,8 @@ class Accounts:
 
     def _settle_device(self, book: DeviceBook, t_us: int, seq: int) -> None:
         asked = self._cleaning.get(book.board) if book.board else None
-        now = book.now(asked is not None and book.id in asked[1])
+        cleaning, out = asked is not None and book.id in asked[1], self._cordoned.get(book.node)
+        now = book.now(cleaning=cleaning, kept_out=out, reserved_for=self._reserved.get(book.id))
         before, lost = book.lines, self._lost.get(book.node)
         for key, line in before.items():
             new = now.get(key)
@@ -356,6 +386,8 @@ class Accounts:
             "joined": sorted(self._joined_us.items()),
             "jobs": self._jobs.values(),
             "holds": self._holds.items(),
+            "reserved": self._reserved.items(),
+            "cordoned": self._cordoned.items(),
             "cleaning": ((board, node, sorted(going)) for board, (node, going) in self._cleaning.items()),
             "silent": silent,
         })  # fmt: skip
@@ -372,6 +404,8 @@ class Accounts:
             "joined": lambda row: books._joined_us.update({row[0]: row[1]}),
             "jobs": lambda row: books._jobs.update({row[2]: Payer(*row)}),
             "holds": lambda row: books._holds.update({row[0]: tuple(row[1])}),
+            "reserved": lambda row: books._reserved.update({row[0]: Payer(*row[1])}),
+            "cordoned": lambda row: books._cordoned.update({row[0]: row[1]}),
             "cleaning": lambda row: books._cleaning.update({row[0]: (row[1], frozenset(row[2]))}),
             "silent": lambda row: books._silent.update({row[0]: _silence(row[1:])}),
         }
@@ -399,6 +433,9 @@ _FOLD: Mapping[type, Callable[[Accounts, Any, int], None]] = {
     led.NodeHeard: Accounts._heard,
     led.DeviceQuarantined: Accounts._quarantined,
     led.DeviceReturned: Accounts._returned,
+    led.NodeCordoned: Accounts._cordon,
+    led.NodeUncordoned: Accounts._uncordon,
+    led.DevicesReserved: Accounts._reserve,
     led.QueuesApplied: Accounts._queues,
     led.JobQueued: Accounts._queued,
     led.JobGranted: Accounts._granted,

@@ -12,7 +12,7 @@ class Account(StrEnum):
     HELD = "held"
     """It was free, and kept for a job that others gave way to. In that job's name; the attempt is 0."""
     RESERVED = "reserved"
-    """It was free, and kept by a reservation whose owner did not use it."""
+    """It was free, and kept for a gang whose reservation is due, until there is enough. In that job's name, attempt 0."""
     IDLE = "idle"
     """Anybody could have had it."""
     CLEANING = "cleaning"
@@ -20,7 +20,7 @@ class Account(StrEnum):
     FAULTY = "faulty"
     """It was in quarantine."""
     MAINTENANCE = "maintenance"
-    """An operator kept it out of use."""
+    """It was free, and an operator had taken its node out of use."""
     UNCONFIRMED = "unconfirmed"
     """Its node was silent, and then lost: from when it was heard last until there was proof. In the name of the attempt that
     held it, if one did."""

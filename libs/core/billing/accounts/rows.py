@@ -100,8 +100,9 @@ class DeviceBook:
     lines: dict[Key, BookLine] = field(default_factory=dict)
     """What is open."""
 
-    def now(self, cleaning: bool) -> dict[Key, BookLine]:
-        """What its capacity is divided into, by all that is known. Of a device that is gone, what is still held exists."""
+    def now(self, *, cleaning: bool, kept_out: str | None, reserved_for: Payer | None) -> dict[Key, BookLine]:
+        """What its capacity is divided into, by all that is known. Of a device that is gone, what is still held exists.
+        `kept_out`: who took its node out of use, and why. `reserved_for`: the gang that it is kept free for."""
         out: dict[Key, BookLine] = {}
         taken, about = 0, About(self.node, self.id, self.model, self.profile)
         for key, (payer, milli) in self.claims.items():
@@ -110,16 +111,23 @@ class DeviceBook:
             if units:
                 out[key] = BookLine(about, Account.BILLED, payer, units)
         if self.exists and taken < self.units:
-            out[REST] = self._rest(about, self.units - taken, cleaning)
+            rest = self.units - taken
+            out[REST] = self._rest(about, rest, cleaning=cleaning, kept_out=kept_out, reserved_for=reserved_for)
         return out
 
-    def _rest(self, about: About, units: int, cleaning: bool) -> BookLine:
+    def _rest(
+        self, about: About, units: int, *, cleaning: bool, kept_out: str | None, reserved_for: Payer | None
+    ) -> BookLine:
         if self.quarantine is not None:
             return BookLine(about, Account.FAULTY, NOBODY, units, self.quarantine)
         if cleaning:
             return BookLine(about, Account.CLEANING, NOBODY, units)
+        if kept_out is not None:
+            return BookLine(about, Account.MAINTENANCE, NOBODY, units, kept_out)
         if self.held_for is not None:
             return BookLine(about, Account.HELD, self.held_for, units)
+        if reserved_for is not None:
+            return BookLine(about, Account.RESERVED, reserved_for, units)
         return BookLine(about, Account.IDLE, NOBODY, units)
 
     def dump(self) -> list[Any]:

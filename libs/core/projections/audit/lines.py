@@ -113,6 +113,10 @@ class AuditLines:
     def _dead(self, e: led.NodeDeclaredDead) -> Iterator[dict[str, Any]]:
         yield _operator("node.declare-dead", e.node, e.user, e.fenced_by)
 
+    def _cordoned(self, e: led.NodeCordoned | led.NodeUncordoned) -> Iterator[dict[str, Any]]:
+        kind = "node.cordon" if isinstance(e, led.NodeCordoned) else "node.uncordon"
+        yield _operator(kind, e.node, e.user, e.reason)
+
     def _returned(self, e: led.DeviceReturned) -> Iterator[dict[str, Any]]:
         if e.user:
             yield _operator("node.release", f"{e.node}/{e.device}", e.user, e.reason)
@@ -157,6 +161,8 @@ class AuditLines:
 _SAID = {
     "node-dead": "node.declare-dead",
     "quarantine-lifted": "node.release",
+    "node-cordoned": "node.cordon",
+    "node-uncordoned": "node.uncordon",
     "queues-applied": "queues.apply",
     "job-boosted": "job.boost",
     "prices-applied": "prices.apply",
@@ -184,6 +190,8 @@ _LINES: dict[type, Callable[[AuditLines, Any], Iterator[dict[str, Any]]]] = {
     led.TeamResumed: AuditLines._paused,
     led.NodeDeclaredDead: AuditLines._dead,
     led.DeviceReturned: AuditLines._returned,
+    led.NodeCordoned: AuditLines._cordoned,
+    led.NodeUncordoned: AuditLines._cordoned,
     led.InputRejected: AuditLines._rejected,
     led.OperatorActed: AuditLines._acted,
     led.CommandRefused: AuditLines._refused,

@@ -170,6 +170,8 @@ class Books:
         self.nodes: dict[str, NodeRow] = {}
         self.silent: dict[str, SilentRow] = {}
         """Nodes that are not heard."""
+        self.cordoned: set[str] = set()
+        """Nodes that an operator has taken out of use."""
         self.suspended: set[str] = set()
         """Teams that an operator has paused."""
         self.holds: dict[str, tuple[str, ...]] = {}

@@ -44,6 +44,7 @@ class Holds(Subject):
         led.TeamSuspended: "suspended",
         led.NodeSilence: "silent",
         led.NodeHeard: "heard",
+        led.DevicesReserved: "reserved",
         led.NodeLeft: "node_is_gone",
         led.NodeJoined: "node_is_gone",
     }
@@ -214,7 +215,8 @@ class Holds(Subject):
             books.broken("I11", f"a device is held twice for {e.job_id}")
         for device in e.devices:
             row = books.devices.get(device)
-            if row is None or row.going or row.quarantine is not None or not books.offered(device, row.node):
+            away = row is None or row.going or row.quarantine is not None or row.node in books.cordoned
+            if row is None or away or not books.offered(device, row.node):
                 books.broken("I11", f"{device} is held for {e.job_id} and is not in the pool now")
                 if row is None:
                     continue
@@ -249,7 +251,8 @@ class Holds(Subject):
         job = self.books.jobs.get(e.job_id)
         paused = job is not None and job.team in self.books.suspended
         unpaid = job is not None and not self.books.covers(job, devices)
-        if not paused and not unpaid and not nodes & self._silent and all(row.quarantine is None for row in rows):
+        away = self._silent | self.books.cordoned
+        if not paused and not unpaid and not nodes & away and all(row.quarantine is None for row in rows):
             self._was_on[e.job_id] = nodes
             self._let_go.make(e.job_id)
         self._forget(e.job_id)
@@ -273,6 +276,16 @@ class Holds(Subject):
             self._forget(e.job_id)
         self._explained(e.job_id)
         self._thrash.ended(e.job_id)
+
+    def reserved(self, e: led.DevicesReserved) -> None:
+        """What is kept for a gang that waits is in the pool; it is no promise to be granted just these."""
+        job = self.books.jobs.get(e.job_id)
+        if job is None or job.where is not Where.WAITING or job.spec.resources.devices < 2:
+            self.books.broken("I11", f"devices are reserved for {e.job_id}, which is no gang that waits")
+        if unknown := [device for device in e.devices if device not in self.books.devices]:
+            self.books.broken("I11", f"{unknown[0]} is reserved for {e.job_id}, and no node has brought it")
+        if len(set(e.devices)) < len(e.devices):
+            self.books.broken("I11", f"a device is reserved twice for {e.job_id}")
 
     def silent(self, e: led.NodeSilence) -> None:
         self._silent.add(e.node)

@@ -27,6 +27,8 @@ class Nodes(Subject):
         led.NodeHeard: "heard",
         led.NodeDeclaredDead: "dead",
         led.GranterNamed: "granter",
+        led.NodeCordoned: "cordoned",
+        led.NodeUncordoned: "uncordoned",
     }
 
     def __init__(self, books: Books) -> None:
@@ -122,6 +124,20 @@ class Nodes(Subject):
         if self.books.silent:
             for node in {claim.node for claim in e.claims} & self.books.silent.keys():
                 self.books.broken("I8", f"{e.job_id} is granted devices of node {node}, which is not heard")
+
+        if self.books.cordoned:
+            for node in {claim.node for claim in e.claims} & self.books.cordoned:
+                self.books.broken("I8", f"{e.job_id} is granted devices of node {node}, which is out of use")
+
+    def cordoned(self, e: led.NodeCordoned) -> None:
+        if e.node in self.books.cordoned or e.node not in self.books.nodes:
+            self.books.broken("I8", f"node {e.node} is taken out of use, and it is already, or never joined")
+        self.books.cordoned.add(e.node)
+
+    def uncordoned(self, e: led.NodeUncordoned) -> None:
+        if e.node not in self.books.cordoned:
+            self.books.broken("I8", f"node {e.node} is put into use, and was not out of it")
+        self.books.cordoned.discard(e.node)
 
     def silence(self, e: led.NodeSilence) -> None:
         self._same_life(e.node, e.incarnation, "silent")

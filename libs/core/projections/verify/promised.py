@@ -19,6 +19,7 @@ class PromisedStarts(Subject):
         led.DeviceQuarantined: "fault",
         led.NodeJoined: "fault",
         led.NodeLeft: "left",
+        led.NodeCordoned: "left",
         led.JobQueued: "came",
         led.JobBoosted: "came",
         led.JobRequeued: "came",
@@ -62,7 +63,7 @@ class PromisedStarts(Subject):
     def fault(self, e: led.LedgerEvent) -> None:
         self._last[PromiseCause.FAULT] = self.books.t_us
 
-    def left(self, e: led.NodeLeft) -> None:
+    def left(self, e: led.NodeLeft | led.NodeCordoned) -> None:
         self._last[PromiseCause.DRAIN] = self.books.t_us
 
     def came(self, e: led.JobQueued | led.JobRequeued | led.JobBoosted) -> None:

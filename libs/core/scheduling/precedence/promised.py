@@ -10,7 +10,7 @@ from schemas.jobs import PromiseCause, StartPromise
 _KEPT = 1024
 _OF_PROMISES = frozenset({
     led.JobQueued, led.JobRequeued, led.JobBoosted, led.JobGranted, led.JobFinished, led.GangPromised, led.NodeSilence,
-    led.NodeDeclaredDead, led.DeviceQuarantined, led.NodeJoined, led.NodeLeft,
+    led.NodeDeclaredDead, led.DeviceQuarantined, led.NodeJoined, led.NodeLeft, led.NodeCordoned,
 })  # fmt: skip
 """Kinds that say anything of promises; most events are of others."""
 
@@ -61,7 +61,7 @@ class PromiseBook:
             self.of[event.job_id] = Promised(first_us, t_us, event.promise)
         elif isinstance(event, led.NodeSilence | led.NodeDeclaredDead | led.DeviceQuarantined | led.NodeJoined):
             self._last[PromiseCause.FAULT] = t_us
-        elif isinstance(event, led.NodeLeft):
+        elif isinstance(event, led.NodeLeft | led.NodeCordoned):
             self._last[PromiseCause.DRAIN] = t_us
 
     def cause(self, job_id: str, priority: int) -> PromiseCause | None:

@@ -34,6 +34,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.SegmentSealed,
         ledger.GranterNamed,
         ledger.NodeDeclaredDead,
+        ledger.DevicesReserved,
         ledger.OperatorActed,
         ledger.CommandRefused,
         ledger.LedgerSummed,

@@ -5,7 +5,7 @@ from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
 from libs.core.state.decided import RecordEnd
-from libs.core.state.formats import BACK_OFF, DISK_LIMIT, NEWEST, may_emit
+from libs.core.state.formats import BACK_OFF, CREDITED, DISK_LIMIT, NEWEST, may_emit
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
 
@@ -63,6 +63,11 @@ class Decision:
     def backs_off(self) -> bool:
         """Whether all readers of the ledger understand that a queued job may have to wait for a time."""
         return self._allowed >= BACK_OFF
+
+    @property
+    def credits(self) -> bool:
+        """Whether all readers of the ledger understand that a price book says what bills give back."""
+        return self._allowed >= CREDITED
 
     def emit(self, event: LedgerEvent) -> None:
         self.whole = False

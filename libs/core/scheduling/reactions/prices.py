@@ -27,6 +27,10 @@ def prices_applied(d: Decision, m: inbox.ApplyPrices) -> None:
     event = ledger.PricesApplied(book=m.book, reason=m.reason, user=m.user)
     if not d.may(event):
         raise InputRefused("a reader of this ledger is of a release that knows no price book: `baton ledger readers`")
+    if m.book.credits and not d.credits:
+        raise InputRefused(
+            "credits: a reader of this ledger is of a release that knows no credits in bills: `baton ledger readers`"
+        )
     d.emit(event)
 
 

@@ -1,0 +1,138 @@
+"""Credits in bills: what the price book gives back, in money, with its cause; in exports, statements and seals."""
+
+import csv
+import json
+from collections import Counter, defaultdict
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from libs.cli.main import app
+from libs.core.billing.accounts import Accounts
+from libs.core.billing.charges import Charge, charges
+from libs.core.billing.credits import Credits
+from libs.core.state.formats import CREDITED
+from schemas import inbox
+from schemas.ledger import InputRejected, PricesApplied
+from schemas.prices import CreditCause, ListRate, RateBook
+from tests.billing.focus_rules import problems
+from tests.billing.ledgers import filed
+from tests.core.builders import World
+from tests.core.priced_ledgers import PricedLedger
+from tests.core.test_credits import lost_node
+from tests.core.test_money import LEDGERS
+
+HOUR_US = 3_600_000_000
+PAGE = Path(__file__).parents[2] / "docs/billing.md"
+POLICY = {CreditCause.NODE_LOST: 1000, CreditCause.HARDWARE_FAULT: 500}
+
+
+def book(credits: dict[CreditCause, int]) -> RateBook:
+    return RateBook(
+        version=1, currency="USD", prices=(ListRate(device="H100", micros=2_990_000, from_us=0),), credits=credits
+    )
+
+
+def priced(credits: dict[CreditCause, int]) -> World:
+    """The example of docs/billing.md, in a pool with a price book."""
+    world = lost_node()
+    event = PricesApplied(book=book(credits), user="olga")
+    world.records[0] = world.records[0].model_copy(update={"events": (event, *world.records[0].events)})
+    return world
+
+
+def charged(records: list[Any]) -> list[Charge]:
+    return list(charges(lambda: list(enumerate(records, start=1))))
+
+
+def test_the_example_of_the_documentation() -> None:
+    found = charged(priced(POLICY).records)
+    sums: Counter[str] = Counter()
+    for charge in found:
+        sums[charge.credit or "use"] += charge.amount.cost_micros
+        assert (charge.amount.units == 0) is (charge.credit is not None)
+        assert charge.credit is None or "silent for 31.0 s" in charge.why
+    text = PAGE.read_text("utf-8").partition("### Worked example: credits in a bill")[2].partition("\n## ")[0]
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    told = {row[0]: int(row[-1].replace(" ", "")) for row in rows[2:]}
+    assert told == {**sums, "all": sums.total()}
+
+
+@given(st.integers(0, 2**63))
+@settings(max_examples=LEDGERS, deadline=None)
+def test_what_is_given_back_is_what_was_billed_of_the_time_that_is_credited(seed: int) -> None:
+    ledger = PricedLedger(seed, credited=True)
+    found = charged(ledger.records)
+    billed: defaultdict[tuple[str, int, str, int], list[Charge]] = defaultdict(list)
+    back: Counter[tuple[str, int, str, int]] = Counter()
+    for c in found:
+        key = (c.use.job_id, c.use.attempt, c.use.device, c.amount.hour)
+        if c.credit is not None:
+            back[key] += c.amount.cost_micros
+        elif not c.correction and not c.priced_later and c.posted_seq == c.use.to_seq:
+            billed[key].append(c)
+    books, credit, policy = Accounts(), Credits(), dict[CreditCause, int]()
+    weights: Counter[tuple[str, int, str, int]] = Counter()
+    for seq, record in enumerate(ledger.records, 1):
+        for one in credit.apply(record, seq, books.apply(record, seq)):
+            p = one.posting
+            for hour in range(p.wall_start_us // HOUR_US, p.wall_end_us // HOUR_US + 1):
+                us = min(p.wall_end_us, (hour + 1) * HOUR_US) - max(p.wall_start_us, hour * HOUR_US)
+                weights[p.job_id, p.attempt, p.device, hour] += max(0, us) * policy.get(one.cause, 0)
+        for event in record.events:
+            policy = dict(event.book.credits) if isinstance(event, PricesApplied) else policy
+    wanted: Counter[tuple[str, int, str, int]] = Counter()
+    for key, weight in weights.items():
+        us = Fraction(sum(c.amount.units for c in billed[key]), billed[key][0].use.milli) if billed[key] else Fraction(1)
+        assert weight <= us * 1000, "nothing is credited twice"
+        wanted[key] = -sum(round(c.amount.cost_micros * weight / (us * 1000)) for c in billed[key])
+    assert {k: n for k, n in back.items() if n} == {k: n for k, n in wanted.items() if n}
+    plain = [c for c in found if c.credit is None]
+    for n, record in enumerate(ledger.records):
+        events = tuple(
+            e.model_copy(update={"book": e.book.model_copy(update={"credits": {}})})
+            if isinstance(e, PricesApplied)
+            else e
+            for e in record.events
+        )
+        ledger.records[n] = record.model_copy(update={"events": events})
+    assert charged(ledger.records) == plain, "a credit changes nothing that was billed"
+
+
+def test_exports_statements_and_seals_have_them_with_their_cause(tmp_path: Path) -> None:
+    ledger = filed(priced(POLICY).records, tmp_path / "ledger.jsonl")
+    period = ("--ledger", str(ledger), "--from", "2026-09-01", "--to", "2026-10-01")
+
+    def baton(*words: str) -> str:
+        ran = CliRunner().invoke(app, list(words))
+        assert ran.exit_code == 0, (ran.output, ran.exception)
+        return ran.output
+
+    for version in ("1.2", "1.3", "1.4"):
+        path = tmp_path / f"{version}.csv"
+        baton("bill", "export", str(path), *period, "--focus-version", version)
+        with path.open(encoding="utf-8", newline="") as file:
+            rows: list[Any] = [{name: value or None for name, value in row.items()} for row in csv.DictReader(file)]
+        assert problems(list(rows[0]), rows, version) == []
+        credits = [row for row in rows if row["ChargeCategory"] == "Credit"]
+        assert {row["x_CreditCause"] for row in credits} == {"node-lost", "hardware-fault"}
+        assert all(float(row["BilledCost"] or 0) < 0 and row["ListCost"] == row["BilledCost"] for row in credits)
+        assert "silent for 31.0 s" in (credits[0]["ChargeDescription"] or "")
+        baton("bill", "verify", str(path), "--ledger", str(ledger))
+    total = json.loads(baton("bill", "statement", *period, "-o", "json"))["total"]
+    assert total["credit_micros"] < 0 == total["correction_micros"]
+    assert total["cost_micros"] == sum(c.amount.cost_micros for c in charged(priced(POLICY).records))
+
+
+def test_a_book_with_credits_waits_until_all_readers_know_them() -> None:
+    (refused,) = World(allowed=CREDITED - 1).send(inbox.ApplyPrices(book=book(POLICY), user="olga"))
+    assert isinstance(refused, InputRejected)
+    assert refused.reason.startswith("credits: a reader")
+    assert "credits" not in book({}).model_dump_json()
+    with pytest.raises(ValueError, match="less than or equal to 1000"):
+        book({CreditCause.NODE_LOST: 1001})
