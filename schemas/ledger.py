@@ -603,7 +603,7 @@ class DevicesReserved(Fact):
     with ticks, when it is not what was told last. It is over when the gang is granted or ends, too."""
 
     kind: Literal["devices.reserved"] = "devices.reserved"
-    job_id: JobId
+    gang: JobId = Field(description="for which job; the event is of the pool, and no team's")
     devices: tuple[DeviceId, ...] = Field(description="in the fleet's order; empty: none any more")
     skippable: Literal[True] = True
 

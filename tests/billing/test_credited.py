@@ -88,9 +88,11 @@ def test_what_is_given_back_is_what_was_billed_of_the_time_that_is_credited(seed
             policy = dict(event.book.credits) if isinstance(event, PricesApplied) else policy
     wanted: Counter[tuple[str, int, str, int]] = Counter()
     for key, weight in weights.items():
-        us = Fraction(sum(c.amount.units for c in billed[key]), billed[key][0].use.milli) if billed[key] else Fraction(1)
-        assert weight <= us * 1000, "nothing is credited twice"
-        wanted[key] = -sum(round(c.amount.cost_micros * weight / (us * 1000)) for c in billed[key])
+        held_us = (
+            Fraction(sum(c.amount.units for c in billed[key]), billed[key][0].use.milli) if billed[key] else Fraction(1)
+        )
+        assert weight <= held_us * 1000, "nothing is credited twice"
+        wanted[key] = -sum(round(c.amount.cost_micros * weight / (held_us * 1000)) for c in billed[key])
     assert {k: n for k, n in back.items() if n} == {k: n for k, n in wanted.items() if n}
     plain = [c for c in found if c.credit is None]
     for n, record in enumerate(ledger.records):

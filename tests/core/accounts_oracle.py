@@ -145,7 +145,7 @@ def _replay(records: list[LedgerRecord]) -> tuple[list[dict[str, Any]], list[tup
                     if row["node"] == e.node:
                         row["out"] = out.get(e.node)
             elif isinstance(e, led.DevicesReserved):
-                keep(e.job_id, e.devices, _payer(jobs[e.job_id], 0, parents))
+                keep(e.gang, e.devices, _payer(jobs[e.gang], 0, parents))
             elif isinstance(e, led.JobFinished):
                 keep(e.job_id, ())
             elif isinstance(e, led.JobGranted):

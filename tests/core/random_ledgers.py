@@ -187,7 +187,7 @@ class RandomLedger:
         if waiting:
             devices = self._devices()
             some = tuple(self.random.sample(devices, self.random.randint(0, min(4, len(devices)))))
-            yield led.DevicesReserved(job_id=self.random.choice(waiting), devices=some)
+            yield led.DevicesReserved(gang=self.random.choice(waiting), devices=some)
 
     def _cordon(self) -> Iterator[Any]:
         inside = sorted(self.nodes.keys() - self.out)

@@ -110,7 +110,7 @@ def test_what_is_kept_free_for_a_gang_is_reserved_until_it_begins() -> None:
         world.started(one)
     told = world.send(inbox.Tick(), after_us=70 * S)
     reserved = [event for event in told if isinstance(event, DevicesReserved)]
-    assert [(one.job_id, len(one.devices)) for one in reserved] == [(gang, 2)]
+    assert [(one.gang, len(one.devices)) for one in reserved] == [(gang, 2)]
     assert kinds(world.send(inbox.Tick())).count("devices.reserved") == 0, "told once"
     world.released(running[0])
     free_us, small = world.now_us, world.submit(job("small"))

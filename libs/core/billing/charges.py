@@ -15,18 +15,17 @@ billed when it is posted. A seal (`PeriodClosed`) counts from the record after t
 Memory: what is held now, what open attempts were billed, and what contracts have used of their months.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from libs.core.billing.credited import Billed, CreditedMoney, GivenBack
 from libs.core.billing.prices import Amount, PriceList, Quote, Rater
 from libs.core.billing.uses import DeviceUse as DeviceUse
+from libs.core.billing.uses import RecordsFromFirst as RecordsFromFirst
 from libs.core.billing.uses import Uses as Uses
 from libs.core.billing.wall import HOUR_US
 from schemas import ledger as led
 from schemas.prices import ClosedPeriod, CreditCause
-
-RecordsFromFirst = Callable[[], Iterable[tuple[int, led.LedgerRecord]]]
 
 
 class Charge(NamedTuple):

@@ -9,19 +9,17 @@ changes neither.
 Memory: of attempts that are open, what their devices that are freed were billed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from libs.core.billing.accounts import Accounts
 from libs.core.billing.credits import WHOLE, Credit, Credits
 from libs.core.billing.prices import Amount
 from libs.core.billing.rounding import round_half_even
-from libs.core.billing.uses import DeviceUse
+from libs.core.billing.uses import DeviceUse, RecordsFromFirst
 from libs.core.billing.wall import HOUR_US
 from schemas import ledger as led
 from schemas.prices import CreditCause
-
-Records = Callable[[], Iterable[tuple[int, led.LedgerRecord]]]
 
 
 class GivenBack(NamedTuple):
@@ -56,7 +54,7 @@ class Billed:
 class CreditedMoney:
     """Folds records into what is given back. Made when the first book with a policy is applied, by record `seq`."""
 
-    def __init__(self, records: Records, seq: int, billed: Billed) -> None:
+    def __init__(self, records: RecordsFromFirst, seq: int, billed: Billed) -> None:
         self.policy: Mapping[CreditCause, int] = {}
         self._accounts, self._credits, self._billed = Accounts(), Credits(), billed
         for number, record in records():

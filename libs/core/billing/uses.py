@@ -1,12 +1,14 @@
 """Uses: each claim of an attempt, from its grant until it is freed. A fold of the ledger."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from libs.core.billing.metering import Unbillable, billed_model
 from libs.core.state.clock import Calendar
 from schemas import ledger as led
 from schemas.resources import Claim
+
+RecordsFromFirst = Callable[[], Iterable[tuple[int, led.LedgerRecord]]]
 
 
 class DeviceUse(NamedTuple):

@@ -277,7 +277,7 @@ class Decider:
             job, devices = state.jobs.get(gang), kept.get(gang, ())
             if job is None or job.state is not JobState.QUEUED or devices == state.reserved.get(gang, ()):
                 continue
-            told = ledger.DevicesReserved(job_id=gang, devices=devices)
+            told = ledger.DevicesReserved(gang=gang, devices=devices)
             if decision.may(told):
                 decision.emit(told)
                 decision.may_end_here()

@@ -463,9 +463,9 @@ def _node_uncordoned(state: State, e: led.NodeUncordoned, t_us: int) -> None:
 
 def _devices_reserved(state: State, e: led.DevicesReserved, t_us: int) -> None:
     if e.devices:
-        state.reserved[e.job_id] = e.devices
+        state.reserved[e.gang] = e.devices
     else:
-        state.reserved.pop(e.job_id, None)
+        state.reserved.pop(e.gang, None)
 
 
 def _forget_quarantines(state: State, inventory: Inventory) -> None:

@@ -261,7 +261,7 @@ class Accounts:
                 self._touch(device)
 
     def _reserve(self, event: led.DevicesReserved, t_us: int) -> None:
-        self._keep(event.job_id, event.devices)
+        self._keep(event.gang, event.devices)
 
     def _keep(self, job_id: str, devices: tuple[str, ...]) -> None:
         """From now on these are kept free for a gang, and no others."""

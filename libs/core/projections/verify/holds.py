@@ -279,13 +279,13 @@ class Holds(Subject):
 
     def reserved(self, e: led.DevicesReserved) -> None:
         """What is kept for a gang that waits is in the pool; it is no promise to be granted just these."""
-        job = self.books.jobs.get(e.job_id)
+        job = self.books.jobs.get(e.gang)
         if job is None or job.where is not Where.WAITING or job.spec.resources.devices < 2:
-            self.books.broken("I11", f"devices are reserved for {e.job_id}, which is no gang that waits")
+            self.books.broken("I11", f"devices are reserved for {e.gang}, which is no gang that waits")
         if unknown := [device for device in e.devices if device not in self.books.devices]:
-            self.books.broken("I11", f"{unknown[0]} is reserved for {e.job_id}, and no node has brought it")
+            self.books.broken("I11", f"{unknown[0]} is reserved for {e.gang}, and no node has brought it")
         if len(set(e.devices)) < len(e.devices):
-            self.books.broken("I11", f"a device is reserved twice for {e.job_id}")
+            self.books.broken("I11", f"a device is reserved twice for {e.gang}")
 
     def silent(self, e: led.NodeSilence) -> None:
         self._silent.add(e.node)
