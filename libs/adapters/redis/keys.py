@@ -2,8 +2,9 @@
 
     baton:{main}:meta      hash   seq   last ledger sequence that was seen, valid or void
                                   hash  hash of the last valid record up to it ("" before the first)
-    baton:{main}:nodes     hash   node -> JSON: status (up, silent, lost), incarnation, since_us, out_of_use (why), leaf, spine, zone, cpus,
-                                  memory_mib, labels, simulated, devices [id]
+    baton:{main}:nodes     hash   node -> JSON: status (up, silent, lost), incarnation, since_us, leaf, spine, zone, cpus,
+                                  memory_mib, out_of_use (why an operator says so, or empty), labels, simulated,
+                                  devices [id]
     baton:{main}:devices   hash   device id -> JSON: node, index, kind, model, memory_mib, mig_profile, milli_used,
                                   memory_used_mib, jobs {job id: team}, quarantine (who uses it that is no job)
     baton:{main}:teams     hash   team -> JSON: limit_milli (null: none), by_type (limits by type or type:profile),
