@@ -1,5 +1,8 @@
 """Nodes that an operator takes out of use, and devices that are kept free for a gang: each an account of its own."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from libs.core.billing.accounts import Account, Accounts
@@ -14,6 +17,7 @@ from schemas.ledger import DevicesReserved, InputRejected
 from tests.core.builders import World, job, node
 
 S = 1_000_000
+T0_US = 1_790_000_000 * S
 
 
 def cordon(world: World, name: str = "n0") -> list:
@@ -122,6 +126,28 @@ def test_what_is_kept_free_for_a_gang_is_reserved_until_it_begins() -> None:
     assert balances(world)[Account.RESERVED] >= 7000 * 5 * S
     assert not world.decider.state.reserved
     world.check()
+
+
+def test_the_example_of_the_documentation() -> None:
+    world = World()
+
+    def at(seconds: int, *messages: object) -> None:
+        world.send(*messages, after_us=T0_US + seconds * S - world.now_us)
+
+    world.now_us = T0_US
+    at(0, inbox.NodeRegistered(incarnation=1, inventory=node("n0", 2), lease_s=10))
+    at(10, half := job("half"), gang := job("gang", 2))
+    at(80, inbox.Tick())
+    at(100, inbox.CordonNode(node="n0", reason="a fan", user="olga"))
+    ended = inbox.Released(job_id=half.job_id, attempt=1, exit_code=0)
+    at(140, inbox.NodeObserved(node="n0", incarnation=1, observations=(ended,)))
+    at(160, inbox.UncordonNode(node="n0", user="olga"))
+    assert world.state_of(gang.job_id) == "granted"
+    found = {account.value: amount for account, amount in balances(world).items()}
+    text = (Path(__file__).parents[2] / "docs" / "billing.md").read_text("utf-8")
+    example = text.partition("### Example: kept free for a gang")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `?([a-z]+)`? \|.*= ([\d ]+)(?:: what existed)? \|$", example, re.M))
+    assert {name: int(amount.replace(" ", "")) for name, amount in told.items()} == found | {"all": sum(found.values())}
 
 
 def test_a_gang_that_is_cancelled_keeps_nothing() -> None:
