@@ -64,7 +64,7 @@ def test_the_example_of_the_documentation() -> None:
     for p in posted:
         by_account[p.account.value] += p.unit_us
     text = (Path(__file__).parents[2] / "docs" / "billing.md").read_text()
-    example = text.partition("### Example\n\nA node with two")[2].partition("\n## ")[0]
+    example = text.partition("### Example\n\nA node with two")[2].partition("\n### ")[0]
     told = dict(re.findall(r"^\| `?([a-z-]+)`? \|.*?([\d ]+?)(?:: what existed)? \|$", example, re.M))
     said = {name: int(amount.replace(" ", "")) for name, amount in told.items()}
     assert said == {**by_account, **by_cause, "all": by_account.total()}

@@ -136,10 +136,11 @@ def test_the_example_of_the_documentation() -> None:
 
     world.now_us = T0_US
     at(0, inbox.NodeRegistered(incarnation=1, inventory=node("n0", 2), lease_s=10))
-    at(10, half := job("half"), gang := job("gang", 2))
+    at(10, half := job("half", submitted_us=T0_US))
+    at(10, gang := job("gang", 2, submitted_us=T0_US))
     at(80, inbox.Tick())
     at(100, inbox.CordonNode(node="n0", reason="a fan", user="olga"))
-    ended = inbox.Released(job_id=half.job_id, attempt=1, exit_code=0)
+    ended = inbox.Released(job_id=half.job_id, attempt=1, exit_code=0, own_exit=True)
     at(140, inbox.NodeObserved(node="n0", incarnation=1, observations=(ended,)))
     at(160, inbox.UncordonNode(node="n0", user="olga"))
     assert world.state_of(gang.job_id) == "granted"
