@@ -108,7 +108,6 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
     agent.begin([node for node in nodes if node.name not in going_on])
     if launcher.keeper.needed():
         log.info("processes of jobs are held together by: %s", launcher.keeper.containment)
-        launcher.walls.say()
         if reason := launcher.not_served(""):
             log.warning("%s", reason)
     return agent

@@ -117,7 +117,6 @@ async def test_a_hostile_job_reaches_nothing(start, aims, tmp_path, monkeypatch,
         said, pid = await attacked(node, aims, tmp_path)
         assert {kept.prepared for kept in node.agent.launcher.keeper.attempts.values()} == {prepared}
         assert node.agent.launcher.keeper.tier == walls.FULL, node.agent.launcher.keeper.why
-        node.agent.launcher.walls.say()
         assert (tmp_path / "agent/walls").read_text().startswith(walls.FULL), "for `baton up`"
         assert [name for name, how in said.items() if how == "BROKE"] == []
         assert len(said) >= 80

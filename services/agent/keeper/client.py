@@ -116,7 +116,8 @@ class KeeperClient:
     """Connects when it is first needed. `clear` kills what a keeper that is gone may have left, and returns when nothing is.
     Of a keeper that is no more, with everything that it held, `on_dying` is told at once, before anything of it looks like an
     end of its own, and `on_loss` when nothing is left. `on_over` is told of a node and its incarnation: a renewal came for a
-    life whose lease had ended with nothing that is kept, and the keeper starts nothing in it any more."""
+    life whose lease had ended with nothing that is kept, and the keeper starts nothing in it any more. `on_found` is told
+    when there is a keeper, also in the place of another: what it can do is known then."""
 
     folder: Path
     kind: str
@@ -126,6 +127,7 @@ class KeeperClient:
     clear: Callable[[], Awaitable[None]]
     behind: str = ""
     """The walls that a new keeper should try, see `keeper.__main__`."""
+    on_found: Callable[[], None] = lambda: None
     on_dying: Callable[[], None] = lambda: None
     on_loss: Callable[[], Awaitable[None]] | None = None
     on_over: Callable[[str, int], None] = lambda node, incarnation: None
@@ -165,6 +167,7 @@ class KeeperClient:
         # A keeper of before there were walls would start a job without any, whatever it is told.
         walls = found.welcome.get("walls") or {"tier": NONE, "why": "the keeper is of an earlier version of Baton"}
         self.tier, self.why = walls["tier"], walls["why"]
+        self.on_found()
         for task in (self._hear(reader, found.reader), self._watch(self._writer)):
             running = asyncio.create_task(task)
             self._tasks.add(running)
