@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from libs.bus.cancel import cancel
 from libs.bus.connect import Address, connect
 from libs.bus.narrowing import Narrowing
 from libs.bus.patience import patiently
@@ -267,8 +268,7 @@ class LocalStack:
         narrowing = asyncio.create_task(Narrowing(js).run())
 
         async def end() -> None:
-            narrowing.cancel()
-            await asyncio.gather(narrowing, return_exceptions=True)
+            await cancel(narrowing)
             await client.close()
 
         return end

@@ -52,6 +52,27 @@ async def test_servers_streams_and_credentials(tmp_path: Path) -> None:
         assert cluster.address("red") == url
 
 
+async def test_a_stop_that_comes_together_with_an_answer_of_the_broker_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo stood at "stop everything" for eight minutes: a request of nats-py had dropped the cancellation."""
+
+    begun = asyncio.Event()
+
+    async def drops_the_first(_: object) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr("libs.cli.launch.Narrowing.run", drops_the_first)
+    options = LaunchOptions(state_dir=tmp_path, teams=("red",), services=(), sync_always=False, scale=0.01)
+    async with LocalStack(options) as cluster:
+        await begun.wait()
+    assert {process.pid for process in cluster.processes().values()} == {None}
+
+
 async def test_up_runs_until_it_is_interrupted_and_leaves_nothing(tmp_path: Path) -> None:
     process = await up(tmp_path, "--teams", "red,blue")
     assert process.stdout is not None
