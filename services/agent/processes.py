@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from libs.bus.cancel import cancel
 from libs.core.scheduling.progress import SAMPLE_S
 from schemas.attempts import Category, KnownOfPart
 from schemas.inbox import CheckpointTaken, Released, SeenOfPart, Started
@@ -165,9 +166,7 @@ class ProcessPart:
 
     async def _cancel(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await cancel(self._task)  # it may be asking for secrets
 
     def _advance(self, phase: Phase) -> None:
         if phase > self.phase:

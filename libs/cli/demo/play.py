@@ -64,7 +64,7 @@ class Demo:
         """Raises Stuck when something does not happen in time, and what `LocalStack` and the client raise."""
         began = time.monotonic()
         fresh(self.state_dir)
-        self.screen.phase("start NATS, Valkey, the document store, eight services, two agents")
+        self.screen.phase("start NATS, Valkey, the document store, nine services, two agents")
         async with self._launched() as launch, self._connected(launch) as follower:
             self.screen.facts = lambda: follower.facts
             self._follower = follower
