@@ -67,7 +67,6 @@ class Agent:
         self._beats = 0
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
-        launcher.keeper.on_found = launcher.walls.say
         launcher.keeper.on_dying = self.keeper_dies
         launcher.keeper.on_loss = self.keeper_lost
         launcher.keeper.on_over = lambda node, incarnation: self._refused.add((node, incarnation))

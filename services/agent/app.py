@@ -153,6 +153,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
     keeper = KeeperClient(
         host.state.path, settings.containment, str(host.group_base or ""), clear, asked(settings.walls, view)
     )
+    around = JobWalls(keeper, view, host.state.path / "teams.json", settings.teams_without_walls)
+    keeper.on_found = around.say
     return Launcher(
         state=host.state,
         state_dir=state_dir,
@@ -160,7 +162,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         checkpoints=checkpoints,
         logs=LogStore(workdir, settings.keep_attempts),
         keeper=keeper,
-        walls=JobWalls(keeper, view, host.state.path / "teams.json", settings.teams_without_walls),
+        walls=around,
         timers=Timers(),
         group_base=host.group_base,
         log_limit=settings.log_limit_mib * _MIB,
