@@ -15,7 +15,7 @@ from libs.bus.queries import serve
 from libs.bus.settle import consume
 from libs.bus.trim import trimmer_of
 from libs.core.billing.metering import Meter
-from libs.ledger.follower import Follower
+from libs.ledger.follower import Follower, Gather
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
 from libs.service.files import policy_version
@@ -94,7 +94,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             billing.outbox = Outbox(js)
             billing.follower = follower = Follower(
                 js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records,
-                rest_s=0.1,
+                gather=Gather(0.05, busy_s=0.2),  # no rest: a bill is asked for as soon as a job has ended
             )  # fmt: skip
             tasks.start("metering", follower.run())
             store = BillStore(settings.mongo_url)

@@ -281,7 +281,7 @@ class QueueKey(NamedTuple):
     """Whose jobs these are, where the users of the team share (`QueueTree.by_user`): one's jobs do not block another's."""
 
 
-class Terms(NamedTuple):
+class JobTerms(NamedTuple):
     """What a job has of its class, and whose it is: of many jobs the same."""
 
     network: Network
@@ -297,8 +297,8 @@ def _queue_key(priority: int, team: str, shape: Shape, preempts: bool, user: str
 
 
 @lru_cache(maxsize=4096)
-def _terms(network: Network, lease_s: float, latency: Latency, user: str, by_user: bool) -> Terms:
-    return Terms(network, lease_s, latency, user, by_user)
+def _terms(network: Network, lease_s: float, latency: Latency, user: str, by_user: bool) -> JobTerms:
+    return JobTerms(network, lease_s, latency, user, by_user)
 
 
 @dataclass(slots=True)

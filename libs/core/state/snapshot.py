@@ -30,12 +30,12 @@ from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import (
     Attempt,
     Job,
+    JobTerms,
     NodePart,
     Quarantine,
     QueueKey,
     Silence,
     State,
-    Terms,
     grant_order,
     shape_of,
 )
@@ -254,10 +254,10 @@ def _load_fleet(nodes: list[Any], devices: list[Any]) -> Fleet:
     return fleet
 
 
-class _Row(NamedTuple):
+class _JobRow(NamedTuple):
     """A job as it is at one moment. None of it changes."""
 
-    kind: tuple[Form, Terms, QueueKey]
+    kind: tuple[Form, JobTerms, QueueKey]
     id: str
     own: bytes
     submitted_us: int
@@ -266,17 +266,17 @@ class _Row(NamedTuple):
     """What has become of it; None: it has only waited."""
 
 
-def _row_of(_: str, job: Job) -> _Row:
+def _row_of(_: str, job: Job) -> _JobRow:
     more = None if job.waits_only else _more_of(job)
-    return _Row((job.form, job.terms, job.queue), job.id, job.own, job.submitted_us, job.queued_us, more)
+    return _JobRow((job.form, job.terms, job.queue), job.id, job.own, job.submitted_us, job.queued_us, more)
 
 
-def _join_jobs(rows: Iterable[_Row]) -> bytes:
+def _join_jobs(rows: Iterable[_JobRow]) -> bytes:
     """Jobs of one kind share nearly all: that is told once, with the first of them in this part.
 
     A row is [number of its kind, id, hash of its body, name, submitted_us, queued_us, what else of its spec is its own or
     null as the first one's, what has become of it or null]."""
-    kinds: dict[tuple[Form, Terms, QueueKey], tuple[int, list[Any]]] = {}
+    kinds: dict[tuple[Form, JobTerms, QueueKey], tuple[int, list[Any]]] = {}
     told: list[bytes] = []
     out: list[Any] = []
     for row in rows:
@@ -301,7 +301,7 @@ def _spec_json(spec: JobSpec) -> bytes:
     return spec.__pydantic_serializer__.to_json(spec)
 
 
-def _kind_of(terms: Terms, queue: QueueKey) -> dict[str, Any]:
+def _kind_of(terms: JobTerms, queue: QueueKey) -> dict[str, Any]:
     return {
         "team": queue.team, "priority": queue.priority, "preempts": queue.preempts, "user": terms.user,
         "network": terms.network.value, "lease_s": terms.lease_s, "latency": terms.latency.value,
