@@ -116,16 +116,6 @@ class SimKeeper:
         self._machine.keeper_dies()
 
 
-class SimWalls:
-    """A simulated machine keeps nothing apart, and nobody is told of it."""
-
-    def say(self) -> None:
-        """Nothing."""
-
-    def found(self) -> None:
-        return None
-
-
 class SimLauncher:
     """Starts parts on the machine."""
 
@@ -133,7 +123,6 @@ class SimLauncher:
         self.machine, self._secrets = machine, secrets
         self.state = SimState(machine)
         self.keeper = SimKeeper(machine)
-        self.walls = SimWalls()
 
     def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[SeenOfPart], None]) -> "SimPart":
         made = SimPart(self.machine, part, report)

@@ -3,7 +3,7 @@
 #include "sockets.h"
 #include "walls.h"
 
-/* What is said to the keeper, and what it says; see services/agent/keeper/said.py. */
+/* What is said to the keeper, and what it says; see services/agent/keeper/spec.py. */
 enum { STARTED = 's', FAILED = 'f', EXITED = 'x', GONE = 'g', SIGNAL = 'n', KILL_ALL = 'k' };
 enum {
     LARGEST = 65536, /* bytes of one message */
