@@ -13,7 +13,9 @@ def node_cordoned(d: Decision, m: inbox.CordonNode) -> None:
     if (known := fleet.nodes.get(m.node)) is None:
         raise InputRefused(f"pool has no node {m.node}: `baton get nodes` lists them")
     if m.node in d.state.cordoned:
-        raise InputRefused(f"node {m.node} is out of use already: `baton node uncordon {m.node}` puts it into use again")
+        raise InputRefused(
+            f"node {m.node} is out of use already: `baton node uncordon {m.node}` puts it into use again"
+        )
     out = ledger.NodeCordoned(node=m.node, user=m.user or "operator", reason=m.reason)
     if not d.may(out):
         raise InputRefused(_OLD)
