@@ -16,9 +16,9 @@ from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.budgets import BudgetAmount, BudgetKey, BudgetSet
 from schemas.clock import BootReading
 from schemas.jobs import (
-    DEFAULT_LEASE_S,
     LEASE_SAYS,
     NETWORK_SAYS,
+    UNSAID_LEASE_S,
     AcceptedSpec,
     Checkpoint,
     Latency,
@@ -44,7 +44,7 @@ class JobAdmitted(Fact):
     latency: Latency = Field(default=Latency.NORMAL, description="of its class: fast skips the placement score")
     submitted_us: Micros = Field(description="broker's time of the submit")
     user: User = Field(default="", description="who submitted it")
-    lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
+    lease_s: float = Field(default=UNSAID_LEASE_S, ge=0, description=LEASE_SAYS)
     network: Network = Field(default=Network.HOST, description=NETWORK_SAYS)
     longest_grace_s: float | None = Field(default=None, gt=0, description="of its class; null: no limit but the spec's")
     cause: str = Field(default="", max_length=128, description="the request, by stream and sequence")

@@ -70,8 +70,11 @@ class Network(StrEnum):
 
 NETWORK_SAYS = "of its class: host, the machine's; none, a loopback of its own"
 
-DEFAULT_LEASE_S = 300.0
-"""How long work goes on after its node's last renewal, where its class says nothing else, s."""
+DEFAULT_LEASE_S = 330.0
+"""How long work goes on after its node's last renewal, where nobody says otherwise, s: five minutes without a control plane,
+and half a minute for the renewal that was just due when it went, and until it grants again."""
+UNSAID_LEASE_S = 300.0
+"""The lease of a message or record that says none, s. Part of the format, so it never changes: teams' lines leave it out."""
 LEASE_SAYS = (
     "from its class: it runs on so long after its node's last renewal, s; 0: until its node, or an operator, is heard"
 )

@@ -20,9 +20,9 @@ from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.budgets import BudgetAmount, BudgetHold, BudgetKey, BudgetPeriod, BudgetSet
 from schemas.clock import ClockMark, MeasuredBy
 from schemas.jobs import (
-    DEFAULT_LEASE_S,
     LEASE_SAYS,
     NETWORK_SAYS,
+    UNSAID_LEASE_S,
     AcceptedSpec,
     Checkpoint,
     JobState,
@@ -193,7 +193,7 @@ class JobQueued(Fact):
     submitted_us: Micros
     latency: Latency = Latency.NORMAL
     user: User = Field(default="", description="who submitted it")
-    lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
+    lease_s: float = Field(default=UNSAID_LEASE_S, ge=0, description=LEASE_SAYS)
     network: Network = Field(default=Network.HOST, description=NETWORK_SAYS)
     cause: str = Field(default="", max_length=128, description="the request, by stream and sequence")
     policy: PolicyVersion = Field(default="", description="of the classes and limits by which it was let in")

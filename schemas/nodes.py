@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.clock import BootReading
-from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, Network
+from schemas.jobs import LEASE_SAYS, NETWORK_SAYS, UNSAID_LEASE_S, AcceptedSpec, Checkpoint, Network
 from schemas.resources import Recut
 
 
@@ -60,7 +60,7 @@ class AttemptPart(Fact):
     nodes: tuple[NodeName, ...] = Field(description="all nodes of the gang, in rank order; the first is the master")
     roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
     resume: Checkpoint | None = None
-    lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
+    lease_s: float = Field(default=UNSAID_LEASE_S, ge=0, description=LEASE_SAYS)
     network: Network = Field(default=Network.HOST, description=NETWORK_SAYS)
 
 

@@ -13,6 +13,7 @@ from pydantic_settings import SettingsConfigDict
 from libs.bus.creds import LOGS_CREDS, Address
 from libs.service.settings import ServiceSettings
 from schemas.base import Name, NodeName
+from schemas.jobs import DEFAULT_LEASE_S
 from services.agent.keeper import contain, walls
 
 
@@ -87,7 +88,7 @@ class AgentSettings(ServiceSettings):
     fetch_mib_s: int = Field(default=1000, ge=1, description="how fast it fetches what is not on its disk, MiB/s")
     address_template: str = Field(default="{node}", description="how other nodes reach {node}: for MASTER_ADDR")
     lease_s: float = Field(
-        default=300.0,
+        default=DEFAULT_LEASE_S,
         ge=0.5,
         le=86_400,
         description="work stops so long after the last renewal, or sooner if its class says so, s",

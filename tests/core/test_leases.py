@@ -15,6 +15,9 @@ from libs.core.state.formats import FIRST
 from libs.core.state.model import Silence
 from schemas import inbox, ledger
 from schemas.attempts import Evidence
+from schemas.nodes import DesiredPart
+from services.agent.settings import AgentSettings
+from services.leases.settings import LeaseSettings
 from tests.core.builders import World, job, node
 from tests.kit.states import dumped
 
@@ -422,4 +425,15 @@ def test_a_lease_that_is_none_is_refused(text: str) -> None:
 
 
 def test_running_work_survives_five_minutes_unless_its_class_wants_to_move() -> None:
-    assert {c.name: c.lease_s for c in DEFAULT_CLASSES} == {"serving": 30, "production": 300, "experiment": 300}
+    """What is left of a lease when renewals stop is less than its length by the time between two of them."""
+    agent, granted = AgentSettings(insecure=True), LeaseSettings(insecure=True)
+    left_s = {c.name: min(c.lease_s, agent.lease_s) - agent.heartbeat_s for c in DEFAULT_CLASSES}
+    assert left_s.pop("serving") < 30
+    assert min(left_s.values()) >= 300 + granted.term_s + granted.standby_s
+    assert agent.lease_s <= granted.max_lease_s
+
+
+def test_a_record_that_says_no_lease_is_of_300_seconds_for_ever() -> None:
+    """Teams' lines leave out what is so by default: with another one here each line of the past would have another hash."""
+    for message in (inbox.JobAdmitted, ledger.JobQueued, DesiredPart):
+        assert message.model_fields["lease_s"].default == 300

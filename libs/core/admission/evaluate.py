@@ -27,7 +27,7 @@ from libs.core.state.model import Shape, shape_of
 from libs.core.state.own_network import asked_for
 from schemas.base import Name, Strict
 from schemas.ids import job_id
-from schemas.jobs import JobLimits, JobSpec, Latency, Network, SubmitJob
+from schemas.jobs import DEFAULT_LEASE_S, JobLimits, JobSpec, Latency, Network, SubmitJob
 
 MAX_COMMAND_BYTES = 65_536
 """Command, environment and working directory together: each grant of the job sends them to its nodes."""
@@ -43,7 +43,7 @@ class PriorityClass(Strict):
         default=Latency.NORMAL, description="fast: placed at the tightest fit at once, without the score"
     )
     lease: str = Field(
-        default="5m",
+        default=f"{DEFAULT_LEASE_S:.0f}s",
         pattern=r"^(keep|[1-9][0-9]{0,5}[smh])$",
         description="how long its jobs run on after their node's last renewal: `30s`, `5m`, or `keep`: no silence ends them",
     )

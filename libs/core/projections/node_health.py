@@ -13,8 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from schemas.inbox import NodeLost, NodeSilent
+from schemas.jobs import DEFAULT_LEASE_S
 
-LADDER = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
+LADDER = (
+    *(5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, DEFAULT_LEASE_S, 450, 600, 900),
+    *(1800, 3600, 7200, 14_400, 43_200, 86_400),
+)
 """Lengths of leases whose end is told while the node is silent, s. Of a length between two, the end is told with the next."""
 
 

@@ -23,7 +23,7 @@ from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
-from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
+from schemas.jobs import UNSAID_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
 from schemas.ledger import BoardRecut, LedgerEvent
 from schemas.prices import RateBook
 from schemas.resources import WHOLE_MILLI, Claim, Level, Resources, Role, Span, TopologyPolicy
@@ -376,7 +376,7 @@ class Job:
         shape: Shape,
         state: JobState = JobState.QUEUED,
         network: Network = Network.HOST,
-        lease_s: float = DEFAULT_LEASE_S,
+        lease_s: float = UNSAID_LEASE_S,
         latency: Latency = Latency.NORMAL,
         user: str = "",
         by_user: bool = False,

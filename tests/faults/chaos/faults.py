@@ -30,7 +30,7 @@ from tests.kit.waiting import until
 
 KILL_BOUND_S = 5.0
 OUTAGE_S = 280.0
-"""Until the servers are started again; elections come on top. Leases last 300 s."""
+"""Until the servers are started again; elections come on top. Leases last 330 s."""
 
 
 @dataclass(frozen=True, slots=True)
