@@ -26,7 +26,9 @@ from schemas.queries import LogPiece, NodeLogQuery
 from services.agent import tree
 from services.agent.agent import Agent
 from services.agent.jobwalls import JobWalls, asked
+from services.agent.keeper import find
 from services.agent.keeper.client import KeeperClient
+from services.agent.keeper.zygote import missing
 from services.agent.launcher import Launcher, kept_id
 from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
@@ -36,7 +38,7 @@ from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports
 from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
-from services.agent.state import AgentState, group_name
+from services.agent.state import AgentState, folder_in, group_name
 from services.agent.takeover import Predecessor, look, sweep
 from services.agent.timers import Timers
 from services.agent.view import view_of
@@ -110,6 +112,8 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
         log.info("processes of jobs are held together by: %s", launcher.keeper.containment)
         if reason := launcher.not_served(""):
             log.warning("%s", reason)
+    elif why := missing():
+        log.warning("only simulated work runs here: %s", why)
     return agent
 
 
@@ -178,12 +182,16 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
 
 
 def make_app(settings: AgentSettings) -> AsgiFastStream:
-    """The service as an ASGI application. Raises what `hosted` raises: a wrong fleet file ends the start."""
+    """The service as an ASGI application. Raises what `hosted` raises, and NoKeeper: a wrong fleet file ends the start, and so
+    does a machine on which no process can be started. An earlier agent's keeper still can: it has its program open."""
     registry = CollectorRegistry()
     broker = make_broker(settings.log_bus, "agent")
     metrics = AgentMetrics(registry)
     tasks = Tasks()
     found = hosted(settings)
+    real = not all(one.inventory.simulated for one in found)
+    if real and (why := missing()) and find.running(folder_in(settings.state_path())) is None:
+        raise find.NoKeeper(why)
     os.umask(0o027)  # what jobs write is not for every user of the machine
 
     names = [one.inventory.node for one in found]

@@ -24,11 +24,16 @@ class NotEmpty(RuntimeError):
     """Processes of an earlier life cannot be killed."""
 
 
+def folder_in(state_dir: Path) -> Path:
+    """Where an agent's own files are, and its keeper's."""
+    return state_dir / "agent"
+
+
 class AgentState:
     """Files under `<state dir>/agent`. Only one agent at a time may hold them (a lock that dies with its process)."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / "agent"
+        self.path = folder_in(state_dir)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -15,6 +15,7 @@ from schemas.jobs import CheckpointPolicy, SecretUse
 from schemas.nodes import Action
 from schemas.queries import LogQuery
 from services.agent.app import build, prepare
+from services.agent.keeper import zygote
 from services.agent.node import NodeCounts
 from services.agent.nodes import Hosted
 from services.agent.settings import AgentSettings
@@ -73,6 +74,18 @@ async def test_a_simulated_job_runs_and_ends(world, start):
         await world.sees(wanted, Started)
         released = await world.sees(wanted, Released)
         assert (released.exit_code, released.own_exit) == (4, True)
+
+
+async def test_without_the_program_simulated_jobs_run_and_processes_fail_with_the_reason(
+    world, start, monkeypatch, caplog
+):
+    monkeypatch.setattr(zygote, "PROGRAM", "/nowhere/baton-shim")
+    async with start():
+        assert "only simulated work runs here: /nowhere/baton-shim is missing" in caplog.text
+        timed, process = part(simulated(0.05)), part(spec(FOREVER), rank("n0-gpu1"))
+        await world.want("n0", timed, process)
+        assert (await world.sees(timed, Released)).exit_code == 0
+        assert "/nowhere/baton-shim is missing" in (await world.sees(process, Released)).reason
 
 
 async def test_an_end_is_repeated_until_the_state_shows_that_it_was_heard(world, start):

@@ -4,15 +4,20 @@ import os
 import signal
 import socket
 import struct
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from services.agent.keeper import contain, spec, zygote
+from services.agent.app import make_app
+from services.agent.keeper import contain, find, spec, zygote
 from services.agent.keeper.spec import BadWords
 from services.agent.keeper.zygote import Zygote
-from tests.agent.conftest import until_now
+from services.agent.settings import AgentSettings
+from services.agent.state import folder_in
+from tests.agent.conftest import FAR_S, until_now
 
 U32 = struct.Struct("=I")
 
@@ -274,6 +279,34 @@ def test_what_no_shim_says_is_not_taken(said):
         (spec.failure if said[:1] == b"f" else spec.codes)(said)
 
 
-def test_without_the_program_the_error_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setattr(zygote, "PROGRAM", str(tmp_path / "baton-shim"))
-    assert "run ./dev" in zygote.missing()
+WITHOUT = (
+    "from services.agent.keeper import zygote; zygote.PROGRAM = '/nowhere/baton-shim'; import services.agent.__main__"
+)
+
+
+def test_without_the_program_an_agent_of_a_machine_does_not_start_and_says_what_to_do(tmp_path):
+    """It waited for the broker, then for a job, and each job that came failed."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "BATON_STATE_DIR": str(tmp_path),
+        "BATON_AGENT_DEVICES": "cpu",
+        "BATON_INSECURE": "1",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, timeout=FAR_S, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("agent: /nowhere/baton-shim is missing")
+    assert "in a checkout run ./dev, elsewhere install Baton's wheel for this processor" in ended.stderr
+
+
+def test_an_agent_whose_keeper_still_has_the_program_starts_without_it(tmp_path, monkeypatch):
+    settings = AgentSettings(state_dir=tmp_path, devices="cpu", insecure=True)
+    folder = folder_in(tmp_path)
+    folder.mkdir()
+    with closing(find.start(folder, contain.NONE, "").sock):
+        monkeypatch.setattr(zygote, "PROGRAM", "/nowhere/baton-shim")
+        make_app(settings)
+    find.kill(folder)
+    with pytest.raises(find.NoKeeper, match="is missing"):
+        make_app(settings)
