@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import urllib.request
+import zipfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -304,24 +306,84 @@ async def test_an_agent_that_does_not_come_back_loses_its_work_at_the_end_of_its
     await until(lambda: node.keeper() is None)
 
 
-@pytest.mark.parametrize("newer", ["agent", "keeper"])
-async def test_agent_and_keeper_may_be_of_two_versions(make_node, world, tmp_path, newer):
-    """The next version speaks one more version of the protocol, and adds fields to everything that it says."""
-    after = tmp_path / "next"
-    for package in ("services", "libs", "schemas"):
-        shutil.copytree(ROOT / package, after / package, ignore=shutil.ignore_patterns("__pycache__"))
-    wire = after / "services" / "agent" / "keeper" / "wire.py"
+BEFORE = ROOT / "tests" / "fixtures" / "keeper-before-the-native-shim.zip"
+"""The keeper of the last version whose shims were forks of a Python process (decision 0076), without the agent's side."""
+
+
+def next_version(folder: Path) -> Path:
+    """It speaks one more version of the protocol, and adds fields to everything that it says."""
+    copy_tree(folder)
+    wire = folder / "services" / "agent" / "keeper" / "wire.py"
     text = wire.read_text().replace("OLDEST, NEWEST = 1, 1", "OLDEST, NEWEST = 1, 2")
     wire.write_text(text.replace("json.dumps(message,", 'json.dumps(message | {"later": {"more": [1]}},'))
-    first, second = (ROOT, after) if newer == "agent" else (after, ROOT)
+    return folder
+
+
+def version_before(folder: Path) -> Path:
+    """Its agents start the keeper of the version before this one."""
+    copy_tree(folder)
+    with zipfile.ZipFile(BEFORE) as keeper:
+        keeper.extractall(folder / "before")
+    find_py = folder / "services" / "agent" / "keeper" / "find.py"
+    text, here = find_py.read_text(), "cwd=Path(__file__).resolve().parents[3]"
+    assert here in text
+    find_py.write_text(text.replace(here, f'{here} / "before"'))
+    return folder
+
+
+def copy_tree(folder: Path) -> None:
+    for package in ("services", "libs", "schemas"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@pytest.mark.parametrize("versions", ["before, this", "this, next", "next, this"])
+async def test_an_agent_takes_over_in_place_from_one_of_another_version(make_node, world, tmp_path, versions):
+    """What ran goes on, what is started next is started by the keeper of the other version, and both end."""
+    made = {
+        "this": lambda: ROOT,
+        "next": lambda: next_version(tmp_path / "next"),
+        "before": lambda: version_before(tmp_path / "was"),
+    }
+    first, second = (made[version]() for version in versions.split(", "))
     node = make_node(code=first)
     pids, wanted = await run_job(world, node)
+    keeper = node.keeper()
     node.kill()
     node.start(second)
+    after = part(spec("print('up', flush=True)\nraise SystemExit(3)"), rank("n0-gpu1"))
+    await world.want("n0", wanted, after)
+    assert (await world.sees(after, Released)).exit_code == 3
+    assert "up" in node.output(after.job_id)
+    assert (node.keeper(), len(world.lives["n0"]), world.of(wanted, Released)) == (keeper, 1, [])
+    assert node.jobs() == pids
     await world.want("n0", but(wanted, Action.STOP))
     await world.sees(wanted, Released)
     assert none_of(pids)
-    assert len(world.lives["n0"]) == 1
+
+
+OF_0_1_0 = """
+import subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from services.agent import state, tree
+folder = Path(sys.argv[2])
+number = state.AgentState(folder).next_incarnations(["n0"])["n0"]
+marker = f"{tree.marker_root('n0', folder)}/{number}/job-1.1"
+job = subprocess.Popen(["sleep", "600"], env={tree.MARKER: marker}, stdout=-3, start_new_session=True)
+print(number, job.pid)
+"""
+
+
+async def test_after_0_1_0_a_node_begins_above_its_life_with_nothing_of_it_left(make_node, world, tmp_path):
+    """It has no keeper that could be taken over: agent and guard were killed, and a process of a job is left."""
+    wheel = ROOT / "tests" / "fixtures" / "baton-0.1.0-py3-none-any.whl"
+    run = partial(subprocess.check_output, [sys.executable, "-c", OF_0_1_0, wheel, tmp_path], cwd=tmp_path, text=True)
+    before, pid = map(int, (await asyncio.to_thread(run)).split())
+    assert proc.alive(pid)
+    make_node()
+    await world.joined("n0")
+    assert world.lives["n0"][0] > before
+    assert not proc.alive(pid)
 
 
 # ---------------------------------------------------------------------------------------------------- the fault model

@@ -138,7 +138,8 @@ FINDINGS: dict[int, Finding] = {
         "an agent's crash, restart or upgrade kills every job of its node",
         (
             "agent/test_keeper_faults::test_an_agent_that_is_killed_and_comes_back_costs_no_attempt",
-            "agent/test_keeper_faults::test_agent_and_keeper_may_be_of_two_versions",
+            "agent/test_keeper_faults::test_an_agent_takes_over_in_place_from_one_of_another_version",
+            "agent/test_keeper_faults::test_after_0_1_0_a_node_begins_above_its_life_with_nothing_of_it_left",
             "agent/test_keeper_faults::test_an_agent_that_comes_back_to_a_full_disk_costs_no_attempt",
             "agent/test_keeper_faults::test_a_node_that_cannot_begin_on_a_full_disk_waits_and_the_others_of_its_agent_go_on",
             "faults/test_keep_jobs::test_a_job_runs_on_while_everything_else_is_stopped",
