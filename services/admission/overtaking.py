@@ -52,6 +52,8 @@ decided when the queue comes to it."""
 _HEAVY_BYTES = 16 * 1024
 _HEADER_BYTES = 16
 """A request counts once more for every so many bytes, and a header for at least so many: it takes longer to read."""
+_CATCHES_UP = 1.25
+"""Times what the lane that is served most gets: so much gets the queue's first team, or one that fell behind would stay there."""
 _LEAST = 16
 """So many a team may always have undecided: few enough that a crowd of lanes is no crowd in the inbox."""
 _PATIENCE_S = 1.0
@@ -86,6 +88,7 @@ class Overtaking:
         self._counts: dict[str, int] = {}  # team -> its requests in the stream, as they were counted last
         self._wanted: set[str] = set()  # teams that have sent something and have no lane
         self._served: Counter[str] = Counter()  # team -> decided in its lane since the queue's last portion
+        self._owed = 0.0  # what the queue's first team may still have of what lanes got
         self._turned_s = 0.0
         self._senders = 0
         self._warned_s = float("-inf")
@@ -122,25 +125,36 @@ class Overtaking:
                 self._pace.unsure = True
                 self._crowded.set()
             head = next((m for m in left if not self.ahead.is_done(m.metadata.sequence.stream)), left[-1])
-            self._head = _team_of(head.subject)
-            room = await self._pace.room()
-            # No less than a lane gets: else a team that sends as much as others never catches up once it is the queue's first.
-            fair = min(self._pace.few, max(self._served.values(), default=0))
-            self._served.clear()
-            count = self._first_of(left, max(room, fair))
+            if (team := _team_of(head.subject)) != self._head:
+                self._head, self._owed = team, 0.0
+            count, cost = self._first_of(left, due := self._due())
+            if count < len(left) or cost > due:
+                room = await self._pace.room()
+                count, cost = self._first_of(left, max(room, self._due()))
+            self._owed = max(0.0, self._owed - cost)
         await self._learn((_team_of(message.subject), message.data) for message in left[:count])
         if (last := _first_new(left[count - 1 :: -1])) is not None:
             self.ahead.came_to(last)
         return count
 
-    def _first_of(self, left: Sequence[Msg], most: int) -> int:
-        """How many of the first messages are together no more than `most`, done ones not counted; at least one."""
+    def _due(self) -> int:
+        """How many the queue's first team may have whatever is undecided: no less than a lane gets, else a team that sends as much
+        as others never catches up once it is the first. What was not at hand it has the next time."""
+        self._owed = min(_EACH, self._owed + _CATCHES_UP * max(self._served.values(), default=0))
+        self._served.clear()
+        return int(self._owed)
+
+    def _first_of(self, left: Sequence[Msg], most: int) -> tuple[int, int]:
+        """How many of the first messages cost no more than `most` together, and what they do; at least one. Those that are done
+        cost nothing."""
+        total = 0
         for index, message in enumerate(left):
             if not self.ahead.is_done(message.metadata.sequence.stream):
-                most -= _cost(message.data, message.headers)
-                if most < 0:
-                    return max(1, index)
-        return len(left)
+                cost = _cost(message.data, message.headers)
+                if total + cost > most and index:
+                    return index, total
+                total += cost
+        return len(left), total
 
     # ----------------------------------------------------------------------------------------------------- the lanes
 

@@ -180,7 +180,8 @@ async def test_a_crowd_that_is_alone_moves_in_large_portions_once_that_is_known(
 
 async def test_who_is_the_queues_first_gets_no_less_than_a_lane(reader: Reader, team: str) -> None:
     """Seen: a team that sent as much as the others was the queue's first, had a portion of 2 while they had lanes, fell behind,
-    and was refused by the broker for a minute."""
+    and was refused by the broker for a minute. And once more on a slow machine, where each time that what was at hand ended it
+    lost what it had not used."""
     reader.overtaking._pace = pace = Pace(lambda pool: 0, shared=64, alone=64)
     pace.rounds.window = 2.0
     pace.share()
@@ -190,9 +191,14 @@ async def test_who_is_the_queues_first_gets_no_less_than_a_lane(reader: Reader, 
     for seq in range(1, 66):
         pace.stored("main", seq, "another")  # a crowd
     assert await reader.overtaking.portion(waiting) == 2
-    reader.overtaking._served.update({"another": 7, "third": 5})
-    assert await reader.overtaking.portion(waiting) == 7
+    reader.overtaking._served.update({"another": 8, "third": 5})
+    assert await reader.overtaking.portion(waiting) == 10, "a quarter more, or it never catches up"
     assert await reader.overtaking.portion(waiting) == 2
+    reader.overtaking._served.update({"another": 8})
+    assert await reader.overtaking.portion(waiting[:3]) == 3
+    assert await reader.overtaking.portion(waiting) == 7, "what was not at hand the last time"
+    reader.overtaking._served.update({"another": 10_000})
+    assert await reader.overtaking.portion(waiting * 10) == overtaking._EACH, "no more than a lane has"
     await subscription.unsubscribe()
 
 
