@@ -53,7 +53,7 @@ _HEAVY_BYTES = 16 * 1024
 _HEADER_BYTES = 16
 """A request counts once more for every so many bytes, and a header for at least so many: it takes longer to read."""
 _CATCHES_UP = 1.25
-"""Times what the lane that is served most gets: so much gets the queue's first team, or one that fell behind would stay there."""
+"""Times what the lane that is served most gets: so much has the queue's first team, or who fell behind stays there."""
 _LEAST = 16
 """So many a team may always have undecided: few enough that a crowd of lanes is no crowd in the inbox."""
 _PATIENCE_S = 1.0
@@ -138,8 +138,8 @@ class Overtaking:
         return count
 
     def _due(self) -> int:
-        """How many the queue's first team may have whatever is undecided: no less than a lane gets, else a team that sends as much
-        as others never catches up once it is the first. What was not at hand it has the next time."""
+        """How many the queue's first team may have whatever is undecided: no less than a lane gets, else a team that sends as
+        much as others never catches up once it is the first. What was not at hand it has the next time."""
         self._owed = min(_EACH, self._owed + _CATCHES_UP * max(self._served.values(), default=0))
         self._served.clear()
         return int(self._owed)
