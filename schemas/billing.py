@@ -76,9 +76,13 @@ class BillRow(Fact):
     milli_us: int = Field(ge=0, description="device-microseconds x thousandths of a device")
     device_seconds: float = Field(ge=0)
     cost_micros: int = Field(
-        description="of the priced part; below 0 when a correction gives back more than the rest costs"
+        description="of the priced part, credits taken off; below 0 when more is given back than the rest costs"
     )
     unpriced_milli_us: int = Field(default=0, ge=0, description="of milli_us, use of devices that have no price")
+    credit_micros: int = Field(
+        default=0,
+        description="of cost_micros, what the price book gives back: not above 0, but where a later one corrects it",
+    )
 
 
 class BillReply(Fact):
@@ -88,6 +92,7 @@ class BillReply(Fact):
     rows: tuple[BillRow, ...]
     total_milli_us: int = Field(ge=0)
     total_cost_micros: int
+    total_credit_micros: int = Field(default=0, description="of the total cost, what is given back")
     unpriced_milli_us: int = Field(default=0, ge=0, description="of the total, use of devices that have no price")
     unpriced_models: tuple[str, ...] = Field(default=(), description="which models of the bill have no price")
     ledger_seq: int = Field(ge=0, description="the bill is exact up to this ledger sequence")

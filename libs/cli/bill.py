@@ -63,12 +63,15 @@ def command(
         Column("DEVICE-HOURS", lambda r: f"{r.milli_us / 3.6e12:.4f}", right=True),
         Column("MILLI-US", lambda r: r.milli_us, wide=True, right=True),
         *([Column("UNPRICED-SECONDS", lambda r: f"{r.unpriced_milli_us / 1e9:.3f}", right=True)] if unpriced else []),
+        *([Column("CREDITS", lambda r: units.money(r.credit_micros), right=True)] if bill.total_credit_micros else []),
         Column(f"COST {bill.currency}", lambda r: units.money(r.cost_micros), right=True),
     ]
     show(bill.rows, columns, output, name=lambda r: r.key, header=not no_header, whole=bill)
     if output in (Format.TABLE, Format.WIDE):
         seconds = f"{bill.total_milli_us / 1e9:.3f}"
         cost = units.money(bill.total_cost_micros, bill.currency)
+        if bill.total_credit_micros:
+            cost += f" ({units.money(bill.total_credit_micros, bill.currency)} of it are credits)"
         hint(f"total: {seconds} device-seconds, {cost}; exact up to ledger sequence {bill.ledger_seq}")
         for line in over:
             hint(line)

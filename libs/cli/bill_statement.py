@@ -137,14 +137,14 @@ def shown(found: Mapping[str, StatementLine], by: str, output: Format) -> None:
         Column(by.upper(), lambda r: r.key),
         Column("ROWS", lambda r: r.charges, right=True),
         Column("DEVICE-HOURS", lambda r: f"{r.units / 3.6e12:.4f}", right=True),
-        Column("LIST", lambda r: _money(r.list_micros), right=True),
-        Column("COST", lambda r: _money(r.cost_micros), right=True),
-        Column("CORRECTIONS", lambda r: _money(r.correction_micros), right=True),
-        *([Column("CREDITS", lambda r: _money(r.credit_micros), right=True)] if total.credit_micros else []),
-        *([Column("TO COME", lambda r: _money(r.forecast_micros), right=True)] if total.forecast_micros else []),
+        Column("LIST", lambda r: units.money(r.list_micros), right=True),
+        Column("COST", lambda r: units.money(r.cost_micros), right=True),
+        Column("CORRECTIONS", lambda r: units.money(r.correction_micros), right=True),
+        *([Column("CREDITS", lambda r: units.money(r.credit_micros), right=True)] if total.credit_micros else []),
+        *([Column("TO COME", lambda r: units.money(r.forecast_micros), right=True)] if total.forecast_micros else []),
     ]
     show(lines, columns, output, name=lambda r: r.key)
-    hint(f"total: {_money(total.cost_micros)}, taxes left out" + _forecast(total))
+    hint(f"total: {units.money(total.cost_micros)}, taxes left out" + _forecast(total))
     if total.unpriced_units:
         hint(unpriced_text(total.unpriced_units))
 
@@ -158,8 +158,8 @@ def unpriced_text(units: int, whose: str = "") -> str:
 
 
 def _forecast(total: StatementLine) -> str:
-    return f"; with what runs now {_money(total.cost_micros + total.forecast_micros)}" if total.forecast_micros else ""
-
-
-def _money(micros: int) -> str:
-    return f"-{units.money(-micros)}" if micros < 0 else units.money(micros)
+    return (
+        f"; with what runs now {units.money(total.cost_micros + total.forecast_micros)}"
+        if total.forecast_micros
+        else ""
+    )

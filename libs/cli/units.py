@@ -59,6 +59,6 @@ def gib(mib: int) -> str:
 
 def money(micros: int, currency: str = "") -> str:
     """Micro-units of a currency, exact: `12.345678 USD`, trailing zeros beyond cents left out."""
-    units, rest = divmod(micros, 1_000_000)
+    units, rest = divmod(abs(micros), 1_000_000)
     decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
-    return f"{units}.{decimals}{' ' + currency if currency else ''}"
+    return f"{'-' if micros < 0 else ''}{units}.{decimals}{' ' + currency if currency else ''}"

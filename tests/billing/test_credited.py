@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,20 @@ from libs.cli.main import app
 from libs.core.billing.accounts import Accounts
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.credits import Credits
+from libs.core.billing.kept_bills import kept_bills
+from libs.core.billing.metering import Meter
+from libs.core.billing.pricing import Prices
+from libs.core.billing.wall import DAY_US
 from libs.core.state.formats import CREDITED
 from schemas import inbox
-from schemas.ledger import InputRejected, PricesApplied
-from schemas.prices import CreditCause, ListRate, RateBook
+from schemas.billing import BillQuery, Price, PriceBook
+from schemas.ledger import DevicesFreed, InputRejected, PeriodClosed, PricesApplied
+from schemas.prices import ClosedPeriod, CreditCause, ListRate, RateBook
+from services.quota_billing.handlers import get_bill
 from tests.billing.focus_rules import problems
 from tests.billing.ledgers import filed
 from tests.core.builders import World
+from tests.core.money_oracle import costs
 from tests.core.priced_ledgers import PricedLedger
 from tests.core.test_credits import lost_node
 from tests.core.test_money import LEDGERS
@@ -30,6 +37,9 @@ from tests.core.test_money import LEDGERS
 HOUR_US = 3_600_000_000
 PAGE = Path(__file__).parents[2] / "docs/billing.md"
 POLICY = {CreditCause.NODE_LOST: 1000, CreditCause.HARDWARE_FAULT: 500}
+
+
+NO_PRICES = Prices(PriceBook(currency="XXX", prices=(Price(model="H200", micros_per_device_hour=1),)))
 
 
 def book(credits: dict[CreditCause, int]) -> RateBook:
@@ -68,14 +78,10 @@ def test_the_example_of_the_documentation() -> None:
 def test_what_is_given_back_is_what_was_billed_of_the_time_that_is_credited(seed: int) -> None:
     ledger = PricedLedger(seed, credited=True)
     found = charged(ledger.records)
-    billed: defaultdict[tuple[str, int, str, int], list[Charge]] = defaultdict(list)
     back: Counter[tuple[str, int, str, int]] = Counter()
     for c in found:
         key = (c.use.job_id, c.use.attempt, c.use.device, c.amount.hour)
-        if c.credit is not None:
-            back[key] += c.amount.cost_micros
-        elif not c.correction and not c.priced_later and c.posted_seq == c.use.to_seq:
-            billed[key].append(c)
+        back[key] += c.amount.cost_micros if c.credit is not None else 0
     books, credit, policy = Accounts(), Credits(), dict[CreditCause, int]()
     weights: Counter[tuple[str, int, str, int]] = Counter()
     for seq, record in enumerate(ledger.records, 1):
@@ -87,13 +93,12 @@ def test_what_is_given_back_is_what_was_billed_of_the_time_that_is_credited(seed
         for event in record.events:
             policy = dict(event.book.credits) if isinstance(event, PricesApplied) else policy
     wanted: Counter[tuple[str, int, str, int]] = Counter()
-    for key, weight in weights.items():
-        held_us = (
-            Fraction(sum(c.amount.units for c in billed[key]), billed[key][0].use.milli) if billed[key] else Fraction(1)
-        )
-        assert weight <= held_us * 1000, "nothing is credited twice"
-        wanted[key] = -sum(round(c.amount.cost_micros * weight / (held_us * 1000)) for c in billed[key])
-    assert {k: n for k, n in back.items() if n} == {k: n for k, n in wanted.items() if n}
+    by_now = costs(ledger.records)
+    for (job_id, attempt, device, hour), weight in weights.items():
+        held_us, pieces = by_now.get(((job_id, attempt, device), hour), (1, []))
+        assert weight <= held_us * 1000 or not pieces, "nothing is credited twice"
+        wanted[job_id, attempt, device, hour] = -sum(round(Fraction(cost * weight, held_us * 1000)) for cost in pieces)
+    assert {k: n for k, n in back.items() if n} == {k: n for k, n in wanted.items() if n}, "also after a later book"
     plain = [c for c in found if c.credit is None]
     for n, record in enumerate(ledger.records):
         events = tuple(
@@ -104,6 +109,51 @@ def test_what_is_given_back_is_what_was_billed_of_the_time_that_is_credited(seed
         )
         ledger.records[n] = record.model_copy(update={"events": events})
     assert charged(ledger.records) == plain, "a credit changes nothing that was billed"
+
+
+def test_a_price_of_the_past_corrects_what_was_given_back_with_what_was_billed() -> None:
+    world = priced(POLICY)
+    cheaper = RateBook(version=2, currency="USD", prices=(ListRate(device="H100", micros=1_495_000, from_us=0),))
+    last = world.records[-1]
+    world.records.append(last.model_copy(update={"events": (PricesApplied(book=cheaper, user="olga"),)}))
+    sums: Counter[tuple[str, bool]] = Counter()
+    for c in charged(world.records):
+        sums[c.credit or "use", c.posted_seq == len(world.records)] += c.amount.cost_micros
+    for what in ("use", "node-lost", "hardware-fault"):
+        was, more = sums[what, False], sums[what, True]
+        assert was != 0
+        assert abs(2 * (was + more) - was) <= 4, (
+            "half of the price, half of the credit, though the new book gives nothing back"
+        )
+    meter = Meter()
+    for seq, record in enumerate(world.records, 1):
+        meter.apply(record, seq)
+    told = get_bill(meter, NO_PRICES, BillQuery(), "research")
+    assert told.total_cost_micros == sum(sums.values())
+    assert told.total_credit_micros == sum(n for (what, _), n in sums.items() if what != "use") < 0
+    (kept,) = kept_bills(meter.money, {("research", "2026-09")}, pool="p", upto_seq=meter.seq, head="ab")
+    assert (kept.cost_micros, sum(r.credit_micros for r in kept.rows)) == (
+        told.total_cost_micros,
+        told.total_credit_micros,
+    )
+
+
+def test_a_seal_lays_what_was_posted_since_its_record_on_the_day_on_which_that_was() -> None:
+    """The seal comes some records after the one that it knows, and use of the closed day was posted between."""
+    world, (start, end) = priced(POLICY), (0, 0)
+    freed = next(n for n, r in enumerate(world.records) if any(isinstance(e, DevicesFreed) for e in r.events))
+    end = world.records[freed].t_us // DAY_US * DAY_US + DAY_US
+    period = ClosedPeriod(from_us=start, to_us=end, upto_seq=freed, head="a" * 64, rows="b" * 64, currency="USD")
+    last, later = world.records[-1], 3 * DAY_US
+    seal = PeriodClosed(period=period, reason="invoiced", user="olga")
+    world.records.append(last.model_copy(update={"events": (seal,), "t_us": last.t_us + later, "wall_us": None}))
+    records = list(enumerate(world.records, 1))
+    meter = Meter()
+    for seq, record in records:
+        meter.apply(record, seq)
+    days = {day for rows in meter.money.rows.values() for _, _, day, _, _ in rows}
+    assert days == {c.billed_us // DAY_US for c in charges(lambda: records, [period])} == {end // DAY_US}
+    assert days.isdisjoint(c.billed_us // DAY_US for c in charges(lambda: records))
 
 
 def test_exports_statements_and_seals_have_them_with_their_cause(tmp_path: Path) -> None:

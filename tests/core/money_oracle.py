@@ -79,6 +79,18 @@ def posted(records: list[LedgerRecord], closed: list[ClosedPeriod]) -> dict[Key,
     return {key: Posted(*row) for key, row in out.items()}
 
 
+def costs(records: list[LedgerRecord]) -> dict[tuple[tuple[str, int, str], int], tuple[int, list[int]]]:
+    """Each hour of each claim by the book that is applied at the end: microseconds, and what each of its pieces costs."""
+    books = [e.book for record in records for e in record.events if isinstance(e, led.PricesApplied)]
+    offsets = [(r.t_us, (r.wall_us if r.wall_us is not None else r.t_us) - r.t_us) for r in records]
+    spent: dict[Any, int] = {}
+    return {
+        (claim.name, hour): (sum(units for units, _, _ in pieces) // claim.milli, [cost for _, _, cost in pieces])
+        for claim in _claims(records)
+        for hour, pieces in _rated(claim, books[-1] if books else None, offsets, spent).items()
+    }
+
+
 def used(records: list[LedgerRecord]) -> int:
     """All units of all claims that were freed."""
     return sum((claim.end - claim.start) * claim.milli for claim in _claims(records))

@@ -161,9 +161,9 @@ def test_an_attempt_that_is_partly_freed_is_one_row_when_open_claims_count() -> 
 
 def test_a_job_filter_leaves_out_everything_else() -> None:
     ledger = one_job(NOON, NOON + 10, "n0-gpu0")
-    ledger.queue(2, NOON)
-    ledger.grant(2, NOON, "n0-gpu1")
-    ledger.free(2, NOON + 20, "n0")
+    ledger.queue(2, NOON + 10)
+    ledger.grant(2, NOON + 10, "n0-gpu1")
+    ledger.free(2, NOON + 30, "n0")
     (row,) = bill(ledger.meter().usage(), PRICES, BillQuery(group_by="attempt", job_id=job(2)), 0).rows
     assert (row.key, row.milli_us) == (f"{job(2)}.1", 20_000)
 

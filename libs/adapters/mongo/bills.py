@@ -38,7 +38,7 @@ class BillStore:
             found = await self._bills.find_one({"_id": f"{pool}|{team}|{month}"})
         if found is None:
             return None
-        rows = tuple(DayOfBill(*(row[name] for name in DayOfBill._fields)) for row in found["rows"])
+        rows = tuple(DayOfBill(**row) for row in found["rows"])
         return KeptBill(**{name: found[name] for name in KeptBill._fields if name != "rows"}, rows=rows)
 
 

@@ -7,18 +7,20 @@ When another book is applied that prices a time before it differently, every use
 that record posts a correction: what the new book makes of an hour, less what was billed. So what was posted is never
 changed, and the whole is a function of the ledger alone.
 
-A book may say what bills give back (`billing.credited`): such a credit is posted by the record that closes its attempt.
+A book may say what bills give back (`billing.credited`): such a credit is posted by the record that closes its attempt, and
+corrected with what was billed.
 
 When a charge is billed: in the hour of its use. What is posted for a period that is closed by then, and every correction, is
 billed when it is posted. A seal (`PeriodClosed`) counts from the record after the one that it names as the last it knows.
 
-Memory: what is held now, what open attempts were billed, and what contracts have used of their months.
+Memory: what is held now, what open attempts were billed, which parts of devices were credited, and what contracts have used of
+their months.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from libs.core.billing.credited import Billed, CreditedMoney, GivenBack
+from libs.core.billing.credited import CreditedTime, DeviceOfAttempt, GivenBack, Parts, differences, given_back
 from libs.core.billing.prices import Amount, PriceList, Quote, Rater
 from libs.core.billing.uses import DeviceUse as DeviceUse
 from libs.core.billing.uses import RecordsFromFirst as RecordsFromFirst
@@ -57,7 +59,8 @@ def charges(
     """
     uses, rater, version = Uses(), Rater(None), 0
     earlier: list[tuple[int, PriceList]] = []
-    billed, credited = Billed(), None
+    policy: Mapping[CreditCause, int] = {}
+    billed, credited, given = Billed(), None, dict[DeviceOfAttempt, Parts]()
     for seq, record in records():
         if upto_seq is not None and seq > upto_seq:
             return
@@ -71,57 +74,98 @@ def charges(
                 hour_us = amount.hour * HOUR_US
                 late = hour_us < until
                 yield Charge(use, amount, version, seq, posted if late else hour_us, late, correction=False)
-        back: Iterable[GivenBack] = credited.apply(record, seq) if credited is not None else ()
-        for given in back:
-            hour_us = given.amount.hour * HOUR_US
-            late = hour_us < until
-            at_us = posted if late else hour_us
-            yield Charge(given.use, given.amount, version, seq, at_us, late, True, credit=given.cause, why=given.why)
+        found = credited.apply(record, seq, policy) if credited is not None else dict[DeviceOfAttempt, Parts]()
+        for device, parts in found.items():
+            given[device] = parts
+            for use, back in billed.given_back(device, parts):
+                hour_us = back.amount.hour * HOUR_US
+                late = hour_us < until
+                at_us = posted if late else hour_us
+                yield Charge(use, back.amount, version, seq, at_us, late, True, credit=back.cause, why=back.why)
         billed.closed(record)
         for event in record.events:
             if isinstance(event, led.PricesApplied):
-                then = Rater(PriceList(event.book))
-                for use, amount in _corrections(records, seq, rater.prices, then, earlier):
-                    money = amount.units == 0
-                    yield Charge(use, amount, event.book.version, seq, posted, True, money, not money)
+                version, then = event.book.version, Rater(PriceList(event.book))
+                for use, was, now in _twice(records, seq, rater.prices, then):
+                    billed.again(use, now)
+                    for amount in _corrections(use, was, now, earlier):
+                        money = amount.units == 0
+                        yield Charge(use, amount, version, seq, posted, True, money, not money)
+                    if (parts := given.get((use.job_id, use.attempt, use.device), ())) != ():
+                        for back in differences(use.milli, was, now, parts):
+                            yield Charge(
+                                use, back.amount, version, seq, posted, True, True, False, back.cause, back.why
+                            )
                 if rater.prices is not None:
                     earlier.append((seq, rater.prices))
-                rater, version = then, event.book.version
-                if credited is None and event.book.credits:
-                    credited = CreditedMoney(records, seq, billed)
-                if credited is not None:
-                    credited.policy = event.book.credits
+                rater, policy = then, event.book.credits
+                if credited is None and policy:
+                    credited = CreditedTime()
+                    for number, before in records():
+                        if number > seq:
+                            break
+                        credited.apply(before, number, {})
 
 
-def _rated(rater: Rater, use: DeviceUse) -> list[Amount]:
+def _rated(rater: Rater, use: DeviceUse) -> Sequence[Amount]:
     return rater.rate(use.team, use.device_kind, use.priority_class, use.milli, use.straight)
 
 
-def _corrections(
-    records: RecordsFromFirst,
-    upto_seq: int,
-    before: PriceList | None,
-    then: Rater,
-    earlier: list[tuple[int, PriceList]],
-) -> Iterator[tuple[DeviceUse, Amount]]:
-    """What each hour of each use up to a record costs more, or less, than was billed; `then` has counted them all afterwards.
-    An hour that never had a price is a charge of its own now, with its units; one that had is money alone. `earlier`: books
-    that were replaced before, and by which record."""
+class Billed:
+    """What open attempts were billed so far, by device, at the prices of now."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, int], dict[str, tuple[DeviceUse, Sequence[Amount]]]] = {}
+
+    def note(self, use: DeviceUse, amounts: Sequence[Amount]) -> None:
+        self._of.setdefault((use.job_id, use.attempt), {})[use.device] = use, amounts
+
+    def again(self, use: DeviceUse, amounts: Sequence[Amount]) -> None:
+        """Another book prices it."""
+        if (use.job_id, use.attempt) in self._of:
+            self.note(use, amounts)
+
+    def given_back(self, device: DeviceOfAttempt, parts: Parts) -> Iterator[tuple[DeviceUse, GivenBack]]:
+        job_id, attempt, name = device
+        use, amounts = self._of[job_id, attempt][name]
+        return ((use, back) for back in given_back(use.milli, amounts, parts))
+
+    def closed(self, record: led.LedgerRecord) -> None:
+        """After the record's credits are told."""
+        if self._of:
+            for event in record.events:
+                if isinstance(event, led.AttemptClosed):
+                    self._of.pop((event.job_id, event.attempt), None)
+
+
+def _twice(
+    records: RecordsFromFirst, upto_seq: int, before: PriceList | None, then: Rater
+) -> Iterator[tuple[DeviceUse, Sequence[Amount], Sequence[Amount]]]:
+    """Each use up to a record, with what it was billed and what it costs by another book; `then` has counted them all
+    afterwards."""
     first, uses = Rater(before), Uses()
     for seq, record in records():
         if seq > upto_seq:
             return
         for use in uses.apply(seq, record):
-            was, now = _by_hour(_rated(first, use)), _by_hour(_rated(then, use))
-            for hour, amounts in now.items():
-                old = was.get(hour, [])
-                if all(amount.quote is None for amount in old) and not _was_priced(earlier, use, hour):
-                    yield from ((use, amount) for amount in amounts if amount.quote is not None)
-                    continue
-                list_micros = sum(a.list_micros for a in amounts) - sum(a.list_micros for a in old)
-                cost_micros = sum(a.cost_micros for a in amounts) - sum(a.cost_micros for a in old)
-                if list_micros or cost_micros:
-                    yield use, Amount(hour, 0, _quote_of(amounts) or _quote_of(old), 0, list_micros, cost_micros)
+            yield use, _rated(first, use), _rated(then, use)
+
+
+def _corrections(
+    use: DeviceUse, billed: Sequence[Amount], costs: Sequence[Amount], earlier: list[tuple[int, PriceList]]
+) -> Iterator[Amount]:
+    """What each hour of a use costs more, or less, than was billed. An hour that never had a price is a charge of its own now,
+    with its units; one that had is money alone. `earlier`: books that were replaced before, and by which record."""
+    was = _by_hour(billed)
+    for hour, amounts in _by_hour(costs).items():
+        old = was.get(hour, [])
+        if all(amount.quote is None for amount in old) and not _was_priced(earlier, use, hour):
+            yield from (amount for amount in amounts if amount.quote is not None)
+            continue
+        list_micros = sum(a.list_micros for a in amounts) - sum(a.list_micros for a in old)
+        cost_micros = sum(a.cost_micros for a in amounts) - sum(a.cost_micros for a in old)
+        if list_micros or cost_micros:
+            yield Amount(hour, 0, _quote_of(amounts) or _quote_of(old), 0, list_micros, cost_micros)
 
 
 def _was_priced(earlier: list[tuple[int, PriceList]], use: DeviceUse, hour: int) -> bool:
@@ -134,7 +178,7 @@ def _was_priced(earlier: list[tuple[int, PriceList]], use: DeviceUse, hour: int)
     )
 
 
-def _by_hour(amounts: list[Amount]) -> dict[int, list[Amount]]:
+def _by_hour(amounts: Sequence[Amount]) -> dict[int, list[Amount]]:
     found: dict[int, list[Amount]] = {}
     for amount in amounts:
         found.setdefault(amount.hour, []).append(amount)

@@ -3,94 +3,120 @@
     credit of an hour = cost of the hour x credited microseconds x share / (microseconds of the hour x 1000)      of each price
 
 Rounded half to even, the sum so far and not each part, so nobody is given back more than was billed. It is told when the
-attempt is closed, at the prices at which it was billed and by the policy of the book that was applied then; a later book
-changes neither.
-
-Memory: of attempts that are open, what their devices that are freed were billed.
+attempt is closed, by the policy of the book that was applied then, at the prices of that book. A later book changes no share;
+where it prices the past otherwise, it corrects what was given back as it corrects what was billed (`differences`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from libs.core.billing.accounts import Accounts
-from libs.core.billing.credits import WHOLE, Credit, Credits
-from libs.core.billing.prices import Amount
+from libs.core.billing.credits import WHOLE, Credits
+from libs.core.billing.prices import Amount, Quote
 from libs.core.billing.rounding import round_half_even
-from libs.core.billing.uses import DeviceUse, RecordsFromFirst
 from libs.core.billing.wall import HOUR_US
 from schemas import ledger as led
 from schemas.prices import CreditCause
 
 
-class GivenBack(NamedTuple):
-    """Of one device in one hour at one price; `amount` has no units, and money below 0."""
+class CreditedPart(NamedTuple):
+    """Of one device of one attempt: `share` thousandths of what [start_us, end_us) of the wall's time cost. `why`: the ledger's
+    own words."""
 
-    use: DeviceUse
+    cause: CreditCause
+    why: str
+    share: int
+    start_us: int
+    end_us: int
+
+
+Parts = tuple[CreditedPart, ...]
+"""Of one device of one attempt, in the order in which they were told."""
+DeviceOfAttempt = tuple[str, int, str]
+"""Job id, attempt, device."""
+
+
+class CreditedTime:
+    """Folds records into the time that is given back. Memory: that of accounts, and of attempts that are open."""
+
+    def __init__(self) -> None:
+        self.accounts, self._credits = Accounts(), Credits()
+
+    def apply(
+        self, record: led.LedgerRecord, seq: int, policy: Mapping[CreditCause, int]
+    ) -> dict[DeviceOfAttempt, Parts]:
+        """Of what attempts that this record closed."""
+        found: dict[DeviceOfAttempt, Parts] = {}
+        for credit in self._credits.apply(record, seq, self.accounts.apply(record, seq)):
+            if share := policy.get(credit.cause, 0):
+                p = credit.posting
+                part = CreditedPart(credit.cause, credit.why, share, p.wall_start_us, p.wall_end_us)
+                key = (p.job_id, p.attempt, p.device)
+                found[key] = (*found.get(key, ()), part)
+        return found
+
+    def skip(self, seq: int) -> None:
+        """A void record."""
+        self.accounts.skip(seq)
+
+    # ------------------------------------------------------------------------------------------------- the snapshot
+
+    def dump(self) -> dict[str, Iterable[Any]]:
+        """Tables for a snapshot. A row of `accounts` is as large as a part of one."""
+        return {"accounts": (part.decode() for part in self.accounts.dump()), "credits": self._credits.dump()}
+
+    @classmethod
+    def load(cls, accounts: Iterable[str], credits: Iterable[Any]) -> "CreditedTime":
+        """The inverse of `dump`."""
+        found = cls()
+        found.accounts = Accounts.load(part.encode() for part in accounts)
+        found._credits.load(credits)
+        return found
+
+
+class GivenBack(NamedTuple):
+    """Of one device in one hour; `amount` has no units. Its money is below 0, or above where less is given back than was."""
+
     amount: Amount
     cause: CreditCause
     why: str
 
 
-class Billed:
-    """What open attempts were billed so far, by device."""
-
-    def __init__(self) -> None:
-        self._of: dict[tuple[str, int], dict[str, tuple[DeviceUse, Sequence[Amount]]]] = {}
-
-    def note(self, use: DeviceUse, amounts: Sequence[Amount]) -> None:
-        self._of.setdefault((use.job_id, use.attempt), {})[use.device] = use, amounts
-
-    def of(self, job_id: str, attempt: int) -> Mapping[str, tuple[DeviceUse, Sequence[Amount]]]:
-        return self._of.get((job_id, attempt), {})
-
-    def closed(self, record: led.LedgerRecord) -> None:
-        """After the record's credits are told."""
-        if self._of:
-            for event in record.events:
-                if isinstance(event, led.AttemptClosed):
-                    self._of.pop((event.job_id, event.attempt), None)
-
-
-class CreditedMoney:
-    """Folds records into what is given back. Made when the first book with a policy is applied, by record `seq`."""
-
-    def __init__(self, records: RecordsFromFirst, seq: int, billed: Billed) -> None:
-        self.policy: Mapping[CreditCause, int] = {}
-        self._accounts, self._credits, self._billed = Accounts(), Credits(), billed
-        for number, record in records():
-            if number > seq:
-                break
-            self._credits.apply(record, number, self._accounts.apply(record, number))
-
-    def apply(self, record: led.LedgerRecord, seq: int) -> Iterator[GivenBack]:
-        """What this record gives back; `billed` has what it freed already."""
-        given: dict[tuple[str, int, str, int], int] = {}
-        for credit in self._credits.apply(record, seq, self._accounts.apply(record, seq)):
-            share = self.policy.get(credit.cause, 0)
-            found = self._billed.of(credit.posting.job_id, credit.posting.attempt).get(credit.posting.device)
-            if share and found is not None:
-                yield from _of(credit, share, *found, given)
-
-
-def _of(
-    credit: Credit, share: int, use: DeviceUse, amounts: Sequence[Amount], given: dict[tuple[str, int, str, int], int]
-) -> Iterator[GivenBack]:
-    """`given`: (job, attempt, device, hour) -> microseconds x share that are given back so far."""
+def given_back(milli: int, amounts: Sequence[Amount], parts: Parts) -> Iterator[GivenBack]:
+    """What these parts of a device come to, of which so many thousandths were held. `amounts`: all that it was billed."""
     by_hour: dict[int, list[Amount]] = {}
     for amount in amounts:
         by_hour.setdefault(amount.hour, []).append(amount)
-    start, end = credit.posting.wall_start_us, credit.posting.wall_end_us
-    while start < end:
-        hour = start // HOUR_US
-        stop = min(end, (hour + 1) * HOUR_US)
-        key = (use.job_id, use.attempt, use.device, hour)
-        before = given.get(key, 0)
-        after = given[key] = before + (stop - start) * share
-        amounts = by_hour.get(hour, [])
-        whole = sum(amount.units for amount in amounts) // use.milli * WHOLE
-        for amount in amounts:
-            cost = amount.cost_micros
-            if micros := round_half_even(cost * after, whole) - round_half_even(cost * before, whole):
-                less = Amount(hour, 0, amount.quote, amount.tier, -micros, -micros)
-                yield GivenBack(use, less, credit.cause, credit.why)
-        start = stop
+    weights: dict[int, int] = {}  # microseconds x share that are given back so far
+    for part in parts:
+        start = part.start_us
+        while start < part.end_us:
+            hour = start // HOUR_US
+            stop = min(part.end_us, (hour + 1) * HOUR_US)
+            before = weights.get(hour, 0)
+            after = weights[hour] = before + (stop - start) * part.share
+            of_hour = by_hour.get(hour, [])
+            whole = sum(amount.units for amount in of_hour) // milli * WHOLE
+            for amount in of_hour:
+                cost = amount.cost_micros
+                if micros := round_half_even(cost * after, whole) - round_half_even(cost * before, whole):
+                    yield GivenBack(Amount(hour, 0, amount.quote, amount.tier, -micros, -micros), part.cause, part.why)
+            start = stop
+
+
+def differences(milli: int, was: Sequence[Amount], now: Sequence[Amount], parts: Parts) -> Iterator[GivenBack]:
+    """What is given back more, or less, of a device that costs `now` what another book has said: a row an hour and cause."""
+    sums: dict[tuple[int, CreditCause, str], tuple[Quote | None, int]] = {}
+    for amounts, sign in ((was, -1), (now, 1)):
+        for (hour, cause, why), some in groupby(
+            given_back(milli, amounts, parts), key=lambda given: (given.amount.hour, given.cause, given.why)
+        ):
+            quote, micros = sums.get((hour, cause, why), (None, 0))
+            for given in some:
+                quote = given.amount.quote
+                micros += sign * given.amount.cost_micros
+            sums[hour, cause, why] = quote, micros
+    for (hour, cause, why), (quote, micros) in sums.items():
+        if micros:
+            yield GivenBack(Amount(hour, 0, quote, 0, micros, micros), cause, why)

@@ -13,10 +13,10 @@ lost again. A credit changes no posting and no bill: it is a row of its own, a f
 it. It is told when the attempt is closed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from libs.core.billing.accounts.posting import Account, Posting
 from schemas import ledger as led
@@ -118,6 +118,22 @@ class Credits:
                 case led.AttemptClosed():
                     out += self._closed(event, self._open.pop((event.job_id, event.attempt), _Open()), seq)
         return out
+
+    def dump(self) -> Iterator[Any]:
+        """Rows for a snapshot."""
+        for (job_id, attempt), known in self._open.items():
+            yield [job_id, attempt, *(getattr(known, name) for name in _Open.__slots__)]
+        for job_id, by_us in self._promised.items():
+            yield [job_id, by_us]
+
+    def load(self, rows: Iterable[Any]) -> None:
+        """What `dump` told."""
+        for job_id, number, *rest in rows:
+            if rest:
+                postings = [Posting._make([Account(account), *more]) for account, *more in rest[0]]
+                self._open[job_id, number] = _Open(postings, *rest[1:])
+            else:
+                self._promised[job_id] = number
 
     def _at(self, job_id: str, attempt: int) -> _Open:
         return self._open.setdefault((job_id, attempt), _Open())

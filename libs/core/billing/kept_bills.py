@@ -22,10 +22,12 @@ class DayOfBill(NamedTuple):
     cost_micros: int
     list_micros: int
     unpriced_units: int
+    credit_micros: int = 0
+    """Of the cost, what is given back."""
 
 
 class KeptBill(NamedTuple):
-    """One team's bill of one month ("2026-11"), as of the ledger records 1 to `upto_seq`; `head` is the last one.s hash."""
+    """One team's bill of one month ("2026-11"), as of the ledger records 1 to `upto_seq`; `head` is the last one's hash."""
 
     pool: str
     team: str

@@ -15,8 +15,13 @@ from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from libs.core.accelerators.kinds import accelerators_milli, counted_milli
+from libs.core.billing.accounts import Accounts
 from libs.core.billing.counted import DaysOf, TeamSums
-from libs.core.billing.posted import AlikeUses, PostedMoney
+from libs.core.billing.credited import CreditedTime
+from libs.core.billing.credits import Credits
+from libs.core.billing.posted import NOT_POSTED, AlikeUses, AppliedBook, PostedMoney
+from libs.core.billing.unbillable import Unbillable as Unbillable
+from libs.core.billing.wall import DAY_US
 from libs.core.state import parts
 from libs.core.state.by_job import ByJob
 from libs.core.state.clock import Calendar
@@ -25,14 +30,7 @@ from schemas import ledger as led
 from schemas.billing import UsageSegment
 from schemas.resources import Device, kind_of
 
-DAY_US = 86_400_000_000
-
-
-_FREE = (0, 0, 0)
-
-
-class Unbillable(ValueError):
-    """The ledger says something that no valid ledger says: the reader must stop, a guess would be a wrong bill."""
+_FREE = (0, 0, 0, 0)
 
 
 class UsageRow(NamedTuple):
@@ -48,8 +46,9 @@ class UsageRow(NamedTuple):
     model: str
     priority_class: str
     milli_us: int
-    posted: tuple[int, int] | None = None
-    """What it cost when it was posted, millionths, and what of it has no price; None: no price book is in the ledger."""
+    posted: tuple[int, int, int] | None = None
+    """What it cost when it was posted, millionths, what of it has no price, and what of the cost is credits; None: no price
+    book is in the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +105,16 @@ class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
     to go back. Memory: one row (about 300 bytes) per attempt, day and model, plus what is held now."""
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
-    ignored: ClassVar = frozenset({
-        "job.boosted", "job.boost-ended",
-        "node.left", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "gang.promised",
-        "attempt.preempting",
-        "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",
-        "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
-        "team.suspended", "team.resumed", "queues.applied", "period.closed", "budgets.applied",
-        "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
-        "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "node.cordoned", "node.uncordoned", "devices.reserved",
-        "operator.acted", "command.refused", "ledger.summed",
-    })  # fmt: skip
-    """Money runs from the grant to the freeing; what happens between costs nothing more, and a hold nothing."""
+    ignored: ClassVar[frozenset[str]]
+    """Money runs from the grant to the freeing; what happens between costs nothing more, but it tells what is given back."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, credits: bool = True) -> None:
+        """`credits`: it folds whole ledgers, and so knows what is given back."""
         self.seq = 0
+        self._credited = CreditedTime() if credits else None
         self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
         self._jobs: ByJob[tuple[str, str]] = ByJob()  # unfinished jobs: (team, priority class)
@@ -137,6 +127,8 @@ class Meter:
         """Unfinished job -> the days of its rows."""
         self._calendar = Calendar()
         self.money = PostedMoney()
+        self._applying = 0
+        """The record that is folded now."""
         self.nodes: dict[str, list[str]] = {}
         """Node -> kinds of its devices, as it told them last."""
 
@@ -148,10 +140,19 @@ class Meter:
         if seq <= self.seq:
             return
         self._calendar.hear(record)
+        self._applying = seq
+        then: list[tuple[Callable[[Meter, Any, int], None], led.LedgerEvent]] = []
         for event in record.events:
-            fold = _FOLD.get(type(event))
-            if fold is not None:
+            if (fold := _FOLD.get(type(event))) is not None:
                 fold(self, event, record.t_us)
+            if (fold := _THEN.get(type(event))) is not None:
+                then.append((fold, event))
+        if self._credited is not None:
+            found = self._credited.apply(record, seq, self.money.policy)
+            self.money.give_back(found, seq, self._calendar.wall(record.t_us))
+        self._count_fresh()
+        for fold, event in then:
+            fold(self, event, record.t_us)
         self.seq = seq
 
     def told(self, models: Mapping[str, str], calendar: Iterable[Sequence[int]]) -> None:
@@ -162,6 +163,8 @@ class Meter:
     def skip(self, seq: int) -> None:
         """A void record: it counts for nothing, and the bill is exact up to it as well."""
         self.seq = max(self.seq, seq)
+        if self._credited is not None:
+            self._credited.skip(seq)
 
     def usage(
         self,
@@ -179,15 +182,15 @@ class Meter:
         for name in sorted(self._rows.keys() | held.keys() | posted.keys()) if team is None else [team]:
             rows, more = self._rows.get(name, {}), held.get(name, {})
             costs, costs_more = posted.get(name, {}), to_come.get(name, {})
-            only = dict.fromkeys(key for key in chain(more, costs) if asked(key[2]) and key not in rows)
+            only = dict.fromkeys(key for key in chain(more, costs, costs_more) if asked(key[2]) and key not in rows)
             for key in chain(rows, only):
                 job, attempt, day, model, klass = key
                 if not asked(day):
                     continue
-                paid: tuple[int, int] | None = None
+                paid: tuple[int, int, int] | None = None
                 if self.money.book is not None:
                     some, open_ = costs.get(key, _FREE), costs_more.get(key, _FREE)
-                    paid = some[0] + open_[0], some[2] + open_[2]
+                    paid = some[0] + open_[0], some[2] + open_[2], some[3]
                 yield UsageRow(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0), paid)
 
     def segments(self) -> list[UsageSegment]:
@@ -291,21 +294,38 @@ class Meter:
             if t_us > held.opened_us:
                 group = (team, model, klass)
                 self._sums[group] = self._sums.get(group, 0) + (t_us - held.opened_us) * milli
-        self._post(self.money, event.job_id, held, claims, t_us)
+        self._post(self.money, event.job_id, held, claims, t_us, self._applying)
         if not held.by_node:
             del self._held[event.job_id]
 
     def _post(
-        self, money: PostedMoney, job_id: str, held: _Held, claims: Iterable[tuple[str, str, int]], until_us: int
+        self,
+        money: PostedMoney,
+        job_id: str,
+        held: _Held,
+        claims: Iterable[tuple[str, str, int]],
+        until_us: int,
+        seq: int,
     ) -> None:
         team, klass = self._jobs[job_id]
-        straight = tuple(self._calendar.straight(held.opened_us, until_us))
-        for (model, milli), count in Counter((model, milli) for _, model, milli in claims).items():
-            money.post(AlikeUses(team, job_id, held.attempt, model, klass, milli, count, straight))
+        straight, posted_us = tuple(self._calendar.straight(held.opened_us, until_us)), self._calendar.wall(until_us)
+        alike: dict[tuple[str, int], list[str]] = {}
+        for device, model, milli in claims:
+            alike.setdefault((model, milli), []).append(device)
+        for (model, milli), devices in alike.items():
+            uses = AlikeUses(team, job_id, held.attempt, model, klass, milli, len(devices), seq, posted_us, straight)
+            money.post(uses, devices if self._credited is not None and seq != NOT_POSTED else ())
+
+    def _closed(self, event: led.AttemptClosed, t_us: int) -> None:
+        self.money.close_attempt(event.job_id, event.attempt)
 
     def _priced(self, event: led.PricesApplied, t_us: int) -> None:
-        self.money.apply(event.book, self._calendar.wall(t_us) // DAY_US)
+        self.money.apply(AppliedBook(self._applying, self._calendar.wall(t_us), event.book))
         self._recount()  # a correction is a row of another day, of jobs that have ended as well
+
+    def _sealed(self, event: led.PeriodClosed, t_us: int) -> None:
+        if self.money.close_period(event.period):
+            self._recount()
 
     def _finish(self, event: led.JobFinished, t_us: int) -> None:
         job_id = event.job_id
@@ -313,9 +333,19 @@ class Meter:
             raise Unbillable(f"{job_id} ends while it holds devices")
         if self._jobs.pop(job_id, None) is None:
             raise Unbillable(f"{job_id} ends and was never queued, or ends twice")
-        self._days.pop(job_id, None)
+
+    def _forget_days(self, event: led.JobFinished, t_us: int) -> None:
+        self._days.pop(event.job_id, None)
+
+    def _count_fresh(self) -> None:
+        """Counts rows of money on days on which nothing was used: of what was posted late."""
+        for team, key in self.money.fresh:
+            if key not in self._rows.get(team, {}):
+                self.counted.setdefault(team, TeamSums()).count(self._days.setdefault(key[0], {}), key)
+        self.money.fresh.clear()
 
     def _recount(self) -> None:
+        self.money.fresh.clear()
         self._days = {}
         for team in sorted(self._rows.keys() | self.money.rows.keys()):
             rows, posted = self._rows.get(team, {}), self.money.rows.get(team, {})
@@ -327,11 +357,12 @@ class Meter:
         """What is held still, as rows up to a time; money at the prices of now."""
         ahead = self.money.ahead()
         found = self._held_rows(until_us, ahead)
-        rows = ((team, key, units) for team, rows in found.items() for key, units in rows.items())
         out: list[HeldRow] = []
-        for team, key, units in rows:
-            cost, _, free = ahead.rows.get(team, {}).get(key, _FREE)
-            out.append(HeldRow(team, key, units, cost, free, self._days.get(key[0], {})))
+        for team, units in found.items():
+            money = ahead.rows.get(team, {})
+            for key in units.keys() | money.keys():
+                cost, _, free, _ = money.get(key, _FREE)
+                out.append(HeldRow(team, key, units.get(key, 0), cost, free, self._days.get(key[0], {})))
         return out
 
     def _held_rows(self, until_us: int, ahead: PostedMoney) -> dict[str, dict[_Key, int]]:
@@ -339,7 +370,7 @@ class Meter:
         for job, held in self._held.items():
             team, klass = self._jobs[job]
             rows = out.setdefault(team, {})
-            self._post(ahead, job, held, chain.from_iterable(held.by_node.values()), until_us)
+            self._post(ahead, job, held, chain.from_iterable(held.by_node.values()), until_us, NOT_POSTED)
             for model, milli in _by_model(list(chain.from_iterable(held.by_node.values()))):
                 for day, us in self._calendar.split(held.opened_us, until_us, DAY_US):
                     key = (job, held.attempt, day, model, klass)
@@ -351,10 +382,10 @@ class Meter:
     def dump(self) -> Iterator[bytes]:
         """Parts for a snapshot; meters that folded the same records give equal parts. The meter must not change before
         the last one is taken."""
-        book, money, uses = self.money.dump()
+        about, money = self.money.dump()
         return parts.write(
             {
-                "book": book,
+                "money": about,
                 "nodes": self.nodes,
                 "seq": self.seq,
                 "quotas": {team: limits.dump() for team, limits in self.quotas.items()},
@@ -365,9 +396,10 @@ class Meter:
                 "jobs": self._jobs.items(),
                 "held": ((job, h.attempt, h.opened_us, h.by_node) for job, h in self._held.items()),
                 "rows": ((team, *key, n) for team, rows in sorted(self._rows.items()) for key, n in rows.items()),
-                "money": money,
-                "uses": uses,
+                **money,
+                **(self._credited.dump() if self._credited is not None else {}),
             },
+            largest={"accounts": 1},
         )
 
     @classmethod
@@ -380,6 +412,7 @@ class Meter:
         meter._calendar = Calendar(about["calendar"])
         meter.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
         same: dict[str, str] = {}  # one object per name, not one per row
+        accounts, credits = list[str](), list[Any]()
         for table, rows in tables:
             match table:
                 case "models":
@@ -388,10 +421,10 @@ class Meter:
                     meter._jobs.update((job, _whose(*whose)) for job, whose in rows)
                 case "held":
                     meter._held.update(_held(row) for row in rows)
-                case "money":
-                    meter.money.load_rows(rows)
-                case "uses":
-                    meter.money.load_uses(rows)
+                case "accounts":
+                    accounts += rows
+                case "credits":
+                    credits += rows
                 case "rows":
                     for team, job, attempt, day, model, klass, units in rows:
                         model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
@@ -400,7 +433,10 @@ class Meter:
                         meter._sums[group] = meter._sums.get(group, 0) + units
                         use = meter.counted.setdefault(team, TeamSums()).use
                         use[day, model, klass] = use.get((day, model, klass), 0) + units
-        meter.money.loaded(about["book"])
+                case _:
+                    meter.money.load_rows(table, rows)
+        meter.money.loaded(about["money"])
+        meter._credited = CreditedTime.load(accounts, credits) if accounts else None
         meter._recount()
         return meter
 
@@ -409,13 +445,20 @@ _FOLD: dict[type, Callable[[Meter, Any, int], None]] = {
     led.NodeJoined: Meter._offered,
     led.BoardCutDone: Meter._offered,
     led.QuotaSet: Meter._quota_set,
-    led.PricesApplied: Meter._priced,
     led.JobQueued: Meter._queued,
     led.JobGranted: Meter._open,
     led.DevicesFreed: Meter._close,
     led.JobFinished: Meter._finish,
 }
-Meter.handled = led.kinds_of(_FOLD)
+_THEN: dict[type, Callable[[Meter, Any, int], None]] = {
+    led.AttemptClosed: Meter._closed,
+    led.JobFinished: Meter._forget_days,
+    led.PricesApplied: Meter._priced,
+    led.PeriodClosed: Meter._sealed,
+}
+"""After all that the record ended is posted, as exports do."""
+Meter.handled = led.kinds_of(_FOLD) | led.kinds_of(_THEN) | Accounts.handled | Credits.handled
+Meter.ignored = frozenset(led.EVENT_KINDS) - Meter.handled
 
 
 def billed_model(device: Device) -> str:

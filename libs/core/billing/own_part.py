@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from libs.core.billing.metering import Meter, Unbillable
+from libs.core.billing.posted import AppliedBook
 from libs.core.billing.pricing import Prices, bill
 from libs.core.proofs.lines import OwnRecord, first_head, next_head, read
 from libs.core.proofs.tree import leaf_of, root_along
@@ -45,9 +46,9 @@ class OwnPart:
         self._jobs: dict[str, tuple[JobState | None, lifecycle.AttemptState | None]] = {}
         self._foreign: set[str] = set()
         """Jobs that were queued before the first line that is kept."""
-        self.meter = Meter()
+        self.meter = Meter(credits=False)
         if book is not None:
-            self.meter.money.apply(book, 0)
+            self.meter.money.apply(AppliedBook(0, 0, book))
 
     @property
     def count(self) -> int:
@@ -166,6 +167,7 @@ class OwnPart:
         """Where the bill differs from what these lines come to; `prices`: money is compared as well. Lines must have been
         taken up to the bill's record, and none beyond.
 
+        What is given back is told by the platform alone (whether a node was lost is in nobody's lines), and left out.
         By a book of versions money is compared in all: what a later version corrects lies on the day of that version. Where
         the sums differ, each row that does is named. What a contract has used of its tiers needs all lines."""
         rows = (row for row in self.meter.usage(self.team) if row.job_id not in self._foreign)
@@ -180,11 +182,13 @@ class OwnPart:
             if row.team != self.team:
                 out.append(f"the bill has a row of team {row.team}: {row.key}")
             theirs[row.key] += row.milli_us
-            cost[row.key] += row.cost_micros
+            cost[row.key] += row.cost_micros - row.credit_micros
         if (told.total_milli_us, told.total_cost_micros) != (
             sum(row.milli_us for row in told.rows), sum(row.cost_micros for row in told.rows)
         ):  # fmt: skip
             out.append("the bill's total is not the sum of its rows")
+        if query.from_day is None and query.to_day is None and sum(row.credit_micros for row in told.rows) > 0:
+            out.append("the bill's credits are above 0: they give nothing back")
         compared = prices is not None
         if self.meter.money.book is not None:
             compared = self.whole and sum(price for _, price in mine.values()) != cost.total()

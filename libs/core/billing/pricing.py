@@ -66,6 +66,7 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
         if row.posted is not None:
             group.cost_micros += row.posted[0]
             group.unpriced_milli_us += row.posted[1]
+            group.credit_micros += row.posted[2]
             if row.posted[1]:
                 unpriced.add(row.model)
         elif (cost := prices.cost_micros(row)) is None:
@@ -110,9 +111,10 @@ def bill_of_sums(meter: Meter, query: BillQuery, team: str | None) -> BillReply:
         for (day, kind, _), units in counted.use.items():
             if asked(day):
                 group_of(name, day, kind).milli_us += units
-        for (day, kind, _), (cost, _, free) in meter.money.sums.get(name, {}).items():
+        for (day, kind, _), (cost, _, free, credit) in meter.money.sums.get(name, {}).items():
             if asked(day):
                 add(name, day, kind, cost, free)
+                group_of(name, day, kind).credit_micros += credit
         for (key, _), group in ((at, group) for at, group in groups.items() if at[1] == name):
             kind = key if query.group_by == "model" else ""
             span = partial(_is_day, key) if query.group_by == "day" else asked
@@ -145,6 +147,7 @@ def _reply(groups: "dict[tuple[str, str], _Group]", unpriced: set[str], currency
             device_seconds=group.milli_us / _SECOND_UNITS,
             cost_micros=group.cost_micros,
             unpriced_milli_us=group.unpriced_milli_us,
+            credit_micros=group.credit_micros,
         )
         for (key, team), group in sorted(groups.items(), key=lambda item: item[0])
     )
@@ -153,6 +156,7 @@ def _reply(groups: "dict[tuple[str, str], _Group]", unpriced: set[str], currency
         rows=rows,
         total_milli_us=sum(r.milli_us for r in rows),
         total_cost_micros=sum(r.cost_micros for r in rows),
+        total_credit_micros=sum(r.credit_micros for r in rows),
         unpriced_milli_us=sum(r.unpriced_milli_us for r in rows),
         unpriced_models=tuple(sorted(unpriced)),
         ledger_seq=ledger_seq,
@@ -174,6 +178,7 @@ class _Group:
     milli_us: int = 0
     cost_micros: int = 0
     unpriced_milli_us: int = 0
+    credit_micros: int = 0
     jobs: set[str] = field(default_factory=set)
     attempts: set[tuple[str, int]] = field(default_factory=set)
     more_jobs: int = 0

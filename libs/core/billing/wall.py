@@ -5,6 +5,7 @@ from functools import lru_cache
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
 
 
 @lru_cache(maxsize=4096)

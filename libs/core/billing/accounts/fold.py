@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from libs.core.billing.accounts.capacity import pieces
 from libs.core.billing.accounts.posting import Account, Posting
 from libs.core.billing.accounts.rows import REST, BookLine, DeviceBook, Key, Payer
-from libs.core.billing.metering import Unbillable
+from libs.core.billing.unbillable import Unbillable
 from libs.core.state import parts
 from libs.core.state.clock import Calendar
 from libs.core.state.queue_tree import QueueTree
