@@ -10,7 +10,9 @@ import pytest
 
 from libs.core.billing.metering import Meter
 from libs.core.billing.own_part import OwnPart, narrowed
+from libs.core.billing.posted import AppliedBook
 from libs.core.billing.pricing import Prices, bill
+from libs.core.billing.wall import DAY_US
 from libs.core.proofs.chains import TeamChains
 from libs.core.proofs.lines import TeamLine
 from libs.core.proofs.sums import sum_hash, unlinked, way_back
@@ -127,7 +129,8 @@ def test_money_is_checked_by_the_newest_version_of_the_book() -> None:
     meter = Meter()
     for seq, record in enumerate(world.records, 1):
         if seq in (len(world.records) // 3, len(world.records) - 1):
-            meter.money.apply(first if seq < len(world.records) - 1 else second, 7 + seq)
+            book = first if seq < len(world.records) - 1 else second
+            meter.money.apply(AppliedBook(seq - 1, (7 + seq) * DAY_US, book))
         meter.apply(record, seq)
     part = part_of(texts_of(kept), book=second)
     for group in ("team", "day", "job"):
