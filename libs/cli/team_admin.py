@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from libs.bus.cancel import cancel
 from libs.bus.connect import Address, close, connect
 from libs.bus.creds import speaker
 from libs.cli.acting import tell as tell_ledger
@@ -22,6 +23,7 @@ from libs.client.where import Place, find, read_instance, state_dir
 from libs.embedded.records import write_private
 from libs.walls import claims
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
+from libs.walls.floods import Floods
 from libs.walls.keyring import Keyring
 from libs.walls.managing import AdminRefused, TeamAdmins
 from libs.walls.resolver import tell
@@ -89,7 +91,7 @@ async def boost(baton: Baton, pool: str, said: BoostJob, to: str) -> None:
 
 @asynccontextmanager
 async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
-    """Admins are answered until the block ends; without keys nobody is."""
+    """Admins are answered, and nodes that send too much cut off, until the block ends; without keys neither is done."""
     if not ring.exists:
         yield
         return
@@ -112,9 +114,20 @@ async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
         boosts=boosts,
     )
     await admins.start()
+    watching = await connect(Address(url, ring.claims_credential(lasting=True), ca=ring.ca), name="floods")
+    floods = Floods(
+        watching,
+        ring,
+        lambda accounts: tell(url, ring, accounts),
+        booked=lambda: tell_ledger(ring.folder, url),
+        say=hint,
+    )
+    looking = asyncio.create_task(floods.run(), name="nodes that send too much")
     try:
         yield
     finally:
+        await cancel(looking)
+        await close(watching)
         await admins.stop()
         await close(nats)
 
@@ -128,7 +141,7 @@ def serve(ring: Keyring, folder: Path, url: str | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with answering(address, ring):
-            hint("answering admins of teams; Ctrl-C ends it")
+            hint("answering admins of teams, and cutting off nodes that send too much; Ctrl-C ends it")
             await stop.wait()
 
     asyncio.run(forever())

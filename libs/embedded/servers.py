@@ -51,6 +51,12 @@ SYNC_INTERVAL = "1s"
 until it has compared it lets in who was revoked meanwhile."""
 
 
+BATCHES = {"batch": {"max_inflight_per_stream": 16, "max_inflight_total": 64, "max_msgs": 256, "timeout": "2s"}}
+"""Atomic batches that are open: their messages lie in files beside the stream, outside of its limit, and a node may begin some
+in its pool's inbox. Of 50 with 1,000 messages each they would take 12 GiB, for ten seconds. One that is refused is sent as
+single messages (`libs.bus.batches`)."""
+
+
 @dataclass(frozen=True)
 class Trust:
     """Operator mode: nobody has a password, and the server believes what the operator has signed.
@@ -204,6 +210,7 @@ def _one_nats(
             "max_file_store": options.max_file_store_bytes,
             "max_memory_store": options.max_memory_store_bytes,
             **({"sync_interval": "always"} if options.sync_always else {}),
+            "limits": BATCHES,
         },
         **(
             {"authorization": {"users": [user_entry(user) for user in users]}}

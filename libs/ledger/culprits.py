@@ -57,13 +57,11 @@ class Culprits:
     def rejected(
         self,
         stored: Iterable[Stored],
-        items: Iterable[InboxItem],
         events: Iterable[LedgerEvent],
         faults: Iterable[DecisionFault],
     ) -> list[tuple[Stored, str, str]]:
-        """(message, reason, stack or "") of each input that a decision rejects."""
+        """(message, reason, stack or "") of each input that a decision says it rejects."""
         reasons = {e.inbox_seq: e.reason for e in events if isinstance(e, InputRejected)}
-        reasons |= {item.seq: item.error for item in items if item.error}
         stacks = dict(self._stacks)
         for fault in faults:
             self.faults += 1

@@ -306,7 +306,7 @@ class LedgerWriter(Generic[D]):
         teams = {
             item.seq: getattr(item.message, "team", "") for item in items
         }  # whose requests they were, admission says
-        rejected = self._culprits.rejected(stored, items, events, self.decider.faults)
+        rejected = self._culprits.rejected(stored, events, self.decider.faults)
         if rejected and await self._moved():  # whoever wrote may have taken what an old state makes us reject
             return AppendOutcome.REFUSED
         for message, reason, stack in rejected:

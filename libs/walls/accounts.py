@@ -1,7 +1,8 @@
 """Who may say and hear what, as accounts of the bus. Pure.
 
     account                     what is in it
-    $SYS                        the broker's own affairs; only `baton team` speaks there, to tell of changed accounts
+    $SYS                        the broker's own affairs; only who holds the keys speaks there, to tell of changed accounts and
+                                to ask what each has sent
     $baton                      JetStream, services, operators: the core
     <team>                      one for each team, with nothing but its own subjects of the core, imported
     @<pool>.<node>, @<pool>     the same for each node, or for an agent that stands for all nodes of a pool
@@ -103,7 +104,9 @@ def team_roles(team: str) -> dict[str, AccountRole]:
 
 
 def system_roles() -> dict[str, AccountRole]:
-    return {CLAIMS: AccountRole(["$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LOOKUP"], ["_INBOX.>"])}
+    """Told of changed accounts, and asked what each has sent (`libs.walls.floods`)."""
+    asked = ["$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LOOKUP", "$SYS.REQ.ACCOUNT.PING.STATZ"]
+    return {CLAIMS: AccountRole(asked, ["_INBOX.>"])}
 
 
 def _named(patterns: Sequence[str], keys: str) -> list[str]:

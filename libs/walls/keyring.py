@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
+from libs.bus.wire import CA_FILE
 from libs.embedded.records import write_private
 from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
@@ -168,6 +169,17 @@ class Keyring:
     def keys(self) -> Keys:
         """What is written now. Raises FileNotFoundError when nothing is; ValueError when it cannot be read."""
         return Keys.model_validate_json(self._file.read_text())
+
+    @property
+    def ca(self) -> Path | None:
+        """The file by which a broker of this instance is known; None: it has no certificate."""
+        known = self.creds / CA_FILE
+        return known if known.is_file() else None
+
+    @property
+    def changed_ns(self) -> int:
+        """When the file was written last, on its disk's clock. Raises FileNotFoundError."""
+        return self._file.stat().st_mtime_ns
 
     @property
     def teams(self) -> list[str]:
@@ -385,12 +397,14 @@ class Keyring:
         signed = claims.claim(operator, operator.public, "baton", said, issued_s=int(self._now()))
         return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, *self.accounts)), core)
 
-    def claims_credential(self) -> str:
-        """The text of a credential that may tell the broker of accounts, for a minute."""
+    def claims_credential(self, *, lasting: bool = False) -> str:
+        """The text of a credential that may tell the broker of accounts and ask what they have sent, for a minute; or for good,
+        for a process that holds the keys anyway."""
         with self._changing() as keys:
             key, owner, now = _new(KeyKind.USER), keys.system, int(self._now())
             signer = owner.role(accounts.CLAIMS)
-            said = claims.user(signer, owner.public, key.public, "baton team", issued_s=now, expires_s=now + _MINUTE)
+            ends_s = None if lasting else now + _MINUTE
+            said = claims.user(signer, owner.public, key.public, "baton team", issued_s=now, expires_s=ends_s)
         return claims.credentials(said, key)
 
     # ---------------------------------------------------------------------------------------------------------- internals

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from nats.errors import Error as NatsError
 
 from libs.bus.connect import Address, close, connect
-from libs.bus.wire import CA_FILE
 from libs.walls.keyring import Keyring
 
 _UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
@@ -22,8 +21,7 @@ async def tell(url: str, keyring: Keyring, accounts: Sequence[str], *, wait_s: f
 
     Users that are revoked now are disconnected by it. Raises BusUnavailable, and NotTold.
     """
-    known = keyring.creds / CA_FILE
-    address = Address(url, keyring.claims_credential(), ca=known if known.is_file() else None)
+    address = Address(url, keyring.claims_credential(), ca=keyring.ca)
     nats = await connect(address, name="baton-team", wait_s=wait_s)
     try:
         for account in accounts:

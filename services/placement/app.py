@@ -59,6 +59,7 @@ class Placement:
         self.gate: FormatGate | None = None
         self.teller: Teller | None = None
         self._registry = registry
+        self._deciders: Deciders | None = None
         self._asked: list[tuple[Callable[[Decider], Any], asyncio.Future[Any]]] = []
         self._records = Counter("baton_ledger_records", "records committed by this process", registry=registry)
         self._events = Counter("baton_ledger_events", "ledger events committed", ["kind"], registry=registry)
@@ -77,6 +78,12 @@ class Placement:
         self._promises = Counter("baton_promises", "promised gangs that started", ["kept"], registry=registry)
         self.stale_redis = Gauge("baton_redis_stale", "1 while the Redis projection does not follow", registry=registry)
         WriterCollector(registry, lambda: self.writer.counters if self.writer is not None else None)
+        unwritten = Gauge(
+            "baton_node_rejections_unwritten",
+            "inputs of nodes that were rejected without a word in the ledger, since this process began",
+            registry=registry,
+        )
+        unwritten.set_function(lambda: float(self._deciders.nodes.unwritten) if self._deciders is not None else 0.0)
         self._queued = Gauge("baton_jobs_waiting", "jobs in the queue", registry=registry)
 
     async def open(self, nats: Client) -> None:
@@ -90,10 +97,11 @@ class Placement:
             await nats.publish(message.subject, message.payload, headers=message.headers)
 
         self.teller = Teller(self.pool, publish, self._registry, nats.max_payload)
+        self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=nats.max_payload - RECORD_ROOM)
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Deciders(self.policy, Scorer, self._format, largest_event=nats.max_payload - RECORD_ROOM),
+            self._deciders,
             writer_id=self.writer_id,
             snapshots=SnapshotStore(js, self.pool),
             batch=self.settings.batch,
@@ -182,6 +190,7 @@ def policy_of(settings: PlacementSettings) -> Policy:
     """What decides the cycles. Raises BadFile."""
     return replace(
         dry_run_inputs(settings).policy,
+        node_devices=settings.node_devices,
         repartition=settings.repartition,
         repartition_after_us=int(settings.repartition_after_s * 1e6),
         repartition_rest_us=int(settings.repartition_rest_s * 1e6),

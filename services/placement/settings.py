@@ -3,6 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from libs.core.scheduling.allowances import NODE_DEVICES
 from libs.service.settings import CycleSettings
 
 
@@ -17,6 +18,9 @@ class PlacementSettings(CycleSettings):
     repartition_rest_s: float = Field(default=300.0, ge=0, description="how long a board then stays as it is, s")
     repartition_answer_s: float = Field(
         default=600.0, gt=0, description="how long a node may take to answer a repartition before it is withdrawn, s"
+    )
+    node_devices: int = Field(
+        default=NODE_DEVICES, ge=1, description="ids of devices that one node may ever have had; all are kept"
     )
     readers_hold_s: float = Field(
         default=600.0, ge=0, description="after an upgrade: no new kinds of events so long after an older reader, s"

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
+from libs.core.scheduling.allowances import NodeAllowances
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.limits import hold_of
 from libs.core.scheduling.policy import Policy
@@ -94,6 +95,7 @@ class Decider:
         largest_event: int = sys.maxsize,
         condemned: dict[str, str] | None = None,
         *,
+        nodes: NodeAllowances | None = None,
         beside: Sequence[bytes] = (),
     ) -> None:
         """`allowed`: the newest format of the ledger that may be written now (`libs.core.state.formats`). `beside`: what was
@@ -110,6 +112,7 @@ class Decider:
         """The last cycle's plan: why each queue waits (explain, queue list)."""
         self._backlog = Backlog()
         self.largest_event = largest_event
+        self._nodes = nodes if nodes is not None else NodeAllowances(policy.node_devices)
         self._condemned = condemned if condemned is not None else {}
         """Jobs whose grants could not be folded, with the reason: they are ended. Outlives this state, which is torn then."""
         self.record_ends: list[RecordEnd] = []
@@ -153,6 +156,7 @@ class Decider:
             inputs[-1].time_us if inputs else 0,
             self._allowed(),
             self.policy.precedence,
+            nodes=self._nodes,
         )
         self.faults = []
         back = pass_time(self.state, t_us)
@@ -344,7 +348,11 @@ class Deciders:
     ) -> None:
         self.policy = policy
         self._learner = learner
-        self._how: dict[str, Any] = {"allowed": allowed, "largest_event": largest_event, "condemned": {}}
+        self.nodes = NodeAllowances(policy.node_devices)
+        """What nodes have used up: of all deciders, so that folding again gives nothing back."""
+        self._how: dict[str, Any] = {
+            "allowed": allowed, "largest_event": largest_event, "condemned": {}, "nodes": self.nodes
+        }  # fmt: skip
 
     def new(self) -> Decider:
         return Decider(policy=self.policy, learner=self._learner() if self._learner else None, **self._how)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from libs.core.placement.throughput import Chooser
+from libs.core.scheduling.allowances import NODE_DEVICES
 from libs.core.scheduling.precedence import Precedence
 
 
@@ -33,3 +34,5 @@ class Policy:
     repartition_answer_us: int = 600_000_000
     """How long a node that is up may take to answer a repartition before it is withdrawn. Cutting a board takes seconds;
     an agent tries again every few seconds."""
+    node_devices: int = NODE_DEVICES
+    """Ids of devices that one node may ever have had."""

@@ -206,6 +206,11 @@ class Fleet:
         node.up = False
         self.up[node.rows] = False
 
+    def had(self, node: str) -> int:
+        """How many devices were last seen at `node`, those that it has now among them."""
+        code = self.node_names.find(node)
+        return 0 if code < 0 else int(np.count_nonzero(self.node[: len(self)] == code))
+
     def row(self, device: str) -> int:
         """Raises KeyError naming a device that the pool has never had."""
         found = self.devices.find(device)

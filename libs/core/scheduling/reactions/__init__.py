@@ -26,7 +26,7 @@ from libs.core.scheduling.reactions import (
     telemetry,
 )
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
-from schemas import inbox, ledger
+from schemas import inbox, ledger, subjects
 
 __all__ = ["Decision", "InputRefused", "react", "reject"]
 
@@ -42,7 +42,14 @@ def react(d: Decision, seq: int, subject: str, message: inbox.InboxMessage | Non
 
 
 def reject(d: Decision, seq: int, subject: str, message: inbox.InboxMessage | None, reason: str) -> None:
-    """The input is not applied. If it is a team's request, the team is told."""
+    """The input is not applied. If it is a team's request, the team is told. Of a node's the ledger has so many and no more."""
+    if subject.startswith("baton.in.node."):
+        left_out = d.nodes.rejects(subjects.sender_of(subject), d.t_us)
+        if left_out is None:
+            return
+        reason = (
+            f"{reason[:1900]} (and {left_out:,} more of this node since its last such line)" if left_out else reason
+        )
     asked = message if isinstance(message, inbox.JobAdmitted | inbox.CancelRequested) else None
     request = requests.refused(d, asked) if asked is not None else None
     d.emit(ledger.InputRejected(inbox_seq=seq, subject=subject, reason=reason[:2048], request=request))

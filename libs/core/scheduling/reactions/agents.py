@@ -24,7 +24,9 @@ def node_registered(d: Decision, m: inbox.NodeRegistered) -> None:
         raise InputRefused(
             f"node {name}: incarnation {m.incarnation} is not newer than {known.incarnation}; restart its agent"
         )
-    _refuse_foreign(d, m.inventory)
+    _refuse_devices(d, m.inventory)
+    if why := d.nodes.begins(name, d.t_us):
+        raise InputRefused(why)
     vacate(d, name, Evidence.NEW_INCARNATION, f"node {name} started anew")
     d.emit(ledger.NodeJoined(incarnation=m.incarnation, inventory=m.inventory))
     follow(d, name, m.incarnation, m.quarantine)
@@ -113,7 +115,7 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
         raise InputRefused(f"node {m.node} was not asked for repartition {m.number} of board {m.board}")
     if m.inventory.node != m.node:
         raise InputRefused(f"node {m.node} reports a repartition with the inventory of {m.inventory.node}")
-    _refuse_foreign(d, m.inventory)
+    _refuse_devices(d, m.inventory)
     offered = {device.id for device in m.inventory.devices}
     for job_id in d.state.on_node.get(m.node, {}):
         attempt = d.state.jobs[job_id].current
@@ -134,8 +136,9 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
     )
 
 
-def _refuse_foreign(d: Decision, inventory: Inventory) -> None:
-    """Raises InputRefused when a device is named twice, or belongs to another node that is up."""
+def _refuse_devices(d: Decision, inventory: Inventory) -> None:
+    """Raises InputRefused when a device is named twice, or belongs to another node that is up, or there are too many of which
+    nobody has heard."""
     fleet = d.state.fleet
     ids = {device.id for device in inventory.devices}
     if len(ids) < len(inventory.devices):
@@ -147,6 +150,8 @@ def _refuse_foreign(d: Decision, inventory: Inventory) -> None:
             raise InputRefused(
                 f"node {inventory.node}: device {device.id} already belongs to node {owner}; device ids are unique"
             )
+    if why := d.nodes.offers(fleet, inventory):
+        raise InputRefused(why)
 
 
 _OBSERVE: dict[type, Callable[[Decision, str, Job, Attempt, Any], None]] = {

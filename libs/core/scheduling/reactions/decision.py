@@ -1,5 +1,6 @@
 """What a reaction works on: the state, and the events decided so far."""
 
+from libs.core.scheduling.allowances import NodeAllowances
 from libs.core.scheduling.changes import Changes
 from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
@@ -28,13 +29,17 @@ class Decision:
         wall_us: int = 0,
         allowed: int = NEWEST,
         precedence: Precedence | None = None,
+        *,
+        nodes: NodeAllowances | None = None,
     ) -> None:
         """`precedence`: by which jobs of one class give way to each other. `wall_us`: the broker's clock at `t_us`, where it is
-        known; 0: ledger time is its time. `allowed`: the newest format that events may be of."""
+        known; 0: ledger time is its time. `allowed`: the newest format that events may be of. `nodes`: what nodes have used up
+        of what they may say."""
         self.state = state
         self._allowed = allowed
         self.t_us = t_us
         self.precedence = precedence
+        self.nodes = nodes if nodes is not None else NodeAllowances()
         self.wall_us = wall_us or t_us
         shift_us = t_us - wall_us if wall_us else 0
         self._shift_us = shift_us if abs(shift_us) >= NOTABLE_US else 0

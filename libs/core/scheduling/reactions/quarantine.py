@@ -13,6 +13,8 @@ def node_quarantine(d: Decision, m: inbox.NodeQuarantine) -> None:
         raise InputRefused(
             f"node {m.node}, incarnation {m.incarnation}, is not up: its next registration tells it again"
         )
+    if why := d.nodes.quarantines(m.node, d.t_us):
+        raise InputRefused(why)
     follow(d, m.node, m.incarnation, m.devices)
 
 

@@ -1,0 +1,101 @@
+"""What a node may make the ledger, and whoever folds it, keep.
+
+A node speaks for itself, but may be in hostile hands: what it says is looked at like anybody's, and what is refused is written
+down, too, in the ledger and as a dead letter. Each life is a record with all its devices, and a device's id is kept for ever,
+because its epochs must go on. So each of these has a bound for a node. What has been used up is known to the writer alone and
+not folded: a writer that takes over begins anew, and what is there of devices it sees.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from libs.core.state.fleet import Fleet
+from schemas.resources import Inventory
+
+REJECTED, REJECTED_PER_S = 100.0, 1.0
+"""Inputs of one node that are rejected with a word in the ledger: at once, and for ever. The others are counted in the next."""
+LIVES, LIVES_PER_S = 20.0, 1 / 60
+"""Lives that a node may begin. An agent whose registration is refused says it again every few seconds."""
+QUARANTINES, QUARANTINES_PER_S = 200.0, 1.0
+"""Times that a node may say what uses its devices."""
+NODE_DEVICES = 65_536
+"""Ids of devices that one node may ever have had. Each cut of a MIG board makes up to seven."""
+POOL_DEVICES = 2_000_000
+POOL_NODES = 100_000
+_KEPT = 20_000
+"""Nodes of which it is known what they have used up: those that used some last."""
+
+
+@dataclass(slots=True)
+class _Used:
+    """Tokens of one kind that are left, as of `t_us`."""
+
+    left: float
+    t_us: int
+
+    def take(self, most: float, per_s: float, t_us: int) -> bool:
+        self.left = min(most, self.left + max(0, t_us - self.t_us) / 1e6 * per_s)
+        self.t_us = max(self.t_us, t_us)
+        if self.left < 1.0:
+            return False
+        self.left -= 1.0
+        return True
+
+
+@dataclass(slots=True)
+class NodeAllowances:
+    """Of one writer. `node_devices`: see `NODE_DEVICES`."""
+
+    node_devices: int = NODE_DEVICES
+    unwritten: int = 0
+    """Rejected inputs of which the ledger has no word of their own."""
+    _used: OrderedDict[tuple[str, str], _Used] = field(default_factory=OrderedDict)
+    _left_out: dict[str, int] = field(default_factory=dict)
+
+    def rejects(self, node: str, t_us: int) -> int | None:
+        """How many rejections of `node` had no word of their own since its last one; None: neither has this one."""
+        if not self._take(node, "rejected", REJECTED, REJECTED_PER_S, t_us):
+            self.unwritten += 1
+            if node in self._left_out or len(self._left_out) < _KEPT:
+                self._left_out[node] = self._left_out.get(node, 0) + 1
+            return None
+        return self._left_out.pop(node, 0)
+
+    def begins(self, node: str, t_us: int) -> str:
+        """Why `node` may not begin another life; "" when it may: then it has."""
+        if self._take(node, "lives", LIVES, LIVES_PER_S, t_us):
+            return ""
+        return (
+            f"node {node} has begun {LIVES:g} lives and may begin one a minute: see why its agent starts again and again, or "
+            f"`baton node revoke {node}`"
+        )
+
+    def offers(self, fleet: Fleet, inventory: Inventory) -> str:
+        """Why a node may not have these devices: too many that nobody has heard of; "" when it may."""
+        name = inventory.node
+        if name not in fleet.nodes and len(fleet.nodes) >= POOL_NODES:
+            return f"node {name}: the pool has had {len(fleet.nodes)} nodes and keeps no more names: begin a new pool"
+        new = sum(fleet.devices.find(device.id) < 0 for device in inventory.devices)
+        if new and (had := fleet.had(name)) + new > self.node_devices:
+            return (
+                f"node {name} has had {had} devices and offers {new} that are new; ids are kept for ever, of one node "
+                f"{self.node_devices}: give the machine another node name (`baton credentials --nodes`), or raise "
+                "BATON_PLACEMENT_NODE_DEVICES"
+            )
+        if new and len(fleet) + new > POOL_DEVICES:
+            return f"node {name}: the pool has had {len(fleet)} devices and keeps no more ids: begin a new pool"
+        return ""
+
+    def quarantines(self, node: str, t_us: int) -> str:
+        """Why `node` may not say what uses its devices; "" when it may: then it has."""
+        if self._take(node, "quarantines", QUARANTINES, QUARANTINES_PER_S, t_us):
+            return ""
+        return f"node {node} has said {QUARANTINES:g} times what uses its devices and may say it once a second"
+
+    def _take(self, node: str, what: str, most: float, per_s: float, t_us: int) -> bool:
+        key = (node, what)
+        used = self._used.setdefault(key, _Used(most, t_us))
+        self._used.move_to_end(key)
+        if len(self._used) > _KEPT:
+            self._used.popitem(last=False)
+        return used.take(most, per_s, t_us)

@@ -1,0 +1,182 @@
+"""A node that sends more than nodes have to say is cut off by whoever holds the keys.
+
+The broker bounds how large a node's message is and how many connections and subscriptions it has; a rate it knows none. What a
+node says is stored in the inbox of its pool, which placement decides in order, so one that was taken over could fill it, or
+keep placement at rejecting what it says. The broker counts what each account has sent, whatever became of it (atomic batches
+that are never ended, too), and that is looked at here. A node that has used up its allowance loses its credential, as by `baton
+node revoke`: it is told so when it connects, the operator's book and the ledger have who, why and the figures, and the pool
+goes on as if the node were cut off. `baton node rotate` lets it in again.
+
+An agent that stands for a whole pool (a simulated fleet) says as much as all of its nodes, and is not looked at.
+"""
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Final
+
+from nats.aio.client import Client
+
+from libs.bus.patience import in_turns
+from libs.core.admission.intake import Bucket
+from libs.walls.book import Book
+from libs.walls.keyring import Keyring, NoCredential
+
+log = logging.getLogger("baton.nodes")
+
+MESSAGES_AT_ONCE: Final = 5_000.0
+MESSAGES_PER_S: Final = 500.0
+"""A busy agent sends one message of what it saw in 4 ms, and some each second beside."""
+BYTES_AT_ONCE: Final = 64.0 * 1024 * 1024
+BYTES_PER_S: Final = 4.0 * 1024 * 1024
+"""An inbox has 1 GiB, so there is room left for others when a node has used up what it may at once."""
+LOOK_S: Final = 0.25
+
+_STATZ = "$SYS.REQ.ACCOUNT.PING.STATZ"
+_ASKED = 500
+"""Accounts in one question: an answer has some 500 bytes for each."""
+_ANSWER_S, _MORE_S = 1.0, 0.05
+"""For the first server of a cluster, and for each further one."""
+
+Counted = tuple[str, str, int, int]
+"""Server, account, and the messages and bytes that it has had of it."""
+Tell = Callable[[list[str]], Awaitable[None]]
+"""Tells the broker of these accounts (`libs.walls.resolver.tell`)."""
+
+
+class Floods:
+    """`run` is a task. `nats` is a connection to the system account (`Keyring.claims_credential`); `booked` is called in a
+    thread when the operator's book has a new line; `say` has a sentence for the operator."""
+
+    def __init__(
+        self,
+        nats: Client,
+        keyring: Keyring,
+        tell: Tell,
+        booked: Callable[[], object] = lambda: None,
+        say: Callable[[str], object] = lambda _: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nats, self._keyring, self._tell, self._booked, self._say, self._now = (
+            nats,
+            keyring,
+            tell,
+            booked,
+            say,
+            now,
+        )
+        self._book = Book(keyring.folder)
+        self._read_ns = 0
+        self._nodes: dict[str, str] = {}  # public key of an account -> <pool>.<node>
+        self._servers: set[str] = set()
+        self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # (server, account) -> messages and bytes so far
+        self._left: dict[str, tuple[Bucket, Bucket]] = {}
+
+    async def run(self) -> None:
+        """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
+        await in_turns(self.turn, LOOK_S, log, "how much nodes send is not known")
+
+    async def turn(self) -> None:
+        """Looks once. Raises nats errors, and what `tell` raises."""
+        await asyncio.to_thread(self._reread)
+        accounts, servers = list(self._nodes), set[str]()
+        for at in range(0, len(accounts), _ASKED):
+            answers = await self._asked(accounts[at : at + _ASKED])
+            servers |= {server for server, _, _, _ in answers}
+            for account, sent in self._since(answers).items():
+                if why := self._over(account, *sent):
+                    await self._cut(self._nodes[account], why)
+        self._servers |= servers
+
+    def _reread(self) -> None:
+        """The nodes that have a credential; anew when the keys have changed."""
+        if not self._keyring.exists or (changed_ns := self._keyring.changed_ns) == self._read_ns:
+            return
+        known = {name: public for public, name in self._nodes.items()}
+        nodes = self._keyring.keys().nodes
+        self._nodes = {
+            known.get(name) or keys.public: name for name, keys in nodes.items() if "." in name and keys.users
+        }
+        self._left = {public: left for public, left in self._left.items() if public in self._nodes}
+        self._counted = {key: sent for key, sent in self._counted.items() if key[1] in self._nodes}
+        self._read_ns = changed_ns
+
+    async def _asked(self, accounts: list[str]) -> list[Counted]:
+        """What the servers have counted of those of `accounts` that somebody uses."""
+        inbox, found, wait_s = self._nats.new_inbox(), list[Counted](), _ANSWER_S
+        answers = await self._nats.subscribe(inbox)
+        try:
+            await self._nats.publish(_STATZ, json.dumps({"accounts": accounts}).encode(), reply=inbox)
+            with suppress(TimeoutError):
+                while True:
+                    told = json.loads((await answers.next_msg(timeout=wait_s)).data).get("data", {})
+                    for one in told.get("account_statz", ()):
+                        found.append((told["server_id"], one["acc"], one["received"]["msgs"], one["received"]["bytes"]))
+                    wait_s = _MORE_S
+        finally:
+            await answers.unsubscribe()
+        return found
+
+    def _since(self, answers: list[Counted]) -> Mapping[str, tuple[int, int]]:
+        """Messages and bytes of each account since the last look. What a server has counted before it was asked for the first
+        time is nobody's fault, and one that was started anew counts from nothing."""
+        found: dict[str, tuple[int, int]] = {}
+        for server, account, messages, size in answers:
+            before = self._counted.get((server, account), (0, 0))
+            self._counted[server, account] = messages, size
+            if server in self._servers:
+                before = before if messages >= before[0] else (0, 0)
+                so_far = found.get(account, (0, 0))
+                found[account] = so_far[0] + messages - before[0], so_far[1] + size - before[1]
+        return found
+
+    def _over(self, account: str, messages: int, size: int) -> str:
+        """Counts what an account has sent; why that is too much, "" when it is not."""
+        at_us = int(self._now() * 1e6)
+        both = self._left.setdefault(account, (Bucket(MESSAGES_AT_ONCE, at_us), Bucket(BYTES_AT_ONCE, at_us)))
+        for bucket, amount, most, per_s, what in _allowed(both, messages, size):
+            bucket.owe(most, per_s, at_us, amount)
+            if bucket.wait_s(most, per_s, at_us) > 1 / per_s:
+                return f"it sent more than a node may: {what}"
+        return ""
+
+    async def _cut(self, name: str, why: str) -> None:
+        pool, _, node = name.partition(".")
+        try:
+            told = await asyncio.to_thread(self._revoke, pool, node, why)
+        except NoCredential:  # somebody was faster
+            return
+        await self._tell(told)
+        line = (
+            f"node {node} of pool {pool} was cut off: {why}. `baton node rotate {node} --pool {pool}` lets it in again"
+        )
+        log.error("%s", line)
+        self._say(line)
+        await asyncio.to_thread(self._booked)
+
+    def _revoke(self, pool: str, node: str, why: str) -> list[str]:
+        said = {
+            "what": "node.revoke", "target": f"{pool}/{node}", "reason": why, "at_us": time.time_ns() // 1000,
+            "host": socket.gethostname()[:255], "login": "", "tool": "",
+        }  # fmt: skip
+        with self._book.entry(said):
+            return self._keyring.revoke_node(pool, node)
+
+
+def _allowed(
+    both: tuple[Bucket, Bucket], messages: int, size: int
+) -> Iterator[tuple[Bucket, float, float, float, str]]:
+    """(what is left, what it sent now, what it may at once, and in a second, in words)."""
+    yield (
+        both[0], messages, MESSAGES_AT_ONCE, MESSAGES_PER_S,
+        f"{messages:,} messages in a moment beyond {MESSAGES_AT_ONCE:,.0f} at once and {MESSAGES_PER_S:g} a second",
+    )  # fmt: skip
+    mib = 1024 * 1024
+    yield (
+        both[1], size, BYTES_AT_ONCE, BYTES_PER_S,
+        f"{size / mib:,.1f} MiB in a moment beyond {BYTES_AT_ONCE / mib:g} at once and {BYTES_PER_S / mib:g} a second",
+    )  # fmt: skip
