@@ -30,6 +30,7 @@ _REPLY, _ITS_OWN = f"{_ATTACKS}::test_an_answer_goes_nowhere_else", f"{_ATTACKS}
 _HEADER, _FORGED = f"{_ATTACKS}::test_no_header_helps", f"{_ATTACKS}::test_a_forged_credential_is_refused"
 _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_nobody", "tests/jail/test_full.py"
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
+_FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
 _SERVERS, _SIGHT = "tests/embedded/test_servers.py", "tests/sight/test_what_a_team_sees.py"
 _STAYS = "the answer stays in the account of who asked"
 _VIEW = "it is not in the job's view, and another user's"
@@ -158,6 +159,20 @@ ATTEMPTS = (
             "tests/bus/test_streams.py::test_ids_of_what_teams_send_are_remembered_for_seconds"),
     Attempt(0, _NODE, "inputs of 4 MiB, so that its pool's inbox is full", "it may send no more at once than its messages have",
             f"{_ATTACKS}::test_a_node_sends_no_more_at_once_than_its_messages_have"),
+    Attempt(0, _NODE, "small inputs without end, or large ones, so that its pool decides nothing else",
+            "5,000 and 64 MiB at once, 500 and 4 MiB a second; then it is cut off",
+            f"{_FLOODS}::test_a_node_that_floods_its_pools_inbox_is_cut_off_and_the_others_go_on", "EVIL"),
+    Attempt(0, _NODE, "atomic batches that it never ends, so that the disk fills and services' batches are refused",
+            "16 of 256 messages for two seconds; services then send one by one",
+            f"{_FLOODS}::test_batches_that_a_node_never_ends_fill_no_disk_and_hold_up_no_service"),
+    Attempt(0, _NODE, "lives without end, each with an inventory for the ledger", "20, then one a minute",
+            f"{_ALLOWED}::test_a_node_begins_so_many_lives_at_once_and_then_one_a_minute"),
+    Attempt(0, _NODE, "new names of devices with each life, which all are kept", "65,536 of a node",
+            f"{_ALLOWED}::test_ids_of_devices_that_a_node_has_ever_had_are_bounded"),
+    Attempt(0, _NODE, "lies that are rejected with a word in the ledger and a dead letter each", "100, then one a second",
+            f"{_ALLOWED}::test_of_what_is_rejected_of_a_node_so_much_is_written_down_and_the_rest_counted"),
+    Attempt(0, _NODE, "devices in and out of quarantine without end", "200 times, then once a second",
+            f"{_ALLOWED}::test_a_node_says_so_often_what_uses_its_devices"),
     Attempt(0, _STRANGER, "the copied credential of a node, of the operator, of a service", "it is made void while all runs",
             "tests/walls/test_team.py::test_a_credential_of_a_node_the_operator_or_a_service_that_was_copied_is_made_void"),
     Attempt(5, _TEAM, "more connections than a team may have", "the account's claim bounds them",
