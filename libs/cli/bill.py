@@ -94,7 +94,10 @@ def _query(**fields: object) -> BillQuery:
 
 
 _FLAGS = {
-    "group_by": ("--by", "use team, day, job, attempt or model"),
+    "group_by": (
+        "--by",
+        "use team, day, job, attempt or model; `baton bill statement` has user, class, device and cost-centre",
+    ),
     "from_day": ("--from", "write YYYY-MM-DD"),
     "to_day": ("--to", "write YYYY-MM-DD"),
     "job_id": ("--job", ""),

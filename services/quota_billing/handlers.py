@@ -1,8 +1,10 @@
 """Quota_billing's answers: load the meter, price or count, return."""
 
+from functools import cache
+
 from libs.bus.queries import InvalidQuestion
 from libs.core.billing.metering import Meter, TeamUse
-from libs.core.billing.pricing import Prices, bill, bill_of_sums, days_of, is_summed
+from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days_of, is_summed
 from libs.core.state.limits import Limits
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
@@ -21,13 +23,18 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
     if meter.money.book is not None and is_summed(query):
         reply = bill_of_sums(meter, query, whose)
     else:
-        usage = meter.usage(whose, open_until_us=query.open_until_us, of_day=days_of(query))
+        _narrow(at_least(meter, query, whose), query)
+        usage = meter.usage(whose, open_until_us=query.open_until_us, of_day=cache(days_of(query)), job_id=query.job_id)
         currency = meter.money.book.currency if meter.money.book is not None else ""
         reply = bill(usage, prices, query, meter.seq, currency)
-    if len(reply.rows) > MAX_ROWS:
-        problem = f"the bill has {len(reply.rows)} rows, more than the {MAX_ROWS} of one answer"
-        raise _invalid("group_by", query.group_by, problem, "narrow it with from_day and to_day, or group by day")
+    _narrow(len(reply.rows), query)
     return reply
+
+
+def _narrow(rows: int, query: BillQuery) -> None:
+    if rows > MAX_ROWS:
+        problem = f"the bill has {rows} rows, more than the {MAX_ROWS} of one answer"
+        raise _invalid("group_by", query.group_by, problem, "narrow it with from_day and to_day, or group by day")
 
 
 def list_quotas(meter: Meter, query: PoolStatusQuery, team: str) -> QuotaSnapshot:

@@ -151,7 +151,7 @@ def test_a_seal_lays_what_was_posted_since_its_record_on_the_day_on_which_that_w
     meter = Meter()
     for seq, record in records:
         meter.apply(record, seq)
-    days = {day for rows in meter.money.rows.values() for _, _, day, _, _ in rows}
+    days = {day for rows in meter.money.rows.values() for day in rows}
     assert days == {c.billed_us // DAY_US for c in charges(lambda: records, [period])} == {end // DAY_US}
     assert days.isdisjoint(c.billed_us // DAY_US for c in charges(lambda: records))
 

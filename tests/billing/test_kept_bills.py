@@ -40,7 +40,7 @@ def test_a_month_is_the_sum_of_its_rows_and_a_later_price_is_a_correction_where_
     for meter in (before, after, folded(world)):
         for team, rows in meter.money.rows.items():
             cost = sum(row.cost_micros for (who, _), some in bills(meter).items() if who == team for row in some)
-            assert cost == sum(row[0] for row in rows.values()) == meter.money.totals[team]
+            assert cost == sum(row[0] for days in rows.values() for row in days.values()) == meter.money.totals[team]
     again = Meter.load(iter(list(after.dump())))
     assert again.money.sums == after.money.sums
     assert bills(again) == bills(after), "all of them are unwritten after a start"

@@ -4,12 +4,14 @@ from collections import Counter
 
 import pytest
 
+from libs.bus.queries import InvalidQuestion
 from libs.core.billing.charges import charges
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, bill, day_text, days_of
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import PricesApplied
 from schemas.subjects import OPERATOR
+from services.quota_billing import handlers
 from services.quota_billing.handlers import get_bill
 from services.quota_billing.metrics import BillingMetrics
 from tests.billing.ledgers import DECEMBER, priced_world
@@ -87,6 +89,16 @@ def test_a_bill_by_team_day_or_device_walks_no_rows(monkeypatch: pytest.MonkeyPa
             with monkeypatch.context() as patch:
                 patch.setattr(Meter, "usage", None)
                 assert get_bill(meter, FILE, query, team) == wanted
+
+
+def test_a_bill_by_job_that_is_too_long_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = metered(priced_world())
+    monkeypatch.setattr(handlers, "MAX_ROWS", 1)
+    monkeypatch.setattr(Meter, "usage", None)
+    for by, rows in (("job", 3), ("attempt", 3)):
+        with pytest.raises(InvalidQuestion) as refused:
+            get_bill(meter, FILE, BillQuery(group_by=by), "research")
+        assert f"the bill has {rows} rows" in refused.value.reasons[0].problem
 
 
 def test_a_meter_that_was_saved_goes_on_as_it_would_have() -> None:

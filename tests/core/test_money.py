@@ -4,6 +4,7 @@ import os
 import random
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import chain
 from zoneinfo import ZoneInfo
 
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from libs.cli.bill_period import period_of
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.metering import Meter
-from libs.core.billing.pricing import Prices, bill_of_sums, day_text
+from libs.core.billing.pricing import Prices, at_least, bill_of_sums, day_text
 from libs.core.billing.pricing import bill as bill_of
 from libs.core.billing.sealing import Sealing
 from libs.core.billing.wall import DAY_US
@@ -86,7 +87,7 @@ def bill(ledger: PricedLedger, found: list[Charge]) -> None:
             row[place] += more
     ours: dict[tuple[str, str, int, str, str], list[int]] = {}
     for team, rows in meter.money.rows.items():
-        for (job_id, _, day, kind, klass), (cost, listed, _, credit) in rows.items():
+        for (job_id, _, day, kind, klass), (cost, listed, _, credit) in chain(*(of.items() for of in rows.values())):
             row = ours.setdefault((team, job_id, day, kind, klass), [0, 0, 0])
             for place, more in enumerate((cost, listed, credit)):
                 row[place] += more
@@ -107,6 +108,11 @@ def summed(ledger: PricedLedger, meter: Meter) -> None:
             for team in (None, "red"):
                 walked = bill_of(books.usage(team, open_until_us=until), _FILE, query, books.seq, "USD")
                 assert bill_of_sums(books, query, team) == walked, query
+        for by in ("job", "attempt"):
+            query = BillQuery(group_by=by, from_day=start, to_day=end)
+            assert at_least(books, query, None) == len(bill_of(books.usage(), _FILE, query, books.seq, "USD").rows), (
+                query
+            )
 
 
 @given(st.integers(0, 2**63))

@@ -10,7 +10,7 @@ Usage is summed exactly. Closed claims are kept as rows only; what is still held
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
@@ -119,7 +119,8 @@ class Meter:
         self._models: dict[str, str] = {}
         self._jobs: ByJob[tuple[str, str]] = ByJob()  # unfinished jobs: (team, priority class)
         self._held: dict[str, _Held] = {}
-        self._rows: dict[str, dict[_Key, int]] = {}
+        self._rows: dict[str, dict[int, dict[_Key, int]]] = {}
+        """Team -> UTC day -> row -> units."""
         self._sums: dict[tuple[str, str, str], int] = {}
         self.counted: dict[str, TeamSums] = {}
         """Team -> what its bills sum up of `rows`."""
@@ -172,26 +173,34 @@ class Meter:
         *,
         open_until_us: int | None = None,
         of_day: Callable[[int], bool] = lambda day: True,
+        job_id: str | None = None,
     ) -> Iterator[UsageRow]:
-        """The rows of `team`, or of all teams, of the days that are asked for; with `open_until_us` claims that are still held
-        count up to there. A team may have a million rows: those of other days are passed over, and no copy is made."""
-        asked = cache(of_day)
+        """The rows of `team`, or of all teams, of the days that are asked for, and of one job, or of all; with `open_until_us`
+        claims that are still held count up to there. A team may have a million rows: those of other days are not looked at,
+        and no copy is made."""
         ahead = self.money.ahead()
         held = self._held_rows(open_until_us, ahead) if open_until_us is not None else {}
-        posted, to_come = self.money.rows, ahead.rows
-        for name in sorted(self._rows.keys() | held.keys() | posted.keys()) if team is None else [team]:
-            rows, more = self._rows.get(name, {}), held.get(name, {})
-            costs, costs_more = posted.get(name, {}), to_come.get(name, {})
-            only = dict.fromkeys(key for key in chain(more, costs, costs_more) if asked(key[2]) and key not in rows)
-            for key in chain(rows, only):
-                job, attempt, day, model, klass = key
-                if not asked(day):
-                    continue
-                paid: tuple[int, int, int] | None = None
-                if self.money.book is not None:
-                    some, open_ = costs.get(key, _FREE), costs_more.get(key, _FREE)
-                    paid = some[0] + open_[0], some[2] + open_[2], some[3]
-                yield UsageRow(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0), paid)
+        priced = self.money.book is not None
+        for name in sorted(self._rows.keys() | held.keys() | self.money.rows.keys()) if team is None else [team]:
+            used, goes_on = self._rows.get(name, {}), held.get(name, {})
+            posted, to_come = self.money.rows.get(name, {}), ahead.rows.get(name, {})
+            for day in filter(of_day, sorted({*used, *goes_on, *posted, *to_come})):
+                rows, more, costs, costs_more = (
+                    used.get(day, {}),
+                    goes_on.get(day, {}),
+                    posted.get(day, {}),
+                    to_come.get(day, {}),
+                )
+                only = dict.fromkeys(key for key in chain(more, costs, costs_more) if key not in rows)
+                for key in chain(rows, only):
+                    job, attempt, _, model, klass = key
+                    if job_id is not None and job_id != job:
+                        continue
+                    paid: tuple[int, int, int] | None = None
+                    if priced:
+                        some, open_ = costs.get(key, _FREE), costs_more.get(key, _FREE)
+                        paid = some[0] + open_[0], some[2] + open_[2], some[3]
+                    yield UsageRow(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0), paid)
 
     def segments(self) -> list[UsageSegment]:
         """The claims that are held now."""
@@ -242,7 +251,7 @@ class Meter:
 
     @property
     def rows(self) -> int:
-        return sum(map(len, self._rows.values()))
+        return sum(len(rows) for days in self._rows.values() for rows in days.values())
 
     # ----------------------------------------------------------------------------------------------------- the fold
 
@@ -283,10 +292,10 @@ class Meter:
         if {device for device, _, _ in claims} != set(event.devices):
             raise Unbillable(f"{event.job_id}.{event.attempt} frees on {event.node} what it does not hold there")
         team, klass = self._jobs[event.job_id]
-        rows, counted = self._rows.setdefault(team, {}), self.counted.setdefault(team, TeamSums())
+        days, counted = self._rows.setdefault(team, {}), self.counted.setdefault(team, TeamSums())
         for model, milli in _by_model(claims):
             for day, us in self._calendar.split(held.opened_us, t_us, DAY_US):
-                key = (event.job_id, event.attempt, day, model, klass)
+                key, rows = (event.job_id, event.attempt, day, model, klass), days.setdefault(day, {})
                 if key not in rows:
                     counted.count(self._days.setdefault(event.job_id, {}), key)
                 rows[key] = rows.get(key, 0) + us * milli
@@ -340,7 +349,7 @@ class Meter:
     def _count_fresh(self) -> None:
         """Counts rows of money on days on which nothing was used: of what was posted late."""
         for team, key in self.money.fresh:
-            if key not in self._rows.get(team, {}):
+            if key not in self._rows.get(team, {}).get(key[2], {}):
                 self.counted.setdefault(team, TeamSums()).count(self._days.setdefault(key[0], {}), key)
         self.money.fresh.clear()
 
@@ -348,32 +357,34 @@ class Meter:
         self.money.fresh.clear()
         self._days = {}
         for team in sorted(self._rows.keys() | self.money.rows.keys()):
-            rows, posted = self._rows.get(team, {}), self.money.rows.get(team, {})
-            only = (key for key in posted if key not in rows)
+            used, posted = self._rows.get(team, {}), self.money.rows.get(team, {})
+            only = (key for day, rows in posted.items() for key in rows if key not in used.get(day, {}))
             counted = self.counted.setdefault(team, TeamSums())
-            self._days |= counted.recount(chain(rows, only), self._jobs.__contains__)
+            self._days |= counted.recount(chain(*used.values(), only), self._jobs.__contains__)
 
     def held_rows(self, until_us: int) -> list[HeldRow]:
         """What is held still, as rows up to a time; money at the prices of now."""
         ahead = self.money.ahead()
         found = self._held_rows(until_us, ahead)
         out: list[HeldRow] = []
-        for team, units in found.items():
-            money = ahead.rows.get(team, {})
-            for key in units.keys() | money.keys():
-                cost, _, free, _ = money.get(key, _FREE)
-                out.append(HeldRow(team, key, units.get(key, 0), cost, free, self._days.get(key[0], {})))
+        for team, used in found.items():
+            posted = ahead.rows.get(team, {})
+            for day in used.keys() | posted.keys():
+                units, money = used.get(day, {}), posted.get(day, {})
+                for key in units.keys() | money.keys():
+                    cost, _, free, _ = money.get(key, _FREE)
+                    out.append(HeldRow(team, key, units.get(key, 0), cost, free, self._days.get(key[0], {})))
         return out
 
-    def _held_rows(self, until_us: int, ahead: PostedMoney) -> dict[str, dict[_Key, int]]:
-        out: dict[str, dict[_Key, int]] = {}
+    def _held_rows(self, until_us: int, ahead: PostedMoney) -> dict[str, dict[int, dict[_Key, int]]]:
+        out: dict[str, dict[int, dict[_Key, int]]] = {}
         for job, held in self._held.items():
             team, klass = self._jobs[job]
-            rows = out.setdefault(team, {})
+            days = out.setdefault(team, {})
             self._post(ahead, job, held, chain.from_iterable(held.by_node.values()), until_us, NOT_POSTED)
             for model, milli in _by_model(list(chain.from_iterable(held.by_node.values()))):
                 for day, us in self._calendar.split(held.opened_us, until_us, DAY_US):
-                    key = (job, held.attempt, day, model, klass)
+                    key, rows = (job, held.attempt, day, model, klass), days.setdefault(day, {})
                     rows[key] = rows.get(key, 0) + us * milli
         return out
 
@@ -395,7 +406,12 @@ class Meter:
                 "models": self._models.items(),
                 "jobs": self._jobs.items(),
                 "held": ((job, h.attempt, h.opened_us, h.by_node) for job, h in self._held.items()),
-                "rows": ((team, *key, n) for team, rows in sorted(self._rows.items()) for key, n in rows.items()),
+                "rows": (
+                    (team, *key, n)
+                    for team, days in sorted(self._rows.items())
+                    for rows in days.values()
+                    for key, n in rows.items()
+                ),
                 **money,
                 **(self._credited.dump() if self._credited is not None else {}),
             },
@@ -428,7 +444,8 @@ class Meter:
                 case "rows":
                     for team, job, attempt, day, model, klass, units in rows:
                         model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
-                        meter._rows.setdefault(team, {})[job, attempt, day, model, klass] = units
+                        kept = meter._rows.setdefault(team, {}).setdefault(day, {})
+                        kept[job, attempt, day, model, klass] = units
                         group = (team, model, klass)
                         meter._sums[group] = meter._sums.get(group, 0) + units
                         use = meter.counted.setdefault(team, TeamSums()).use

@@ -62,8 +62,8 @@ class PostedMoney:
     """Money by team and row. `book` None: no book is in the ledger, nothing is posted, and a file may say what use costs."""
 
     def __init__(self, closed: Sequence[ClosedPeriod] = ()) -> None:
-        self.rows: dict[str, dict[Key, list[int]]] = {}
-        """Team -> row -> [cost, list cost, units without a price, what of the cost is credits]; money in millionths."""
+        self.rows: dict[str, dict[int, dict[Key, list[int]]]] = {}
+        """Team -> UTC day -> row -> [cost, list cost, units without a price, what of the cost is credits], in millionths."""
         self.sums: dict[str, dict[SumKey, list[int]]] = {}
         """As `rows`, of all attempts together: what is kept of a team's month grows with its days, and not with its jobs."""
         self.touched: set[tuple[str, int]] = set()
@@ -221,7 +221,7 @@ class PostedMoney:
 
     def _add(self, uses: AlikeUses, day: int, cost: int, listed: int, unpriced: int, credit: int) -> None:
         key = (uses.job_id, uses.attempt, day, uses.device_kind, uses.priority_class)
-        rows = self.rows.setdefault(uses.team, {})
+        rows = self.rows.setdefault(uses.team, {}).setdefault(day, {})
         if (row := rows.get(key)) is None:
             row = rows[key] = [0, 0, 0, 0]
             self.fresh.append((uses.team, key))
@@ -249,7 +249,12 @@ class PostedMoney:
             "closed": [period.model_dump(mode="json") for period in self._closed],
         }
         return about, {
-            "money": ((team, *key, *row) for team, rows in sorted(self.rows.items()) for key, row in rows.items()),
+            "money": (
+                (team, *key, *row)
+                for team, days in sorted(self.rows.items())
+                for rows in days.values()
+                for key, row in rows.items()
+            ),
             "uses": iter(self._uses),
             "credited": iter(self._credited),
             "freed": ([*key, places] for key, places in self._open.items()),
@@ -261,7 +266,7 @@ class PostedMoney:
             case "money":
                 for team, job, attempt, day, kind, klass, *row in rows:
                     key = (job, attempt, day, kind, klass)
-                    self.rows.setdefault(team, {})[key] = row
+                    self.rows.setdefault(team, {}).setdefault(day, {})[key] = row
                     self._count(team, key, *row)
             case "uses":
                 self._uses += [AlikeUses._make([*one[:-1], tuple((a, b, c) for a, b, c in one[-1])]) for one in rows]

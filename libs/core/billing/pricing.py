@@ -84,6 +84,16 @@ def is_summed(query: BillQuery) -> bool:
     return query.group_by in ("team", "day", "model") and query.job_id is None
 
 
+def at_least(meter: Meter, query: BillQuery, team: str | None) -> int:
+    """How many rows a bill by job or attempt of what is freed has, without walking them; 0 of any other, or of a single job."""
+    if query.job_id is not None or query.group_by not in ("job", "attempt"):
+        return 0
+    asked = cache(days_of(query))
+    teams = [team] if team is not None else meter.counted
+    found = (meter.counted.get(name, TeamSums()) for name in teams)
+    return sum(within((one.jobs if query.group_by == "job" else one.attempts).get(""), asked) for one in found)
+
+
 def bill_of_sums(meter: Meter, query: BillQuery, team: str | None) -> BillReply:
     """The same bill as `bill` makes of all rows, of what was posted by a book in the ledger: it walks days, and what is held.
 
