@@ -117,7 +117,7 @@ def row(one: Row, version: str) -> Iterator[str]:
     yield from _commitment(one)
     if version >= "1.3":
         yield from _allocation(one)
-        yield from _contract(one, version)
+        yield from _contract(one)
     if version >= "1.4":
         yield from _programs(one)
     for name in ("PricingUnit", "ConsumedUnit", "CommitmentDiscountUnit"):
@@ -214,32 +214,11 @@ def _elements(one: Row, name: str, top: str) -> list[dict[str, Any]] | None:
     return list(told[top])
 
 
-def _contract(one: Row, version: str) -> Iterator[str]:
-    if one["ContractApplied"] is None:
-        if one["CommitmentDiscountId"] is not None:
-            yield "ContractApplied MUST NOT be null when a commitment is applied to the charge (ContractApplied)"
-        return
-    elements = _elements(one, "ContractApplied", "Elements")
-    if elements is None:
-        yield "ContractApplied has no Elements, an array of objects (ContractAppliedObject)"
-        return
-    for each in elements:
-        cost, much = each.get("ContractCommitmentAppliedCost"), each.get("ContractCommitmentAppliedQuantity")
-        for key in ("ContractId", "ContractCommitmentId"):
-            if not isinstance(each.get(key), str):
-                yield f"ContractApplied: {key} is required, a text (ContractAppliedObjectSchema)"
-        for number in (cost, much):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
-                yield "ContractApplied: cost and quantity are numbers (ContractAppliedObjectSchema)"
-        if (much is None) is not (each.get("ContractCommitmentAppliedUnit") is None):
-            yield "ContractCommitmentAppliedUnit MUST be null when the quantity is, and only then (ContractApplied)"
-        if cost is None and much is None:
-            yield "ContractCommitmentAppliedCost MUST NOT be null when the quantity is (ContractApplied)"
-        if version >= "1.4" and cost is not None and much is not None:
-            yield "ContractApplied: either cost or quantity, oneOf (ContractAppliedObjectSchema)"
-        discounted = Decimal(one["CommitmentDiscountQuantity"] or 0)
-        if much is not None and abs(Decimal(str(much)) - discounted) > Decimal("1e-11"):
-            yield "what is applied to the contract is not CommitmentDiscountQuantity (ContractApplied)"
+def _contract(one: Row) -> Iterator[str]:
+    """A contract commitment is "a measurable obligation" (Glossary), and ContractApplied names one, whose cost or quantity the
+    Contract Commitment dataset says (ContractCommitmentCost, ContractCommitmentQuantity). There is none: nothing may be applied."""
+    if one["ContractApplied"] is not None:
+        yield "ContractApplied names a contract commitment, and no such dataset is made (Contract Commitment, relationships)"
 
 
 def _programs(one: Row) -> Iterator[str]:

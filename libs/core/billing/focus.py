@@ -11,6 +11,10 @@ Since 1.3 a part of a shared device is an allocated charge: the device's cost, b
 (`AllocatedMethodId`). Its tags are in `Tags`, so AllocatedTags, which must not repeat them, is null. AllocatedMethodDetails is
 left out: its ratios must sum to 1 over a device, and rows are posted before that sum is known, and never changed.
 
+No contract is a contract commitment here, which is "a measurable obligation" (Glossary): a book says what an hour costs a team,
+and obliges it to none. So ContractApplied is null, and the Contract Commitment dataset, which MUST be present when a provider
+supports contract commitments (Contract Commitment, requirements), is not made.
+
 A correction of a billing period before has ChargeClass `Correction`; one within the billing period is an Adjustment, because
 ChargeClass must be null there (ChargeClass, content rule 3). Either is money alone, and so is a credit (ChargeCategory
 `Credit`), whose list cost is what it gives back (ListCost, of charges without a unit price).
@@ -56,7 +60,6 @@ class Grain(Enum):
     QUANTITY = "of how much it is at what term"
     COST = "of the cost"
     LIST_COST = "of the cost at list prices"
-    COMMITTED = "of what is applied to a commitment"
 
 
 class FocusColumn(NamedTuple):
@@ -114,12 +117,6 @@ def _quantity_key(f: RowFacts) -> Hashable:
     return f.charge.amount.units, f.by_price, _quote(f).term
 
 
-def _committed_key(f: RowFacts) -> Hashable:
-    if not f.by_price or _quote(f).term is not Term.RESERVATION:
-        return None
-    return _commitment(f), f.charge.amount.units
-
-
 KEY_OF: Final[Mapping[Grain, Callable[[RowFacts], Hashable]]] = {
     Grain.EXPORT: lambda f: None,
     Grain.USE: _use_key,
@@ -128,7 +125,6 @@ KEY_OF: Final[Mapping[Grain, Callable[[RowFacts], Hashable]]] = {
     Grain.QUANTITY: _quantity_key,
     Grain.COST: lambda f: f.charge.amount.cost_micros,
     Grain.LIST_COST: lambda f: f.charge.amount.list_micros,
-    Grain.COMMITTED: _committed_key,
 }
 """Rows of one export with equal keys have equal values in all columns of the grain, while all of them are kept."""
 
@@ -203,19 +199,6 @@ def _allocated(value: Callable[[RowFacts], Any]) -> Callable[[RowFacts], Any]:
     return lambda f: value(f) if f.charge.use.milli < WHOLE_MILLI else None
 
 
-def _applied(f: RowFacts) -> dict[str, Any]:
-    """A contract is one commitment here, to use; so the quantity is applied, and no cost (1.4: one of them, not both). It is a
-    number of JSON: the exact one is CommitmentDiscountQuantity."""
-    contract = f"{f.pool}/{_commitment(f)}"
-    element = {
-        "ContractId": contract,
-        "ContractCommitmentId": contract,
-        "ContractCommitmentAppliedQuantity": (_quantity(f) or 0) / 10**PLACES,
-        "ContractCommitmentAppliedUnit": "GPU-Hours",
-    }
-    return {"Elements": [element]}
-
-
 def _programs(f: RowFacts) -> dict[str, Any] | None:
     """What could have been committed to instead: a reservation, where one is in the price list, or was applied."""
     quote = _quote(f)
@@ -238,7 +221,7 @@ def _custom(
 
 _T, _D, _N, _I, _O = ColumnKind.TEXT, ColumnKind.TIME, ColumnKind.DECIMAL, ColumnKind.INTEGER, ColumnKind.OBJECT
 _ALL, _USE, _HOUR, _PRICE, _MUCH = Grain.EXPORT, Grain.USE, Grain.HOUR, Grain.PRICE, Grain.QUANTITY
-_COST, _LIST, _APPLIED = Grain.COST, Grain.LIST_COST, Grain.COMMITTED
+_COST, _LIST = Grain.COST, Grain.LIST_COST
 
 COLUMNS: Final = (
     FocusColumn("AllocatedMethodId", _T, True, "Conditional", _USE, _allocated(lambda f: ALLOCATION), since="1.3"),
@@ -268,7 +251,7 @@ COLUMNS: Final = (
     FocusColumn("CommitmentProgramEligibilityDetails", _O, True, "Conditional", _PRICE, _programs, since="1.4"),
     FocusColumn("ConsumedQuantity", _N, True, "Conditional", _MUCH, _consumed),
     FocusColumn("ConsumedUnit", _T, True, "Conditional", _HOUR, lambda f: "GPU-Seconds" if f.by_price else None),
-    FocusColumn("ContractApplied", _O, True, "Conditional", _APPLIED, _committed(_applied), since="1.3"),
+    FocusColumn("ContractApplied", _O, True, "Conditional", _ALL, lambda f: None, since="1.3"),
     FocusColumn("ContractedCost", _N, False, "Mandatory", _COST, lambda f: _money(f.charge.amount.cost_micros)),
     FocusColumn("ContractedUnitPrice", _N, True, "Conditional", _PRICE, lambda f: _unit(f.charge.amount.unit_micros, f)),
     FocusColumn("EffectiveCost", _N, False, "Mandatory", _COST, lambda f: _money(f.charge.amount.cost_micros)),
