@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from libs.cli.budgetsfile import millionths
+from libs.cli.budgetsfile import read_amount
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url, UserOption
@@ -143,7 +143,7 @@ def top_up(
     unit = BudgetUnit.GPU_HOURS if gpu_hours is not None else BudgetUnit.MONEY
     option = "--gpu-hours" if gpu_hours is not None else "--money"
     try:
-        more = millionths(gpu_hours if gpu_hours is not None else money)
+        more = read_amount(gpu_hours if gpu_hours is not None else money)
     except ValueError as error:
         raise UsageFault(f"{option}: {error}") from None
     if not more:

@@ -10,15 +10,14 @@ budgets:
 Amounts are GPU-hours, or the price book's currency: decimals with at most six places, as they stand.
 """
 
-import re
 from collections.abc import Collection, Sequence
-from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_duration
+from libs.cli.written import millionths, whole
 from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, read
 from libs.core.billing.budgets import problems
 from schemas.base import Name, Strict
@@ -33,25 +32,19 @@ from schemas.budgets import (
     WhenSpent,
 )
 
-_AMOUNT = re.compile(r"\d{1,9}(\.\d{1,6})?")
 _AMOUNTS = ("soft", "hard", "carry_over")
 
 
-def millionths(text: Any) -> int:
-    """Of a decimal as it is written. Raises ValueError with the fix."""
-    said = str(text).replace("_", "")
-    if said.startswith("-"):
-        raise ValueError("an amount is not negative: leave it out for none")
-    if not _AMOUNT.fullmatch(said):
-        raise ValueError("write a decimal with at most six places, e.g. 1000 or 12.5")
-    return int(Decimal(said) * 1_000_000)
+def read_amount(text: Any) -> int:
+    """Millionths of a decimal as it is written. Raises ValueError with the fix."""
+    return millionths(text, "an amount", "leave it out for none", "1000 or 12.5")
 
 
 def _seconds(said: Any) -> Any:
     return round(parse_duration(said)) if isinstance(said, str) else said
 
 
-_Millionths = Annotated[BudgetAmount, BeforeValidator(millionths)]
+_Millionths = Annotated[BudgetAmount, BeforeValidator(read_amount)]
 
 
 class BudgetItem(Strict):
@@ -70,7 +63,7 @@ class BudgetItem(Strict):
 class BudgetsFile(Strict):
     """A budgets file."""
 
-    version: BudgetsVersion
+    version: Annotated[BudgetsVersion, BeforeValidator(whole)]
     time_zone: TimeZone = "UTC"
     renewal: Annotated[int, Field(ge=10, le=86_400), BeforeValidator(_seconds)] = 900
     budgets: Annotated[tuple[BudgetItem, ...], Field(max_length=1000)]

@@ -23,12 +23,12 @@ an end is not included.
 import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from libs.bus.reasons import reasons_of
+from libs.cli.written import millionths, whole
 from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, read
 from libs.core.billing.prices import problems
 from libs.core.billing.wall import us_of
@@ -47,19 +47,13 @@ from schemas.prices import (
     Term,
 )
 
-_PRICE = re.compile(r"\d{1,9}(\.\d{1,6})?")
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MOST_US = 4_102_444_800_000_000
 """2100-01-01: what is later is a slip of the pen."""
 
 
 def _micros(text: Any) -> int:
-    said = str(text)
-    if said.startswith("-"):
-        raise ValueError("a price is not negative: write 0 for what costs nothing")
-    if not _PRICE.fullmatch(said.replace("_", "")):
-        raise ValueError("write a decimal with at most six places, e.g. 2.99")
-    return int(Decimal(said.replace("_", "")) * 1_000_000)
+    return millionths(text, "a price", "write 0 for what costs nothing", "2.99")
 
 
 def _moment(text: Any) -> int:
@@ -70,6 +64,8 @@ def _moment(text: Any) -> int:
         raise ValueError("write a day (2026-01-01) or a moment with its zone (2026-01-01T12:00:00Z)") from None
     if moment.tzinfo is None:
         if not _DAY.fullmatch(said):
+            if "T" not in said and " " not in said:
+                raise ValueError("write a day with its hyphens, e.g. 2026-01-01")
             raise ValueError("a moment needs its time zone: end it with Z for UTC")
         moment = moment.replace(tzinfo=UTC)
     if not 0 <= us_of(moment) <= _MOST_US:
@@ -79,10 +75,11 @@ def _moment(text: Any) -> int:
 
 _Money = Annotated[int, BeforeValidator(_micros)]
 _Moment = Annotated[int, BeforeValidator(_moment)]
+_Share = Annotated[CreditShare, BeforeValidator(whole)]
 
 
 class TierItem(Strict):
-    above_hours: int = Field(ge=0, le=10**12)
+    above_hours: Annotated[int, BeforeValidator(whole)] = Field(ge=0, le=10**12)
     price: _Money
 
 
@@ -95,6 +92,12 @@ class PriceItem(Strict):
     to: _Moment | None = None
 
 
+def _some_tiers(tiers: tuple[TierItem, ...]) -> tuple[TierItem, ...]:
+    if not tiers:
+        raise ValueError("is empty: name at least one tier, from 0 hours on")
+    return tiers
+
+
 class ContractItem(Strict):
     team: Name
     contract: Name
@@ -102,7 +105,7 @@ class ContractItem(Strict):
     priority_class: ClassKey = Field(default="*", alias="class")
     term: Term = Term.STANDARD
     price: _Money | None = None
-    tiers: tuple[TierItem, ...] | None = Field(default=None, min_length=1, max_length=16)
+    tiers: Annotated[tuple[TierItem, ...], Field(max_length=16), AfterValidator(_some_tiers)] | None = None
     from_: _Moment = Field(alias="from")
     to: _Moment | None = None
 
@@ -123,11 +126,11 @@ def _some(items: tuple[PriceItem, ...]) -> tuple[PriceItem, ...]:
 class PricesFile(Strict):
     """A price book."""
 
-    version: BookVersion
+    version: Annotated[BookVersion, BeforeValidator(whole)]
     currency: Currency
     prices: Annotated[tuple[PriceItem, ...], Field(max_length=4000), AfterValidator(_some)]
     contracts: Annotated[tuple[ContractItem, ...], Field(max_length=4000)] = ()
-    credits: dict[CreditCause, CreditShare] = Field(default_factory=dict)
+    credits: dict[CreditCause, _Share] = Field(default_factory=dict)
 
     @property
     def book(self) -> RateBook:

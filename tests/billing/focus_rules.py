@@ -216,7 +216,7 @@ def _elements(one: Row, name: str, top: str) -> list[dict[str, Any]] | None:
 
 def _contract(one: Row) -> Iterator[str]:
     """A contract commitment is "a measurable obligation" (Glossary), and ContractApplied names one, whose cost or quantity the
-    Contract Commitment dataset says (ContractCommitmentCost, ContractCommitmentQuantity). There is none: nothing may be applied."""
+    Contract Commitment dataset says (ContractCommitmentCost, ContractCommitmentQuantity). There is none."""
     if one["ContractApplied"] is not None:
         yield "ContractApplied names a contract commitment, and no such dataset is made (Contract Commitment, relationships)"
 

@@ -17,6 +17,7 @@ from schemas.prices import ContractRate, ListRate, RateBook, RateTier, Term
 from tests.core.lives import records_of
 
 HEAD = "version: 1\ncurrency: USD\n"
+ONE = "prices:\n- {device: H100, price: 1, from: 2026-01-01}\n"
 
 
 def wrong(text: str) -> list[tuple[int, str]]:
@@ -77,6 +78,21 @@ def wrong(text: str) -> list[tuple[int, str]]:
             6,
             "contracts.0",
         ),
+        *((f"{ONE}credits: {said}", 5, f"credits{field}") for said, field in (
+            ("{sunspots: 3}", ".sunspots.[key]"), ("{node-lost: 1001}", ".node-lost"), ("{node-lost: -1}", ".node-lost"),
+            ("{node-lost: yes}", ".node-lost"), ("{node-lost: 0.5}", ".node-lost"), ("{node-lost: '500'}", ".node-lost"),
+            ("{node-lost: half}", ".node-lost"), ("{node-lost: 9, node-lost: 9}", ".node-lost"), ("[node-lost]", ""), ("", ""),
+        )),
+        *((f"prices:\n- {{device: H100, price: {said}, from: 2026-01-01}}", 4, "prices.0.price") for said in (
+            "true", "~", "1__0", "1_00", "0x10", "010", "1:30", "٢.٩٩", "'2,99'", "[1]", ".inf", "9" * 400,
+        )),
+        *((f"prices:\n- {{device: H100, price: 1, from: {said}}}", 4, "prices.0.from") for said in (
+            "20260101", "2026-W01-1", "2026-01-01T00:00:00", "'2026-01-01 00:00'", "true", "9999-01-01",
+            "0001-01-01", "2027-02-29",
+        )),
+        (f"{ONE}version: 2", 5, "version"),
+        *((f"{ONE}contracts:\n- {{team: a, contract: c, device: H100, from: 2026-01-01, tiers: {said}}}", 6,
+           f"contracts.0.tiers{field}") for said, field in (("[{above_hours: no, price: 1}]", ".0.above_hours"), ("[]", ""))),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_book_is_said_with_line_field_and_fix(text: str, line: int, field: str) -> None:
@@ -87,6 +103,11 @@ def test_a_wrong_currency_is_refused() -> None:
     assert wrong("version: 1\ncurrency: dollars\nprices:\n- {device: H100, price: 1, from: 2026-01-01}") == [
         (2, "currency")
     ]
+
+
+@pytest.mark.parametrize("said", ["true", "1.0", "'1'", "0", "9" * 5000])
+def test_a_version_is_a_whole_number(said: str) -> None:
+    assert wrong(f"version: {said}\ncurrency: USD\n{ONE}") == [(1, "version")]
 
 
 def test_prices_are_taken_as_they_are_written() -> None:

@@ -1,0 +1,26 @@
+"""Numbers as people write them in YAML, taken as they stand: none goes through a binary float."""
+
+import re
+from decimal import Decimal
+from typing import Any
+
+_PLAIN = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+_GROUPED = re.compile(r"(?<=[0-9])_(?=[0-9]{3}(?![0-9]))")
+"""1_000 is 1000."""
+
+
+def millionths(text: Any, what: str, without: str, example: str) -> int:
+    """Of a decimal. Raises ValueError with the fix; `what` may not be negative, `without` says what to write instead."""
+    said = _GROUPED.sub("", str(text))
+    if said.startswith("-"):
+        raise ValueError(f"{what} is not negative: {without}")
+    if not _PLAIN.fullmatch(said):
+        raise ValueError(f"write a decimal with at most six places, e.g. {example}")
+    return int(Decimal(said) * 1_000_000)
+
+
+def whole(value: Any) -> Any:
+    """An integer. YAML has `yes` and `true` for people, and neither is a 1. Raises ValueError with the fix."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("is not a whole number: write digits, without quotes")
+    return value
