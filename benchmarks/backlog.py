@@ -44,7 +44,9 @@ def main() -> None:
         parser.error("--burst is at least 1, and at most as many as wait")
     result: dict[str, Any] = {"machine": machine.describe(), "waiting": options.waiting}
     with tempfile.TemporaryDirectory(prefix="baton-backlog-") as folder:
-        launch = LaunchOptions(state_dir=Path(folder), teams=(TEAM,), fleet=FLEET, real_node="none")
+        unbounded = Path(folder) / "teams.yaml"
+        unbounded.write_text("intake: {}\n")
+        launch = LaunchOptions(state_dir=Path(folder), teams=(TEAM,), fleet=FLEET, real_node="none", quotas=unbounded)
         asyncio.run(_filled(launch, options, result))
         asyncio.run(_started_again(launch, options, result))
     print(f"written to {machine.write('backlog', result)}")

@@ -16,8 +16,10 @@ from libs.cli.launch_options import MOST_REPLICAS, SERVICES, External, LaunchOpt
 from libs.cli.output import Column, fields, hint, say, show
 from libs.cli.team_admin import answering
 from libs.client.where import state_dir
+from libs.core.admission.intake import EVERYBODY, IntakeLimits
 from libs.embedded.events import EventKind, ProcessEvent
 from libs.embedded.records import ProcessRecord
+from libs.service.teams_file import load_intake
 
 _COLUMNS = [
     Column("PROCESS", lambda p: p.name),
@@ -43,7 +45,9 @@ def command(
         typer.Option("--real/--no-real", help="Offer this machine's own devices; by default unless --fleet is given."),
     ] = None,
     prices: Annotated[Path | None, typer.Option("--prices", help="Price book, see deploy/prices.yaml.")] = None,
-    quotas: Annotated[Path | None, typer.Option("--quotas", help="Teams' quotas, see deploy/teams.yaml.")] = None,
+    quotas: Annotated[
+        Path | None, typer.Option("--quotas", help="Teams' quotas, and what they may ask for, see deploy/teams.yaml.")
+    ] = None,
     pool: Annotated[str, typer.Option("--pool", help="The pool's name.")] = "main",
     more: Annotated[
         list[str] | None,
@@ -171,11 +175,18 @@ def _introduce(launch: LocalStack) -> None:
             ("submit", f"{prefix}baton submit{flag} {_example(launch)}"),
             ("look", f"{prefix}baton get nodes"),
             ("teams", ", ".join(launch.options.teams)),
+            ("a team may", _intake(launch.options.quotas)),
             *((("walls", walls),) if (walls := launch.walls()) else ()),
             ("credentials", f"{_relative(str(launch.keyring.creds))}/: one for each team"),
             ("stop", f"Ctrl-C here; {stays}, and the next `baton up` goes on from it"),
         ]
     )
+
+
+def _intake(quotas: Path | None) -> str:
+    """What every team may ask for that has no limits of its own."""
+    limits = load_intake(quotas, "--quotas").get(EVERYBODY, IntakeLimits())
+    return f"{limits.text()} (`intake` of {quotas or 'a file that --quotas names'})"
 
 
 def _example(launch: LocalStack) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from libs.core.accelerators.kinds import problem_with
-from libs.core.admission.intake import EVERYBODY, IntakeLimits
+from libs.core.admission.intake import EVERYBODY, SHIPPED, IntakeLimits
 from libs.service.files import read
 from schemas.base import Name, Strict
 from schemas.resources import LimitKey
@@ -38,15 +38,16 @@ class TeamEntry(Strict):
 
 
 class TeamsFile(Strict):
-    """`deploy/teams.yaml`. `intake`: what every team may ask for, also one that is not named; what a team's own entry says of a
-    limit counts in its place, and null lifts it."""
+    """`deploy/teams.yaml`. `intake`: what every team may ask for, also one that is not named; where it is left out, what is
+    shipped. What a team's own entry says of a limit counts in its place, and null lifts it."""
 
-    intake: IntakeLimits = IntakeLimits()
+    intake: IntakeLimits = SHIPPED
     teams: dict[Name, TeamEntry] = Field(default_factory=dict)
 
 
-def load_intake(path: Path, setting: str) -> dict[str, IntakeLimits]:
-    """Team, or `EVERYBODY` -> what it may ask for. Raises BadFile; `setting` is the variable that names another file."""
-    file = read(path, TeamsFile, setting)
+def load_intake(path: Path | None, setting: str) -> dict[str, IntakeLimits]:
+    """Team, or `EVERYBODY` -> what it may ask for; without a file what is shipped. Raises BadFile; `setting` is the variable
+    that names another file."""
+    file = read(path, TeamsFile, setting) if path is not None else TeamsFile()
     named = {team: file.intake.but(entry.intake) for team, entry in file.teams.items()}
     return named if file.intake == IntakeLimits() else {EVERYBODY: file.intake, **named}

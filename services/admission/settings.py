@@ -29,7 +29,7 @@ class AdmissionSettings(ServiceSettings):
     )
     teams: Path | None = Field(
         default=None,
-        description="how much teams may ask for, the teams' file (deploy/teams.yaml); without it no limits",
+        description="how much teams may ask for, the teams' file (deploy/teams.yaml); without it what is shipped",
     )
     batch: int = Field(default=256, ge=1, le=1000, description="requests fetched together at the most")
     undecided: int = Field(
@@ -73,7 +73,7 @@ class AdmissionSettings(ServiceSettings):
 
     def intake_limits(self) -> dict[str, IntakeLimits]:
         """What each team may ask for."""
-        return load_intake(self.teams, "BATON_ADMISSION_TEAMS") if self.teams else {}
+        return load_intake(self.teams, "BATON_ADMISSION_TEAMS")
 
     def priority_classes(self) -> dict[str, PriorityClass]:
         """Classes by name."""

@@ -6,7 +6,7 @@ import pytest
 
 from libs.core.accelerators.catalog import catalog, models
 from libs.core.accelerators.mig_boards import GEOMETRIES
-from libs.core.admission.intake import EVERYBODY, Intake, IntakeLimits
+from libs.core.admission.intake import EVERYBODY, SHIPPED, Intake, IntakeLimits
 from libs.core.state.limits import Limits
 from libs.service.files import read
 from libs.service.teams_file import load_intake
@@ -14,6 +14,8 @@ from schemas.billing import PriceBook
 from services.admission.settings import AdmissionSettings
 from services.quota_billing.files import BadFile, load_prices, load_quotas, quota_changes
 from services.quota_billing.settings import QuotaBillingSettings
+
+ROOT = Path(__file__).parents[2]
 
 SETTINGS = QuotaBillingSettings()
 
@@ -141,7 +143,7 @@ def test_only_what_is_new_or_changed_in_the_file_is_told() -> None:
 
 
 def test_the_shipped_file_bounds_what_a_team_asks_for_that_nobody_has_named() -> None:
-    limits = Intake(load_intake(Path(__file__).parents[2] / "deploy/teams.yaml", "X"))
+    limits = Intake(load_intake(ROOT / "deploy/teams.yaml", "X"))
     taken = 0
     while limits.submit("stranger", 256 * 1024, 0, 0) is None:
         taken += 1
@@ -149,10 +151,25 @@ def test_the_shipped_file_bounds_what_a_team_asks_for_that_nobody_has_named() ->
     assert limits.submit("another", 1024, 10**6, 0) is not None, "and its open jobs"
 
 
+def test_without_a_file_or_a_word_in_it_teams_have_the_limits_that_are_shipped(tmp_path: Path) -> None:
+    """A stranger's first day: `baton up` without `--quotas` had none."""
+    path = tmp_path / "teams.yaml"
+    assert AdmissionSettings(teams=None).intake_limits() == {EVERYBODY: SHIPPED}
+    assert load_intake(ROOT / "deploy/teams.yaml", "X")[EVERYBODY] == SHIPPED
+    assert all(getattr(SHIPPED, name) is not None for name in IntakeLimits.model_fields), "none is left open"
+    path.write_text("teams: {}\n")
+    assert load_intake(path, "X") == {EVERYBODY: SHIPPED}
+    path.write_text("intake: {}\nteams: {}\n")
+    assert load_intake(path, "X") == {}
+    assert "100,000 open jobs, 1,000 submits a second (100,000 at once)" in SHIPPED.text()
+    assert IntakeLimits().text() == "no limit"
+
+
 def test_what_a_team_may_ask_for_stands_in_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "teams.yaml"
     path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 5, submits_per_s: 0.5}}\n  b: {devices: null}\n")
-    assert load_intake(path, "X") == {"a": IntakeLimits(open_jobs=5, submits_per_s=0.5), "b": IntakeLimits()}
+    mine = SHIPPED.but(IntakeLimits(open_jobs=5, submits_per_s=0.5))
+    assert load_intake(path, "X") == {EVERYBODY: SHIPPED, "a": mine, "b": SHIPPED}
     assert set(load_quotas(path)) == {"a", "b"}
     everybody = "intake: {open_jobs: 9, bytes_per_s: 1000}\nteams:\n  a: {devices: 1, intake: {open_jobs: null}}\n"
     path.write_text(everybody)

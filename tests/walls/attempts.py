@@ -181,6 +181,8 @@ ATTEMPTS = (
             "tests/core/test_intake.py::test_no_more_than_burst_and_rate_allow"),
     Attempt(5, _TEAM, "the same as a team that the teams' file does not name", "its limits for all count",
             "tests/billing/test_files.py::test_the_shipped_file_bounds_what_a_team_asks_for_that_nobody_has_named"),
+    Attempt(5, _TEAM, "the same on the first day, when no file says what a team may", "limits are shipped, and `baton up` prints them",
+            "tests/billing/test_files.py::test_without_a_file_or_a_word_in_it_teams_have_the_limits_that_are_shipped"),
     Attempt(5, _TEAM, "dead letters of all others pushed out", "each sender has its own 500",
             "tests/schemas/test_subjects.py::test_a_name_of_ones_own_choice_does_not_hide_who_speaks"),
     # 6: stores, monitors, secrets

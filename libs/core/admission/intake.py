@@ -49,9 +49,31 @@ class IntakeLimits(Strict):
     burst_bytes: int | None = Field(default=None, ge=256, le=1 << 40)
     request_bytes: int | None = Field(default=None, ge=256, le=1 << 30, description="of one submit's body")
 
+    def text(self) -> str:
+        """In words, for who reads what a team may."""
+        rates = (
+            (self.submits_per_s, self.burst, "submits a second"),
+            (self.bytes_per_s, self.burst_bytes, "bytes a second"),
+        )
+        said = [f"{self.open_jobs:,} open jobs"] if self.open_jobs is not None else []
+        for per_s, burst, what in rates:
+            if per_s is not None:
+                said.append(f"{per_s:,g} {what} ({burst or 10 * per_s:,g} at once)")
+        if self.request_bytes is not None:
+            said.append(f"{self.request_bytes:,} bytes a request")
+        return ", ".join(said) or "no limit"
+
     def but(self, own: "IntakeLimits") -> "IntakeLimits":
         """These, with what `own` says in its place."""
         return self.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
+
+
+SHIPPED: Final = IntakeLimits(
+    open_jobs=100_000, submits_per_s=1_000, burst=100_000, bytes_per_s=1_000_000, burst_bytes=64_000_000,
+    request_bytes=256 * 1024,
+)  # fmt: skip
+"""What every team may ask for unless an operator says otherwise: more than a team of people needs, and less than fills a ledger
+in a day."""
 
 
 @dataclass(frozen=True, slots=True)
