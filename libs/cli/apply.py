@@ -17,11 +17,11 @@ from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import Failed
-from libs.core.scheduling.queues import Change, changes
+from libs.core.scheduling.queues import Change, beyond_the_pool, changes
 from libs.core.state.queue_tree import QueueTree
 from schemas import subjects
 from schemas.inbox import ApplyQueues
-from schemas.queries import QueuesQuery, QueuesReply
+from schemas.queries import PoolStatus, PoolStatusQuery, QueuesQuery, QueuesReply
 
 QueueFileOption = Annotated[
     Path, typer.Option("--file", "-f", help="A file of queues or budgets, YAML; - for standard input.")
@@ -45,6 +45,7 @@ def command(
 
     async def work(baton: Baton) -> tuple[list[Change], int]:
         before, then = await _compared(baton, text, str(file))
+        await _warn(baton, then)
         found = changes(before, then)
         if found:
             await apply_tree(baton, before, then, reason)
@@ -64,7 +65,9 @@ def compare(file: QueueFileOption, *, pool: Pool = None, user: UserOption = None
         return
 
     async def work(baton: Baton) -> list[Change]:
-        return changes(*await _compared(baton, text, str(file)))
+        before, then = await _compared(baton, text, str(file))
+        await _warn(baton, then)
+        return changes(before, then)
 
     found = run(work, subjects.OPERATOR, url, user=user, pool=pool)
     _show(found)
@@ -118,6 +121,13 @@ async def _compared(baton: Baton, text: str, name: str) -> tuple[QueueTree, Queu
     except QueueFileError as error:
         raise UsageFault(str(error)) from None
     return _tree(told), then
+
+
+async def _warn(baton: Baton, tree: QueueTree) -> None:
+    """Of guarantees that the pool as it is could not keep."""
+    status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery())
+    for line in beyond_the_pool(tree, status.kinds):
+        hint(f"warning: {line}")
 
 
 def _tree(told: QueuesReply) -> QueueTree:

@@ -14,7 +14,7 @@ from libs.core.explain.queue_shares import queue_shares
 from libs.core.projections.verify.limit_books import LimitBooks
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import in_order
-from libs.core.scheduling.queues import Claimant, Standings, changes, divide, divide_tree, problems
+from libs.core.scheduling.queues import Claimant, Standings, beyond_the_pool, changes, divide, divide_tree, problems
 from libs.core.state.queue_tree import OWN, ROOT, QueueTree
 from schemas import inbox, ledger
 from schemas.queues import PreemptionLimits, Queue
@@ -89,7 +89,28 @@ def test_what_a_new_tree_changes_is_told_field_by_field() -> None:
     assert changes(EXAMPLE, QueueTree.of(list(EXAMPLE), 9)) == []
     assert changes(EXAMPLE, QueueTree.of(list(EXAMPLE), 9, preemption=PreemptionLimits())) == [], "the defaults, said"
     sparing = QueueTree.of(list(EXAMPLE), 9, preemption=PreemptionLimits(min_run_s=60))
-    assert [change.text() for change in changes(EXAMPLE, sparing)] == ["~ (the pool)  preemption.min_run: 0s -> 60s"]
+    assert [change.text() for change in changes(EXAMPLE, sparing)] == ["~ (the pool)  preemption.min_run: 0s -> 1m"]
+
+
+@pytest.mark.parametrize("said", ["7d", "36h", "90s", "31m", "1d", "59s"])
+def test_a_change_says_a_time_as_a_file_does(said: str) -> None:
+    """`half_life: 7d` was told as 604800s."""
+    after = read_tree(f"version: 1\npreemption: {{min_run: {said}}}\nqueues: []\n")
+    told = [change.text() for change in changes(QueueTree.of([]), after)]
+    assert told == [f"~ (the pool)  preemption.min_run: 0s -> {said}"]
+
+
+def test_a_guarantee_beyond_the_pool_is_told_with_the_figures() -> None:
+    """It was applied without a word. Children count in their parents; a slice is its part of its board."""
+    tree = QueueTree.of([queue("a", "", 10), queue("b", "a", 10), queue("c", "", 7)])
+    assert beyond_the_pool(tree, {"H100": 16, "CPU": 4}) == [
+        "17 accelerators are guaranteed, and 16 of the pool are up: not all can have what they are guaranteed"
+    ]
+    assert beyond_the_pool(tree, {"H100": 16, "H100:1g.10gb": 7}) == []
+    slices = Queue(name="lab", guaranteed={"H100": 2_000, "H100:1g.10gb": 8_000})
+    (boards, ones) = beyond_the_pool(QueueTree.of([slices]), {"H100": 0, "H100:1g.10gb": 7})
+    assert boards.startswith("2 H100 are guaranteed, and 1 of the pool")
+    assert ones.startswith("8 H100:1g.10gb are guaranteed, and 7 of the pool")
 
 
 def test_the_limits_of_the_docs_are_the_defaults() -> None:
@@ -103,11 +124,7 @@ def test_a_file_says_after_how_long_shares_are_evened_out(said: str, read: objec
     tree = read_tree(f"version: 1\npreemption: {{share_grace: {said}}}\nqueues: []\n")
     assert tree.preemption_limits.share_grace_s == read
     shown = [change.text() for change in changes(QueueTree.of([]), tree)]
-    assert shown == (
-        []
-        if read is None
-        else [f"~ (the pool)  preemption.share_grace: none -> {read if read == 'never' else f'{read}s'}"]
-    )
+    assert shown == ([] if read is None else [f"~ (the pool)  preemption.share_grace: none -> {said}"])
 
 
 @pytest.mark.parametrize("said", ["sometimes", "-1s", "32d", "1.5", "true"])

@@ -102,6 +102,9 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         differs = await said("diff", "-f", str(path))
         assert differs.code == 1
         assert "+ lab  weight 1, guaranteed.* 3, limit.* 3" in differs.out
+        beyond = tmp_path / "beyond.yaml"
+        beyond.write_text("version: 1\nqueues:\n  - {name: lab, guaranteed: 9}\n")
+        assert "9 accelerators are guaranteed, and 5 of the pool are up" in (await said("diff", "-f", str(beyond))).err
         applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga")
         assert applied.code == 0, applied.err
         assert (await world.event(QueuesApplied)).user == "olga"

@@ -9,7 +9,7 @@ example through, and a test recomputes it. All of it is pure and exact: amounts 
 """
 
 from libs.core.scheduling.queues.changes import Change, changes
-from libs.core.scheduling.queues.check import Problem, problems
+from libs.core.scheduling.queues.check import Problem, beyond_the_pool, problems
 from libs.core.scheduling.queues.division import Claimant, divide, divide_tree
 from libs.core.scheduling.queues.reclaim import Reclaim
 from libs.core.scheduling.queues.standing import WITHIN, QueueLevel, Standing, Standings, largest_part
@@ -23,6 +23,7 @@ __all__ = [
     "Reclaim",
     "Standing",
     "Standings",
+    "beyond_the_pool",
     "changes",
     "divide",
     "divide_tree",

@@ -57,7 +57,7 @@ def _fields(queue: Queue) -> dict[str, str]:
         said["min_run"] = _seconds(queue.min_run_s)
     if queue.boosts is not None:
         budget = queue.boosts
-        said["boosts"] = f"{budget.most} within {budget.within_s}s, {budget.longest_s}s each"
+        said["boosts"] = f"{budget.most} within {_seconds(budget.within_s)}, {_seconds(budget.longest_s)} each"
     if queue.classes is not None:
         said["classes"] = ", ".join(queue.classes) or "(none)"
     return said
@@ -70,8 +70,8 @@ def _limits(tree: QueueTree) -> dict[str, str]:
         "preemption.min_run": _seconds(limits.min_run_s),
         "preemption.reclaim_grace": _seconds(limits.reclaim_grace_s),
         "preemption.share_grace": _share_grace(limits.share_grace_s),
-        "preemption.per_job": f"{limits.per_job.most} within {limits.per_job.within_s}s",
-        "preemption.per_pool": f"{limits.per_pool.most} within {limits.per_pool.within_s}s",
+        "preemption.per_job": f"{limits.per_job.most} within {_seconds(limits.per_job.within_s)}",
+        "preemption.per_pool": f"{limits.per_pool.most} within {_seconds(limits.per_pool.within_s)}",
     }
 
 
@@ -87,5 +87,12 @@ def _share_grace(said: int | str | None) -> str:
     return said if isinstance(said, str) else _seconds(said)
 
 
-def _seconds(half_life_s: int | None) -> str:
-    return "" if half_life_s is None else f"{half_life_s}s"
+def _seconds(span_s: int | None) -> str:
+    """As a file says it, in the largest unit that leaves no rest: `7d`, `36h`, `90s`."""
+    if span_s is None:
+        return ""
+    unit, size = next((one for one in _UNITS if span_s and span_s % one[1] == 0), ("s", 1))
+    return f"{span_s // size}{unit}"
+
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60))

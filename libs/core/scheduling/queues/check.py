@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from libs.core.accelerators.kinds import problem_with
+from libs.core.accelerators.kinds import GRAINS, grains, problem_with
 from libs.core.accelerators.spelling import meant
 from libs.core.state.queue_tree import ROOT, QueueTree
 from schemas.queues import Queue
@@ -136,6 +136,23 @@ def _siblings(parent: str, tree: QueueTree) -> Iterator[Problem]:
                 f"its parent {parent} is guaranteed {_shown(own)} and its children {_shown(together)} together",
                 f"lower the children's, or raise the parent's to {_shown(together)}",
             )  # fmt: skip
+
+
+def beyond_the_pool(tree: QueueTree, devices: Mapping[str, int]) -> list[str]:
+    """What top queues are guaranteed together that the pool does not have now, a sentence for each kind. It may be meant: nodes
+    are away, or will come. `devices`: how many of each kind are up."""
+    has = {kind: WHOLE_MILLI * count for kind, count in devices.items()}
+    top = [tree[name] for name in tree.children(ROOT)]
+    said = []
+    for key in sorted({key for queue in top for key in queue.guaranteed}):
+        together, there = sum(queue.guaranteed.get(key, 0) for queue in top), grains(key, has)
+        if together * GRAINS > there:
+            what = "accelerators" if key == ANY_ACCELERATOR else key
+            said.append(
+                f"{_shown(together)} {what} are guaranteed, and {there / GRAINS / WHOLE_MILLI:g} of the pool are up: not all "
+                "can have what they are guaranteed"
+            )
+    return said
 
 
 def _shown(milli: int) -> str:
