@@ -16,10 +16,9 @@ from libs.cli.launch_options import MOST_REPLICAS, SERVICES, External, LaunchOpt
 from libs.cli.output import Column, fields, hint, say, show
 from libs.cli.team_admin import answering
 from libs.client.where import state_dir
-from libs.core.admission.intake import EVERYBODY, IntakeLimits
+from libs.core.admission.intake import SHIPPED
 from libs.embedded.events import EventKind, ProcessEvent
 from libs.embedded.records import ProcessRecord
-from libs.service.teams_file import load_intake
 
 _COLUMNS = [
     Column("PROCESS", lambda p: p.name),
@@ -175,18 +174,15 @@ def _introduce(launch: LocalStack) -> None:
             ("submit", f"{prefix}baton submit{flag} {_example(launch)}"),
             ("look", f"{prefix}baton get nodes"),
             ("teams", ", ".join(launch.options.teams)),
-            ("a team may", _intake(launch.options.quotas)),
+            (
+                "a team may",
+                f"what {quotas} says" if (quotas := launch.options.quotas) else f"{SHIPPED.text()}; --quotas says else",
+            ),
             *((("walls", walls),) if (walls := launch.walls()) else ()),
             ("credentials", f"{_relative(str(launch.keyring.creds))}/: one for each team"),
             ("stop", f"Ctrl-C here; {stays}, and the next `baton up` goes on from it"),
         ]
     )
-
-
-def _intake(quotas: Path | None) -> str:
-    """What every team may ask for that has no limits of its own."""
-    limits = load_intake(quotas, "--quotas").get(EVERYBODY, IntakeLimits())
-    return f"{limits.text()} (`intake` of {quotas or 'a file that --quotas names'})"
 
 
 def _example(launch: LocalStack) -> str:
