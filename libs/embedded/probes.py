@@ -36,11 +36,12 @@ def http_ok(port: int, path: str = "/") -> Probe:
     return probe
 
 
-def valkey_pong(port: int, user: str, password: str) -> Probe:
-    """Ready when PING answers PONG: before that, Valkey answers LOADING while it replays its append-only file."""
+def valkey_pong(socket: Path, user: str, password: str) -> Probe:
+    """Ready when PING answers PONG on its Unix socket: before that, Valkey answers LOADING while it replays its append-only
+    file."""
 
     async def probe() -> bool:
-        async with _connection(port) as (reader, writer):
+        async with _opened(asyncio.open_unix_connection(socket)) as (reader, writer):
             writer.write(f"AUTH {user} {password}\r\nPING\r\n".encode())
             await reader.readline()
             return await reader.readline() == b"+PONG\r\n"

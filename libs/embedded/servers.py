@@ -134,9 +134,8 @@ class ValkeyUser:
 
 @dataclass(frozen=True, kw_only=True)
 class ValkeyOptions:
-    """Valkey's port, how often its append-only file reaches the disk ("everysec" or "always"), and its users."""
+    """How often Valkey's append-only file reaches the disk ("everysec" or "always"), and its users."""
 
-    port: int | None = None
     append_fsync: str = "everysec"
     users: Sequence[ValkeyUser] = ()
 
@@ -253,20 +252,26 @@ def _routes(own: int, everyone: Sequence[int], password: str) -> dict[str, Any]:
     }
 
 
-def describe_valkey(options: ValkeyOptions, state_dir: Path, port: int, password: str) -> Server:
+def describe_valkey(options: ValkeyOptions, state_dir: Path, password: str) -> Server:
     """valkey-server with an append-only file. Whoever names no user may do nothing; `DEFAULT_USER` may do everything, with
     `password`, and each of the options' users what its rules say, with a password that is derived from it.
 
+    It listens on a Unix socket alone, in a folder that only our user may enter: whoever can connect takes up one of a few
+    thousand connections for as long as he likes, before he has said who he is.
+
     Raises:
         MissingBinary: valkey-server is not installed.
+        SocketTaken: the folder for its socket cannot be ours alone.
     """
     data_dir, config_path = state_dir / VALKEY, state_dir / "config" / "valkey.conf"
+    socket = private_socket(state_dir, VALKEY)
     passwords = {DEFAULT_USER: password, **{user.name: derived(password, user.name) for user in options.users}}
-    urls = {name: f"redis://{name}:{known}@{LOOPBACK}:{port}/0" for name, known in passwords.items()}
+    urls = {name: f"unix://{name}:{known}@{quote(str(socket))}?db=0" for name, known in passwords.items()}
     config = "\n".join(
         [
-            f"bind {LOOPBACK}",
-            f"port {port}",
+            "port 0",
+            f"unixsocket {json.dumps(str(socket))}",
+            "unixsocketperm 600",
             "user default off -@all",
             f"user {DEFAULT_USER} on #{_digest(password)} ~* &* +@all",
             *(f"user {user.name} on #{_digest(passwords[user.name])} {' '.join(user.rules)}" for user in options.users),
@@ -283,8 +288,7 @@ def describe_valkey(options: ValkeyOptions, state_dir: Path, port: int, password
             name=VALKEY,
             argv=[str(binaries.valkey_server()), str(config_path)],
             log_path=state_dir / "logs" / "valkey.log",
-            ready=valkey_pong(port, DEFAULT_USER, password),
-            port=port,
+            ready=valkey_pong(socket, DEFAULT_USER, password),
         ),
         url=urls[DEFAULT_USER],
         data_dir=data_dir,

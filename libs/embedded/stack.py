@@ -168,8 +168,6 @@ class Servers:
             requests |= {NATS: options.nats.port, _monitor(NATS): options.nats.monitor_port}
             requests |= {port: None for name in names[1:] for port in (name, _monitor(name))}
             requests |= {_route(name): None for name in names if len(names) > 1}
-        if VALKEY in options.run:
-            requests |= {VALKEY: options.valkey.port}
         ports = {}
         for name, request in requests.items():
             lease = lease_port(request, preferred=remembered.get(name))
@@ -186,7 +184,7 @@ class Servers:
             described = servers.describe_nats(options.nats, here, own, passwords[NATS])
             chosen |= dict(zip(names, described, strict=True))
         if VALKEY in options.run:
-            chosen[VALKEY] = servers.describe_valkey(options.valkey, here, ports[VALKEY], passwords[VALKEY])
+            chosen[VALKEY] = servers.describe_valkey(options.valkey, here, passwords[VALKEY])
         if MONGO in options.run:
             chosen[MONGO] = servers.describe_mongo(here)
         return chosen

@@ -128,7 +128,7 @@ async def each_service_has_its_own_stores_alone(cluster: LocalStack) -> None:
     for name in cluster.http:
         environ = dict(cluster.supervisor.spec(name).env or {})
         users = {"placement": "placement.main", "telemetry": "telemetry.main"}
-        user = environ.get("BATON_REDIS_URL", "").removeprefix("redis://").split(":")[0]
+        user = environ.get("BATON_REDIS_URL", "").removeprefix("unix://").split(":")[0]
         assert user == users.get(name, ""), name
         assert ("BATON_MONGO_URL" in environ) == (name in {"history", "quota_billing"}), name
         other = next(token for other, token in cluster.http_tokens.items() if other != name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.embedded import MissingBinary, PortInUse, ServerOptions, Servers, StartFailed, ValkeyOptions, binaries
+from libs.embedded import MissingBinary, NatsOptions, PortInUse, ServerOptions, Servers, StartFailed, binaries
 from libs.embedded.ports import LOOPBACK, lease_port
 
 
@@ -21,11 +21,11 @@ def test_a_busy_port_is_an_error_that_names_the_port_and_its_holder() -> None:
 async def test_a_busy_port_stops_the_stack_before_anything_starts(state_dir: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as holder:
         port = holder.getsockname()[1]
-        options = ServerOptions(run=["valkey"], valkey=ValkeyOptions(port=port))
+        options = ServerOptions(run=["nats"], nats=NatsOptions(port=port))
         with pytest.raises(PortInUse, match=str(port)):
             await Servers(state_dir, options).start()
     async with Servers(state_dir, options) as servers:  # the directory was given back
-        assert servers.redis_url.endswith(f":{port}/0")
+        assert servers.nats_url.endswith(f":{port}")
 
 
 def test_a_remembered_port_that_is_busy_is_replaced() -> None:

@@ -131,7 +131,7 @@ async def test_servers_want_the_password_and_listen_on_loopback_only(state_dir: 
                 await ping(wrong)
         for name, record in servers.supervisor.processes().items():
             listening = [c for c in psutil.Process(record.pid).net_connections() if c.status == psutil.CONN_LISTEN]
-            assert {c.laddr.ip for c in listening} == (set() if name == "mongo" else {"127.0.0.1"})
+            assert {c.laddr.ip for c in listening} == ({"127.0.0.1"} if name == "nats" else set())
             command = " ".join(psutil.Process(record.pid).cmdline())
             assert not [word for word in secrets_of(servers) if word in command]
 
@@ -181,18 +181,23 @@ async def test_the_monitoring_page_is_found_by_those_who_know_its_path(state_dir
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["in the state directory", "elsewhere, when that has a long path"])
-async def test_the_document_store_is_reached_by_our_own_user_alone(
+async def test_the_stores_are_reached_by_our_own_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
+    """Any process of the host could take up all connections that Redis has, when that listened on a port."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path.parent))
     state_dir = tmp_path / ("x" * 120) / "state" if long else Path(tempfile.mkdtemp(dir="/tmp"))
     try:
-        async with Servers(state_dir, ServerOptions(run=["mongo"])) as servers:
-            socket = Path(urllib.parse.unquote(servers.mongo_url.removeprefix("mongodb://")))
-            assert socket.is_relative_to(state_dir) != long
-            assert stat.S_ISSOCK(socket.stat().st_mode)
-            assert stat.S_IMODE(socket.stat().st_mode) == 0o600
-            assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+        async with Servers(state_dir, ServerOptions(run=["mongo", "valkey"])) as servers:
+            of_redis = urllib.parse.urlsplit(servers.redis_url)
+            assert of_redis.scheme == "unix"
+            for quoted in (servers.mongo_url.removeprefix("mongodb://"), of_redis.path):
+                socket = Path(urllib.parse.unquote(quoted))
+                assert socket.is_relative_to(state_dir) != long
+                assert stat.S_ISSOCK(socket.stat().st_mode)
+                assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+                assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+            assert await ping(servers.redis_url)
             client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(f"{servers.mongo_url}/one")
             database = client.get_default_database()
             await database["words"].replace_one({"_id": "a"}, {"_id": "a", "value": 1}, upsert=True)

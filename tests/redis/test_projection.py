@@ -137,7 +137,7 @@ async def test_a_lost_function_library_is_loaded_again(projection: Projection, r
 async def test_placements_user_is_enough_and_may_do_no_more(projection: Projection, raw: Redis, redis_url: str) -> None:
     user = f"u{uuid.uuid4().hex[:6]}"
     await raw.execute_command("ACL", "SETUSER", user, "on", ">secret", *rules("placement", projection.pool))
-    limited = Projection(f"redis://{user}:secret@{redis_url.split('@')[1]}", projection.pool)
+    limited = Projection(f"unix://{user}:secret@{redis_url.split('@')[1]}", projection.pool)
     entries = batches(chain(projection.pool, world().records), HotState())
     await limited.apply(entries, "")
     await limited.rebuild(9, "h", HotState().rows())

@@ -58,7 +58,7 @@ class IntakeLimits(Strict):
         said = [f"{self.open_jobs:,} open jobs"] if self.open_jobs is not None else []
         for per_s, burst, what in rates:
             if per_s is not None:
-                said.append(f"{per_s:,g} {what} ({burst or 10 * per_s:,g} at once)")
+                said.append(f"{per_s:,.12g} {what} ({burst or 10 * per_s:,.12g} at once)")
         if self.request_bytes is not None:
             said.append(f"{self.request_bytes:,} bytes a request")
         return ", ".join(said) or "no limit"
