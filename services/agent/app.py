@@ -155,7 +155,12 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
     own = [state_dir, workdir, checkpoints, *([settings.nats_creds.parent] if settings.nats_creds else [])]
     view = view_of(own, settings)
     keeper = KeeperClient(
-        host.state.path, settings.containment, str(host.group_base or ""), clear, asked(settings.walls, view)
+        host.state.path,
+        settings.containment,
+        str(host.group_base or ""),
+        clear,
+        asked(settings.walls, view),
+        settings.quick_cgroups,
     )
     around = JobWalls(keeper, view, host.state.path / "teams.json", settings.teams_without_walls)
     keeper.on_found = around.say

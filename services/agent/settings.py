@@ -159,6 +159,10 @@ class AgentSettings(ServiceSettings):
         default=2.0, gt=0, le=3600, description="how often what an attempt takes of memory and disk is looked at, s"
     )
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
+    quick_cgroups: bool = Field(
+        default=True,
+        description="as root, mount this machine's cgroups with favordynmods: a job starts 5 to 20 ms sooner",
+    )
 
     @property
     def log_bus(self) -> Address:

@@ -1,12 +1,14 @@
 """Cgroups of either version: everything in one is killed, whatever it does meanwhile."""
 
+import logging
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from services.agent import tree
-from services.agent.keeper import contain, proc
+from services.agent.keeper import contain, moves, proc
 from tests.agent.conftest import until_now
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -45,3 +47,32 @@ def test_the_kind_that_is_asked_for_must_work(tmp_path):
     with pytest.raises(ValueError, match="'cgroup' does not work on this machine"):
         contain.best(None, contain.CGROUP)
     assert contain.best(str(tmp_path)) in (contain.NAMESPACE, contain.CGROUP)
+
+
+HYBRID = """\
+24 1 0:22 / / rw,relatime - ext4 /dev/vda rw
+30 24 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+31 30 0:27 / /sys/fs/cgroup/memory rw,nosuid,relatime shared:9 - cgroup cgroup rw,memory
+32 30 0:28 / /sys/fs/cgroup/unified rw,nosuid,noexec - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot
+"""
+
+
+def test_a_cgroup_mount_keeps_its_options_when_it_is_to_favour_moves():
+    of_2 = moves.remount(HYBRID, "/sys/fs/cgroup/unified/baton")
+    assert of_2 == [
+        "-o", "remount,rw,nosuid,noexec,rw,nsdelegate,memory_recursiveprot,favordynmods", "/sys/fs/cgroup/unified",
+    ]  # fmt: skip
+    assert moves.remount(HYBRID, "/sys/fs/cgroup/memory")[-1] == "/sys/fs/cgroup/memory"
+    assert moves.remount(HYBRID, "/sys/fs/cgroup/unified-not") is None
+    assert moves.remount(HYBRID, "/nowhere") is None
+    assert moves.remount(HYBRID.replace("nsdelegate", "nsdelegate,favordynmods"), "/sys/fs/cgroup/unified") is None
+
+
+def test_root_makes_the_machine_favour_moves_or_says_why_not(caplog):
+    base = tree.cgroup_base()
+    if os.geteuid() != 0 or base is None:
+        pytest.skip("only root mounts anything")
+    caplog.set_level(logging.INFO, "baton.agent")
+    moves.favour_moves(str(base))
+    there = moves.remount(proc.read_text("/proc/self/mountinfo"), str(base)) is None
+    assert there is ("no favordynmods" not in caplog.text)

@@ -12,6 +12,7 @@ from typing import Any
 
 from services.agent.keeper import find, wire
 from services.agent.keeper.find import Found
+from services.agent.keeper.moves import favour_moves
 from services.agent.keeper.table import GONE, RUNNING, StartRefused
 from services.agent.keeper.walls import NONE
 
@@ -127,6 +128,8 @@ class KeeperClient:
     clear: Callable[[], Awaitable[None]]
     behind: str = ""
     """The walls that a new keeper should try, see `keeper.__main__`."""
+    quick: bool = False
+    """Before a keeper is started, the machine is asked to favour moves between cgroups."""
     on_found: Callable[[], None] = lambda: None
     on_dying: Callable[[], None] = lambda: None
     on_loss: Callable[[], Awaitable[None]] | None = None
@@ -178,11 +181,16 @@ class KeeperClient:
         async with self._opening:
             if self._writer is not None:
                 return
-            await self.attach(await asyncio.to_thread(find.start, self.folder, self.kind, self.group, self.behind))
+            await self.attach(await asyncio.to_thread(self._begin))
             for node, incarnation in self._lives.items():
                 self.send({"do": "life", "node": node, "incarnation": incarnation})
                 self.send({"do": "node-note", "node": node, "note": self._notes.get(node, {})})
             self._tell_until(self._until)
+
+    def _begin(self) -> Found:
+        if self.quick and self.group:
+            favour_moves(self.group)
+        return find.start(self.folder, self.kind, self.group, self.behind)
 
     # ------------------------------------------------------------------------------------------- what is told
 
