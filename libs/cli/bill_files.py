@@ -22,7 +22,7 @@ from libs.client import Baton
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.focus import VERSIONS, columns_of, facts_of
 from libs.core.billing.sealing import Sealing
-from libs.core.billing.wall import text_of
+from libs.core.billing.wall import month_us, text_of
 from libs.ledger.export import BadLedgerFile
 from libs.ledger.records import FiledLedger
 from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, digest_of, metadata_of, write, write_metadata
@@ -40,6 +40,8 @@ LedgerFiles = Annotated[
     list[Path] | None,
     typer.Option("--ledger", help="A file of `baton ledger export`; no server is asked. Several: in order."),
 ]
+_LATEST_US = month_us(2100, 1)[1]
+"""No period that people write ends later, in any zone."""
 OfTeam = Annotated[str | None, typer.Option("--of", help="Only this team's rows.")]
 
 
@@ -64,6 +66,8 @@ def export(
         raise UsageFault(f"--focus-version {focus_version}: not known; use {', '.join(VERSIONS)}")
     if not file.parent.is_dir():
         raise UsageFault(f"{file}: there is no folder {file.parent}; make it first")
+    if file.is_dir():
+        raise UsageFault(f"{file} is a folder; name a file")
     zone = zone_of(time_zone)
     with ledger_of(ledger, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
@@ -86,19 +90,24 @@ def verify(
         about = json.loads(beside.read_text("utf-8"))
         period = (int(about["x_FromUs"]), int(about["x_ToUs"]))
         told = (str(about["x_Format"]), str(about["FocusVersion"]), about["x_OfTeam"], int(about["x_UptoSeq"]))
-        claimed = (about["x_Sha256"], about["x_Head"], about["x_Rows"])
+        claimed = str(about["x_Sha256"])
+        if not 0 <= period[0] < period[1] <= _LATEST_US:
+            raise ValueError(f"a period from {period[0]} to {period[1]}")
+        digest = digest_of(file)
+    except FileNotFoundError as error:
+        raise UsageFault(f"{error.filename} is not there: verify needs an export and the metadata beside it") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageFault(f"{beside} is no metadata of an export ({error!r}); keep it beside its file") from None
     if told[0] not in FORMATS or told[1] not in VERSIONS:
         raise UsageFault(f"{beside} tells of format {told[0]!r} and version {told[1]!r}, which there are not")
     problems: list[str] = []
-    if digest_of(file) != claimed[0]:
+    if digest != claimed:
         problems.append(f"{file} has another SHA-256 than its metadata says: one of them was changed")
     with ledger_of(ledger, pool, url) as source, TemporaryDirectory() as folder:
         again = Path(folder) / file.name
         _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
-        problems += _compared(made, about)
-        if not problems and digest_of(again) != digest_of(file):
+        problems += _compared(json.loads(metadata_of(again).read_text("utf-8")), about)
+        if not problems and digest_of(again) != digest:
             problems.append(f"{file} is not what the ledger comes to, or another version of the writer wrote it")
         problems += _against_seal(source, period, made, told[2])
     for problem in problems:
@@ -136,7 +145,7 @@ def statement(
         lines = grouped(rows_in(charges(source, source.closed), period, of), by, zone, centres)
         if forecast:
             add_forecast(lines, source, period, of, lambda charge: key_of(charge, by, zone, centres))
-        shown(lines, by, output)
+        shown(lines, by, output, source.currency)
 
 
 def close(
@@ -230,22 +239,17 @@ def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) ->
 
 
 def _compared(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
-    names = (
-        "x_Pool",
-        "x_Head",
-        "x_Rows",
-        "x_RowCount",
-        "x_Totals",
-        "x_Unpriced",
-        "x_Currency",
-        "x_Sha256",
-        "x_LedgerTime",
-    )
+    """What the metadata tells otherwise than the ledger. Whether its period is closed is as of when it was made."""
     return [
-        f"{name} is {told.get(name)}, by the ledger it is {made[name]}"
-        for name in names
-        if told.get(name) != made[name]
+        f"{name} is {_short(told.get(name))}, by the ledger it is {_short(made.get(name))}"
+        for name in sorted(made.keys() | told.keys())
+        if name != "x_Closed" and told.get(name) != made.get(name)
     ]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def _against_seal(source: FiledLedger, period: tuple[int, int], made: dict[str, Any], of: str | None) -> list[str]:

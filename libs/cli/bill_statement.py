@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from libs.cli import units
 from libs.cli.exits import UsageFault
 from libs.cli.output import Column, Format, document, hint, show
-from libs.cli.yamlfile import Broken, read
+from libs.cli.yamlfile import Broken, Document, YamlProblem, read
 from libs.core.billing.charges import Charge, Uses
 from libs.core.billing.prices import PriceList, Rater
 from libs.core.billing.wall import HOUR_US
@@ -116,35 +116,43 @@ def centres_of(path: Path) -> dict[str, str]:
         raise UsageFault(f"{path}:{e.problem.line}: {e.problem.problem}; {e.problem.fix}") from None
     except (OSError, UnicodeDecodeError) as e:
         raise UsageFault(f"{path} cannot be read: {e}; name a YAML file in UTF-8") from None
-    data = documents[0].data if documents else {}
-    if not isinstance(data, dict) or any(isinstance(v, dict | list) or v is None for v in data.values()):
-        raise UsageFault(f"{path}: is not one mapping; write a line `team: cost centre` for each")
-    texts = documents[0].texts if documents else {}
-    return {team: texts.get((team,), str(centre)) for team, centre in data.items()}
+    found = documents[0] if documents else Document({}, {})
+    wrong = found.problems[0] if found.problems else None
+    if wrong is None and (len(documents) > 1 or not isinstance(found.data, dict)):
+        wrong = YamlProblem(1, 1, "file", "is not one mapping", "write a line `team: cost centre` for each")
+    for team, centre in found.data.items() if wrong is None else ():
+        if isinstance(centre, dict | list) or centre is None:
+            wrong = YamlProblem(
+                *found.at((team,)), str(team), "has no cost centre", "write its name or number behind the team"
+            )
+            break
+    if wrong is not None:
+        raise UsageFault(f"{path}:{wrong.line}: {wrong.field}: {wrong.problem}; {wrong.fix}")
+    return {str(team): found.texts.get((team,), str(centre)) for team, centre in found.data.items()}
 
 
-def shown(found: Mapping[str, StatementLine], by: str, output: Format) -> None:
-    """The table, or the whole as a document."""
+def shown(found: Mapping[str, StatementLine], by: str, output: Format, currency: str) -> None:
+    """The table, or the whole as a document. `currency` empty: no book is in the ledger."""
     lines = [found[key] for key in sorted(found)]
     total = StatementLine("total")
     for name in StatementLine.__slots__[1:]:
         setattr(total, name, sum(getattr(one, name) for one in lines))
     if output in (Format.JSON, Format.YAML):
         rows: list[dict[str, Any]] = [{n: getattr(one, n) for n in StatementLine.__slots__} for one in [*lines, total]]
-        document({"by": by, "rows": rows[:-1], "total": rows[-1]}, output)
+        document({"by": by, "currency": currency or None, "rows": rows[:-1], "total": rows[-1]}, output)
         return
     columns = [
         Column(by.upper(), lambda r: r.key),
         Column("ROWS", lambda r: r.charges, right=True),
         Column("DEVICE-HOURS", lambda r: f"{r.units / 3.6e12:.4f}", right=True),
         Column("LIST", lambda r: units.money(r.list_micros), right=True),
-        Column("COST", lambda r: units.money(r.cost_micros), right=True),
+        Column(f"COST {currency}".rstrip(), lambda r: units.money(r.cost_micros), right=True),
         Column("CORRECTIONS", lambda r: units.money(r.correction_micros), right=True),
         *([Column("CREDITS", lambda r: units.money(r.credit_micros), right=True)] if total.credit_micros else []),
         *([Column("TO COME", lambda r: units.money(r.forecast_micros), right=True)] if total.forecast_micros else []),
     ]
     show(lines, columns, output, name=lambda r: r.key)
-    hint(f"total: {units.money(total.cost_micros)}, taxes left out" + _forecast(total))
+    hint(f"total: {units.money(total.cost_micros, currency)}, taxes left out" + _forecast(total, currency))
     if total.unpriced_units:
         hint(unpriced_text(total.unpriced_units))
 
@@ -157,9 +165,7 @@ def unpriced_text(units: int, whose: str = "") -> str:
     return f"unpriced: {seconds} are in no cost; `baton prices apply` prices them"
 
 
-def _forecast(total: StatementLine) -> str:
-    return (
-        f"; with what runs now {units.money(total.cost_micros + total.forecast_micros)}"
-        if total.forecast_micros
-        else ""
-    )
+def _forecast(total: StatementLine, currency: str) -> str:
+    if not total.forecast_micros:
+        return ""
+    return f"; with what runs now {units.money(total.cost_micros + total.forecast_micros, currency)}"

@@ -388,6 +388,59 @@ def test_a_csv_export_opens_in_a_spreadsheet_as_it_is_and_computes_nothing(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "code", "said"),
+    [
+        ("x_Totals", [], 1, "differs: x_Totals is []"),
+        ("x_Rounding", "up", 1, 'differs: x_Rounding is "up"'),
+        ("ColumnDefinition", [], 1, "differs: ColumnDefinition is []"),
+        ("x_UptoSeq", 5, 1, "differs: x_LedgerTime"),
+        ("x_UptoSeq", -1, 2, "has no record -1"),
+        ("x_FromUs", 10**30, 2, "is no metadata of an export"),
+        ("x_ToUs", "tomorrow", 2, "is no metadata of an export"),
+        ("x_Format", "exe", 2, "which there are not"),
+    ],
+)
+def test_metadata_that_was_changed_is_found(
+    ledger: Path, tmp_path: Path, name: str, value: Any, code: int, said: str
+) -> None:
+    path = tmp_path / "bill.csv"
+    baton("bill", "export", path, "--ledger", ledger, "--from", "2026-11")
+    assert "rows are what the ledger comes to" in baton("bill", "verify", path, "--ledger", ledger)
+    beside = focus_files.metadata_of(path)
+    beside.write_text(json.dumps(json.loads(beside.read_text("utf-8")) | {name: value}), "utf-8")
+    assert said in baton("bill", "verify", path, "--ledger", ledger, code=code)
+
+
+def test_what_is_no_file_is_said_before_anything_is_made(ledger: Path, tmp_path: Path) -> None:
+    words = ("--ledger", ledger, "--from", "2026-11")
+    assert "is a folder; name a file" in baton("bill", "export", tmp_path, *words, code=2)
+    assert "bill.csv.metadata.json is not there" in baton(
+        "bill", "verify", tmp_path / "bill.csv", "--ledger", ledger, code=2
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("research: a\nresearch: b\n", ":2: research: the key stands twice"),
+        ("research: 0042\n", ":1: research: '0042' is not a number that is read"),
+        ("research: {a: b}\n", ":1: research: has no cost centre"),
+        ("research: a\nblue:\n", ":2: blue: has no cost centre"),
+        ("- research\n", ":1: file: is not one mapping"),
+        ("research: a\n---\nblue: b\n", ":1: file: is not one mapping"),
+    ],
+)
+def test_cost_centres_that_cannot_be_read_are_refused_with_line_field_and_fix(
+    ledger: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    centres = tmp_path / "centres.yaml"
+    centres.write_text(text, "utf-8")
+    words = ("--by", "cost-centre", "--cost-centres", centres, "--ledger", ledger)
+    assert f"centres.yaml{said}" in baton("bill", "statement", *words, code=2)
+
+
 def test_periods_part_the_rows_and_months_of_a_zone_are_its_own(ledger: Path, tmp_path: Path) -> None:
     whole = exported(tmp_path / "bill.csv", ledger)
     parts = []
