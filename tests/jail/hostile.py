@@ -83,6 +83,14 @@ for name, path in {
     "shims_memory": "/proc/1/mem",
     "cgroup_of_all": "/sys/fs/cgroup/cgroup.procs",
     "debugfs": "/sys/kernel/debug/sched/debug",
+    "shims_maps": "/proc/1/maps",
+    "shims_stack": "/proc/1/stack",
+    "shims_folder": "/proc/1/cwd/.",
+    "counts_of_pages": "/proc/kpagecount",
+    "slabs": "/proc/slabinfo",
+    "serial_number": "/sys/class/dmi/id/product_serial",
+    "ports": "/dev/port",
+    "registers_of_processors": "/dev/cpu/0/msr",
 }.items():
     ATTACKS["read_" + name] = lambda path=path: reads(path)
 for name, path in {
@@ -99,6 +107,18 @@ for name, path in {
     "shims_oom_score": "/proc/1/oom_score_adj",
     "cgroup_limit": "/sys/fs/cgroup/memory/memory.limit_in_bytes",
     "pci": "/sys/bus/pci/rescan",
+    "binfmt": "/proc/sys/fs/binfmt_misc/register",
+    "modprobe": "/proc/sys/kernel/modprobe",
+    "uevent_helper": "/sys/kernel/uevent_helper",
+    "panic": "/proc/sys/kernel/panic",
+    "caches": "/proc/sys/vm/drop_caches",
+    "huge_pages": "/proc/sys/vm/nr_hugepages",
+    "processor_off": "/sys/devices/system/cpu/cpu1/online",
+    "virtual_machines": "/dev/kvm",
+    "tunnels": "/dev/net/tun",
+    "loop_devices": "/dev/loop-control",
+    "mapped_disks": "/dev/mapper/control",
+    "own_identities": "/proc/self/uid_map",
 }.items():
     ATTACKS["write_" + name] = lambda path=path: writes(path)
 
@@ -375,6 +395,100 @@ def raise_limit():
 
 
 @attack
+def spare_itself():
+    """When memory is short, the kernel ends others in its place."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("-999")
+    return True
+
+
+@attack
+def name_of_the_host():
+    return LIBC.sethostname(b"of-red", 6) == 0
+
+
+@attack
+def network_down():
+    """SIOCSIFFLAGS: the loopback of all."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, 0x8914, b"lo".ljust(16, b"\0") + bytes(24))
+    return True
+
+
+@attack
+def kill_shim_by_a_pipe():
+    """F_SETOWN and F_SETSIG: the kernel sends the signal when the pipe is written."""
+    import fcntl
+
+    reading, writing = os.pipe()
+    fcntl.fcntl(reading, 10, signal.SIGKILL)
+    fcntl.fcntl(reading, fcntl.F_SETOWN, 1)
+    fcntl.fcntl(reading, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    os.write(writing, b"x")
+    return os.read(reading, 1) != b"x"  # with its shim it would have ended here
+
+
+@attack
+def be_another_to_a_socket():
+    """SCM_CREDENTIALS of root, in its shim's name."""
+    import struct
+
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with one, other:
+        other.setsockopt(socket.SOL_SOCKET, 16, 1)  # SO_PASSCRED
+        one.sendmsg([b"x"], [(socket.SOL_SOCKET, 2, struct.pack("3i", 1, 0, 0))])
+    return True
+
+
+@attack
+def second_name_of_a_set_user_id_program():
+    os.link("/usr/bin/su", "su")
+    return True
+
+
+@attack
+def set_user_id_program_of_its_own():
+    """Of its own user it may be; what is executed gains nothing by it, and never root's."""
+    with open("/usr/bin/id", "rb") as file, open("own-id", "wb") as own:
+        own.write(file.read())
+    os.chmod("own-id", 0o6755)
+    os.chown("own-id", 0, 0)
+    return True
+
+
+@attack
+def capabilities_of_a_file():
+    with open("capable", "w"):
+        os.setxattr("capable", "security.capability", bytes.fromhex("0100000202000000000000000000000000000000"))
+    return True
+
+
+@attack
+def trusted_attributes():
+    with open("trusted", "w"):
+        os.setxattr("trusted", "trusted.of-red", b"x")
+    return True
+
+
+@attack
+def file_that_nobody_can_remove():
+    """FS_IOC_SETFLAGS: immutable."""
+    import fcntl
+
+    with open("immutable", "w") as file:
+        fcntl.ioctl(file, 0x40086602, (0x10).to_bytes(8, "little"))
+    return True
+
+
+@attack
+def namespaces_by_pidfd():
+    """setns with a process, the shim, in the place of a file."""
+    return LIBC.setns(os.pidfd_open(1), 0x0002_0000) == 0
+
+
+@attack
 def give_file_away():
     open("mine", "w").close()
     os.chown("mine", 0, 0)
@@ -458,6 +572,14 @@ if os.uname().machine == "x86_64":
     calls("call_open_tree_attr", 467, -100, b"/", 0, 0, 0)
     calls("call_listns", 470, 0, 0, 0, 0)
     calls("call_quota", 179, 0, 0, 0, 0)
+    calls("call_fanotify", 300, 0, 0)
+    calls("call_fsopen", 430, b"tmpfs", 0)
+    calls("call_mount_setattr", 442, -1, b"", 0, 0, 0)
+    calls("call_pivot_root", 155, b".", b".")
+    calls("call_swapon", 167, b"swap", 0)
+    calls("call_account", 163, b"acct")
+    calls("call_ports", 172, 3)
+    calls("call_name_to_handle", 303, -100, b"/", 0, 0, 0)
     calls("call_x32", 0x4000_0000 + 39)
 
 only = os.environ.get("ONLY", "").split()

@@ -100,6 +100,74 @@ LISTENING = [
 ]
 
 
+_JS = "$JS.API."
+APIS: dict[str, list[tuple[str, object]]] = {
+    "a consumer that delivers into the ledger": [
+        (f"{_JS}CONSUMER.CREATE.EVENTS", {"stream_name": "EVENTS", "config": {"deliver_subject": LEDGER}}),
+        (
+            f"{_JS}CONSUMER.CREATE.EVENTS",
+            {"stream_name": "EVENTS", "config": {"deliver_subject": "_INBOX_green.eve.x"}},
+        ),
+        (f"{_JS}CONSUMER.DURABLE.CREATE.REQUESTS.mine", {"config": {"durable_name": "mine", "deliver_subject": "x"}}),
+    ],
+    "pulled in its place": [
+        (f"{_JS}CONSUMER.MSG.NEXT.REQUESTS.admission", {"batch": 10}),
+        (f"{_JS}DIRECT.GET.REQUESTS", {"multi_last": [">"]}),
+    ],
+    "ends what admission has in hand": [
+        ("$JS.ACK.REQUESTS.admission.1.1.1.1.0", b"+TERM"),
+        ("$JS.ACK.REQUESTS.admission.1.1.1.1.0", b"-NAK"),
+        ("$JS.FC.REQUESTS.admission.x", b""),
+    ],
+    "the consumer of a service": [
+        (f"{_JS}CONSUMER.PAUSE.REQUESTS.admission", {"pause_until": "2099-01-01T00:00:00Z"}),
+        (f"{_JS}CONSUMER.RESET.REQUESTS.admission", {"seq": 1}),
+        (f"{_JS}CONSUMER.DELETE.REQUESTS.admission", {}),
+        (f"{_JS}CONSUMER.UNPIN.REQUESTS.admission", {"group": "x"}),
+        (f"{_JS}CONSUMER.LEADER.STEPDOWN.REQUESTS.admission", {}),
+    ],
+    "copies": [
+        (f"{_JS}STREAM.SNAPSHOT.LEDGER-main", {"deliver_subject": "_INBOX_blue.mallory.x"}),
+        (f"{_JS}STREAM.RESTORE.LEDGER-main", {"config": {"name": "LEDGER-main"}}),
+    ],
+    "settings of streams": [
+        (f"{_JS}STREAM.UPDATE.REQUESTS", {"name": "REQUESTS", "republish": {"src": ">", "dest": LEDGER}}),
+        (f"{_JS}STREAM.UPDATE.LEDGER-main", {"name": "LEDGER-main", "sealed": True}),
+        (f"{_JS}STREAM.MSG.DELETE.LEDGER-main", {"seq": 1}),
+        (f"{_JS}STREAM.PEER.REMOVE.LEDGER-main", {"peer": "x"}),
+    ],
+    "leaders": [
+        (f"{_JS}STREAM.LEADER.STEPDOWN.LEDGER-main", {}),
+        (f"{_JS}META.LEADER.STEPDOWN", {}),
+        (f"{_JS}SERVER.REMOVE", {"peer": "baton-embedded"}),
+        (f"{_JS}ACCOUNT.PURGE.x", {}),
+        ("$NRG.V.x", b"x"),
+        ("$NRG.AE.x", b"x"),
+    ],
+    "servers": [
+        ("$SYS.REQ.SERVER.PING.KICK", {"cid": 1}),
+        ("$SYS.REQ.SERVER.PING.CONNZ", {}),
+        ("$SYS.REQ.SERVER.PING.PROFILEZ", {"name": "heap"}),
+        ("$SYS.REQ.SERVER.PING.JSZ", {}),
+        ("$SYS.REQ.SERVER.x.RELOAD", {}),
+        ("$SYS.REQ.SERVER.x.LDM", {"cid": 1}),
+    ],
+    "accounts": [
+        ("$SYS.REQ.ACCOUNT.PING.STATZ", {}),
+        ("$SYS.REQ.CLAIMS.LIST", b""),
+        ("$SYS.REQ.CLAIMS.PACK", b""),
+        ("$SYS.REQ.CLAIMS.DELETE", b"x"),
+        ("$SYS.REQ.ACCOUNT.x.CLAIMS.LOOKUP", b""),
+    ],
+    "secrets": [
+        (f"{_JS}DIRECT.GET.KV_baton-secrets.$KV.baton-secrets.green", b""),
+        (f"{_JS}STREAM.MSG.GET.KV_baton-secrets", {"last_by_subj": "$KV.baton-secrets.green"}),
+        ("$KV.baton-secrets.green", b"{}"),
+    ],
+}
+"""APIs of the broker, with what would do most harm there."""
+
+
 @pytest.fixture(scope="module")
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Keyring]]:
     with broker(tmp_path_factory.mktemp("walls")) as made:
@@ -194,6 +262,30 @@ async def test_it_has_no_streams_of_its_own(world: World) -> None:
             answer = await world.bad.request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout=0.3)
             assert "error" in json.loads(answer.data), f"{verb} was answered: {answer.data!r}"
     await world.nothing_happened()
+
+
+async def test_no_api_of_the_broker_hears_it(world: World) -> None:
+    """Not with its own replies either, on which each would answer: at the most it hears what it has itself, which is
+    connections and no streams."""
+    answers: list[Msg] = []
+
+    async def hears(message: Msg) -> None:
+        answers.append(message)
+
+    listens = await world.attacker()
+    await listens.subscribe(f"{world.who.replies}.mine.>", cb=hears)
+    await listens.flush()
+    for tried in APIS.values():
+        for subject, body in tried:
+            payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+            await world.bad.publish(subject, payload, reply=f"{world.who.replies}.mine.{len(answers)}")
+            await world.bad.publish(subject, payload, reply=LEDGER)
+    await world.nothing_happened()
+    await listens.flush()
+    keys = world.ring.keys()
+    others = (keys.core.public, keys.teams["green"].public, keys.nodes["main.n2"].public, "LEDGER", "REQUESTS", "KV_")
+    told = [one.data.decode() for one in answers]
+    assert [text for text in told if any(word in text for word in others)] == []
 
 
 async def test_it_cannot_tell_the_broker_who_it_is(world: World) -> None:
