@@ -81,6 +81,10 @@ def verify(
             hint(f"violated: {line}")
         if report.violations_total > len(report.violations):
             hint(f"and {report.violations_total - len(report.violations)} more")
+        if report.unfinished:
+            hint(
+                f"the decision that record {report.unfinished} begins goes on behind the last record: its end is not judged"
+            )
         if report.ok and not differences:
             hint(
                 "every invariant holds" + (", and the bill equals the ledger's integral" if billed is not None else "")

@@ -227,6 +227,7 @@ class SecretStore:
             if number:
                 await asyncio.sleep(random.uniform(0, number * _PAUSE_S))
             held, revision = await self._load(team)
+            failpoint("vault.loaded")
             changed, told = change(held)
             if not changed:
                 await self.names.tell(team, revision, held.secrets)  # whoever changed it last may have died before

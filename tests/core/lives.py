@@ -184,7 +184,7 @@ def silent() -> World:
         w.started(job_id("research", name))
     brief, _, kept = (w.nodes_of(job_id("research", name))[0] for name in ("brief", "usual", "kept"))
     for name in (brief, kept):
-        w.send(inbox.NodeSilent(node=name, incarnation=1, silent_s=6))
+        w.send(inbox.NodeSilent(node=name, incarnation=1, silent_s=6), after_us=12 * S)
     w.send(inbox.NodeSilent(node=brief, incarnation=1, silent_s=16, ended_lease_s=10), after_us=10 * S)
     w.send(inbox.NodeHeardAgain(node=brief, incarnation=1))
     w.send(inbox.GranterClaimed(epoch=2, holder="b", term_s=5, max_lease_s=300))
@@ -431,7 +431,8 @@ def budgeted() -> World:
     w.send(inbox.TopUpBudget(budget=hours.key, amount=5_000_000, reason="a deadline", user="olga"))
     w.started(second)
     w.released(third)
-    w.send(inbox.Tick(), after_us=18 * 3_600_000_000)
+    w.send(inbox.Tick(), after_us=12 * 3_600_000_000)
+    w.send(inbox.Tick(), after_us=6 * 3_600_000_000)
     w.released(second, exit_code=143, own_exit=False)
     return w
 
@@ -560,7 +561,7 @@ def on_a_clock() -> list[LedgerRecord]:
             jump = ClockJumped(from_us=from_us, to_us=wall_us, elapsed_us=elapsed_us, measured=by, estimated=booted)
             events = (jump, *events)
         if n == 0:
-            events = (GranterNamed(epoch=1, holder="p", term_s=5, max_lease_s=300), *events)
+            events = (GranterNamed(epoch=1, holder="p", term_s=0.001, max_lease_s=300), *events)
         out.append(record.model_copy(update={"t_us": t_us, "wall_us": wall_us, "clock": mark, "events": events}))
     return out
 

@@ -151,7 +151,7 @@ def test_what_a_granter_says_after_its_successor_counts_for_nothing(late: inbox.
     (new,) = running(world, leased("new", 30))
     assert world.send(late.model_copy(update={"epoch": 1})) == []
     assert world.state_of(new) == "running"
-    world.send(late.model_copy(update={"epoch": 2}))
+    world.send(late.model_copy(update={"epoch": 2}), after_us=400_000_000)
     assert (world.state_of(new) == "running") is (late == silent("a"))
     world.check()
 

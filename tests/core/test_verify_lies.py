@@ -126,6 +126,16 @@ def later(nth: int, us: int) -> Lie:
     return lie
 
 
+def nothing_for(us: int, nth: int) -> Lie:
+    """After a record there is one that says nothing, so much later."""
+
+    def lie(records: Records) -> Records:
+        quiet = records[nth].model_copy(update={"t_us": records[nth].t_us + us, "events": ()})
+        return [*records[: nth + 1], quiet, *records[nth + 1 :]]
+
+    return lie
+
+
 def both(first: Lie, second: Lie) -> Lie:
     return lambda records: second(first(records))
 
@@ -391,6 +401,14 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a job ends with another exit code": (END, changed("job.finished", with_(exit_code=0), of="failing"), "I3"),
     "a job ends, and its exit code is left out": (END, changed("job.finished", with_(exit_code=None), of="failing"), "I3"),
     "a job that never ran has an exit code": (END, changed("job.finished", with_(exit_code=0), of="unwanted"), "I3"),
+    "a job runs on over its limit, and no tick was ever told": (
+        LOST, changed("job.queued", spec(lambda s: s.model_copy(update={"time_limit_s": 600})), of="lucky"), "I5"
+    ),
+    "a job runs on over its limit in a ledger of before": (
+        LOST, both(formats(lambda n: None), both(
+            changed("job.queued", spec(lambda s: s.model_copy(update={"time_limit_s": 600})), of="lucky"),
+            lambda records: [r.model_copy(update={"t_us": 6 * r.t_us}) for r in records])), "I5"
+    ),
     "a job runs on over its limit": (
         ON_A_CLOCK, changed("job.queued", spec(lambda s: s.model_copy(update={"time_limit_s": 1})), of="gang"), "I5"
     ),
@@ -473,8 +491,9 @@ LIES: dict[str, tuple[str, Lie, str]] = {
         BUDGETED, then("budget.holds-renewed", lambda e: e), "I19"
     ),
     "a hold of nobody is renewed": (BUDGETED, changed("budget.holds-renewed", with_(jobs=(NOBODY,))), "I19"),
+    "a hold runs out where no tick was ever told": (BUDGETED, nothing_for(2 * 3600 * S, 16), "I19"),
     "a hold runs out and nobody does anything": (
-        BUDGETED, lambda records: on_ticks(left_out("budget.holds-renewed", 1)(records)), "I19"
+        BUDGETED, lambda records: on_ticks(nothing_for(2 * 3600 * S, 16)(records)), "I19"
     ),
     "one is stopped for a budget that has more": (
         BUDGETED, changed("budgets.applied", budgets(hard=900_000_000, soft=None)), "I19"
@@ -705,6 +724,14 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a silence ends fewer leases than before": (
         MUM, then("node.silent", with_(ended_lease_s=5), 2), "I8"
     ),
+    "a silence began before who grants leases could know of it": (MUM, changed("node.silent", with_(silent_s=20)), "I8"),
+    "a successor tells a silence that its predecessor may have ended": (MUM, then(
+        "lease.granter", lambda e: led.NodeSilence(node="n1", incarnation=1, silent_s=6), 1), "I8"),
+    "a successor does not wait for its predecessor's term": (MUM, both(
+        changed("lease.granter", with_(epoch=3), 1), changed(
+            "lease.granter", lambda e: [with_(term_s=60)(e), with_(epoch=2)(e)])), "I8"),
+    "a successor ends a lease that its predecessor may have renewed": (MUM, changed("lease.granter", with_(term_s=60)), "I8"),
+    "a node is lost within the term of the granter before": (ON_A_CLOCK, changed("lease.granter", with_(term_s=5)), "I8"),
     "the right to grant leases is given twice": (MUM, then("lease.granter", lambda e: e), "I8"),
     "the right to grant leases goes back": (MUM, changed("lease.granter", with_(epoch=1), 1), "I8"),
     "an epoch of leases is left out": (MUM, left_out("lease.granter"), "I8"),
@@ -735,13 +762,60 @@ LIES: dict[str, tuple[str, Lie, str]] = {
 }  # fmt: skip
 
 
-def test_no_decision_begins_for_ever() -> None:
+SAID = led.PlanDeclined(plan_id="p", beneficiary=NOBODY, reason="victim-gone")
+
+
+def begun(nth: int, **also: Any) -> list[LedgerRecord]:
+    """Records of decisions that go on, each of another writer, after the first record of a life."""
     first = records_of(END)[0]
-    more = [first.model_copy(update={"more": True, "t_us": first.t_us + n, "events": ()}) for n in range(1, 100)]
-    assert report([first, *more]).ok
-    found = report([first, *more, more[-1].model_copy(update={"t_us": first.t_us + 100})])
-    assert [v.partition(" ")[0] for v in found.violations] == ["I10"]
-    assert report([first, *more[:-1], *(more[-1],) * 300]).ok, "one decision may take any number of records"
+    about = {"more": True, "events": (SAID,)} | also
+    return [first.model_copy(update={"t_us": first.t_us + n, "writer": f"w{n}"} | about) for n in range(1, nth + 1)]
+
+
+def test_no_decision_begins_for_ever() -> None:
+    first, (*some, last) = records_of(END)[0], begun(10)
+    assert report([first, *some]).ok, "so often in a row a writer may die"
+    assert found_in([first, *some, last]) == ["I10"]
+    assert found_in([first, *begun(99)]) == ["I10"]
+    again = [r.model_copy(update={"inbox_seq": r.inbox_seq + n}) for n, r in enumerate(begun(99))]
+    assert report([first, *again]).ok, "each decides one input, and dies at the next"
+    assert report([first, *some[:-1], *(some[-1],) * 300]).ok, "one decision may take any number of records"
+
+
+def found_in(records: Records) -> list[str]:
+    return [v.partition(" ")[0] for v in report(records).violations]
+
+
+def test_a_decision_that_is_not_at_its_end_is_told_and_its_last_words_are_not_judged() -> None:
+    """A writer may die there, or be on its way."""
+    truth = records_of(END)
+    at = next(n for n, r in enumerate(truth) if any(e.kind == "node.left" for e in r.events))
+    left, open_ = truth[at], truth[at].model_copy(update={"more": True, "inbox_seq": truth[at - 1].inbox_seq})
+    parts = open_.model_copy(update={"events": tuple(e for e in left.events if e.kind != "node.left")})
+    for told, unfinished in (([*truth[:at], parts], at + 1), ([*truth[:at], open_, open_], at + 1), (truth, 0)):
+        found = report(told)
+        assert (found.unfinished, found.ok) == (unfinished, told[-1] is not open_), found.violations
+    assert "the node does not leave" in str(report([*truth[:at], parts.model_copy(update={"more": False})]).violations)
+
+
+@pytest.mark.parametrize("life", EVERY)
+def test_a_ledger_may_end_in_the_midst_of_any_decision(life: str) -> None:
+    *before, last = (r for r in records_of(life) if r.events)
+    found = report([*before, last.model_copy(update={"more": True})])
+    assert found.unfinished == len(before) + 1
+    assert len(found.violations) == len(report([*before, last]).violations)
+
+
+def test_what_follows_a_decision_that_is_not_at_its_end_is_of_it_or_decides_its_input_again() -> None:
+    first, (cut,) = records_of(END)[0], begun(1)
+    after = {"more": False, "t_us": cut.t_us + 5}
+    on, other = cut.model_copy(update={"more": False}), cut.model_copy(update=after | {"writer": "other"})
+    later, again = cut.model_copy(update=after), other.model_copy(update={"inbox_seq": cut.inbox_seq + 1})
+    assert [report([first, cut, then]).ok for then in (on, again, other.model_copy(update={"more": True}))] == [True] * 3
+    for stranger in (other, later):
+        (violation,) = report([first, cut, stranger]).violations
+        assert "I10 at seq 3: is not of the decision that record 2 begins" in violation
+    assert found_in([first, cut.model_copy(update={"events": ()}), on]) == ["I10"]
 
 
 def _taken(e: led.DevicesHeld) -> list[Any]:

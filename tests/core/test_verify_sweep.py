@@ -86,7 +86,6 @@ UNSEEN: dict[str, dict[str, str]] = {
         "queues.applied": IN_TIME,
         "prices.applied": IN_TIME,
         "period.closed": IN_TIME,
-        "budget.reached": IN_TIME,
         "job.queued": IN_TIME,
         "job.granted": IN_TIME,
         "job.boosted": IN_TIME,

@@ -24,7 +24,7 @@ def test_a_node_is_lost_whose_lease_was_shorter_than_its_jobs_class_allows() -> 
     w.send(inbox.GranterClaimed(epoch=1, holder="a", term_s=5, max_lease_s=30))
     w.submit(job("long", 8).model_copy(update={"lease_s": 900}))
     w.started(job_id("research", "long"))
-    w.send(inbox.NodeSilent(node="n0", incarnation=1, silent_s=16), after_us=16_000_000)
+    w.send(inbox.NodeSilent(node="n0", incarnation=1, silent_s=16), after_us=22_000_000)
     w.send(inbox.NodeLost(node="n0", incarnation=1, silent_s=40), after_us=24_000_000)
     assert not w.nodes_of(job_id("research", "long"))
     w.check()

@@ -19,6 +19,7 @@ FAILPOINTS: tuple[str, ...] = (
     "archive.written",  # the file is whole, nobody has compared it
     "archive.checked",  # it is what the ledger has, the segment is still there
     "archive.deleted",  # it is gone, nobody was told
+    "vault.loaded",  # a team's secrets are read, and about to be changed
     "vault.changed",  # a team's secrets are stored, nobody was told
     "vault.rekeying",  # some values are under the new key, some under the old
     "agent.starting",  # nothing runs yet

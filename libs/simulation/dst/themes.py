@@ -190,7 +190,7 @@ THEMES: dict[str, Theme] = {
         {"stop vault": 5, "rekey": 5, "kill agent": 2, "freeze agent": 1, "messages": 2, "partition": 1, "full stream": 1,
          "broker killed": 1, "snapshots": 1},
         _secrets,
-        ("vault.changed", "vault.rekeying", "vault.changed", "vault.rekeying", "agent.starting"),
+        ("vault.changed", "vault.rekeying", "vault.loaded", "vault.rekeying", "agent.starting"),
         (("vault.rekeying", "stop vault"), ("vault.changed", "stop vault")),
     ),
     "operators": Theme(

@@ -162,6 +162,8 @@ class Books:
         """What the present record declares; None: it was written by a version that did not."""
         self.more = False
         """The decision goes on in the next record."""
+        self.ticked_us = 0
+        """So late it is at least, us of ledger time: what the last tick said, see `clock`."""
         self.inbox_seq = 0
         """The last inbox message that is decided with the present record."""
         self.jobs: dict[str, JobRow] = {}

@@ -26,6 +26,10 @@ _MOST_STRAYED = 1000
 """Looked at between two ticks: a report names no more."""
 RATE = 500
 """One part in so many, by which two clocks may run apart."""
+UNTICKED_US = 300_000_000
+UNTICKED_BEFORE_US = DAY_US
+"""Where no tick was ever told, so long after a moment it is taken for past; in ledgers of before ticks said this, so long.
+Nobody grants leases without ticks, and so nothing runs that they could have ended: what runs on all the same hides them."""
 
 
 class LedgerTime(Subject):
@@ -74,6 +78,8 @@ class LedgerTime(Subject):
         self._began, self._mark = True, mark if mark is not None else before
         self._inbox_seq = max(self._inbox_seq, record.inbox_seq)
         books.t_us = max(record.t_us, books.t_us)
+        unticked_us = UNTICKED_US if self._may_tell else UNTICKED_BEFORE_US
+        books.ticked_us = max(books.ticked_us, self._mark.t_us if self._mark is not None else books.t_us - unticked_us)
 
     def _by_marks(self, before: ClockMark, mark: ClockMark, record: led.LedgerRecord) -> None:
         broken = self.books.broken

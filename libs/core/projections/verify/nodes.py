@@ -40,6 +40,15 @@ class Nodes(Subject):
         self._told_ended: set[str] = set()
         """Nodes of which this decision tells silence."""
         self._epoch = 0
+        self._ticked_us: int | None = None
+        """What the last tick said, us of ledger time; None: there was none yet."""
+        self._term_us = 0
+        """That of who grants leases."""
+        self._deaf_us = 0
+        """Until then its predecessor may have renewed leases that it cannot know of."""
+
+    def begin(self, record: led.LedgerRecord) -> None:
+        self._ticked_us = record.clock.t_us if record.clock is not None else self._ticked_us
 
     def joined(self, e: led.NodeJoined) -> None:
         name, known = e.inventory.node, self.books.nodes.get(e.inventory.node)
@@ -91,9 +100,10 @@ class Nodes(Subject):
         row = self.books.nodes.get(e.node)
         if row is None or not row.up:
             self.books.broken("I8", f"node {e.node} frees devices and is not up")
-        if e.evidence is Evidence.LEASE_ENDED and e.node not in self._dead:
+        if e.evidence is Evidence.LEASE_ENDED and e.node not in self._dead and not self._said_otherwise(e):
+            self._surely_silent(e.node, e.silent_s or 0)
             job = self.books.jobs.get(e.job_id)
-            if job is not None and not job.lease_s and not self._said_otherwise(e):
+            if job is not None and not job.lease_s:
                 self.books.broken("I8", f"{e.job_id} is kept, and silence of node {e.node} ends it")
             silence = self.books.silent.get(e.node)
             if silence is not None and job is not None:
@@ -141,6 +151,7 @@ class Nodes(Subject):
 
     def silence(self, e: led.NodeSilence) -> None:
         self._same_life(e.node, e.incarnation, "silent")
+        self._surely_silent(e.node, e.silent_s)
         known = self.books.silent.get(e.node)
         if known is not None and (known.kept or not (e.kept or e.ended_lease_s > known.ended_lease_s)):
             self.books.broken("I8", f"node {e.node} falls silent, and was silent already")
@@ -169,7 +180,16 @@ class Nodes(Subject):
     def granter(self, e: led.GranterNamed) -> None:
         if e.epoch != self._epoch + 1:
             self.books.broken("I8", f"leases are granted in epoch {e.epoch} after {self._epoch}")
-        self._epoch = max(self._epoch, e.epoch)
+        before_us = self._term_us or int(e.term_s * 1_000_000)
+        named_us = self.books.t_us if self._ticked_us is None else min(self._ticked_us, self.books.t_us)
+        self._deaf_us = max(self._deaf_us, named_us + before_us)
+        self._epoch, self._term_us = max(self._epoch, e.epoch), int(e.term_s * 1_000_000)
+
+    def _surely_silent(self, node: str, silent_s: float) -> None:
+        """Who grants leases knows of a node's silence from when its predecessor's term had passed."""
+        if self._epoch and self.books.t_us - int(silent_s * 1_000_000) < self._deaf_us:
+            heard = f"is told to be silent for {silent_s:g} s"
+            self.books.broken("I8", f"node {node} {heard}, and may have been renewed by the granter before since then")
 
     def _same_life(self, node: str, incarnation: int, what: str) -> None:
         row = self.books.nodes.get(node)

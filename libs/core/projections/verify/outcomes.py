@@ -85,12 +85,7 @@ class Outcomes(Subject):
         super().__init__(books)
         self._limits: dict[str, int] = {}
         """Jobs that run and have a limit -> when that is."""
-        self._tick_us = 0
-        """What the last tick said, us of ledger time."""
         self._looked_us = 0
-
-    def begin(self, record: led.LedgerRecord) -> None:
-        self._tick_us = record.clock.t_us if record.clock is not None else 0
 
     def granted(self, e: led.JobGranted) -> None:
         job = self.books.jobs.get(e.job_id)
@@ -104,14 +99,15 @@ class Outcomes(Subject):
             self._limits[e.job_id] = self.books.t_us + int(found[0].spec.time_limit_s * 1_000_000)
 
     def end(self) -> None:
-        if self._limits and self._tick_us - self._looked_us >= _LOOK_US and not self.books.more:
-            self._looked_us = self._tick_us
+        tick_us = self.books.ticked_us
+        if self._limits and tick_us - self._looked_us >= _LOOK_US and not self.books.more:
+            self._looked_us = tick_us
             for job_id, end_us in list(self._limits.items()):
                 job = self.books.jobs.get(job_id)
                 if job is None or job.where is not Where.RUNNING:
                     del self._limits[job_id]
-                elif self._tick_us >= end_us + _LATE_US:
-                    over = f"{(self._tick_us - end_us) / 1e6:g} s over its limit of {job.spec.time_limit_s:g} s"
+                elif tick_us >= end_us + _LATE_US:
+                    over = f"{(tick_us - end_us) / 1e6:g} s over its limit of {job.spec.time_limit_s:g} s"
                     self.books.broken("I5", f"{job_id} runs on, {over}")
                     del self._limits[job_id]
 

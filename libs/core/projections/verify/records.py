@@ -11,8 +11,8 @@ from libs.core.projections.verify.books import Books, Subject
 from libs.core.state.formats import FIRST, FORMAT_OF
 from schemas import ledger as led
 
-_CUT_SHORT = 100
-"""So often in a row no writer dies, or loses its right to write, in the midst of a decision."""
+_CUT_SHORT = 10
+"""So often in a row no writer dies, or loses its right to write, in the midst of a decision about one input."""
 
 
 class Records(Subject):
@@ -31,9 +31,10 @@ class Records(Subject):
         self._rejected = 0
         self._segment = 1
         """The first sequence of the segment that is open."""
+        self._open: tuple[int, str] | None = None
+        """When and by whom the decision was made that is not at its end."""
         self._cut_short = 0
-        """Decisions that began since the last that came to its end."""
-        self._began_us = 0
+        """Decisions about the input under way that began and came to no end."""
         self._last: led.LedgerEvent | None = None
         """The last event of this record."""
 
@@ -52,15 +53,28 @@ class Records(Subject):
         self._decided_before, books.inbox_seq = books.inbox_seq, max(record.inbox_seq, books.inbox_seq)
 
     def _goes_on(self, record: led.LedgerRecord) -> None:
-        """What must be said by the end of a decision waits while it goes on, so none may go on for ever."""
-        books = self.books
-        books.more = record.more
-        self._cut_short += record.more and record.t_us > self._began_us
-        if not record.more:
+        """What must be said by the end of a decision waits while it goes on, so none may go on for ever. A record of another
+        decision than the one that is not at its end is of a writer that decides its input again: it says what it was about."""
+        books, report, decided = self.books, self.books.report, record.inbox_seq > self.books.inbox_seq
+        made = (record.t_us, record.writer)
+        anew = made != self._open
+        seals = isinstance(self._last, led.SegmentSealed)
+        if self._open is not None and anew and not (record.more or decided or seals):
+            begun = report.unfinished
+            books.broken("I10", f"is not of the decision that record {begun} begins, which is not at its end")
+        if decided or not record.more:
             self._cut_short = 0
-        elif self._cut_short == _CUT_SHORT:
-            books.broken("I10", f"{_CUT_SHORT} decisions in a row begin, and none comes to its end")
-        self._began_us = record.t_us
+        elif anew:
+            self._cut_short += 1
+            if self._cut_short == _CUT_SHORT:
+                books.broken("I10", f"{_CUT_SHORT} decisions in a row begin, and none comes to its end")
+        if record.more and not record.events:
+            books.broken("I10", "says that its decision goes on, and tells nothing of it")
+        if not record.more:
+            report.unfinished = 0
+        elif anew:
+            report.unfinished = books.seq
+        books.more, self._open = record.more, made if record.more else None
 
     def _declared(self, record: led.LedgerRecord) -> None:
         books, declared = self.books, record.format

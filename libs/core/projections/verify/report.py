@@ -37,6 +37,8 @@ class Verification:
     violations_total: int = 0
     last_seq: int = 0
     last_t_us: int = 0
+    unfinished: int = 0
+    """The record that begins the last decision, if that goes on behind the last record; else 0. Its end is not judged."""
     head_seq: int = 0
     head_hash: str = ""
     """The last valid record: two who verified the same ledger have the same."""

@@ -111,22 +111,22 @@ class Spending(Subject):
         self._book: RateBook | None = None
         self._ran_out: set[str] = set()
         """Budgets because of which attempts were stopped by this decision."""
-        self._wall_us = self._tick_us = self._before_us = self._looked_us = 0
+        self._wall_us = self._before_us = self._looked_us = 0
         books.covers = self.covers
 
     def begin(self, record: led.LedgerRecord) -> None:
         self._wall_us = record.wall_us if record.wall_us is not None else record.t_us
-        self._tick_us = record.clock.t_us if record.clock is not None else self._tick_us
 
     def end(self) -> None:
         if self.books.more:
             return
         self._before_us = self.books.t_us
         self._ran_out.clear()
-        if self._rows and self._tick_us - self._looked_us >= _LATE_US:
-            self._looked_us = self._tick_us
+        tick_us = self.books.ticked_us
+        if self._rows and tick_us - self._looked_us >= _LATE_US:
+            self._looked_us = tick_us
             for job_id, one in self._running.items():
-                if not one.stopping and one.until_us + _LATE_US <= self._tick_us and any(self._over(one.team)):
+                if not one.stopping and one.until_us + _LATE_US <= tick_us and any(self._over(one.team)):
                     self.books.broken("I19", f"{job_id} runs on, and its hold ended at {one.until_us}")
 
     # --------------------------------------------------------------------------------------------------------- what is said
