@@ -811,7 +811,9 @@ def test_what_follows_a_decision_that_is_not_at_its_end_is_of_it_or_decides_its_
     after = {"more": False, "t_us": cut.t_us + 5}
     on, other = cut.model_copy(update={"more": False}), cut.model_copy(update=after | {"writer": "other"})
     later, again = cut.model_copy(update=after), other.model_copy(update={"inbox_seq": cut.inbox_seq + 1})
-    assert [report([first, cut, then]).ok for then in (on, again, other.model_copy(update={"more": True}))] == [True] * 3
+    assert [report([first, cut, then]).ok for then in (on, again, other.model_copy(update={"more": True}))] == [
+        True
+    ] * 3
     for stranger in (other, later):
         (violation,) = report([first, cut, stranger]).violations
         assert "I10 at seq 3: is not of the decision that record 2 begins" in violation

@@ -21,6 +21,8 @@ _KEEPER = "agent/test_keeper_faults"
 _TRIM = "history/test_trim"
 _LEASES = "core/test_leases"
 _CLOCK = "core/test_clock"
+_VERIFY = "libs/core/projections/verify"
+_LIES = "core/test_verify_lies::test_each_lie_is_found"
 
 MENDS: tuple[Undone, ...] = (
     Undone(
@@ -78,6 +80,13 @@ MENDS: tuple[Undone, ...] = (
         'default=f"{DEFAULT_LEASE_S:.0f}s",',
         'default="10s",',
         f"{_LEASES}::test_running_work_survives_five_minutes_unless_its_class_wants_to_move",
+    ),
+    Undone(
+        "4. a lease of five minutes lasts 297 s from the renewal that was due",
+        "schemas/jobs.py",
+        "DEFAULT_LEASE_S = 330.0",
+        "DEFAULT_LEASE_S = 300.0",
+        "simulation/test_outage::test_work_outlives_five_minutes_without_a_control_plane",
     ),
     Undone(
         "4. silence ends work whose class says keep",
@@ -299,7 +308,7 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "15. a slow machine passes for a busy one",
         _PACE,
-        "(longest := max(_SLOW_S, _SLOW * self.idle_s))",
+        "(longest := max(_SLOW_S, _SLOW * idle_s))",
         "(longest := _SLOW_S)",
         f"{_OVERTAKING}::test_a_slow_machine_is_told_from_a_busy_one",
     ),
@@ -363,6 +372,13 @@ MENDS: tuple[Undone, ...] = (
         "embedded/test_supervisor::test_a_process_that_never_gets_ready_has_its_time_to_end",
     ),
     Undone(
+        "16. an agent on whose machine no process can be started waits for a job, and that fails",
+        "services/agent/app.py",
+        "raise find.NoKeeper(why)",
+        'log.debug("%s", why)',
+        "agent/test_keeper_native::test_without_the_program_an_agent_of_a_machine_does_not_start_and_says_what_to_do",
+    ),
+    Undone(
         "17. of two that tell teams, the one that was frozen moves the other's place back",
         "libs/bus/cursors.py",
         "(kv.update(key, body, last=last) if last else kv.create(key, body))",
@@ -382,5 +398,33 @@ MENDS: tuple[Undone, ...] = (
         "if found := break_before(head, entry):",
         'if found := "":',
         "ledger/test_ledger_file::test_a_file_whose_chain_was_broken_is_no_ledger_that_holds",
+    ),
+    Undone(
+        "beyond: `ledger verify` sees no overrun where no tick was ever told",
+        f"{_VERIFY}/clock.py",
+        "self._mark.t_us if self._mark is not None else books.t_us - unticked_us",
+        "self._mark.t_us if self._mark is not None else 0",
+        _LIES,
+    ),
+    Undone(
+        "beyond: `ledger verify` believes a successor a silence that it cannot know of",
+        f"{_VERIFY}/nodes.py",
+        "if self._epoch and self.books.t_us - int(silent_s * 1_000_000) < self._deaf_us:",
+        "if False:",
+        _LIES,
+    ),
+    Undone(
+        "beyond: `ledger verify` takes anything for what follows an unfinished decision",
+        f"{_VERIFY}/records.py",
+        "if self._open is not None and anew and not (record.more or decided or seals):",
+        "if False:",
+        "core/test_verify_lies::test_what_follows_a_decision_that_is_not_at_its_end_is_of_it_or_decides_its_input_again",
+    ),
+    Undone(
+        "beyond: `ledger verify` lets ninety-nine decisions begin that come to no end",
+        f"{_VERIFY}/records.py",
+        "_CUT_SHORT = 10",
+        "_CUT_SHORT = 100",
+        "core/test_verify_lies::test_no_decision_begins_for_ever",
     ),
 )
