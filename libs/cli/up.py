@@ -154,6 +154,7 @@ _SAID = {
     EventKind.EXITED: "died, starting it again",
     EventKind.RESTARTED: "runs again",
     EventKind.RESTART_FAILED: "did not come back, trying again",
+    EventKind.ILL: "does not do its work",
 }
 
 

@@ -28,6 +28,7 @@ class EventKind(StrEnum):
     RESTARTED = "restarted"  # ready again
     RESTART_FAILED = "restart_failed"  # ended or stayed silent before it was ready again; tried again later
     STOPPED = "stopped"  # ended because it was asked to
+    ILL = "ill"  # runs and does not do its work; started anew as soon as that helps
 
 
 @dataclass(frozen=True)

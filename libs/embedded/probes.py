@@ -5,14 +5,18 @@ Written on plain sockets so that starting a server imports no client library.
 
 import asyncio
 import contextlib
+import os
 import struct
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 from libs.embedded.ports import LOOPBACK
-from libs.embedded.process import Probe
+from libs.embedded.process import Check, Ill, Probe
 
 _OP_MSG = 2013
+_ROOM_MIB = 16
+"""With less than so much a broker that could not write is left alone: it could not write again, and plain requests go on."""
+_BODY_BYTES = 600
 
 
 def tcp_open(port: int) -> Probe:
@@ -30,10 +34,28 @@ def http_ok(port: int, path: str = "/") -> Probe:
 
     async def probe() -> bool:
         async with _connection(port) as (reader, writer):
-            writer.write(f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}\r\n\r\n".encode())
-            return (await reader.readline()).split()[1:2] == [b"200"]
+            return await _get(reader, writer, path) == 200
 
     return probe
+
+
+def nats_stuck(port: int, path: str, data_dir: Path) -> Check:
+    """Whether a nats-server is to be started anew: one that could not write (2.15) answers no publish any more, also when there
+    is room again. `path`: its health page; `data_dir`: where it writes. Silence is no illness: it may be frozen, or busy."""
+
+    async def check() -> Ill | None:
+        async with _connection(port) as (reader, writer):
+            if await _get(reader, writer, path) != 503:
+                return None
+            said = (await reader.read(_BODY_BYTES)).partition(b"\r\n\r\n")[2].decode(errors="replace")
+        room = os.statvfs(data_dir)
+        free_mib = room.f_bavail * room.f_frsize >> 20
+        where = f"{free_mib} MiB are free in {data_dir}"
+        if free_mib < _ROOM_MIB:
+            return Ill(f"{where}; it is started anew when there are {_ROOM_MIB}. It says {said}", curable=False)
+        return Ill(f"{where}, and it says {said}", curable=True)
+
+    return check
 
 
 def valkey_pong(socket: Path, user: str, password: str) -> Probe:
@@ -63,6 +85,12 @@ def mongo_pong(socket: Path) -> Probe:
             return b"\x10ok\x00\x01" in reply or b"\x01ok\x00" + struct.pack("<d", 1.0) in reply
 
     return probe
+
+
+async def _get(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> int:
+    """Asks for a page; returns its status. What follows is left to read."""
+    writer.write(f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}\r\n\r\n".encode())
+    return int((await reader.readline()).split()[1])
 
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

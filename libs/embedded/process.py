@@ -19,6 +19,17 @@ _log = logging.getLogger(__name__)
 
 Probe = Callable[[], Awaitable[bool]]
 
+
+@dataclass(frozen=True)
+class Ill:
+    """A process that runs and does not do its work. `curable`: it would if it were started anew now."""
+
+    why: str
+    curable: bool
+
+
+Check = Callable[[], Awaitable[Ill | None]]
+
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 _TAIL_BYTES = 4096
 _TAIL_LINES = 25
@@ -51,6 +62,7 @@ class ProcessSpec:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout_s: float = 10.0
     restart: bool = True
+    ill: Check | None = None  # asked while it runs
     depends_on: tuple[str, ...] = ()
     port: int | None = None  # only reported, in processes.json
 

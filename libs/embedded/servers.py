@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from libs.embedded import binaries
 from libs.embedded.ports import LOOPBACK
-from libs.embedded.probes import http_ok, mongo_pong, valkey_pong
+from libs.embedded.probes import http_ok, mongo_pong, nats_stuck, valkey_pong
 from libs.embedded.process import ProcessSpec
 from libs.embedded.sockets import private_socket
 
@@ -232,6 +232,7 @@ def _one_nats(
             log_path=state_dir / "logs" / f"{name}.log",
             ready=http_ok(ports.monitor, monitor + health),
             ready_timeout_s=patience_s,
+            ill=nats_stuck(ports.monitor, monitor + health, data_dir) if options.servers == 1 else None,
             port=ports.client,
         ),
         url=nats_url(users[0] if options.trust is None else None, ports.client),

@@ -6,6 +6,7 @@ are left alone: it comes back on the same port, and their clients reconnect.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import deque
@@ -17,12 +18,14 @@ from typing import Self
 
 from libs.embedded.events import Backoff, EventKind, ProcessEvent, ServerState
 from libs.embedded.forkserver import ForkServer
-from libs.embedded.process import Child, ProcessSpec, StartFailed, cap_log, describe_exit, guarded, open_log
+from libs.embedded.process import Child, Ill, ProcessSpec, StartFailed, cap_log, describe_exit, guarded, open_log
 from libs.embedded.records import ProcessRecord, start_ticks, write_processes
 
 _log = logging.getLogger(__name__)
 _EVENTS_KEPT = 1000
 _LOG_CHECK_S = 10.0
+_ILL_S = 5.0
+"""So often a process is asked whether it is ill; twice in a row until it is started anew."""
 _FORKS_LOG = "forkserver.log"
 
 
@@ -192,8 +195,7 @@ class Supervisor:
             try:
                 await self._bring_up(entry)
                 began = loop.time()
-                code = await entry.child.wait() if entry.child else 0
-                self._tell(EventKind.EXITED, entry, describe_exit(code))
+                self._tell(EventKind.EXITED, entry, await self._over(entry, entry.child) if entry.child else "")
             except StartFailed as failure:
                 if not entry.started.done():
                     raise
@@ -209,6 +211,22 @@ class Supervisor:
             self._set(entry, ServerState.WAITING)
             await asyncio.sleep(pause)
             entry.restarts += 1
+
+    async def _over(self, entry: _Supervised, child: Child) -> str:
+        """Waits until the process has ended, by itself or because it was ill; what became of it."""
+        ended, before = asyncio.ensure_future(child.wait()), None
+        try:
+            while not (await asyncio.wait({ended}, timeout=_ILL_S if entry.spec.ill else None))[0]:
+                ill = await _look(entry.spec)
+                if ill and before and ill.curable and before.curable:  # not in the midst of its recovery
+                    await child.stop()
+                    return f"was ended: {ill.why}"
+                if ill and (before is None or ill.curable != before.curable):
+                    self._tell(EventKind.ILL, entry, ill.why)
+                before = ill
+            return describe_exit(ended.result())
+        finally:
+            ended.cancel()
 
     async def _bring_up(self, entry: _Supervised) -> None:
         if entry.spec.module is not None:
@@ -319,6 +337,14 @@ class Supervisor:
             await asyncio.sleep(_LOG_CHECK_S)
             for entry in self._entries.values():
                 cap_log(entry.spec.log_path)
+
+
+async def _look(spec: ProcessSpec) -> Ill | None:
+    """What its check says of a process; None when it has none, or gets no answer."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_ILL_S):
+            return await spec.ill() if spec.ill else None
+    return None
 
 
 def _not_ready(spec: ProcessSpec) -> StartFailed:

@@ -129,7 +129,7 @@ ROWS: tuple[Row, ...] = (
             "chaos: disk full under a broker",
             "chaos: slow fsync",
         ),
-        "it does not go on by itself: nats-server 2.15 must be started again. Size its disk above what streams reserve",
+        "nats-server 2.15 does not go on by itself; `baton up` starts it again. Size its disk above what streams reserve",
     ),
     Row(
         "the disk full under Redis",

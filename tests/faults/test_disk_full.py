@@ -1,19 +1,20 @@
 """A file system without room under the broker, and under Redis: what is refused, what is kept, how it goes on."""
 
 import asyncio
-import os
-import signal
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from libs.bus.connect import close, connect
 from libs.bus.patience import AWAY
 from libs.bus.streams import provision
-from libs.embedded import ServerOptions, Servers
+from libs.embedded import EventKind, ServerOptions, Servers, supervisor
 from libs.embedded.servers import NATS, VALKEY
 from schemas import subjects
 from tests.faults.chaos import disks
@@ -35,8 +36,11 @@ async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
             yield running
 
 
-async def test_what_was_acknowledged_outlives_a_full_disk_under_the_broker(servers: Servers) -> None:
-    """nats-server 2.15 then answers no publish any more, says so on its health page, and must be started again."""
+async def test_what_was_acknowledged_outlives_a_full_disk_under_the_broker(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nats-server 2.15 then answers no publish any more, also when there is room again: it is ill, and is started anew."""
+    monkeypatch.setattr(supervisor, "_ILL_S", 0.5)
     subject, stored = subjects.ledger(POOL), 0
     async with AsyncExitStack() as stack:
         nats = await connect(servers.nats_url, name="test")
@@ -62,12 +66,29 @@ async def test_what_was_acknowledged_outlives_a_full_disk_under_the_broker(serve
             await nats.subscribe("baton.tel.node.v1.lease.main.n", cb=answer)
             await nats.publish("baton.tel.node.v1.lease.main.n", b"")
             await until(lambda: replies)
-        pid = servers.supervisor.pid(NATS)
-        os.kill(pid, signal.SIGKILL)
+            assert await asyncio.to_thread(_status, servers.nats_monitor_url + _compose_asks()) == 503
+            pid = servers.supervisor.pid(NATS)
+            (ill,) = await until(lambda: [e for e in servers.supervisor.events if e.kind is EventKind.ILL])
+            assert "0 MiB are free" in ill.detail
+            assert servers.supervisor.pid(NATS) == pid, "it goes on with what needs no disk"
         await servers.supervisor.wait_ready(NATS, replaced_pid=pid)
         await until(lambda: nats.is_connected)
         assert (await js.stream_info(subjects.ledger_stream(POOL))).state.last_seq >= stored
         assert (await js.publish(subject, b"x")).seq > stored
+
+
+def _compose_asks() -> str:
+    """The page by which compose tells whether its broker is healthy."""
+    (*_, url) = yaml.safe_load(Path("compose.yaml").read_text())["services"]["nats"]["healthcheck"]["test"]
+    return url.partition(":8222")[2]
+
+
+def _status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 async def test_a_full_disk_under_redis_is_waited_for(servers: Servers) -> None:
