@@ -221,7 +221,7 @@ class Supervisor:
                 if ill and before and ill.curable and before.curable:  # not in the midst of its recovery
                     await child.stop()
                     return f"was ended: {ill.why}"
-                if ill and (before is None or ill.curable != before.curable):
+                if ill and before is None:
                     self._tell(EventKind.ILL, entry, ill.why)
                 before = ill
             return describe_exit(ended.result())
