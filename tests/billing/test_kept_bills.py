@@ -1,7 +1,8 @@
 """Bills that are kept in MongoDB are those that were posted, up to the record that they name, and can be made again."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
@@ -9,13 +10,16 @@ from pymongo import MongoClient
 
 from libs.core.billing.kept_bills import DayOfBill, kept_bills, months_of
 from libs.core.billing.metering import Meter
+from libs.embedded.servers import MONGO
 from schemas.ledger import PricesApplied
 from services.quota_billing.app import make_app as make_billing
 from services.quota_billing.settings import QuotaBillingSettings
 from tests.admission.running import running
 from tests.billing.ledgers import priced_world
+from tests.billing.test_service import billed
 from tests.core.builders import World
 from tests.history.written import Written, until
+from tests.kit.background import ServerInBackground
 
 
 def folded(world: World, upto: int | None = None) -> Meter:
@@ -97,6 +101,35 @@ async def test_what_is_kept_names_its_record_and_is_made_again_from_the_ledger(
             await upto(len(world.records))
             await until(lambda: _is(kept, f"{pool}|research|2026-11", len(world.records)), "the other is written")
         assert kept.find_one({"_id": newer["_id"]}) == newer, "another process has written it, of a later record"
+
+
+async def test_bills_wait_for_no_mongodb_and_are_kept_once_it_answers(
+    nats: Client, nats_url: str, pool: str, tmp_path: Path
+) -> None:
+    """MongoDB is frozen, the service ends and begins anew, and answers; then MongoDB goes on."""
+    world, written = priced_world(), Written(nats.jetstream(), pool)
+    half = len(world.records) - 3
+    await written.write(world.records[:half])
+    with ServerInBackground(MONGO, tmp_path) as mongo, MongoClient(mongo.url) as client, ExitStack() as frozen:
+
+        async def newest() -> dict[tuple[str, str], list[dict[str, Any]]]:
+            found = client[pool]["bills"].find({"upto_seq": written.records[-1][0]})
+            return {(body["team"], body["month"]): body["rows"] for body in found}
+
+        async with billing(nats_url, pool, f"{mongo.url}/{pool}"):
+            await until(newest, "bills of the first half")
+            frozen.enter_context(mongo.frozen())
+            await written.write(world.records[half:])
+            told = await billed(nats, pool, written, "research")
+        async with billing(nats_url, pool, f"{mongo.url}/{pool}"):
+            assert await billed(nats, pool, written, "research") == told
+            frozen.close()
+            wanted = {team_month: [row._asdict() for row in rows] for team_month, rows in bills(folded(world)).items()}
+
+            async def whole() -> bool:
+                return await newest() == wanted
+
+            await until(whole, "all bills, as of the last record")
 
 
 async def _is(kept: Any, key: str, seq: int) -> bool:

@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -47,6 +48,16 @@ class ServerInBackground:
         pid = self._servers.supervisor.pid(self._name)
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP until the block ends: it answers nobody, and its connections stay."""
+        pid = self._servers.supervisor.pid(self._name)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def wait_replaced(self, pid: int) -> None:
         """Waits until another process than `pid` answers."""
