@@ -12,10 +12,13 @@ from libs.cli.pricesfile import PricesFileError, read_book
 from libs.core.billing.prices import PriceList, Rater, problems
 from libs.core.billing.wall import HOUR_US, month_of, month_us, text_of
 from libs.core.state.clock import Calendar
+from schemas import inbox
 from schemas.ledger import InputRejected, PeriodClosed, PricesApplied
-from schemas.prices import ContractRate, ListRate, RateBook, RateTier, Term
+from schemas.prices import ClosedPeriod, ContractRate, ListRate, RateBook, RateTier, Term
+from tests.core.builders import World
 from tests.core.lives import records_of
 
+CUT = month_us(2026, 3)[0]
 HEAD = "version: 1\ncurrency: USD\n"
 ONE = "prices:\n- {device: H100, price: 1, from: 2026-01-01}\n"
 
@@ -119,9 +122,23 @@ def test_prices_are_taken_as_they_are_written() -> None:
     assert [p.micros for p in book.prices] == [1_005_000, 290_000]
 
 
+@pytest.mark.parametrize(
+    ("from_us", "to_us", "said"),
+    [
+        (CUT, CUT, "the period ends at 2026-03-01T00:00:00Z and begins at 2026-03-01T00:00:00Z"),
+        (CUT, 4_000_000_000_000_000, "the period ends at 2096-10-02T07:06:40Z, and it is 2026-"),
+        (CUT, 10**30, f"the period ends at {10**30} us, and it is 2026-"),
+    ],
+)
+def test_a_period_that_cannot_be_is_refused_in_the_words_of_a_calendar(from_us: int, to_us: int, said: str) -> None:
+    period = ClosedPeriod(from_us=from_us, to_us=to_us, upto_seq=0, head="a" * 64, rows="b" * 64, currency="USD")
+    (refused,) = World().send(inbox.ClosePeriod(period=period, user="olga"))
+    assert isinstance(refused, InputRejected)
+    assert refused.reason.startswith(said)
+
+
 # ---------------------------------------------------------------------------------------------------------------- money
 
-CUT = month_us(2026, 3)[0]
 BOOK = RateBook(
     version=1,
     currency="USD",
