@@ -126,8 +126,8 @@ def test_prices_are_taken_as_they_are_written() -> None:
     ("from_us", "to_us", "said"),
     [
         (CUT, CUT, "the period ends at 2026-03-01T00:00:00Z and begins at 2026-03-01T00:00:00Z"),
-        (CUT, 4_000_000_000_000_000, "the period ends at 2096-10-02T07:06:40Z, and it is 2026-"),
-        (CUT, 10**30, f"the period ends at {10**30} us, and it is 2026-"),
+        (CUT, 4_000_000_000_000_000, "the period ends at 2096-10-02T07:06:40Z, and it is 1970-"),
+        (CUT, 10**30, f"the period ends at {10**30} us, and it is 1970-"),
     ],
 )
 def test_a_period_that_cannot_be_is_refused_in_the_words_of_a_calendar(from_us: int, to_us: int, said: str) -> None:
