@@ -13,7 +13,7 @@ from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy
 from schemas.ledger import LedgerRecord
-from schemas.resources import Device, Inventory, Level, Position, Resources, Topology, TopologyPolicy
+from schemas.resources import Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 
 GIB = 1024
 
@@ -50,6 +50,7 @@ def job(
     share_milli: int = 1000,
     memory_gib: int = 0,
     required: Level | None = None,
+    roles: tuple[Role, ...] = (),
     retry: RetryPolicy | None = None,
     time_limit_s: float = 0,
     submitted_us: int = 1,
@@ -60,7 +61,12 @@ def job(
         name=name,
         command=("true",),
         resources=Resources(
-            devices=devices, types=types, share_milli=share_milli, memory_mib=memory_gib * GIB, topology=topology
+            devices=devices,
+            types=types,
+            share_milli=share_milli,
+            memory_mib=memory_gib * GIB,
+            topology=topology,
+            roles=roles,
         ),
         checkpoint=CheckpointPolicy(),
         retry=retry or RetryPolicy(),

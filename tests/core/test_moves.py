@@ -5,7 +5,6 @@ import pytest
 
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence, keep
 from libs.core.scheduling.precedence.learned import Learned, cell_of
-from libs.core.scheduling.precedence.promise import promises
 from schemas import inbox
 from schemas.resources import Level
 from tests.core.builders import job
@@ -175,8 +174,7 @@ def test_when_its_promise_is_near_also_who_has_just_begun_gives_way() -> None:
     world.precedence.declared = lambda job: known[job.spec.name]
     before = world.run(job("before", 8))
     gang = world.submit(job("gang", 8))
-    ((_, start_us),) = promises(world.decider.state, world.precedence, world.now_us)
-    world.precedence.promise(gang, start_us)
+    ((_, start_us),) = world.promised()
     smaller = world.submit(job("smaller", 8))
     world.send(after_us=850_000_000)
     world.released(before)
@@ -198,7 +196,7 @@ def test_a_promise_counts_on_who_will_be_dear_by_then() -> None:
     number = 1.3 * world.precedence.limit(int(slots[0]), world.now_us)
     world.precedence.declared = lambda job: number
     gang = world.submit(job("gang", 8))
-    ((promised, start_us),) = promises(world.decider.state, world.precedence, world.now_us)
+    ((promised, start_us),) = world.promised()
     assert promised == gang
     dear_s = float(world.precedence.until_dear_s(slots, number, world.now_us)[0])
     assert 0 < dear_s < float(world.precedence.left_s(slots, world.now_us)[0])

@@ -8,8 +8,8 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
 from libs.core.scheduling.precedence.exchange import exchanges
 from libs.core.scheduling.precedence.learned import CELLS, EDGES, Learned, cell_of, cells_of
-from libs.core.scheduling.precedence.promise import promises
 from libs.core.scheduling.precedence.rules import classes_of
+from libs.core.scheduling.promises import new_promises
 from schemas import inbox
 from tests.core.builders import World, job, node
 
@@ -24,6 +24,14 @@ class Ruled(World):
         self.precedence = Precedence(rule, knobs)
         self.decider = Decider(policy=Policy(precedence=self.precedence))
         self.send(*(inbox.NodeRegistered(incarnation=1, inventory=node(f"n{i}"), lease_s=10) for i in range(nodes)))
+
+    def promised(self) -> list[tuple[str, int]]:
+        """Gangs that are told now when they start, and when, us."""
+        state = self.decider.state
+        told = new_promises(state, Policy(precedence=self.precedence), self.now_us)
+        for one in told:
+            self.precedence.note(state, one, self.now_us)
+        return [(one.job_id, one.promise.start_us) for one in told]
 
     def exchange(self) -> list[inbox.PreemptionPlanned]:
         return exchanges(self.decider.state, self.precedence, self.now_us, 1)
@@ -204,7 +212,7 @@ def test_the_first_gang_is_promised_when_what_stands_before_it_ends() -> None:
     world.run(job("before", 4))
     world.run(job("after", 4))
     gang = world.submit(job("gang", 8))
-    ((promised, start_us),) = promises(world.decider.state, world.precedence, world.now_us)
+    ((promised, start_us),) = world.promised()
     assert promised == gang
     expected_s = 1000 * world.precedence.knobs.promise_margin
     assert (start_us - world.now_us) / 1e6 == pytest.approx(expected_s, rel=0.01)
@@ -217,9 +225,8 @@ def test_a_promise_is_kept_against_what_comes_to_stand_before_it() -> None:
     world.precedence.declared = lambda job: known[job.spec.name]
     before = world.run(job("before", 8))
     gang = world.submit(job("gang", 8))
-    ((_, start_us),) = promises(world.decider.state, world.precedence, world.now_us)
-    world.precedence.promise(gang, start_us)
-    assert promises(world.decider.state, world.precedence, world.now_us) == [], "one each"
+    ((_, start_us),) = world.promised()
+    assert world.promised() == [], "one each"
     smaller = world.submit(job("smaller", 8))
     world.send(after_us=500_000_000)
     world.released(before)

@@ -9,7 +9,7 @@ from schemas import inbox
 from schemas.jobs import PromiseCause
 from schemas.ledger import GangPromised, JobGranted
 from schemas.queues import Queue
-from schemas.resources import Level
+from schemas.resources import Level, Role, Topology, TopologyPolicy
 from services.placement.handlers import promise_errors_s
 from tests.core.builders import World, job, node
 
@@ -51,6 +51,17 @@ def test_a_gang_of_two_nodes_is_told_as_well_and_a_single_device_is_not() -> Non
     (told,) = tick(w)
     assert told.job_id == gang
     assert told.promise.start_us == pytest.approx(w.now_us + (1200 * 1.1 + 60) * S, abs=2 * S)
+
+
+def test_a_gang_of_whole_nodes_is_told_although_as_many_devices_are_free_here_and_there() -> None:
+    w = World(*(node(f"n{n}") for n in range(6)))
+    for n in range(6):
+        w.started(w.submit(job(f"runs{n}", 5, time_limit_s=600 * (n + 1))))
+    on_one = Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)
+    gang = w.submit(job("wide", 16, roles=(Role(name="nodes", count=2, devices=8, topology=on_one),)))
+    (told,) = tick(w)
+    assert told.job_id == gang
+    assert told.promise.p50_us == pytest.approx(w.now_us + 1200 * S, abs=2 * S), "the two nodes that are free first"
 
 
 def test_each_team_and_class_has_its_own_first_gang() -> None:

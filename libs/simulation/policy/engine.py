@@ -20,7 +20,7 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
 from libs.core.scheduling.precedence.exchange import apart, exchanges
 from libs.core.scheduling.precedence.history import kin_of
-from libs.core.scheduling.precedence.promise import promises
+from libs.core.scheduling.promises import new_promises
 from libs.core.state.model import Job
 from libs.simulation.policy.workload import FleetSize, WorkloadRow, admitted, in_order
 from schemas import inbox, subjects
@@ -335,10 +335,11 @@ class _Engine:
 
     def _promise(self, t_us: int) -> None:
         precedence = self._precedence
-        if precedence is not None and precedence.preempts and self._decider.state.queues:
-            for job_id, start_us in promises(self._decider.state, precedence, t_us):
-                precedence.promise(job_id, start_us)
-                self._promised[job_id] = (start_us, t_us)
+        if precedence is None:
+            return
+        for told in new_promises(self._decider.state, self._policy, t_us):
+            precedence.note(self._decider.state, told, t_us)
+            self._promised.setdefault(told.job_id, (told.promise.start_us, t_us))
 
     def _decide(self, t_us: int) -> None:
         items = []

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from schemas.ids import job_id
 from schemas.inbox import JobAdmitted
-from schemas.jobs import JobSpec, RetryPolicy, Simulation
+from schemas.jobs import JobSpec, RetryPolicy
 from schemas.resources import WHOLE_MILLI, Inventory, Level, Resources, Role, Topology, TopologyPolicy
 
 ON_ONE_NODE = Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)
@@ -71,7 +71,7 @@ def spec_of(devices: int, share_milli: int, types: tuple[str, ...], per_node: in
     return JobSpec(
         name=name or "simulated",
         resources=resources,
-        simulation=Simulation(duration_s=1.0),
+        command=("simulated",),
         retry=RetryPolicy(on_lost=100),
     )
 

@@ -15,34 +15,13 @@ import numpy as np
 from libs.core.placement.search.gang import usable
 from libs.core.placement.view import NOBODY, View
 from libs.core.scheduling.precedence.moves import needs
+from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.state.model import Job, State
 from schemas.resources import WHOLE_MILLI
 
 _SOONEST_S = 1.0
 """Nobody is told the present moment: who is due at it comes first."""
-
-
-def promises(state: State, precedence: Precedence, t_us: int) -> list[tuple[str, int]]:
-    """Gangs that are the first of their class and team to wait and have no promise yet, each with when it starts, us."""
-    first: dict[tuple[int, str], tuple[float, int, str]] = {}
-    for key in state.queues:
-        if key.shape.devices < 2 or not precedence.orders(key.team):
-            continue
-        for job_id in precedence.turn(key):
-            if job_id in state.holds:
-                continue
-            rank = (precedence.rank_number(job_id, t_us), state.jobs[job_id].submitted_us, job_id)
-            of = (key.priority, key.team)
-            first[of] = min(first.get(of, rank), rank)
-            break
-    found = []
-    for number, _, job_id in first.values():
-        if precedence.promised_us(job_id) is None and not state.jobs[job_id].attempts:
-            start_us = expected_start_us(state, precedence, state.jobs[job_id], number, t_us)
-            if start_us is not None:
-                found.append((job_id, start_us))
-    return found
 
 
 def expected_start_us(state: State, precedence: Precedence, job: Job, number: float, t_us: int) -> int | None:
@@ -73,21 +52,27 @@ def expected_start_us(state: State, precedence: Precedence, job: Job, number: fl
             held = np.isin(rows, [fleet.row(device) for device in devices])
             later = np.minimum(precedence.until_known_s(at, t_us), precedence.until_dear_s(at, number, t_us))
             left_s[held] = float(np.minimum(precedence.left_s(at, t_us), later)[0])
-    nodes = fleet.node[rows]
-    order = np.lexsort((left_s, nodes))
-    nodes, left_s = nodes[order], left_s[order]
-    begin = np.searchsorted(nodes, np.arange(len(fleet.node_names) + 1))
-    taken = np.zeros(len(fleet.node_names), dtype=np.bool_)
+    latest_s = soonest_s(need, fleet.node[rows], left_s, len(fleet.node_names))
+    if not np.isfinite(latest_s):
+        return None
+    return t_us + int(max(_SOONEST_S, latest_s * precedence.knobs.promise_margin) * 1e6)
+
+
+def soonest_s(need: tuple[tuple[int, int], ...], nodes: Ints, free_s: Floats, count: int) -> float:
+    """When each group of a gang has its devices free on a node of its own, s; infinite: never. `need` as `moves.needs` says,
+    `nodes` and `free_s` of each device, shape (n,), of `count` nodes."""
+    order = np.lexsort((free_s, nodes))
+    nodes, free_s = nodes[order], free_s[order]
+    begin = np.searchsorted(nodes, np.arange(count + 1))
+    taken = np.zeros(count, dtype=np.bool_)
     latest_s = 0.0
     for groups, size in need:
         at = begin[:-1] + size - 1
         able = np.flatnonzero((at < begin[1:]) & ~taken)
         if len(able) < groups:
-            return None
-        ready_s = left_s[at[able]]
+            return float("inf")
+        ready_s = free_s[at[able]]
         best = np.argsort(ready_s, kind="stable")[:groups]
         taken[able[best]] = True
         latest_s = max(latest_s, float(ready_s[best].max()))
-    if not np.isfinite(latest_s):
-        return None
-    return t_us + int(max(_SOONEST_S, latest_s * precedence.knobs.promise_margin) * 1e6)
+    return latest_s

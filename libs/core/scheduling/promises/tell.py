@@ -11,7 +11,8 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Shares, front
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
-from libs.core.scheduling.precedence.promise import expected_start_us
+from libs.core.scheduling.precedence.moves import needs
+from libs.core.scheduling.precedence.promise import expected_start_us, soonest_s
 from libs.core.scheduling.precedence.remaining import remaining
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.state.model import Job, State, running
@@ -84,16 +85,17 @@ def _promise(
 ) -> StartPromise | None:
     """None: nothing is known of what it would need."""
     expected = [_when(state, job, [end[n] for end in ends.values()], list(ends)) for n in (0, 1)]
-    p50_us, p90_us = (t_us + int(min(s, 1e9) * 1e6) for s in (max(LEAST_S, one) for one in expected))
-    if not np.isfinite(expected[0]) or expected[0] <= 0:  # enough is free, and it waits for what this does not see
-        return None
-    start_us = p90_us + int((SLACK_S + MARGIN * (p90_us - t_us) / 1e6) * 1e6)
+    by_order = None
     if turns.orders(job.team):
         by_order = expected_start_us(state, turns, job, turns.rank_number(job.id, t_us), t_us)
-        if by_order is not None:
-            start_us = max(by_order, t_us + int(LEAST_S * 1e6))
-            p50_us = min(p50_us, start_us)
-            p90_us = min(p90_us, start_us)
+    if by_order is None and (not np.isfinite(expected[0]) or expected[0] <= 0):
+        return None  # it never fits, or enough is free, and it waits for what this does not see
+    p50_us, p90_us = (t_us + int(min(s, 1e9) * 1e6) for s in (max(LEAST_S, one) for one in expected))
+    start_us = p90_us + int((SLACK_S + MARGIN * (p90_us - t_us) / 1e6) * 1e6)
+    if by_order is not None:
+        start_us = max(by_order, t_us + int(LEAST_S * 1e6))
+        p50_us = min(p50_us, start_us)
+        p90_us = min(p90_us, start_us)
     return StartPromise(start_us=max(start_us, p50_us), p50_us=p50_us, p90_us=max(p50_us, p90_us))
 
 
@@ -108,6 +110,8 @@ def _when(state: State, job: Job, ends_s: list[float], ids: list[str]) -> float:
         if attempt is not None:
             at = [fleet.row(claim.device) for claim in attempt.claims]
             free_s[at] = np.where(np.isinf(free_s[at]), end_s, np.maximum(free_s[at], end_s))
+    if (shape.roles or shape.required) and (groups := needs(shape)) is not None:
+        return soonest_s(groups, fleet.node[rows], free_s[rows], len(fleet.node_names))
     need = shape.min_devices or shape.devices
     if len(rows) < need:
         return float("inf")
