@@ -1,4 +1,5 @@
-"""How fast accounts fold a ledger, in events per second of CPU time, and what stays in memory, over ledgers of growing length.
+"""How fast accounts fold a ledger, and quota_billing's meter, which keeps accounts, usage and money: events per second of CPU
+time, and what stays in memory, over ledgers of growing length.
 
 python -m benchmarks.accounts [--jobs 1000 10000 50000]
 """
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 from libs.core.billing.accounts import Accounts
+from libs.core.billing.metering import Meter
 from schemas import ledger as led
 from schemas.attempts import Evidence, Outcome
 from schemas.ids import job_id
@@ -67,17 +69,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, nargs="+", default=[1000, 10_000, 50_000])
     for jobs in parser.parse_args().jobs:
-        books, events, postings, spent_s = Accounts(), 0, 0, 0.0
+        books, meter, events, postings, spent_s, metered_s = Accounts(), Meter(), 0, 0, 0.0, 0.0
         for seq, record in enumerate(records(jobs), 1):
             began = time.process_time()
             postings += len(books.apply(record, seq))
-            spent_s += time.process_time() - began
+            posted = time.process_time()
+            meter.apply(record, seq)
+            spent_s, metered_s = spent_s + posted - began, metered_s + time.process_time() - posted
             events += len(record.events)
         exact = sum(books.balances().values()) == books.capacity_unit_us()
         size = sum(map(len, books.dump()))
         print(
             f"{jobs:>8} jobs {events:>9} events {postings:>9} postings {events / spent_s:>12,.0f} events/s "
-            f"{postings / spent_s:>12,.0f} postings/s  open {size / 1024:,.0f} KiB  exact {exact}"
+            f"{postings / spent_s:>12,.0f} postings/s  open {size / 1024:,.0f} KiB  exact {exact}  "
+            f"meter {events / metered_s:,.0f} events/s"
         )
 
 
