@@ -60,7 +60,7 @@ class Run:
     def __post_init__(self) -> None:
         self.world = World()
         self.world.now_us = T0_US
-        self.facts, self._meter, self.accounts, self.curves = Facts(), Meter(), Accounts(), AccountCurves()
+        self.facts, self._meter, self.accounts, self.curves = Facts(), Meter(credits=False), Accounts(), AccountCurves()
         self._order = count()
         self._calendar: list[tuple[int, int, str, Any]] = []
         self._jobs: dict[str, Ask] = {}
