@@ -1,7 +1,8 @@
 """What Prometheus sees of usage, money and quotas, read from the meter at each scrape.
 
-`baton_cost` is what was posted. Without a price book in the ledger it prices each team's sum as a whole; bills round each
-row, so the two differ by half a millionth of the currency unit per row at the most.
+`baton_cost` is what was posted, and `baton_credits` what was given back of it: to Prometheus a counter that goes back was reset.
+Without a price book in the ledger `baton_cost` prices each team's sum as a whole; bills round each row, so the two differ by half a
+millionth of the currency unit per row at the most.
 """
 
 import time
@@ -38,6 +39,9 @@ class BillingMetrics(Collector):
             "baton_device_seconds", "device-seconds of freed claims, by share", labels=["team", "model"]
         )
         cost = CounterMetricFamily("baton_cost", "price of freed claims, currency units", labels=["team", "currency"])
+        credits = CounterMetricFamily(
+            "baton_credits", "what the price book gave back, currency units, in no cost", labels=["team", "currency"]
+        )
         unpriced = CounterMetricFamily(
             "baton_unpriced_device_seconds",
             "device-seconds of freed claims of devices without a price, in no cost",
@@ -47,7 +51,10 @@ class BillingMetrics(Collector):
         currency = self._prices.currency
         if meter.money.book is not None:  # what was posted
             currency = meter.money.book.currency
-            money = {team: micros / _MICROS for team, micros in meter.money.totals.items()}
+            back = meter.money.credits
+            money = {team: (micros - back.get(team, 0)) / _MICROS for team, micros in meter.money.totals.items()}
+            for team, micros in back.items():
+                credits.add_metric([team, currency], -micros / _MICROS)
             free = {
                 (team, kind): units / _MICROS_PER_DEVICE_SECOND for (team, kind), units in meter.money.unpriced.items()
             }
@@ -76,7 +83,7 @@ class BillingMetrics(Collector):
                 held_by_type.add_metric([team, key], milli / 1000)
             jobs.add_metric([team, "queued"], use.queued_jobs)
             jobs.add_metric([team, "running"], use.running_jobs)
-        yield from (seconds, cost, unpriced, limit, held, limit_by_type, held_by_type, jobs)
+        yield from (seconds, cost, credits, unpriced, limit, held, limit_by_type, held_by_type, jobs)
         yield from self._as_opencost(meter)
         yield GaugeMetricFamily("baton_billing_rows", "rows kept: attempt x day x model", value=meter.rows)
 

@@ -26,6 +26,7 @@ from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import DevicesFreed, InputRejected, PeriodClosed, PricesApplied
 from schemas.prices import ClosedPeriod, CreditCause, ListRate, RateBook
 from services.quota_billing.handlers import get_bill
+from services.quota_billing.metrics import BillingMetrics
 from tests.billing.focus_rules import problems
 from tests.billing.ledgers import filed
 from tests.core.builders import World
@@ -131,6 +132,15 @@ def test_a_price_of_the_past_corrects_what_was_given_back_with_what_was_billed()
     told = get_bill(meter, NO_PRICES, BillQuery(), "research")
     assert told.total_cost_micros == sum(sums.values())
     assert told.total_credit_micros == sum(n for (what, _), n in sums.items() if what != "use") < 0
+    seen = {
+        family.name: family.samples[0].value
+        for family in BillingMetrics(lambda: meter, NO_PRICES).collect()
+        if family.samples
+    }
+    assert (seen["baton_cost"], seen["baton_credits"]) == (
+        (told.total_cost_micros - told.total_credit_micros) / 1e6,
+        -told.total_credit_micros / 1e6,
+    ), "a counter does not go back when a credit is given"
     (kept,) = kept_bills(meter.money, {("research", "2026-09")}, pool="p", upto_seq=meter.seq, head="ab")
     assert (kept.cost_micros, sum(r.credit_micros for r in kept.rows)) == (
         told.total_cost_micros,

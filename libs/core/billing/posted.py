@@ -72,6 +72,8 @@ class PostedMoney:
         """Rows that are new since whoever counts them emptied this."""
         self.totals: dict[str, int] = {}
         """Team -> cost."""
+        self.credits: dict[str, int] = {}
+        """Team -> what of its cost is credits."""
         self.unpriced: dict[tuple[str, str], int] = {}
         """(team, device kind) -> units."""
         self._rater = Rater(None)
@@ -233,6 +235,8 @@ class PostedMoney:
         """Of a row: what is more in all that is summed over rows."""
         _, _, day, kind, klass = key
         self.totals[team] = self.totals.get(team, 0) + cost
+        if credit:
+            self.credits[team] = self.credits.get(team, 0) + credit
         if unpriced:
             self.unpriced[team, kind] = self.unpriced.get((team, kind), 0) + unpriced
         found = self.sums.setdefault(team, {}).setdefault((day, kind, klass), [0, 0, 0, 0])
