@@ -1,8 +1,8 @@
 """What Prometheus sees of usage, money and quotas, read from the meter at each scrape.
 
-`baton_cost` is what was posted, and `baton_credits` what was given back of it: to Prometheus a counter that goes back was reset.
-Without a price book in the ledger `baton_cost` prices each team's sum as a whole; bills round each row, so the two differ by half a
-millionth of the currency unit per row at the most.
+`baton_cost` is what was posted, and `baton_credits` what was given back of it: to Prometheus a counter that goes back was
+reset. Without a price book in the ledger `baton_cost` prices each team's sum as a whole; bills round each row, so the two
+differ by half a millionth of the currency unit per row at the most.
 """
 
 import time
