@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 from libs.embedded.ports import LOOPBACK
-from libs.embedded.process import Check, Ill, Probe
+from libs.embedded.process import Ill, IllProbe, Probe
 
 _OP_MSG = 2013
 _ROOM_MIB = 16
@@ -39,7 +39,7 @@ def http_ok(port: int, path: str = "/") -> Probe:
     return probe
 
 
-def nats_stuck(port: int, path: str, data_dir: Path) -> Check:
+def nats_stuck(port: int, path: str, data_dir: Path) -> IllProbe:
     """Whether a nats-server is to be started anew: one that could not write (2.15) answers no publish any more, also when there
     is room again. `path`: its health page; `data_dir`: where it writes. Silence is no illness: it may be frozen, or busy."""
 

@@ -28,7 +28,7 @@ class Ill:
     curable: bool
 
 
-Check = Callable[[], Awaitable[Ill | None]]
+IllProbe = Callable[[], Awaitable[Ill | None]]
 
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 _TAIL_BYTES = 4096
@@ -62,7 +62,7 @@ class ProcessSpec:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout_s: float = 10.0
     restart: bool = True
-    ill: Check | None = None  # asked while it runs
+    ill: IllProbe | None = None  # asked while it runs
     depends_on: tuple[str, ...] = ()
     port: int | None = None  # only reported, in processes.json
 
