@@ -65,4 +65,5 @@ class Conflict(Rejected):
 
 
 def _text(r: Reason) -> str:
-    return f"{r.field}{f' = {r.value}' if r.value else ''}: {r.problem} ({r.fix})"
+    where = f"{r.field}{f' = {r.value}' if r.value else ''}: " if r.field else ""
+    return f"{where}{r.problem} ({r.fix})"

@@ -90,6 +90,7 @@ def test_a_suspended_team_submits_nothing_also_when_admission_did_not_know_yet()
     request = SubmitJob(client_key="new", job=JobSpec(command=("true",)))
     judged = evaluate(request, "research", AdmissionContext(shape_of_fleet(w.decider.state), limits.room))
     assert isinstance(judged, NotAdmitted)
+    assert judged.refusals[0].reason.field == "team"
     assert "team research is suspended since" in judged.refusals[0].reason.problem
     late = w.submit(job("late"))
     assert late not in w.decider.state.jobs

@@ -164,7 +164,7 @@ def evaluate(
         return Repeated(job_of_key)
     if (suspended := context.fleet.suspended.get(team)) is not None:
         why = refuse(
-            Why.SUSPENDED, "", team, suspended.text(team), "ask the operators of the pool; questions are answered"
+            Why.SUSPENDED, "team", team, suspended.text(team), "ask the operators of the pool; questions are answered"
         )
         return NotAdmitted(job_of_key, (why,))
     refusals = [*_age(submitted_us, context.fleet), *_client_key(request, job_of_key, same)]
