@@ -114,7 +114,7 @@ audit *args: _house
     set -eu
     [ -x .venv/audit/bin/pip-audit ] || { python -m venv .venv/audit && .venv/audit/bin/pip install --quiet pip-audit; }
     for name in base build dev; do
-        .venv/audit/bin/pip-audit --require-hashes --disable-pip --requirement "requirements/$name.txt" "$@"
+        .venv/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement "requirements/$name.txt" "$@"
     done
 
 # Remove caches and demo output; keeps .venv and the state in .baton
