@@ -86,7 +86,7 @@ def command(
     if write is None:
         say(text)
     else:
-        write.parent.mkdir(parents=True, exist_ok=True)
+        write.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the server's own key lies there, too
         write.write_text(text + "\n")
     hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
 

@@ -291,6 +291,8 @@ class Keyring:
                     _check_revoked(owner)
                 lasts_s = owner.lasts.get(known_as) if lasts_s is None else lasts_s
                 self._issue(owner, role, known_as, path, called or known_as, lasts_s)
+        if self.ca is not None and not (beside := path.with_name(CA_FILE)).is_file():
+            beside.write_text(self.ca.read_text())  # one that was made after the certificate knows the broker, too
         return path
 
     def _issue(

@@ -79,7 +79,7 @@ class Wire:
     def give(self, to: Path, folder: Path | str) -> None:
         """What the server needs, into `to`; `routes.conf` is for inclusion in the `cluster` block of a server that has one, so
         that servers know each other, too. Who may enter `to` may pretend to be the broker."""
-        to.mkdir(parents=True, exist_ok=True)
+        to.mkdir(mode=0o700, parents=True, exist_ok=True)
         for source, name in ((self.certificate, CERTIFICATE), (self.key, KEY), (self._creds / CA_FILE, CA_FILE)):
             (to / name).write_text(source.read_text())
         routes = {**self.config(folder), "ca_file": f"{folder}/{CA_FILE}", "verify": True}

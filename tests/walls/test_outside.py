@@ -11,6 +11,7 @@ import pytest
 from libs.bus.connect import Address, AnonymousBroker, close, connect
 from libs.cli.launch import ROOT, LocalStack
 from libs.cli.launch_options import External, LaunchOptions
+from libs.cli.team_admin import answering
 from libs.client import connect as connect_client
 from libs.service.settings import ServiceSettings
 from schemas.jobs import JobSpec
@@ -51,14 +52,16 @@ async def test_up_with_such_a_broker_needs_a_word(tmp_path: Path) -> None:
 
 
 async def test_an_external_broker_with_accounts_has_walls(tmp_path: Path) -> None:
-    """`baton credentials` before, `baton up --external` with a team that came later."""
+    """`baton credentials` before, `baton up --external` with a team that came later; by TLS, also of who answers admins."""
     state, accounts = tmp_path / "state", tmp_path / "accounts.conf"
     made = await baton(
         *("credentials", "--teams", "red", "--pools", "main", "--state-dir", str(state)),
+        *("--hosts", "127.0.0.1", "--certificates", str(tmp_path)),
         *("--accounts", str(tmp_path / "told"), "--write", str(accounts)),
     )
     assert made.code == 0, made.err
-    with nats_process(f"{JETSTREAM}\ninclude accounts.conf\n", tmp_path) as url:
+    with nats_process(f"{JETSTREAM}\ninclude accounts.conf\n", tmp_path) as plain:
+        url = plain.replace("nats://", "tls://")
         external = External(nats_url=url, redis_url="", mongo_url="")
         options = LaunchOptions(state_dir=state, external=external, services=(), scale=0.01, teams=("red", "blue"))
         async with LocalStack(options) as cluster:
@@ -66,5 +69,7 @@ async def test_an_external_broker_with_accounts_has_walls(tmp_path: Path) -> Non
                 async with await connect_client(cluster.address(team)) as client:
                     assert client.team == team
                     await client.submit(JobSpec(command=("x",)), wait_admitted=False)
+            async with answering(url, cluster.keyring):
+                pass
             service = await connect(Address(url, cluster.address("placement").creds, anonymous=False), name="placement")
             await close(service)

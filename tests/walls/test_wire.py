@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import stat
 import time
 from pathlib import Path
 
@@ -28,6 +29,7 @@ async def test_a_broker_with_our_certificate_is_trusted_and_no_other(tmp_path: P
         *("--accounts", str(server / "told"), "--write", str(server / "accounts.conf")),
     )
     assert made.code == 0, made.err
+    assert stat.S_IMODE(server.stat().st_mode) == 0o700, "the server's own key lies there"
     cluster = f'cluster {{ name: baton, listen: "127.0.0.1:-1", include {server}/routes.conf }}\n'.replace(
         f"include {server}/", "include server/"
     )
