@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from libs.cli.ledger import verify as verify_command
 from libs.ledger.chain import GENESIS, Head, encode
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.records import FiledLedger
@@ -17,6 +18,7 @@ from schemas.subjects import ledger
 from tests.core.builders import World as Pool
 from tests.core.builders import job, node
 from tests.core.lives import EVERY, records_of
+from tests.kit.filed import filed
 from tests.ledger.world import POOL, World
 
 PAGE = Path(__file__).parents[2] / "docs/ledger-file.md"
@@ -168,6 +170,20 @@ def test_a_file_whose_chain_was_broken_is_no_ledger_that_holds(tmp_path: Path, f
     report = verify_files([written(tmp_path / "forged", forge(payloads))])
     assert report.violations[0].startswith("I10"), report.violations
     assert "was changed" in report.violations[0]
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_ledger_that_ends_in_the_midst_of_a_decision_holds_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: bool
+) -> None:
+    pool = Pool(node("n0"))
+    pool.submit(job("one"))
+    pool.records[-1] = pool.records[-1].model_copy(update={"more": more})
+    filed(pool, tmp_path / "ledger.jsonl")
+    verify_command(file=[tmp_path / "ledger.jsonl"])
+    said = capsys.readouterr().err
+    assert ("the decision that record 2 begins goes on behind the last record" in said) is more
+    assert "every invariant holds" in said
 
 
 def test_a_file_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
