@@ -28,8 +28,8 @@ RATE = 500
 """One part in so many, by which two clocks may run apart."""
 UNTICKED_US = 300_000_000
 UNTICKED_BEFORE_US = DAY_US
-"""Where no tick was ever told, so long after a moment it is taken for past; in ledgers of before ticks said this, so long.
-Nobody grants leases without ticks, and so nothing runs that they could have ended: what runs on all the same hides them."""
+"""Where no tick was ever told, a moment is past so long after it by records' own time; in ledgers of before ticks said what
+clocks read, so long. Who grants leases ticks, so without ticks nothing runs for long."""
 
 
 class LedgerTime(Subject):

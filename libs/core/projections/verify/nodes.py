@@ -42,13 +42,19 @@ class Nodes(Subject):
         self._epoch = 0
         self._ticked_us: int | None = None
         """What the last tick said, us of ledger time; None: there was none yet."""
+        self._now_us = 0
+        """So late it may be: what comes after a long pause, or to a restored ledger, takes time along by little at first."""
         self._term_us = 0
         """That of who grants leases."""
         self._deaf_us = 0
         """Until then its predecessor may have renewed leases that it cannot know of."""
 
     def begin(self, record: led.LedgerRecord) -> None:
-        self._ticked_us = record.clock.t_us if record.clock is not None else self._ticked_us
+        mark, self._now_us = record.clock, record.t_us
+        if mark is not None:
+            self._ticked_us = mark.t_us
+            if record.wall_us is not None:
+                self._now_us = max(record.t_us, mark.t_us + record.wall_us - mark.wall_us)
 
     def joined(self, e: led.NodeJoined) -> None:
         name, known = e.inventory.node, self.books.nodes.get(e.inventory.node)
@@ -187,9 +193,9 @@ class Nodes(Subject):
 
     def _surely_silent(self, node: str, silent_s: float) -> None:
         """Who grants leases knows of a node's silence from when its predecessor's term had passed."""
-        if self._epoch and self.books.t_us - int(silent_s * 1_000_000) < self._deaf_us:
-            heard = f"is told to be silent for {silent_s:g} s"
-            self.books.broken("I8", f"node {node} {heard}, and may have been renewed by the granter before since then")
+        if self._epoch and self._now_us - int(silent_s * 1_000_000) < self._deaf_us:
+            what = f"was silent for {silent_s:g} s" if silent_s else "has lost its leases"
+            self.books.broken("I8", f"node {node} {what}, and who granted them before may have renewed them since")
 
     def _same_life(self, node: str, incarnation: int, what: str) -> None:
         row = self.books.nodes.get(node)
