@@ -18,10 +18,12 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
@@ -43,6 +45,7 @@ ANY = 1_000_000
 HOLD_S = 600.0
 """How long no older reader may have been seen before the format is raised: a restart of one takes less."""
 _POLL_S = 5.0
+_TRIES = 3
 _AWAY = (NatsError, TimeoutError, OSError)
 
 
@@ -84,7 +87,7 @@ class Readers:
         held = await self._js.stream_info(f"KV_{READERS_BUCKET}", subjects_filter=f"{stem}{token(pool)}.>")
         keys = [subject.removeprefix(stem) for subject in held.state.subjects or {}]
         found = []
-        for entry in await asyncio.gather(*(bucket.get(key) for key in sorted(keys)), return_exceptions=True):
+        for entry in await asyncio.gather(*(_entry(bucket, key) for key in sorted(keys)), return_exceptions=True):
             if isinstance(entry, KeyNotFoundError):
                 continue  # it has gone meanwhile
             if isinstance(entry, BaseException):
@@ -124,6 +127,14 @@ class Readers:
         if self._bucket is None:
             self._bucket = await self._js.key_value(READERS_BUCKET)
         return self._bucket
+
+
+async def _entry(bucket: KeyValue, key: str) -> KeyValue.Entry:
+    """Asked again when nothing is heard: of many questions at once one may be lost, and with it all were asked for nothing."""
+    for _ in range(_TRIES - 1):
+        with suppress(NatsTimeout):
+            return await bucket.get(key)
+    return await bucket.get(key)
 
 
 class Declarer:

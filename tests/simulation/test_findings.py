@@ -274,15 +274,21 @@ def test_a_reader_whose_declaration_is_not_told_is_not_taken_for_none() -> None:
         one = Declared(pool="main", name="a", process="p", release="r", format=1, position=0, resume=0)
         await readers.declare(one)
         assert await readers.resumes("main") == {"a": 0}
-        asked = 0
+        asked, lost, get = 0, 9, KeyValue.get
 
-        async def unheard(*_: object, **__: object) -> None:
+        async def unheard(*args: Any, **kwargs: Any) -> KeyValue.Entry:
             nonlocal asked
             asked += 1
-            raise NatsTimeout
+            if asked <= lost:
+                raise NatsTimeout
+            return await get(*args, **kwargs)
 
-        with patch.object(KeyValue, "get", unheard), pytest.raises(NatsTimeout):
-            await readers.resumes("main")
-        assert asked == 1
+        with patch.object(KeyValue, "get", unheard):
+            with pytest.raises(NatsTimeout):
+                await readers.resumes("main")
+            assert asked < lost
+            lost = asked + 1
+            # Of many questions at once one may be lost: nothing was archived where one of ten was, again and again (seed 2388).
+            assert await readers.resumes("main") == {"a": 0}
 
     simulated(story)
