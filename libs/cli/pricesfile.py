@@ -75,7 +75,7 @@ def _moment(text: Any) -> int:
 
 _Money = Annotated[int, BeforeValidator(_micros)]
 _Moment = Annotated[int, BeforeValidator(_moment)]
-_Share = Annotated[CreditShare, BeforeValidator(whole)]
+_CreditedShare = Annotated[CreditShare, BeforeValidator(whole)]
 
 
 class TierItem(Strict):
@@ -130,7 +130,7 @@ class PricesFile(Strict):
     currency: Currency
     prices: Annotated[tuple[PriceItem, ...], Field(max_length=4000), AfterValidator(_some)]
     contracts: Annotated[tuple[ContractItem, ...], Field(max_length=4000)] = ()
-    credits: dict[CreditCause, _Share] = Field(default_factory=dict)
+    credits: dict[CreditCause, _CreditedShare] = Field(default_factory=dict)
 
     @property
     def book(self) -> RateBook:
