@@ -51,7 +51,7 @@ async def test_up_with_such_a_broker_needs_a_word(tmp_path: Path) -> None:
             await red.submit(JobSpec(command=("x",)), wait_admitted=False)
 
 
-async def test_an_external_broker_with_accounts_has_walls(tmp_path: Path) -> None:
+async def test_an_external_broker_with_accounts_has_walls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`baton credentials` before, `baton up --external` with a team that came later; by TLS, also of who answers admins."""
     state, accounts = tmp_path / "state", tmp_path / "accounts.conf"
     made = await baton(
@@ -73,3 +73,4 @@ async def test_an_external_broker_with_accounts_has_walls(tmp_path: Path) -> Non
                 pass
             service = await connect(Address(url, cluster.address("placement").creds, anonymous=False), name="placement")
             await close(service)
+        assert "eof_received" not in caplog.text, "each command would say it"

@@ -120,7 +120,7 @@ class Shares:
 
     def _by_user(self, key: QueueKey) -> bool:
         """Whether the users of its team share: there are some, and the rule that orders its jobs is fair share."""
-        if not key.user and not (self._state.tree.by_user(key.team) and self._users.known(key.team)):
+        if not key.user and not (self._users.known(key.team) and self._state.tree.by_user(key.team)):
             return False
         return self._turns is None or self._turns.rule_of(key.team) is OrderRule.FAIR_SHARE
 
