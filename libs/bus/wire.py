@@ -5,6 +5,7 @@ BATON_PLAIN_HOSTS, which says that the network between is nobody else's: contain
 """
 
 import ipaddress
+import logging
 import os
 import ssl
 from collections.abc import Collection, Iterator, Mapping
@@ -51,10 +52,16 @@ def allowed_hosts(environ: Mapping[str, str] | None = None) -> frozenset[str]:
 
 def context(authority: Path | None) -> ssl.SSLContext:
     """Checks a server by the authority in that file, or without one by those of this machine. Raises ValueError."""
+    logging.getLogger("asyncio").addFilter(_worth_saying)
     try:
         return ssl.create_default_context(cafile=None if authority is None else str(authority))
     except (OSError, ssl.SSLError) as e:
         raise ValueError(f"{authority} is no certificate of an authority ({e}): correct BATON_NATS_CA") from None
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """asyncio warns at the end of each connection that began plain and went on encrypted, as all to NATS do; nothing is amiss."""
+    return "eof_received() has no effect" not in record.getMessage()
 
 
 def _plain(urls: str) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from libs.core.projections.hot_state import HotState
 from libs.core.scheduling import allowances
 from libs.core.scheduling.allowances import LIVES, QUARANTINES, REJECTED
 from libs.core.scheduling.decider import Decider
@@ -59,6 +60,10 @@ def test_ids_of_devices_that_a_node_has_ever_had_are_bounded(monkeypatch: pytest
     assert "BATON_PLACEMENT_NODE_DEVICES" in said
     assert len(w.decider.state.fleet) == 32, "nothing of the refused life is kept"
     assert joined(w, registered("n0", 5, prefix="a-")), "what it had before it may have again"
+    present = HotState()
+    for seq, record in enumerate(w.records, 1):
+        present.apply(record, seq)
+    assert len(present.devices) == 16, "Redis and metrics have what there is now"
     assert joined(w, registered("n1", 2, prefix="d-"))
     monkeypatch.setattr(allowances, "POOL_DEVICES", 41)
     assert "begin a new pool" in reason(told(w, registered("n1", 3, prefix="e-")))
