@@ -60,7 +60,8 @@ def context(authority: Path | None) -> ssl.SSLContext:
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:
-    """asyncio warns at the end of each connection that began plain and went on encrypted, as all to NATS do; nothing is amiss."""
+    """asyncio warns at the end of each connection that began plain and went on encrypted, as all to NATS do; nothing is
+    amiss."""
     return "eof_received() has no effect" not in record.getMessage()
 
 
