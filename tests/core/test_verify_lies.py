@@ -724,14 +724,17 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a silence ends fewer leases than before": (
         MUM, then("node.silent", with_(ended_lease_s=5), 2), "I8"
     ),
-    "a silence began before who grants leases could know of it": (MUM, changed("node.silent", with_(silent_s=20)), "I8"),
+    "a silence began before who grants leases could know of it": (MUM, both(
+        changed("lease.granter", with_(epoch=3), 1), both(changed("lease.granter", lambda e: [e, with_(epoch=2)(e)]),
+        changed("node.silent", with_(silent_s=20)))), "I8"),
     "a successor tells a silence that its predecessor may have ended": (MUM, then(
         "lease.granter", lambda e: led.NodeSilence(node="n1", incarnation=1, silent_s=6), 1), "I8"),
     "a successor does not wait for its predecessor's term": (MUM, both(
         changed("lease.granter", with_(epoch=3), 1), changed(
             "lease.granter", lambda e: [with_(term_s=60)(e), with_(epoch=2)(e)])), "I8"),
-    "a successor ends a lease that its predecessor may have renewed": (MUM, changed("lease.granter", with_(term_s=60)), "I8"),
-    "a node is lost within the term of the granter before": (ON_A_CLOCK, changed("lease.granter", with_(term_s=5)), "I8"),
+    "a node is lost within the term of the granter before": (
+        ON_A_CLOCK, changed("lease.granter", lambda e: [with_(term_s=5)(e), with_(epoch=2)(e)]), "I8"
+    ),
     "the right to grant leases is given twice": (MUM, then("lease.granter", lambda e: e), "I8"),
     "the right to grant leases goes back": (MUM, changed("lease.granter", with_(epoch=1), 1), "I8"),
     "an epoch of leases is left out": (MUM, left_out("lease.granter"), "I8"),

@@ -36,7 +36,8 @@ def test_the_lives_of_a_restored_ledger_end_before_a_tick_says_how_late_it_is(re
     start_us, second = 1_800_000_000_000_000, 1_000_000
     w = World(node("n0"))
     w.submit(job("runs"))
-    w.send(inbox.GranterClaimed(epoch=1, holder="a", term_s=10, max_lease_s=300))
+    for epoch in (1, 2):
+        w.send(inbox.GranterClaimed(epoch=epoch, holder=f"p{epoch}", term_s=10, max_lease_s=300))
     w.send(inbox.NodeLost(node="n0", incarnation=1, silent_s=900))
     records = []
     for record in w.records:

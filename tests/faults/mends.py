@@ -409,7 +409,7 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "beyond: `ledger verify` believes a successor a silence that it cannot know of",
         f"{_VERIFY}/nodes.py",
-        "if self._epoch and self._now_us - int(silent_s * 1_000_000) < self._deaf_us:",
+        "if self._deaf_us and self._now_us - int(silent_s * 1_000_000) < self._deaf_us:",
         "if False:",
         _LIES,
     ),

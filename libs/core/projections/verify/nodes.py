@@ -186,14 +186,14 @@ class Nodes(Subject):
     def granter(self, e: led.GranterNamed) -> None:
         if e.epoch != self._epoch + 1:
             self.books.broken("I8", f"leases are granted in epoch {e.epoch} after {self._epoch}")
-        before_us = self._term_us or int(e.term_s * 1_000_000)
-        named_us = self.books.t_us if self._ticked_us is None else min(self._ticked_us, self.books.t_us)
-        self._deaf_us = max(self._deaf_us, named_us + before_us)
+        if self._epoch:  # who granted before the first was named tells what it knows until that is decided
+            named_us = self.books.t_us if self._ticked_us is None else min(self._ticked_us, self.books.t_us)
+            self._deaf_us = max(self._deaf_us, named_us + self._term_us)
         self._epoch, self._term_us = max(self._epoch, e.epoch), int(e.term_s * 1_000_000)
 
     def _surely_silent(self, node: str, silent_s: float) -> None:
         """Who grants leases knows of a node's silence from when its predecessor's term had passed."""
-        if self._epoch and self._now_us - int(silent_s * 1_000_000) < self._deaf_us:
+        if self._deaf_us and self._now_us - int(silent_s * 1_000_000) < self._deaf_us:
             what = f"was silent for {silent_s:g} s" if silent_s else "has lost its leases"
             self.books.broken("I8", f"node {node} {what}, and who granted them before may have renewed them since")
 
