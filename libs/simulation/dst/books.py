@@ -305,6 +305,8 @@ def explained(subject: str, reason: str) -> bool:
     match subjects.stem(subject):
         case s if s == _PLANNED:
             return True
+        case s if s == _REPARTITIONED and "was not asked for" in reason:  # it had answered, and its answer came again
+            return True
         case s if s in (_OBSERVED, _REPARTITIONED, _QUARANTINE):
             return "is not up" in reason
         case s if s == _BUDGETS:
