@@ -157,6 +157,11 @@ def node_inbox(what: str, pool: str, node: str = "*") -> str:
     return anyone(NODE_INPUT, what=what, pool=pool, node=node)
 
 
+def is_of_a_node(subject: str) -> bool:
+    """Whether a node, or who speaks of one, put it into an inbox."""
+    return subject.startswith("baton.in.node.")
+
+
 def pool_of_input(subject: str) -> str | None:
     """The pool whose inbox has messages of this subject; None when none has."""
     for pattern in (INPUT, NODE_INPUT, OPERATOR_INPUT):

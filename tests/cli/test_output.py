@@ -68,7 +68,7 @@ def test_what_dies_under_baton_up_is_one_line(capsys: pytest.CaptureFixture[str]
         report(ProcessEvent(kind, "history", 7, 1, "signal 9" if kind is EventKind.EXITED else ""))
     assert capsys.readouterr().err == (
         "history died, starting it again: signal 9\nhistory runs again (pid 7)\n"
-        "history did not come back, trying again\n"
+        "history did not come back, trying again\nhistory does not do its work\n"
     )
 
 

@@ -43,13 +43,12 @@ def react(d: Decision, seq: int, subject: str, message: inbox.InboxMessage | Non
 
 def reject(d: Decision, seq: int, subject: str, message: inbox.InboxMessage | None, reason: str) -> None:
     """The input is not applied. If it is a team's request, the team is told. Of a node's the ledger has so many and no more."""
-    if subject.startswith("baton.in.node."):
+    if subjects.is_of_a_node(subject):
         left_out = d.nodes.rejects(subjects.sender_of(subject), d.t_us)
         if left_out is None:
             return
-        reason = (
-            f"{reason[:1900]} (and {left_out:,} more of this node since its last such line)" if left_out else reason
-        )
+        if left_out:
+            reason = f"{reason[:1900]} (and {left_out:,} more of this node since its last such line)"
     asked = message if isinstance(message, inbox.JobAdmitted | inbox.CancelRequested) else None
     request = requests.refused(d, asked) if asked is not None else None
     d.emit(ledger.InputRejected(inbox_seq=seq, subject=subject, reason=reason[:2048], request=request))
