@@ -599,8 +599,9 @@ class NodeUncordoned(Fact):
 
 
 class DevicesReserved(Fact):
-    """Which devices are kept free for a gang whose reservation is due, from now on: all of them, those in use as well. Told
-    with ticks, when it is not what was told last. It is over when the gang is granted or ends, too."""
+    """Which devices are kept free for a gang whose reservation is due, or for a job of one that comes before all for its age,
+    from now on: all of them, those in use as well. Told with ticks, when it is not what was told last. It is over when the job
+    is granted or ends, too."""
 
     kind: Literal["devices.reserved"] = "devices.reserved"
     gang: JobId = Field(description="for which job; the event is of the pool, and no team's")

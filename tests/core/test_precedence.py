@@ -11,6 +11,7 @@ from libs.core.scheduling.precedence.learned import CELLS, EDGES, Learned, cell_
 from libs.core.scheduling.precedence.rules import classes_of
 from libs.core.scheduling.promises import new_promises
 from schemas import inbox
+from schemas.ledger import DevicesReserved
 from tests.core.builders import World, job, node
 
 NOBODY_ELSE = (np.zeros(0, dtype=np.int64), np.zeros(0))
@@ -287,3 +288,13 @@ def test_what_is_kept_of_who_falls_due_is_bounded_by_who_waits() -> None:
     world.send(after_us=int(world.precedence.knobs.age_s * 1e6))
     world.send()
     assert world.precedence.is_due(old), "who waits is not thrown away with the others"
+
+
+def test_for_a_single_device_that_waited_for_too_long_one_is_kept_and_that_is_told() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=OrderKnobs(age_s=60.0))
+    world.run(job("runs", 8))
+    aged = world.submit(job("aged", 1))
+    world.send(after_us=120_000_000)
+    told = [e for _ in range(2) for e in world.send(inbox.Tick(), after_us=1_000_000) if isinstance(e, DevicesReserved)]
+    assert [(one.gang, len(one.devices)) for one in told] == [(aged, 1)]
+    assert world.checker.finish().violations == []

@@ -278,10 +278,11 @@ class Holds(Subject):
         self._thrash.ended(e.job_id)
 
     def reserved(self, e: led.DevicesReserved) -> None:
-        """What is kept for a gang that waits is in the pool; it is no promise to be granted just these."""
+        """What is kept for a job that waits is in the pool; it is no promise to be granted just these. Mostly it is a gang; one
+        device is kept for a job that has waited so long that it comes before all."""
         job = self.books.jobs.get(e.gang)
-        if job is None or job.where is not Where.WAITING or job.spec.resources.devices < 2:
-            self.books.broken("I11", f"devices are reserved for {e.gang}, which is no gang that waits")
+        if job is None or job.where is not Where.WAITING:
+            self.books.broken("I11", f"devices are reserved for {e.gang}, which does not wait")
         if unknown := [device for device in e.devices if device not in self.books.devices]:
             self.books.broken("I11", f"{unknown[0]} is reserved for {e.gang}, and no node has brought it")
         if len(set(e.devices)) < len(e.devices):
