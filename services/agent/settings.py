@@ -161,7 +161,7 @@ class AgentSettings(ServiceSettings):
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
     quick_cgroups: bool = Field(
         default=True,
-        description="as root, mount this machine's cgroups with favordynmods: a job starts 5 to 20 ms sooner",
+        description="as root, mount this machine's cgroups with favordynmods: a job starts some milliseconds sooner",
     )
 
     @property

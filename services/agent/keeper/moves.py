@@ -1,9 +1,8 @@
 """Moves into cgroups that do not wait for the kernel.
 
 Each attempt is moved into a cgroup of its own before it starts. A move waits until every processor has gone through a pause
-(an RCU grace period: 5 to 20 ms on an idle machine), unless the machine favours moves: the mount option `favordynmods` of
-cgroups, Linux 6.0. A fork or an exit then takes a few nanoseconds more. The option is the machine's, not ours alone, and stays
-when the agent has ended.
+(an RCU grace period: some milliseconds), unless the machine favours moves: the mount option `favordynmods` of cgroups, Linux
+6.0, which makes forks and exits dearer. The option is the machine's, not ours alone, and stays when the agent has ended.
 """
 
 import logging
@@ -20,9 +19,9 @@ _PATIENCE_S = 5.0
 
 def favour_moves(group: str) -> None:
     """For the hierarchy that this cgroup is in, as root. Where that is not possible, starts are slower and nothing else."""
-    if os.geteuid() != 0 or (asked := remount(read_text("/proc/self/mountinfo"), group)) is None:
-        return
     try:
+        if os.geteuid() != 0 or (asked := remount(read_text("/proc/self/mountinfo"), group)) is None:
+            return
         done = subprocess.run(["mount", *asked], timeout=_PATIENCE_S, capture_output=True, text=True, check=False)
         why = done.stderr.strip() if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as e:
