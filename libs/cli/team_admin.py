@@ -6,6 +6,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from libs.bus.cancel import cancel
@@ -106,22 +107,11 @@ async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
         except (ClientError, UsageFault) as e:
             raise AdminRefused(f"{e.why}: {e.fix}" if isinstance(e, ClientError) and e.why else str(e)) from None
 
-    admins = TeamAdmins(
-        nats,
-        ring,
-        lambda accounts: tell(url, ring, accounts),
-        booked=lambda: tell_ledger(ring.folder, url),
-        boosts=boosts,
-    )
-    await admins.start()
     watching = await connect(Address(url, ring.claims_credential(lasting=True), ca=ring.ca), name="floods")
-    floods = Floods(
-        watching,
-        ring,
-        lambda accounts: tell(url, ring, accounts),
-        booked=lambda: tell_ledger(ring.folder, url),
-        say=hint,
-    )
+    told, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)
+    admins = TeamAdmins(nats, ring, told, booked=booked, boosts=boosts)
+    floods = Floods(watching, ring, told, booked=booked, say=hint)
+    await admins.start()
     looking = asyncio.create_task(floods.run(), name="nodes that send too much")
     try:
         yield
