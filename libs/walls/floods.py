@@ -25,6 +25,7 @@ from libs.bus.patience import in_turns
 from libs.core.admission.intake import Bucket
 from libs.walls.book import Book
 from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.resolver import NotTold
 
 log = logging.getLogger("baton.nodes")
 
@@ -75,13 +76,15 @@ class Floods:
         self._servers: set[str] = set()
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # (server, account) -> messages and bytes so far
         self._left: dict[str, tuple[Bucket, Bucket]] = {}
+        self._untold: dict[str, None] = {}  # accounts that were cut off, and the broker may not know yet
 
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
         await in_turns(self.turn, LOOK_S, log, "how much nodes send is not known")
 
     async def turn(self) -> None:
-        """Looks once. Raises nats errors, and what `tell` raises."""
+        """Looks once. Raises nats errors, and what `tell` raises but NotTold."""
+        await self._tell_untold()
         await asyncio.to_thread(self._reread)
         accounts, servers = list(self._nodes), set[str]()
         for at in range(0, len(accounts), _ASKED):
@@ -150,13 +153,25 @@ class Floods:
             told = await asyncio.to_thread(self._revoke, pool, node, why)
         except NoCredential:  # somebody was faster
             return
-        await self._tell(told)
+        self._untold |= dict.fromkeys(told)
         line = (
             f"node {node} of pool {pool} was cut off: {why}. `baton node rotate {node} --pool {pool}` lets it in again"
         )
         log.error("%s", line)
         self._say(line)
+        await self._tell_untold()
         await asyncio.to_thread(self._booked)
+
+    async def _tell_untold(self) -> None:
+        """What the broker did not hear, because it was away just then, it hears at the next look: the keys have it already."""
+        if not self._untold:
+            return
+        try:
+            await self._tell(list(self._untold))
+        except NotTold as error:
+            log.warning("the broker does not know yet who was cut off: %s", error)
+        else:
+            self._untold.clear()
 
     def _revoke(self, pool: str, node: str, why: str) -> list[str]:
         said = {

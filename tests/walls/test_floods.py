@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from nats.aio.client import Client
 
 from libs.bus.cancel import cancel
 from libs.bus.connect import Address, BusUnavailable, close, connect
@@ -17,7 +18,9 @@ from libs.cli.team_admin import answering
 from libs.client import connect as connect_client
 from libs.walls import floods
 from libs.walls.book import Book
-from libs.walls.resolver import tell
+from libs.walls.floods import Floods
+from libs.walls.keyring import Keyring
+from libs.walls.resolver import NotTold, tell
 from schemas import subjects
 from schemas.jobs import JobSpec, Simulation
 from schemas.resources import Resources
@@ -121,3 +124,20 @@ async def test_batches_that_a_node_never_ends_fill_no_disk_and_hold_up_no_servic
         assert len({ack.seq for ack in acks}) == 40, "what is refused as a batch goes one by one"
         await close(evil)
         await close(core)
+
+
+async def test_a_broker_that_did_not_hear_who_was_cut_off_hears_it_at_the_next_look(tmp_path: Path) -> None:
+    """What it was told failed, and the look at nodes ended for good: the next flood was nobody's affair."""
+    ring, heard = Keyring(tmp_path), list[list[str]]()
+    ring.node("main", "small")
+
+    async def told(accounts: list[str]) -> None:
+        heard.append(accounts)
+        if len(heard) == 1:
+            raise NotTold("the broker did not answer")
+
+    looking = Floods(Client(), ring, told)
+    await looking._cut("main.small", "it sent more than a node may")
+    for _ in range(2):
+        await looking.turn()
+    assert heard == [["@main.small", "$baton"]] * 2
