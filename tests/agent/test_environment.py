@@ -52,6 +52,12 @@ def test_nothing_of_the_agents_own_environment_reaches_a_job(monkeypatch):
     assert got["PATH"] == "/bin"
 
 
+def test_who_a_job_is_and_its_shell_need_no_list_of_users():
+    got = of(part(spec("pass", env={"SHELL": "/bin/bash"}), team="lab-a"))
+    assert [got[name] for name in ("USER", "LOGNAME", "SHELL")] == ["lab-a", "lab-a", "/bin/bash"]
+    assert of(part(spec("pass")))["SHELL"] == "/bin/sh"
+
+
 def test_rendezvous_of_one_process_per_device():
     ranks = rank("n1-gpu0", number=8), rank("n1-gpu1", number=9)
     wanted = part(spec("pass"), *ranks, world_size=16, node_rank=1, nodes=("n0", "n1"))

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def test_dev_says_what_is_missing(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "no Python >= 3.11 among: false" in result.stderr
     assert "PYTHON=" in result.stderr
+
+
+def test_dev_takes_the_quickest_build_of_a_python(tmp_path: Path) -> None:
+    """The first that it finds can make no .venv, the second takes a second for what a processor does in some ms."""
+    shutil.copy(ROOT / "dev", tmp_path)
+    for name, when_measured in (("unfit", "exit 1"), ("slow", "echo 1000000; exit"), ("quick", ":")):
+        build = tmp_path / name / "python3.11"
+        build.parent.mkdir()
+        measured = f'if [ "$*" = - ]; then {when_measured}; fi\n'
+        making = f'case "$*" in *venv*) echo {name} >&2; exit 1;; esac\n'
+        build.write_text(f"#!/bin/sh\n{measured}{making}exec '{sys.executable}' \"$@\"\n")
+        build.chmod(0o755)
+    for tool in ("dirname", "cat", "rm"):
+        (tmp_path / "quick" / tool).symlink_to(str(shutil.which(tool)))
+    environment = {"PATH": os.pathsep.join(str(tmp_path / name) for name in ("unfit", "slow", "quick"))}
+    result = subprocess.run(["./dev"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.stderr.splitlines()[-1] == "quick"
 
 
 @pytest.mark.parametrize("name", REQUIREMENTS)
