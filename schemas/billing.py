@@ -56,14 +56,35 @@ class UsageSegment(Fact):
     closed_us: Micros | None = Field(description="null while the claim is still held")
 
 
+def _unsaid(value: object) -> bool:
+    """A service of before does not take what it does not know."""
+    return value is None
+
+
 class BillQuery(Strict):
     """A team asks what its jobs used and cost; the operator may ask for all teams. Answered by quota_billing."""
 
-    group_by: Annotated[str, Field(pattern=r"^(team|day|job|attempt|model)$")] = "team"
+    group_by: Annotated[str, Field(pattern=r"^(team|user|day|job|attempt|model|class)$")] = "team"
     from_day: Day | None = None
     to_day: Day | None = Field(default=None, description="inclusive")
+    from_us: Micros | None = Field(
+        default=None, description="instead of days: from this moment of the wall on", exclude_if=_unsaid
+    )
+    to_us: Micros | None = Field(default=None, description="up to this moment, not included", exclude_if=_unsaid)
+    time_zone: str | None = Field(
+        default=None,
+        max_length=64,
+        description="whose days, an IANA name; UTC without it",
+        examples=["Europe/Berlin"],
+        exclude_if=_unsaid,
+    )
     job_id: JobId | None = None
     open_until_us: Micros | None = Field(default=None, description="bill claims that are still held up to here")
+    forecast_until_us: Micros | None = Field(
+        default=None,
+        description="tell what is held still as if it were held up to here, at the prices of now; in no cost",
+        exclude_if=_unsaid,
+    )
 
 
 class BillRow(Fact):
@@ -83,6 +104,7 @@ class BillRow(Fact):
         default=0,
         description="of cost_micros, what the price book gives back: not above 0, but where a later one corrects it",
     )
+    forecast_micros: int = Field(default=0, description="what is held still comes to, beyond the cost; if it was asked")
 
 
 class BillReply(Fact):
@@ -93,6 +115,7 @@ class BillReply(Fact):
     total_milli_us: int = Field(ge=0)
     total_cost_micros: int
     total_credit_micros: int = Field(default=0, description="of the total cost, what is given back")
+    total_forecast_micros: int = Field(default=0, description="beyond the total cost, if it was asked for")
     unpriced_milli_us: int = Field(default=0, ge=0, description="of the total, use of devices that have no price")
     unpriced_models: tuple[str, ...] = Field(default=(), description="which models of the bill have no price")
     ledger_seq: int = Field(ge=0, description="the bill is exact up to this ledger sequence")

@@ -1,10 +1,14 @@
 """Quota_billing's answers: load the meter, price or count, return."""
 
+from datetime import UTC, datetime
 from functools import cache
 
 from libs.bus.queries import InvalidQuestion
+from libs.core.billing.in_days import Days, bill_in_days, with_forecast
 from libs.core.billing.metering import Meter, TeamUse
-from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days_of, is_summed
+from libs.core.billing.posted import utc_day
+from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, day_text, days_of, is_summed
+from libs.core.billing.wall import DAY_US, ENDLESS_US, days_of_zone, us_of
 from libs.core.state.limits import Limits
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
@@ -20,15 +24,50 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
     whose = None if team == OPERATOR else team
-    if meter.money.book is not None and is_summed(query):
+    query, days = _when(query)
+    if days.day_of is not utc_day:
+        reply = bill_in_days(meter, prices, query, whose, days)
+    elif meter.money.book is not None and is_summed(query):
         reply = bill_of_sums(meter, query, whose)
     else:
         _narrow(at_least(meter, query, whose), query)
         usage = meter.usage(whose, open_until_us=query.open_until_us, of_day=cache(days_of(query)), job_id=query.job_id)
         currency = meter.money.book.currency if meter.money.book is not None else ""
         reply = bill(usage, prices, query, meter.seq, currency)
+    if query.forecast_until_us is not None:
+        reply = with_forecast(reply, meter, prices, query, whose, days)
     _narrow(len(reply.rows), query)
     return reply
+
+
+def _when(query: BillQuery) -> tuple[BillQuery, Days]:
+    """The question, and its days. What is of whole days of UTC is asked by days, whose rows are there."""
+    said = query.from_us is not None or query.to_us is not None or query.time_zone is not None
+    if not said:
+        start = 0 if query.from_day is None else _begin_of(query.from_day)
+        end = ENDLESS_US if query.to_day is None else _begin_of(query.to_day) + DAY_US
+        return query, Days(utc_day, start, end)
+    if query.from_day is not None or query.to_day is not None:
+        day = query.from_day or query.to_day or ""
+        raise _invalid("from_day", day, "is said beside a zone or moments", "say from_us and to_us alone")
+    start, end = query.from_us or 0, query.to_us if query.to_us is not None else ENDLESS_US
+    if start >= end:
+        raise _invalid("from_us", str(start), f"is not before to_us ({end})", "swap them")
+    zone = query.time_zone or "UTC"
+    if zone == "UTC" and start % DAY_US == 0 and end % DAY_US == 0:
+        first, last = (day_text(min(us, ENDLESS_US) // DAY_US) for us in (start, end - 1))
+        return query.model_copy(update={"from_day": first, "to_day": last}), Days(utc_day, start, end)
+    try:
+        return query, Days(days_of_zone(zone), start, end)
+    except ValueError:
+        raise _invalid("time_zone", zone, "is no zone that is known here", "write e.g. Europe/Berlin") from None
+
+
+def _begin_of(day: str) -> int:
+    try:
+        return us_of(datetime.fromisoformat(day).replace(tzinfo=UTC))
+    except ValueError:
+        raise _invalid("from_day", day, "there is no such day", "correct it") from None
 
 
 def _narrow(rows: int, query: BillQuery) -> None:

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.cli.bill_period import period_of
+from libs.cli.bill_statement import grouped
 from libs.core.billing.charges import Charge, charges
+from libs.core.billing.in_days import Days, bill_in_days
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, at_least, bill_of_sums, day_text
 from libs.core.billing.pricing import bill as bill_of
 from libs.core.billing.sealing import Sealing
-from libs.core.billing.wall import DAY_US
+from libs.core.billing.wall import DAY_US, days_of_zone
 from schemas.billing import BillQuery, Price, PriceBook
 from tests.core.money_oracle import Posted, posted, used
 from tests.core.priced_ledgers import ZONES, PricedLedger
@@ -87,13 +89,39 @@ def bill(ledger: PricedLedger, found: list[Charge]) -> None:
             row[place] += more
     ours: dict[tuple[str, str, int, str, str], list[int]] = {}
     for team, rows in meter.money.rows.items():
-        for (job_id, _, day, kind, klass), (cost, listed, _, credit) in chain(*(of.items() for of in rows.values())):
+        for (job_id, _, day, kind, klass, _), (cost, listed, _, credit) in chain(*(of.items() for of in rows.values())):
             row = ours.setdefault((team, job_id, day, kind, klass), [0, 0, 0])
             for place, more in enumerate((cost, listed, credit)):
                 row[place] += more
     assert {key: row for key, row in ours.items() if any(row)} == {key: row for key, row in wanted.items() if any(row)}
     if ledger.version and meter.money.book is not None:
         summed(ledger, meter)
+        in_any_days(ledger, meter, found)
+
+
+def in_any_days(ledger: PricedLedger, meter: Meter, found: list[Charge]) -> None:
+    """Of any span, on the days of any zone, each grouping is a statement's: sums of an export's rows; and all are one sum."""
+    chance = random.Random(len(found))
+    name = chance.choice(ZONES)
+    moments = [c.billed_us for c in found] or [0]
+    span = sorted(chance.choice(moments) + chance.choice((0, 1, -(10**9), 10**10)) for _ in range(2))
+    start, end = max(0, span[0]), max(0, span[1]) + 1
+    days = Days(days_of_zone(name), start, end)
+    rows = [c for c in found if start <= c.billed_us < end]
+    totals = set()
+    for by, ours in (
+        ("team", "team"), ("user", "user"), ("job", "job"), ("device", "model"), ("class", "class"), ("day", "day"),
+    ):  # fmt: skip
+        told = bill_in_days(meter, _FILE, BillQuery(group_by=ours), None, days)
+        sums: dict[str, list[int]] = {}
+        for row in told.rows:
+            one = sums.setdefault(row.key, [0, 0])
+            one[0] += row.cost_micros
+            one[1] += row.credit_micros
+        lines = {k: [v.cost_micros, v.credit_micros] for k, v in grouped(rows, by, ZoneInfo(name), {}).items()}
+        assert {k: v for k, v in sums.items() if any(v)} == {k: v for k, v in lines.items() if any(v)}, (by, name)
+        totals.add((told.total_cost_micros, told.total_milli_us, told.total_credit_micros))
+    assert len(totals) == 1
 
 
 def summed(ledger: PricedLedger, meter: Meter) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from libs.core.billing.credited import CreditedTime, DeviceOfAttempt, GivenBack, Parts, differences, given_back
-from libs.core.billing.prices import Amount, PriceList, Quote, Rater
+from libs.core.billing.prices import Amount, PriceList, Quote, Rater, Unchanged
 from libs.core.billing.uses import DeviceUse as DeviceUse
 from libs.core.billing.uses import RecordsFromFirst as RecordsFromFirst
 from libs.core.billing.uses import Uses as Uses
@@ -61,6 +61,7 @@ def charges(
     earlier: list[tuple[int, PriceList]] = []
     policy: Mapping[CreditCause, int] = {}
     billed, credited, given = Billed(), None, dict[DeviceOfAttempt, Parts]()
+    seen = Seen()
     for seq, record in records():
         if upto_seq is not None and seq > upto_seq:
             return
@@ -68,6 +69,7 @@ def charges(
         ended = uses.apply(seq, record)
         posted = max(uses.calendar.wall(record.t_us), until)
         for use in ended:
+            seen.note(use)
             amounts = _rated(rater, use)
             billed.note(use, amounts)
             for amount in amounts:
@@ -85,8 +87,9 @@ def charges(
         billed.closed(record)
         for event in record.events:
             if isinstance(event, led.PricesApplied):
-                version, then = event.book.version, Rater(PriceList(event.book))
-                for use, was, now in _twice(records, seq, rater.prices, then):
+                version, then = event.book.version, Rater(prices := PriceList(event.book))
+                same = seen.cost_the_same(Unchanged(rater.prices, prices, uses.calendar.wall(record.t_us)))
+                for use, was, now in () if same else _twice(records, seq, rater.prices, then):
                     billed.again(use, now)
                     for amount in _corrections(use, was, now, earlier):
                         money = amount.units == 0
@@ -109,6 +112,25 @@ def charges(
 
 def _rated(rater: Rater, use: DeviceUse) -> Sequence[Amount]:
     return rater.rate(use.team, use.device_kind, use.priority_class, use.milli, use.straight)
+
+
+class Seen:
+    """What kinds of uses there were, so that a book that leaves them as they were is no reason to read all of them again."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+        """Team, device kind, class -> the piece of a use that ends last."""
+
+    def note(self, use: DeviceUse) -> None:
+        about = (use.team, use.device_kind, use.priority_class)
+        known = self._kinds.get(about)
+        for piece in use.straight:
+            if known is None or piece[2] + piece[1] - piece[0] > known[2] + known[1] - known[0]:
+                known = self._kinds[about] = piece
+
+    def cost_the_same(self, by: Unchanged) -> bool:
+        """Whether another book changes none of them."""
+        return all(by.of(*about, (last,)) for about, last in self._kinds.items())
 
 
 class Billed:

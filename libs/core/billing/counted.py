@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-RowKey = tuple[str, int, int, str, str]
-"""Job id, attempt, UTC day, device kind, priority class."""
+RowKey = tuple[str, int, int, str, str, str]
+"""Job id, attempt, UTC day, device kind, priority class, user."""
 Thing = tuple[str, int, str]
 """Job id, attempt (0: the job), device kind (empty: any)."""
 _NEVER = -1 << 40
@@ -34,7 +34,7 @@ class TeamSums:
 
     def count(self, days: "DaysOf", key: RowKey) -> None:
         """A row is new. `days`: of its job, from all its rows so far."""
-        job, attempt, day, kind, _ = key
+        job, attempt, day, kind, *_ = key
         for thing in ((job, 0, ""), (job, 0, kind), (job, attempt, ""), (job, attempt, kind)):
             known = days.setdefault(thing, [])
             place = bisect_left(known, day)

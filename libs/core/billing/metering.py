@@ -12,43 +12,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from libs.core.accelerators.kinds import accelerators_milli, counted_milli
 from libs.core.billing.accounts import Accounts
 from libs.core.billing.counted import DaysOf, TeamSums
 from libs.core.billing.credited import CreditedTime
 from libs.core.billing.credits import Credits
-from libs.core.billing.posted import NOT_POSTED, AlikeUses, AppliedBook, PostedMoney
+from libs.core.billing.posted import NOT_POSTED, AlikeUses, AppliedBook, DayOf, Key, PostedMoney, utc_day
 from libs.core.billing.unbillable import Unbillable as Unbillable
-from libs.core.billing.wall import DAY_US
+from libs.core.billing.usage_rows import HeldRow, UsageRow, billed_model
+from libs.core.billing.wall import DAY_US, HOUR_US
 from libs.core.state import parts
 from libs.core.state.by_job import ByJob
 from libs.core.state.clock import Calendar
 from libs.core.state.limits import Limits
 from schemas import ledger as led
 from schemas.billing import UsageSegment
-from schemas.resources import Device, kind_of
 
 _FREE = (0, 0, 0, 0)
-
-
-class UsageRow(NamedTuple):
-    """One row: what one attempt used of one device model on one UTC day. `day` counts from 1970-01-01.
-
-    A tuple, because a bill may walk a million of them.
-    """
-
-    team: str
-    job_id: str
-    attempt: int
-    day: int
-    model: str
-    priority_class: str
-    milli_us: int
-    posted: tuple[int, int, int] | None = None
-    """What it cost when it was posted, millionths, what of it has no price, and what of the cost is credits; None: no price
-    book is in the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +55,9 @@ class TeamUse:
 
 
 @lru_cache(maxsize=4096)
-def _whose(team: str, klass: str) -> tuple[str, str]:
-    """One object for all jobs of a team and class."""
-    return team, klass
-
-
-_Key = tuple[str, int, int, str, str]  # job id, attempt, day, model, priority class
-
-
-class HeldRow(NamedTuple):
-    """A row of what is not freed. `days`: of its job's rows that are posted."""
-
-    team: str
-    key: _Key
-    milli_us: int
-    cost_micros: int
-    unpriced: int
-    days: DaysOf
+def _whose(team: str, klass: str, user: str) -> tuple[str, str, str]:
+    """One object for all jobs of a user and class."""
+    return team, klass, user
 
 
 @dataclass(slots=True)
@@ -105,7 +73,7 @@ class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
     to go back. Memory: one row (about 300 bytes) per attempt, day and model, plus what is held now."""
 
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar[frozenset[str]]
@@ -117,9 +85,9 @@ class Meter:
         self._credited = CreditedTime() if credits else None
         self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
-        self._jobs: ByJob[tuple[str, str]] = ByJob()  # unfinished jobs: (team, priority class)
+        self._jobs: ByJob[tuple[str, str, str]] = ByJob()  # unfinished jobs: (team, priority class, user)
         self._held: dict[str, _Held] = {}
-        self._rows: dict[str, dict[int, dict[_Key, int]]] = {}
+        self._rows: dict[str, dict[int, dict[Key, int]]] = {}
         """Team -> UTC day -> row -> units."""
         self._sums: dict[tuple[str, str, str], int] = {}
         self.counted: dict[str, TeamSums] = {}
@@ -193,20 +161,54 @@ class Meter:
                 )
                 only = dict.fromkeys(key for key in chain(more, costs, costs_more) if key not in rows)
                 for key in chain(rows, only):
-                    job, attempt, _, model, klass = key
+                    job, attempt, _, model, klass, user = key
                     if job_id is not None and job_id != job:
                         continue
                     paid: tuple[int, int, int] | None = None
                     if priced:
                         some, open_ = costs.get(key, _FREE), costs_more.get(key, _FREE)
                         paid = some[0] + open_[0], some[2] + open_[2], some[3]
-                    yield UsageRow(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0), paid)
+                    used_us = rows.get(key, 0) + more.get(key, 0)
+                    yield UsageRow(name, job, attempt, day, model, klass, used_us, paid, user)
+
+    def in_days(self, day_of: DayOf, team: str | None, span: tuple[int, int]) -> Iterator[UsageRow]:
+        """The rows of what is freed, on the days of another calendar; those of a span of the wall, [from, to), are whole. Use
+        is of the hour in which it was, money of the moment at which it was billed, as in `usage`."""
+        money, uses = self.money.recut(day_of, team, span)
+        used: dict[str, dict[Key, int]] = {}
+        for one in uses:
+            units = used.setdefault(one.team, {})
+            for start, end, wall in one.straight:
+                until = wall + end - start
+                while wall < until:
+                    hour = wall // HOUR_US
+                    stop = min(until, (hour + 1) * HOUR_US)
+                    key = (
+                        one.job_id,
+                        one.attempt,
+                        day_of(hour * HOUR_US),
+                        one.device_kind,
+                        one.priority_class,
+                        one.user,
+                    )
+                    units[key] = units.get(key, 0) + (stop - wall) * one.milli * one.alike
+                    wall = stop
+        for name in sorted(used.keys() | money.rows.keys()):
+            units, posted = (
+                used.get(name, {}),
+                dict(chain.from_iterable(of.items() for of in money.rows.get(name, {}).values())),
+            )
+            for key in units.keys() | posted.keys():
+                job, attempt, day, kind, klass, user = key
+                row = posted.get(key, _FREE)
+                paid = (row[0], row[2], row[3]) if money.book is not None else None
+                yield UsageRow(name, job, attempt, day, kind, klass, units.get(key, 0), paid, user)
 
     def segments(self) -> list[UsageSegment]:
         """The claims that are held now."""
         out = []
         for job, held in self._held.items():
-            team, klass = self._jobs[job]
+            team, klass, _ = self._jobs[job]
             for node, claims in held.by_node.items():
                 for device, model, milli in claims:
                     out.append(
@@ -234,7 +236,7 @@ class Meter:
         queued: Counter[str] = Counter()
         running: Counter[str] = Counter()
         used: dict[str, Counter[str]] = {team: Counter() for team in self.quotas}
-        for job, (team, _) in self._jobs.items():
+        for job, (team, _, _) in self._jobs.items():
             kinds = used.setdefault(team, Counter())
             held = self._held.get(job)
             if held is None:
@@ -267,7 +269,7 @@ class Meter:
             self.quotas[event.team] = limits
 
     def _queued(self, event: led.JobQueued, t_us: int) -> None:
-        self._jobs[event.job_id] = _whose(event.team, event.spec.priority_class)
+        self._jobs[event.job_id] = _whose(event.team, event.spec.priority_class, event.user)
 
     def _open(self, event: led.JobGranted, t_us: int) -> None:
         if event.job_id not in self._jobs:
@@ -291,11 +293,11 @@ class Meter:
         claims = held.by_node.pop(event.node, [])
         if {device for device, _, _ in claims} != set(event.devices):
             raise Unbillable(f"{event.job_id}.{event.attempt} frees on {event.node} what it does not hold there")
-        team, klass = self._jobs[event.job_id]
+        team, klass, user = self._jobs[event.job_id]
         days, counted = self._rows.setdefault(team, {}), self.counted.setdefault(team, TeamSums())
         for model, milli in _by_model(claims):
             for day, us in self._calendar.split(held.opened_us, t_us, DAY_US):
-                key, rows = (event.job_id, event.attempt, day, model, klass), days.setdefault(day, {})
+                key, rows = (event.job_id, event.attempt, day, model, klass, user), days.setdefault(day, {})
                 if key not in rows:
                     counted.count(self._days.setdefault(event.job_id, {}), key)
                 rows[key] = rows.get(key, 0) + us * milli
@@ -316,13 +318,15 @@ class Meter:
         until_us: int,
         seq: int,
     ) -> None:
-        team, klass = self._jobs[job_id]
+        team, klass, user = self._jobs[job_id]
         straight, posted_us = tuple(self._calendar.straight(held.opened_us, until_us)), self._calendar.wall(until_us)
         alike: dict[tuple[str, int], list[str]] = {}
         for device, model, milli in claims:
             alike.setdefault((model, milli), []).append(device)
         for (model, milli), devices in alike.items():
-            uses = AlikeUses(team, job_id, held.attempt, model, klass, milli, len(devices), seq, posted_us, straight)
+            uses = AlikeUses(
+                team, user, job_id, held.attempt, model, klass, milli, len(devices), seq, posted_us, straight
+            )
             money.post(uses, devices if self._credited is not None and seq != NOT_POSTED else ())
 
     def _closed(self, event: led.AttemptClosed, t_us: int) -> None:
@@ -362,10 +366,10 @@ class Meter:
             counted = self.counted.setdefault(team, TeamSums())
             self._days |= counted.recount(chain(*used.values(), only), self._jobs.__contains__)
 
-    def held_rows(self, until_us: int) -> list[HeldRow]:
-        """What is held still, as rows up to a time; money at the prices of now."""
-        ahead = self.money.ahead()
-        found = self._held_rows(until_us, ahead)
+    def held_rows(self, until_us: int, day_of: DayOf = utc_day) -> list[HeldRow]:
+        """What is held still, as rows up to a time, on the days of any calendar; money at the prices of now."""
+        ahead = self.money.ahead(day_of)
+        found = self._held_rows(until_us, ahead, day_of)
         out: list[HeldRow] = []
         for team, used in found.items():
             posted = ahead.rows.get(team, {})
@@ -376,15 +380,18 @@ class Meter:
                     out.append(HeldRow(team, key, units.get(key, 0), cost, free, self._days.get(key[0], {})))
         return out
 
-    def _held_rows(self, until_us: int, ahead: PostedMoney) -> dict[str, dict[int, dict[_Key, int]]]:
-        out: dict[str, dict[int, dict[_Key, int]]] = {}
+    def _held_rows(
+        self, until_us: int, ahead: PostedMoney, day_of: DayOf = utc_day
+    ) -> dict[str, dict[int, dict[Key, int]]]:
+        out: dict[str, dict[int, dict[Key, int]]] = {}
         for job, held in self._held.items():
-            team, klass = self._jobs[job]
+            team, klass, user = self._jobs[job]
             days = out.setdefault(team, {})
             self._post(ahead, job, held, chain.from_iterable(held.by_node.values()), until_us, NOT_POSTED)
             for model, milli in _by_model(list(chain.from_iterable(held.by_node.values()))):
-                for day, us in self._calendar.split(held.opened_us, until_us, DAY_US):
-                    key, rows = (job, held.attempt, day, model, klass), days.setdefault(day, {})
+                for hour, us in self._calendar.split(held.opened_us, until_us, HOUR_US):
+                    day = day_of(hour * HOUR_US)
+                    key, rows = (job, held.attempt, day, model, klass, user), days.setdefault(day, {})
                     rows[key] = rows.get(key, 0) + us * milli
         return out
 
@@ -442,10 +449,10 @@ class Meter:
                 case "credits":
                     credits += rows
                 case "rows":
-                    for team, job, attempt, day, model, klass, units in rows:
+                    for team, job, attempt, day, model, klass, user, units in rows:
                         model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
                         kept = meter._rows.setdefault(team, {}).setdefault(day, {})
-                        kept[job, attempt, day, model, klass] = units
+                        kept[job, attempt, day, model, klass, same.setdefault(user, user)] = units
                         group = (team, model, klass)
                         meter._sums[group] = meter._sums.get(group, 0) + units
                         use = meter.counted.setdefault(team, TeamSums()).use
@@ -476,11 +483,6 @@ _THEN: dict[type, Callable[[Meter, Any, int], None]] = {
 """After all that the record ended is posted, as exports do."""
 Meter.handled = led.kinds_of(_FOLD) | led.kinds_of(_THEN) | Accounts.handled | Credits.handled
 Meter.ignored = frozenset(led.EVENT_KINDS) - Meter.handled
-
-
-def billed_model(device: Device) -> str:
-    """The name that the price book knows a device by: its model, and for a MIG instance `<model>:<profile>`."""
-    return kind_of(device.model, device.mig_profile)
 
 
 def split_days(start_us: int, end_us: int) -> Iterator[tuple[int, int]]:

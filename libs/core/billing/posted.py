@@ -8,22 +8,31 @@ it was posted. Uses are kept, one line for all devices of an attempt that were a
 because a seal counts from a record that is there already.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from typing import Any, NamedTuple
 
 from libs.core.billing.credited import CreditedPart, DeviceOfAttempt, GivenBack, Parts, differences, given_back
-from libs.core.billing.prices import Amount, PriceList, Rater
+from libs.core.billing.prices import Amount, PriceList, Rater, Unchanged
 from libs.core.billing.wall import DAY_US, HOUR_US
 from schemas.prices import ClosedPeriod, CreditCause, RateBook
 
 NOT_POSTED = 1 << 62
 """The record of what is held still."""
 
-Key = tuple[str, int, int, str, str]
-"""Job id, attempt, UTC day, device kind, priority class."""
+Key = tuple[str, int, int, str, str, str]
+"""Job id, attempt, UTC day, device kind, priority class, user."""
 SumKey = tuple[int, str, str]
 """UTC day, device kind, priority class."""
+
+
+DayOf = Callable[[int], int]
+"""The number of the day on which a moment of the wall lies."""
+
+
+def utc_day(wall_us: int) -> int:
+    """Days since 1970-01-01."""
+    return wall_us // DAY_US
 
 
 class AlikeUses(NamedTuple):
@@ -31,6 +40,7 @@ class AlikeUses(NamedTuple):
     posted them, at `posted_us` of the wall."""
 
     team: str
+    user: str
     job_id: str
     attempt: int
     device_kind: str
@@ -61,7 +71,9 @@ class AppliedBook(NamedTuple):
 class PostedMoney:
     """Money by team and row. `book` None: no book is in the ledger, nothing is posted, and a file may say what use costs."""
 
-    def __init__(self, closed: Sequence[ClosedPeriod] = ()) -> None:
+    def __init__(self, closed: Sequence[ClosedPeriod] = (), day_of: DayOf = utc_day) -> None:
+        """`day_of`: the number of the day on which a moment lies."""
+        self._day_of = day_of
         self.rows: dict[str, dict[int, dict[Key, list[int]]]] = {}
         """Team -> UTC day -> row -> [cost, list cost, units without a price, what of the cost is credits], in millionths."""
         self.sums: dict[str, dict[SumKey, list[int]]] = {}
@@ -104,9 +116,9 @@ class PostedMoney:
         """What is given back, thousandths by cause."""
         return self._books[-1].book.credits if self._books else {}
 
-    def ahead(self) -> "PostedMoney":
+    def ahead(self, day_of: "DayOf | None" = None) -> "PostedMoney":
         """For what is held still: what it would come to, at the prices of now."""
-        other = PostedMoney(self._closed)
+        other = PostedMoney(self._closed, day_of or self._day_of)
         other._books, other._rater = self._books, self._rater.fork()
         return other
 
@@ -140,11 +152,14 @@ class PostedMoney:
     def apply(self, applied: AppliedBook) -> None:
         """Another book: from now on by it, and what was billed is corrected."""
         first = not self._books
-        before, then = Rater(self._rater.prices), Rater(PriceList(applied.book))
+        before, then = Rater(self._rater.prices), Rater(prices := PriceList(applied.book))
         self._books.append(applied)
         self._rater, self._tiered = then, {}
-        day = max(applied.posted_us, self._until(applied.seq)) // DAY_US
+        day = self._day_of(self._posted(applied.seq, applied.posted_us))
+        same = Unchanged(before.prices, prices, applied.posted_us)
         for number, uses in enumerate(self._uses):
+            if same.of(uses.team, uses.device_kind, uses.priority_class, uses.straight):
+                continue
             was_each, now_each = _rated(before, uses), self._rated(then, number, uses)
             was, now = _by_hour(was_each), _by_hour(now_each)
             for hour, (cost, listed, unpriced) in now.items():
@@ -175,25 +190,68 @@ class PostedMoney:
 
     def _again(self) -> None:
         """Posts all once more, by the seals that there are now."""
-        money = PostedMoney(self._closed)
+        money = PostedMoney(self._closed, self._day_of)
         money._lines = self._lines | self._parts.keys()
-        posted: Iterator[AlikeUses | CreditedUse | AppliedBook] = merge(
-            self._uses, self._credited, self._books, key=lambda one: one.seq
-        )  # of one record in this order, as they were
-        for one in posted:
-            match one:
-                case AlikeUses():
-                    money.post(one)
-                case CreditedUse():
-                    money._give_back(one)
-                case AppliedBook():
-                    money.apply(one)
+        money._post_all(self._uses, self._credited, self._books)
         money.touched |= self.touched | {(team, key[0]) for team, sums in self.sums.items() for key in sums}
         money._open, money._lines = self._open, self._lines
         money._tiered = {number: each for number, each in money._tiered.items() if number in self._lines}
         self.__dict__.update(money.__dict__)
 
+    def recut(self, day_of: DayOf, team: str | None, span: tuple[int, int]) -> tuple["PostedMoney", list[AlikeUses]]:
+        """The same, on the days of another calendar, and the uses that it looked at. Whole is what is billed in the span,
+        [from, to) of the wall, of one team or of all; what is not needed for that is passed over."""
+        wanted = self._needed(team, span)
+        place = {number: here for here, number in enumerate(wanted)}
+        uses = [self._uses[number] for number in wanted]
+        credited = [one._replace(use=place[one.use]) for one in self._credited if one.use in place]
+        money = PostedMoney(self._closed, day_of)
+        money._lines = {one.use for one in credited}
+        money._post_all(uses, credited, self._books)
+        return money, uses
+
+    def _needed(self, team: str | None, span: tuple[int, int]) -> list[int]:
+        """The lines of uses of which something is, or may be, billed in a span. Tiers count all that their team used."""
+        tiered = {c.team for one in self._books for c in one.book.contracts if len(c.tiers) > 1}
+        priced, before = list[Unchanged](), None
+        for one in self._books:
+            prices = PriceList(one.book)
+            if span[0] <= self._posted(one.seq, one.posted_us) < span[1]:
+                priced.append(Unchanged(before, prices, one.posted_us))
+            before = prices
+        span = span[0], span[1] + HOUR_US  # an hour is billed where it begins
+        credited = {c.use for c in self._credited if span[0] <= self._posted(c.seq, c.posted_us) < span[1]}
+        return [
+            number
+            for number, one in enumerate(self._uses)
+            if team in (None, one.team)
+            and (
+                one.team in tiered
+                or any(
+                    wall // HOUR_US * HOUR_US < span[1] and wall + end - start > span[0]
+                    for start, end, wall in one.straight
+                )
+                or span[0] <= self._posted(one.seq, one.posted_us) < span[1]
+                or number in credited
+                or not all(b.of(one.team, one.device_kind, one.priority_class, one.straight) for b in priced)
+            )
+        ]
+
     # -------------------------------------------------------------------------------------------------------- shared steps
+
+    def _post_all(
+        self, uses: Sequence[AlikeUses], credited: Sequence[CreditedUse], books: Sequence[AppliedBook]
+    ) -> None:
+        """Those of one record in this order, as they were."""
+        posted: Iterator[AlikeUses | CreditedUse | AppliedBook] = merge(uses, credited, books, key=lambda one: one.seq)
+        for one in posted:
+            match one:
+                case AlikeUses():
+                    self.post(one)
+                case CreditedUse():
+                    self._give_back(one)
+                case AppliedBook():
+                    self.apply(one)
 
     def _rated(self, rater: Rater, number: int, uses: AlikeUses) -> list[Sequence[Amount]]:
         each = _rated(rater, uses)
@@ -215,14 +273,18 @@ class PostedMoney:
     def _day(self, hour: int, seq: int, posted_us: int) -> int:
         """On which what record `seq` posts for an hour is billed."""
         until_us = self._until(seq)
-        return (hour * HOUR_US if hour * HOUR_US >= until_us else max(posted_us, until_us)) // DAY_US
+        return self._day_of(hour * HOUR_US if hour * HOUR_US >= until_us else max(posted_us, until_us))
+
+    def _posted(self, seq: int, posted_us: int) -> int:
+        """When what record `seq` posts late is billed."""
+        return max(posted_us, self._until(seq))
 
     def _until(self, seq: int) -> int:
         """Up to when periods are closed for what record `seq` posts."""
         return max((period.to_us for period in self._closed if period.upto_seq < seq), default=0)
 
     def _add(self, uses: AlikeUses, day: int, cost: int, listed: int, unpriced: int, credit: int) -> None:
-        key = (uses.job_id, uses.attempt, day, uses.device_kind, uses.priority_class)
+        key = (uses.job_id, uses.attempt, day, uses.device_kind, uses.priority_class, uses.user)
         rows = self.rows.setdefault(uses.team, {}).setdefault(day, {})
         if (row := rows.get(key)) is None:
             row = rows[key] = [0, 0, 0, 0]
@@ -233,7 +295,7 @@ class PostedMoney:
 
     def _count(self, team: str, key: Key, cost: int, listed: int, unpriced: int, credit: int) -> None:
         """Of a row: what is more in all that is summed over rows."""
-        _, _, day, kind, klass = key
+        _, _, day, kind, klass, _ = key
         self.totals[team] = self.totals.get(team, 0) + cost
         if credit:
             self.credits[team] = self.credits.get(team, 0) + credit
@@ -268,8 +330,8 @@ class PostedMoney:
         """Some rows of one of the tables."""
         match table:
             case "money":
-                for team, job, attempt, day, kind, klass, *row in rows:
-                    key = (job, attempt, day, kind, klass)
+                for team, job, attempt, day, kind, klass, user, *row in rows:
+                    key = (job, attempt, day, kind, klass, user)
                     self.rows.setdefault(team, {}).setdefault(day, {})[key] = row
                     self._count(team, key, *row)
             case "uses":

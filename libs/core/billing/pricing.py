@@ -2,7 +2,7 @@
 
     cost_micros(row) = round_half_even(milli_us(row) x micros_per_device_hour / (1000 x 3_600_000_000))
 
-Each row of usage (`libs.core.billing.metering.UsageRow`) is rounded once, and every total is a sum of rounded rows, so all
+Each row of usage (`libs.core.billing.usage_rows.UsageRow`) is rounded once, and every total is a sum of rounded rows, so all
 groupings of one bill have the same total (docs/billing.md).
 """
 
@@ -13,8 +13,9 @@ from functools import cache, lru_cache, partial
 
 from libs.core.accelerators.kinds import catalogued
 from libs.core.billing.counted import TeamSums, within
-from libs.core.billing.metering import Meter, UsageRow
+from libs.core.billing.metering import Meter
 from libs.core.billing.rounding import round_half_even
+from libs.core.billing.usage_rows import UsageRow
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook
 from schemas.ids import attempt_id
 
@@ -131,7 +132,7 @@ def bill_of_sums(meter: Meter, query: BillQuery, team: str | None) -> BillReply:
             group.more_jobs = within(counted.jobs.get(kind), span)
             group.more_attempts = within(counted.attempts.get(kind), span)
     for held in meter.held_rows(query.open_until_us) if query.open_until_us is not None else ():
-        job, attempt, day, kind, _ = held.key
+        job, attempt, day, kind, *_ = held.key
         if not asked(day) or (team is not None and held.team != team):
             continue
         add(held.team, day, kind, held.cost_micros, held.unpriced)
@@ -208,4 +209,6 @@ _GROUP_KEYS: dict[str, Callable[[UsageRow], str]] = {
     "job": lambda row: row.job_id,
     "attempt": lambda row: attempt_id(row.job_id, row.attempt),
     "model": lambda row: row.model,
+    "class": lambda row: row.priority_class,
+    "user": lambda row: f"{row.team}.{row.user}" if row.user else row.team,
 }

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from libs.core.billing.metering import Unbillable, billed_model
+from libs.core.billing.unbillable import Unbillable
+from libs.core.billing.usage_rows import billed_model
 from libs.core.state.clock import Calendar
 from schemas import ledger as led
 from schemas.resources import Claim

@@ -1,11 +1,16 @@
 """Wall time as people write it: UTC, to the microsecond. Pure; never by floats."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR_US = 3_600_000_000
+_QUARTER_US = HOUR_US // 4  # no zone of these times is off by less
 DAY_US = 24 * HOUR_US
+ENDLESS_US = 4_102_444_800_000_000
+"""2100-01-01: after every period that there is."""
 
 
 @lru_cache(maxsize=4096)
@@ -37,3 +42,22 @@ def month_us(year: int, month: int) -> tuple[int, int]:
     """Start and end of a month in UTC."""
     following = (year + 1, 1) if month == 12 else (year, month + 1)
     return us_of(datetime(year, month, 1, tzinfo=UTC)), us_of(datetime(*following, 1, tzinfo=UTC))
+
+
+@lru_cache(maxsize=64)
+def days_of_zone(name: str) -> Callable[[int], int]:
+    """The number of the day, counted from 1970-01-01, on which a moment lies in a time zone. Raises ValueError when there is no
+    such zone."""
+    try:
+        zone = ZoneInfo(name)
+    except (ZoneInfoNotFoundError, OSError) as error:
+        raise ValueError(str(error)) from None
+
+    @lru_cache(maxsize=20_000)
+    def of_quarter(quarter: int) -> int:
+        return (datetime.fromtimestamp(quarter * 900, UTC).astimezone(zone).date() - _EPOCH.date()).days
+
+    def day_of(wall_us: int) -> int:
+        return of_quarter(wall_us // _QUARTER_US)
+
+    return day_of

@@ -1,0 +1,66 @@
+"""Bills of any span of time, on the days of any zone, and what is still to come: the same rows as `libs.core.billing.pricing`
+sums up, cut at other midnights."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from libs.core.billing.metering import Meter
+from libs.core.billing.posted import DayOf
+from libs.core.billing.pricing import Prices, bill
+from libs.core.billing.usage_rows import HeldRow, UsageRow
+from schemas.billing import BillQuery, BillReply, BillRow
+
+_OUTSIDE = -1
+
+
+class Days(NamedTuple):
+    """The days of a calendar, within [from_us, to_us) of the wall. An hour is where it begins."""
+
+    day_of: DayOf
+    from_us: int
+    to_us: int
+
+    def number(self, wall_us: int) -> int:
+        """Counted from 1970-01-01; of a moment that is not within, the same one for all."""
+        return self.day_of(wall_us) if self.from_us <= wall_us < self.to_us else _OUTSIDE
+
+
+def bill_in_days(meter: Meter, prices: Prices, query: BillQuery, team: str | None, days: Days) -> BillReply:
+    """A bill of these days. `team`: None: of all teams."""
+    rows = [row for row in meter.in_days(days.number, team, days[1:]) if row.day != _OUTSIDE]
+    if query.open_until_us is not None:
+        rows += _held(meter, query.open_until_us, team, days)
+    return _billed(meter, prices, query, rows)
+
+
+def with_forecast(
+    reply: BillReply, meter: Meter, prices: Prices, query: BillQuery, team: str | None, days: Days
+) -> BillReply:
+    """The bill, and what is held still, as if it were held until the query's moment: at the prices of now, in no cost."""
+    assert query.forecast_until_us is not None
+    to_come = _billed(meter, prices, query, _held(meter, query.forecast_until_us, team, days))
+    rows = {(row.key, row.team): row for row in reply.rows}
+    for more in to_come.rows:
+        nothing = BillRow(
+            key=more.key, team=more.team, jobs=0, attempts=0, milli_us=0, device_seconds=0.0, cost_micros=0
+        )
+        row = rows.get((more.key, more.team), nothing)
+        rows[more.key, more.team] = row.model_copy(update={"forecast_micros": more.cost_micros})
+    ordered = tuple(row for _, row in sorted(rows.items()))
+    return reply.model_copy(update={"rows": ordered, "total_forecast_micros": to_come.total_cost_micros})
+
+
+def _billed(meter: Meter, prices: Prices, query: BillQuery, rows: Iterable[UsageRow]) -> BillReply:
+    currency = meter.money.book.currency if meter.money.book is not None else ""
+    return bill(rows, prices, query.model_copy(update={"from_day": None, "to_day": None}), meter.seq, currency)
+
+
+def _held(meter: Meter, until_us: int, team: str | None, days: Days) -> Iterator[UsageRow]:
+    for row in meter.held_rows(until_us, days.number):
+        job, attempt, day, kind, klass, user = row.key
+        if day != _OUTSIDE and team in (None, row.team):
+            yield UsageRow(row.team, job, attempt, day, kind, klass, row.milli_us, _money(meter, row), user)
+
+
+def _money(meter: Meter, row: HeldRow) -> tuple[int, int, int] | None:
+    return (row.cost_micros, row.unpriced, 0) if meter.money.book is not None else None
