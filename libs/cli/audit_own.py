@@ -23,8 +23,8 @@ from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Failed, Invalid
 from libs.core.billing.own_part import OwnPart, days_of, narrowed
-from libs.core.billing.pricing import Prices, day_text
-from libs.core.billing.wall import DAY_US
+from libs.core.billing.pricing import Prices
+from libs.core.billing.wall import DAY_US, day_text
 from libs.core.proofs.lines import OwnRecord, read
 from libs.core.proofs.sums import sum_hash, unlinked
 from schemas.billing import BillQuery, BillReply, PriceBook

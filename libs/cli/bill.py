@@ -1,18 +1,23 @@
 """`baton bill`: GPU-seconds and money, exact."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
 from libs.cli import bill_files, bill_page, bill_push, units
+from libs.cli.bill_period import days_between, period_of, zone_of
 from libs.cli.budget import overdrawn
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
 from libs.cli.session import run, whole_id
 from libs.client import Baton
+from libs.core.billing.wall import DAY_US, day_text
 from schemas.billing import BillQuery, BillReply
 
 app = typer.Typer(help="GPU-seconds and money.", invoke_without_command=True, rich_markup_mode=None)
@@ -28,11 +33,24 @@ app.command("close")(bill_files.close)
 def command(
     ctx: typer.Context,
     *,
-    by: Annotated[str, typer.Option("--by", help="team, day, job, attempt or model.")] = "team",
-    start: Annotated[str | None, typer.Option("--from", help="First day, YYYY-MM-DD (UTC).")] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Last day, YYYY-MM-DD (UTC).")] = None,
+    by: Annotated[
+        str, typer.Option("--by", help="team, user, job, attempt, device, class, day or cost-centre.")
+    ] = "team",
+    start: Annotated[
+        str | None, typer.Option("--from", help="First day, month or moment: 2026-11-01, 2026-11, 2026-11-01T12:00Z.")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Last day or month, included; or a moment, which is not.")
+    ] = None,
+    time_zone: Annotated[str, typer.Option("--time-zone", help="Whose days, e.g. Europe/Berlin.")] = "UTC",
     job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
     running: Annotated[bool, typer.Option("--running", help="Count what is still held, up to now.")] = False,
+    forecast: Annotated[
+        bool, typer.Option("--forecast", help="Tell what runs now as if it went on to --to, or this month's end.")
+    ] = False,
+    cost_centres: Annotated[
+        Path | None, typer.Option("--cost-centres", help="YAML: team: cost centre, for --by cost-centre.")
+    ] = None,
     pool: Pool = None,
     team: Team = None,
     url: Url = None,
@@ -44,19 +62,53 @@ def command(
         return
     import time
 
-    until = time.time_ns() // 1000 if running else None
+    from libs.cli.bill_centres import by_centre, centres_of
+
+    now_us = time.time_ns() // 1000
+    if by == "cost-centre" and cost_centres is None:
+        raise UsageFault("--by cost-centre: say with --cost-centres FILE which team belongs to which")
+    if forecast and running:
+        raise UsageFault("--forecast tells what runs now already; leave --running out")
+    centres = centres_of(cost_centres) if cost_centres is not None else {}
+    asked = _when(start, end, time_zone, now_us if forecast else None)
+    asked["group_by"] = {"device": "model", "cost-centre": "team"}.get(by, by)
+    asked["open_until_us"] = now_us if running else None
+    _query(**asked)  # what is wrong is told before anybody is asked
 
     async def ask(baton: Baton) -> tuple[BillReply, list[str]]:
-        job_id = await whole_id(baton, job) if job else None
-        query = _query(group_by=by, from_day=start, to_day=end, job_id=job_id, open_until_us=until)
+        query = _query(**asked, job_id=await whole_id(baton, job) if job else None)
         return await baton.bill(query), await overdrawn(baton) if output in (Format.TABLE, Format.WIDE) else []
 
-    _query(group_by=by, from_day=start, to_day=end)  # what is wrong is told before anybody is asked
     bill, over = run(ask, team, url, pool=pool)
+    rows = by_centre(bill.rows, centres) if by == "cost-centre" else bill.rows
+    show(rows, _columns(by, bill), output, name=lambda r: r.key, header=not no_header, whole=_whole(bill, rows))
+    if output in (Format.TABLE, Format.WIDE):
+        for line in [_total(bill), *over, *_unpriced(bill)]:
+            hint(line)
+
+
+def _when(start: str | None, end: str | None, time_zone: str, now_us: int | None) -> dict[str, Any]:
+    """The days of the question; `now_us`: and up to when a forecast goes. Days of UTC are said as days: a service of before
+    knows nothing else."""
+    zone = zone_of(time_zone)
+    first, last = days_between(start, end, zone)
+    asked: dict[str, Any] = {}
+    if now_us is not None:
+        asked["forecast_until_us"] = last if last is not None else period_of(None, None, zone, now_us)[1]
+        last = asked["forecast_until_us"]
+    if time_zone == "UTC" and not any((us or 0) % DAY_US for us in (first, last)):
+        asked["from_day"] = day_text(first // DAY_US) if first is not None else None
+        asked["to_day"] = day_text(last // DAY_US - 1) if last is not None else None
+    else:
+        asked |= {"from_us": first, "to_us": last, "time_zone": time_zone}
+    return asked
+
+
+def _columns(by: str, bill: BillReply) -> list[Column]:
     unpriced = bill.unpriced_milli_us > 0
-    columns = [
+    return [
         Column(by.upper(), lambda r: r.key),
-        *([] if by == "team" else [Column("TEAM", lambda r: r.team)]),
+        *([] if by in ("team", "cost-centre") else [Column("TEAM", lambda r: r.team)]),
         Column("JOBS", lambda r: r.jobs, right=True),
         Column("ATTEMPTS", lambda r: r.attempts, right=True),
         Column("DEVICE-SECONDS", lambda r: f"{r.milli_us / 1e9:.3f}", right=True),
@@ -65,21 +117,39 @@ def command(
         *([Column("UNPRICED-SECONDS", lambda r: f"{r.unpriced_milli_us / 1e9:.3f}", right=True)] if unpriced else []),
         *([Column("CREDITS", lambda r: units.money(r.credit_micros), right=True)] if bill.total_credit_micros else []),
         Column(f"COST {bill.currency}", lambda r: units.money(r.cost_micros), right=True),
+        *(
+            [Column("TO COME", lambda r: units.money(r.forecast_micros), right=True)]
+            if bill.total_forecast_micros
+            else []
+        ),
     ]
-    show(bill.rows, columns, output, name=lambda r: r.key, header=not no_header, whole=bill)
-    if output in (Format.TABLE, Format.WIDE):
-        seconds = f"{bill.total_milli_us / 1e9:.3f}"
-        cost = units.money(bill.total_cost_micros, bill.currency)
-        if bill.total_credit_micros:
-            cost += f" ({units.money(bill.total_credit_micros, bill.currency)} of it are credits)"
-        hint(f"total: {seconds} device-seconds, {cost}; exact up to ledger sequence {bill.ledger_seq}")
-        for line in over:
-            hint(line)
-        if unpriced:
-            hint(
-                f"unpriced: {bill.unpriced_milli_us / 1e9:.3f} device-seconds of {', '.join(bill.unpriced_models)} "
-                f"are in no cost; an operator adds them to the price book"
-            )
+
+
+def _whole(bill: BillReply, rows: Sequence[Any]) -> Any:
+    """What JSON and YAML tell: the answer, with rows by cost centre where these were asked for."""
+    return bill if rows is bill.rows else bill.model_dump() | {"rows": [asdict(row) for row in rows]}
+
+
+def _total(bill: BillReply) -> str:
+    cost = units.money(bill.total_cost_micros, bill.currency)
+    if bill.total_credit_micros:
+        cost += f" ({units.money(bill.total_credit_micros, bill.currency)} of it are credits)"
+    if bill.total_forecast_micros:
+        cost += (
+            f", with what runs now {units.money(bill.total_cost_micros + bill.total_forecast_micros, bill.currency)}"
+        )
+    return (
+        f"total: {bill.total_milli_us / 1e9:.3f} device-seconds, {cost}; exact up to ledger sequence {bill.ledger_seq}"
+    )
+
+
+def _unpriced(bill: BillReply) -> list[str]:
+    if not bill.unpriced_milli_us:
+        return []
+    return [
+        f"unpriced: {bill.unpriced_milli_us / 1e9:.3f} device-seconds of {', '.join(bill.unpriced_models)} "
+        f"are in no cost; an operator adds them to the price book"
+    ]
 
 
 def _query(**fields: object) -> BillQuery:
@@ -94,11 +164,6 @@ def _query(**fields: object) -> BillQuery:
 
 
 _FLAGS = {
-    "group_by": (
-        "--by",
-        "use team, day, job, attempt or model; `baton bill statement` has user, class, device and cost-centre",
-    ),
-    "from_day": ("--from", "write YYYY-MM-DD"),
-    "to_day": ("--to", "write YYYY-MM-DD"),
+    "group_by": ("--by", "use team, user, job, attempt, device, class, day or cost-centre"),
     "job_id": ("--job", ""),
 }

@@ -136,15 +136,16 @@ def statement(
     output: Output = Format.TABLE,
 ) -> None:
     """A period's bill by team, user, job, device, class, day or cost centre: sums of an export's rows."""
-    from libs.cli.bill_statement import add_forecast, centres_of, grouped, key_of, shown
+    from libs.cli.bill_centres import centres_of
+    from libs.cli.bill_statement import add_forecast, grouped, grouping_of, shown
 
     zone = zone_of(time_zone)
-    centres = centres_of(cost_centres) if cost_centres is not None else {}
+    grouping = grouping_of(by, zone, centres_of(cost_centres) if cost_centres is not None else {})
     with ledger_of(ledger, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
-        lines = grouped(rows_in(charges(source, source.closed), period, of), by, zone, centres)
+        lines = grouped(rows_in(charges(source, source.closed), period, of), grouping)
         if forecast:
-            add_forecast(lines, source, period, of, lambda charge: key_of(charge, by, zone, centres))
+            add_forecast(lines, source, period, of, grouping)
         shown(lines, by, output, source.currency)
 
 

@@ -40,6 +40,21 @@ def period_of(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -
     return found
 
 
+def days_between(start: str | None, end: str | None, zone: ZoneInfo) -> tuple[int | None, int | None]:
+    """As `period_of`, but what is not said has no end, and a last day or month is included, as people say it."""
+    first = None if start is None else us_of(_moment("--from", start, zone))
+    if end is None:
+        return first, None
+    last = _moment("--to", end, zone)
+    if len(end) == len("2026-11"):
+        last = _next_month(last)
+    elif len(end) == len("2026-11-01"):
+        last = (last.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
+    if first is not None and us_of(last) <= first:
+        raise UsageFault(f"--to {end} is before --from {start}: swap them")
+    return first, us_of(last)
+
+
 def _moment(flag: str, text: str, zone: ZoneInfo) -> datetime:
     said = f"{text}-01" if len(text) == len("2026-11") else text
     try:

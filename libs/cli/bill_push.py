@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import typer
 from nats.errors import Error as NatsError
 
+from libs.cli.bill_centres import centres_of
 from libs.cli.bill_events import DeadLetters, Outbound, Pushed, load, push_all, save
-from libs.cli.bill_statement import centres_of
 from libs.cli.exits import UsageFault
 from libs.cli.options import Pool, Url
 from libs.cli.output import hint, say

@@ -1,24 +1,25 @@
 """What a period comes to, by what people ask for: sums of the rows of an export, and what is still to come."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from libs.cli import units
+from libs.cli.bill_centres import centre_of
 from libs.cli.exits import UsageFault
 from libs.cli.output import Column, Format, document, hint, show
-from libs.cli.yamlfile import Broken, Document, YamlProblem, read
-from libs.core.billing.charges import Charge, Uses
-from libs.core.billing.prices import PriceList, Rater
-from libs.core.billing.wall import HOUR_US
+from libs.core.billing.charges import Charge
+from libs.core.billing.in_days import Days, held_usage
+from libs.core.billing.metering import Meter
+from libs.core.billing.posted import DayOf
+from libs.core.billing.pricing import GROUP_KEYS
+from libs.core.billing.usage_rows import UsageRow
+from libs.core.billing.wall import days_of_zone
 from libs.ledger.records import FiledLedger
-from schemas.ledger import PricesApplied
 
-NO_CENTRE = "(none)"
-_GROUPS = ("team", "user", "job", "device", "class", "day", "cost-centre")
+_KEYS = {"device" if by == "model" else by: key for by, key in GROUP_KEYS.items() if by != "attempt"}
+_GROUPS = (*_KEYS, "cost-centre")
 
 
 @dataclass(slots=True)
@@ -36,14 +37,18 @@ class StatementLine:
     forecast_micros: int = 0
 
 
-def grouped(found: Iterable[Charge], by: str, zone: ZoneInfo, centres: Mapping[str, str]) -> dict[str, StatementLine]:
-    """The lines, by key. Raises UsageFault for a grouping that there is not."""
+def grouping_of(by: str, zone: ZoneInfo, centres: Mapping[str, str]) -> "Grouping":
+    """Raises UsageFault for a grouping that there is not."""
     if by not in _GROUPS:
         raise UsageFault(f"--by {by}: not known; use {', '.join(_GROUPS)}")
-    lines: dict[str, StatementLine] = {}
+    return Grouping(by, days_of_zone(zone.key), centres)
 
+
+def grouped(found: Iterable[Charge], grouping: "Grouping") -> dict[str, StatementLine]:
+    """The lines, by key."""
+    lines: dict[str, StatementLine] = {}
     for charge in found:
-        one, amount = _line(lines, key_of(charge, by, zone, centres)), charge.amount
+        one, amount = _line(lines, grouping.of(charge)), charge.amount
         if amount.quote is None:
             one.unpriced_units += amount.units
             continue
@@ -62,73 +67,37 @@ def add_forecast(
     source: FiledLedger,
     period: tuple[int, int],
     of: str | None,
-    key: Callable[[Charge], str],
+    grouping: "Grouping",
 ) -> None:
-    """Adds what runs now until the period ends."""
-    for charge in _to_come(source, period):
-        if of in (None, charge.use.team):
-            _line(lines, key(charge)).forecast_micros += charge.amount.cost_micros
+    """Adds what is held at the ledger's end, as if it were held, at today's prices, until the period ends."""
+    meter = Meter(credits=False)
+    for seq, record in source():
+        meter.apply(record, seq)
+    for row in held_usage(meter, meter.ledger_time(period[1]), of, Days(grouping.day_of, *period)):
+        _line(lines, grouping.key(row)).forecast_micros += row.posted[0] if row.posted is not None else 0
 
 
 def _line(lines: dict[str, StatementLine], key: str) -> StatementLine:
     return lines.get(key) or lines.setdefault(key, StatementLine(key))
 
 
-def _to_come(source: FiledLedger, period: tuple[int, int]) -> Iterable[Charge]:
-    """What is held at the ledger's end, as if it were held, at today's prices, until the period ends. Tiers are as if it were a
-    month's first use."""
-    uses, rater, last = Uses(), Rater(None), None
-    for seq, record in source():
-        uses.apply(seq, record)
-        last = record
-        for event in record.events:
-            if isinstance(event, PricesApplied):
-                rater = Rater(PriceList(event.book))
-    if last is None:
-        return
-    shift = uses.calendar.wall(last.t_us) - last.t_us
-    for use in uses.open(max(last.t_us, period[1] - shift)):
-        for amount in rater.rate(use.team, use.device_kind, use.priority_class, use.milli, use.straight):
-            hour_us = amount.hour * HOUR_US
-            if period[0] <= hour_us < period[1]:
-                yield Charge(use, amount, 0, 0, hour_us, late=False, correction=False)
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """In which line something is: of `by`, on the days of a zone."""
 
+    by: str
+    day_of: DayOf
+    centres: Mapping[str, str]
 
-def key_of(charge: Charge, by: str, zone: ZoneInfo, centres: Mapping[str, str]) -> str:
-    """In which line it is."""
-    use = charge.use
-    if by == "day":
-        moment = datetime.fromtimestamp(charge.billed_us // 1_000_000, UTC).astimezone(zone)
-        return moment.strftime("%Y-%m-%d")
-    if by == "cost-centre":
-        return centres.get(use.team, NO_CENTRE)
-    return {
-        "team": use.team, "user": f"{use.team}.{use.user}" if use.user else use.team, "job": use.job_id,
-        "device": use.device_kind, "class": use.priority_class,
-    }[by]  # fmt: skip
+    def key(self, row: UsageRow) -> str:
+        return centre_of(self.centres, row.team) if self.by == "cost-centre" else _KEYS[self.by](row)
 
-
-def centres_of(path: Path) -> dict[str, str]:
-    """Team -> cost centre. Raises UsageFault."""
-    try:
-        documents = read(path.read_text("utf-8"))
-    except Broken as e:
-        raise UsageFault(f"{path}:{e.problem.line}: {e.problem.problem}; {e.problem.fix}") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise UsageFault(f"{path} cannot be read: {e}; name a YAML file in UTF-8") from None
-    found = documents[0] if documents else Document({}, {})
-    wrong = found.problems[0] if found.problems else None
-    if wrong is None and (len(documents) > 1 or not isinstance(found.data, dict)):
-        wrong = YamlProblem(1, 1, "file", "is not one mapping", "write a line `team: cost centre` for each")
-    for team, centre in found.data.items() if wrong is None else ():
-        if isinstance(centre, dict | list) or centre is None:
-            wrong = YamlProblem(
-                *found.at((team,)), str(team), "has no cost centre", "write its name or number behind the team"
-            )
-            break
-    if wrong is not None:
-        raise UsageFault(f"{path}:{wrong.line}: {wrong.field}: {wrong.problem}; {wrong.fix}")
-    return {str(team): found.texts.get((team,), str(centre)) for team, centre in found.data.items()}
+    def of(self, charge: Charge) -> str:
+        use = charge.use
+        day = self.day_of(charge.billed_us)
+        return self.key(
+            UsageRow(use.team, use.job_id, use.attempt, day, use.device_kind, use.priority_class, 0, None, use.user)
+        )
 
 
 def shown(found: Mapping[str, StatementLine], by: str, output: Format, currency: str) -> None:

@@ -7,8 +7,8 @@ from libs.bus.queries import InvalidQuestion
 from libs.core.billing.in_days import Days, bill_in_days, with_forecast
 from libs.core.billing.metering import Meter, TeamUse
 from libs.core.billing.posted import utc_day
-from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, day_text, days_of, is_summed
-from libs.core.billing.wall import DAY_US, ENDLESS_US, days_of_zone, us_of
+from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days_of, is_summed
+from libs.core.billing.wall import DAY_US, ENDLESS_US, day_text, days_of_zone, us_of
 from libs.core.state.limits import Limits
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason

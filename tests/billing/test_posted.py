@@ -1,20 +1,22 @@
 """Bills that the service answers are those of exports, to the millionth, whatever book comes later."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from libs.bus.queries import InvalidQuestion
 from libs.core.billing.charges import charges
 from libs.core.billing.metering import Meter
-from libs.core.billing.pricing import Prices, bill, day_text, days_of
+from libs.core.billing.pricing import Prices, bill, days_of
+from libs.core.billing.wall import DAY_US, HOUR_US, day_text
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import PricesApplied
 from schemas.subjects import OPERATOR
 from services.quota_billing import handlers
 from services.quota_billing.handlers import get_bill
 from services.quota_billing.metrics import BillingMetrics
-from tests.billing.ledgers import DECEMBER, priced_world
+from tests.billing.ledgers import DECEMBER, NOVEMBER, over_the_month, priced_world
 from tests.core.builders import World
 
 FILE = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=77),)))
@@ -99,6 +101,47 @@ def test_a_bill_by_job_that_is_too_long_is_refused_before_it_is_made(monkeypatch
         with pytest.raises(InvalidQuestion) as refused:
             get_bill(meter, FILE, BillQuery(group_by=by), "research")
         assert f"the bill has {rows} rows" in refused.value.reasons[0].problem
+
+
+def test_a_bill_of_any_zone_is_a_statement_and_of_utc_the_one_by_days() -> None:
+    """With what runs to the end of the period, as a statement forecasts it."""
+    world = over_the_month()
+    meter = metered(world)
+    start, end = NOVEMBER - 5 * HOUR_US, DECEMBER - HOUR_US
+    for by in ("team", "user", "job", "attempt", "model", "class", "day"):
+        days = {"from_day": "2026-10-30", "to_day": "2026-11-30"}
+        wanted = get_bill(meter, FILE, BillQuery(group_by=by, forecast_until_us=DECEMBER, **days), OPERATOR)
+        span = {"from_us": NOVEMBER - 2 * DAY_US, "to_us": DECEMBER}
+        told = get_bill(meter, FILE, BillQuery(group_by=by, forecast_until_us=DECEMBER, **span), OPERATOR)
+        assert told == wanted
+        zoned = BillQuery(group_by=by, time_zone="Africa/Abidjan", forecast_until_us=DECEMBER, **span)
+        told = get_bill(meter, FILE, zoned, OPERATOR)
+        assert told == wanted, "a zone that is UTC by another name"
+        assert told.total_forecast_micros > 0 < told.total_cost_micros
+        berlin = BillQuery(group_by=by, time_zone="Europe/Berlin", from_us=start, to_us=end)
+        one = get_bill(meter, FILE, berlin, "research")
+        assert {row.team for row in one.rows} == {"research"}
+        assert one.total_cost_micros == sum(
+            c.amount.cost_micros
+            for c in charges(lambda: list(enumerate(world.records, start=1)))
+            if c.use.team == "research" and start <= c.billed_us < end
+        )
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "problem"),
+    [
+        ({"time_zone": "Mars/Olympus"}, "time_zone", "no zone that is known"),
+        ({"time_zone": "../../etc/passwd"}, "time_zone", "no zone that is known"),
+        ({"from_us": 5, "to_us": 5}, "from_us", "is not before to_us"),
+        ({"from_us": 5, "to_day": "2026-11-01"}, "from_day", "beside a zone or moments"),
+        ({"from_day": "2026-02-30"}, "from_day", "no such day"),
+    ],
+)
+def test_a_question_of_impossible_days_is_refused(asked: dict[str, Any], field: str, problem: str) -> None:
+    with pytest.raises(InvalidQuestion) as refused:
+        get_bill(metered(priced_world()), FILE, BillQuery.model_validate(asked), "research")
+    assert [(r.field, problem in r.problem) for r in refused.value.reasons] == [(field, True)]
 
 
 def test_a_meter_that_was_saved_goes_on_as_it_would_have() -> None:

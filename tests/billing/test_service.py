@@ -22,7 +22,7 @@ from tests.history.written import Service, Written, busy_world, until
 from tests.kit.waiting import stored
 
 BILL, QUOTAS = BY_TYPE["io.baton.bill.get.query.v1"], BY_TYPE["io.baton.quota.list.query.v1"]
-GROUPS = ("team", "day", "job", "attempt", "model")
+GROUPS = ("team", "user", "day", "job", "attempt", "model", "class")
 
 
 def integral(written: Written) -> dict[str, int]:

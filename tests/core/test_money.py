@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.cli.bill_period import period_of
-from libs.cli.bill_statement import grouped
+from libs.cli.bill_statement import grouped, grouping_of
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.in_days import Days, bill_in_days
 from libs.core.billing.metering import Meter
-from libs.core.billing.pricing import Prices, at_least, bill_of_sums, day_text
+from libs.core.billing.pricing import Prices, at_least, bill_of_sums
 from libs.core.billing.pricing import bill as bill_of
 from libs.core.billing.sealing import Sealing
-from libs.core.billing.wall import DAY_US, days_of_zone
+from libs.core.billing.wall import DAY_US, day_text, days_of_zone
 from schemas.billing import BillQuery, Price, PriceBook
 from tests.core.money_oracle import Posted, posted, used
 from tests.core.priced_ledgers import ZONES, PricedLedger
@@ -118,7 +118,9 @@ def in_any_days(ledger: PricedLedger, meter: Meter, found: list[Charge]) -> None
             one = sums.setdefault(row.key, [0, 0])
             one[0] += row.cost_micros
             one[1] += row.credit_micros
-        lines = {k: [v.cost_micros, v.credit_micros] for k, v in grouped(rows, by, ZoneInfo(name), {}).items()}
+        lines = {
+            k: [v.cost_micros, v.credit_micros] for k, v in grouped(rows, grouping_of(by, ZoneInfo(name), {})).items()
+        }
         assert {k: v for k, v in sums.items() if any(v)} == {k: v for k, v in lines.items() if any(v)}, (by, name)
         totals.add((told.total_cost_micros, told.total_milli_us, told.total_credit_micros))
     assert len(totals) == 1

@@ -29,7 +29,7 @@ def bill_in_days(meter: Meter, prices: Prices, query: BillQuery, team: str | Non
     """A bill of these days. `team`: None: of all teams."""
     rows = [row for row in meter.in_days(days.number, team, days[1:]) if row.day != _OUTSIDE]
     if query.open_until_us is not None:
-        rows += _held(meter, query.open_until_us, team, days)
+        rows += held_usage(meter, query.open_until_us, team, days)
     return _billed(meter, prices, query, rows)
 
 
@@ -38,7 +38,7 @@ def with_forecast(
 ) -> BillReply:
     """The bill, and what is held still, as if it were held until the query's moment: at the prices of now, in no cost."""
     assert query.forecast_until_us is not None
-    to_come = _billed(meter, prices, query, _held(meter, query.forecast_until_us, team, days))
+    to_come = _billed(meter, prices, query, held_usage(meter, query.forecast_until_us, team, days))
     rows = {(row.key, row.team): row for row in reply.rows}
     for more in to_come.rows:
         nothing = BillRow(
@@ -55,7 +55,8 @@ def _billed(meter: Meter, prices: Prices, query: BillQuery, rows: Iterable[Usage
     return bill(rows, prices, query.model_copy(update={"from_day": None, "to_day": None}), meter.seq, currency)
 
 
-def _held(meter: Meter, until_us: int, team: str | None, days: Days) -> Iterator[UsageRow]:
+def held_usage(meter: Meter, until_us: int, team: str | None, days: Days) -> Iterator[UsageRow]:
+    """What is held still, as if it were held up to a moment of ledger time: never on a bill that is posted."""
     for row in meter.held_rows(until_us, days.number):
         job, attempt, day, kind, klass, user = row.key
         if day != _OUTSIDE and team in (None, row.team):

@@ -82,6 +82,8 @@ class Meter:
     def __init__(self, *, credits: bool = True) -> None:
         """`credits`: it folds whole ledgers, and so knows what is given back."""
         self.seq = 0
+        self.t_us = 0
+        """Of the last record."""
         self._credited = CreditedTime() if credits else None
         self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
@@ -122,7 +124,7 @@ class Meter:
         self._count_fresh()
         for fold, event in then:
             fold(self, event, record.t_us)
-        self.seq = seq
+        self.seq, self.t_us = seq, record.t_us
 
     def told(self, models: Mapping[str, str], calendar: Iterable[Sequence[int]]) -> None:
         """For who folds one team's events: what devices are billed as, and pieces of the ledger's calendar that are new."""
@@ -203,6 +205,10 @@ class Meter:
                 row = posted.get(key, _FREE)
                 paid = (row[0], row[2], row[3]) if money.book is not None else None
                 yield UsageRow(name, job, attempt, day, kind, klass, units.get(key, 0), paid, user)
+
+    def ledger_time(self, wall_us: int) -> int:
+        """When the wall will show a moment, if nobody sets its clock; not before the last record."""
+        return max(self.t_us, wall_us - (self._calendar.wall(self.t_us) - self.t_us))
 
     def segments(self) -> list[UsageSegment]:
         """The claims that are held now."""
@@ -406,6 +412,7 @@ class Meter:
                 "money": about,
                 "nodes": self.nodes,
                 "seq": self.seq,
+                "t_us": self.t_us,
                 "quotas": {team: limits.dump() for team, limits in self.quotas.items()},
                 "calendar": self._calendar.pieces,
             },
@@ -430,7 +437,7 @@ class Meter:
         """The inverse of `dump`, of parts that this `version` wrote."""
         meter = cls()
         about, tables = parts.read(dumped)
-        meter.seq = about["seq"]
+        meter.seq, meter.t_us = about["seq"], about["t_us"]
         meter.nodes = about["nodes"]
         meter._calendar = Calendar(about["calendar"])
         meter.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}

@@ -6,16 +6,17 @@ Each row of usage (`libs.core.billing.usage_rows.UsageRow`) is rounded once, and
 groupings of one bill have the same total (docs/billing.md).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import cache, lru_cache, partial
+from functools import cache, partial
+from typing import Final
 
 from libs.core.accelerators.kinds import catalogued
 from libs.core.billing.counted import TeamSums, within
 from libs.core.billing.metering import Meter
 from libs.core.billing.rounding import round_half_even
 from libs.core.billing.usage_rows import UsageRow
+from libs.core.billing.wall import day_text
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook
 from schemas.ids import attempt_id
 
@@ -57,7 +58,7 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
     asked = cache(days_of(query))
     groups: dict[tuple[str, str], _Group] = {}
     unpriced: set[str] = set()
-    key_of = _GROUP_KEYS[query.group_by]
+    key_of = GROUP_KEYS[query.group_by]
     for row in usage:
         if (query.job_id is not None and query.job_id != row.job_id) or not asked(row.day):
             continue
@@ -197,13 +198,7 @@ class _Group:
     more_attempts: int = 0
 
 
-@lru_cache(maxsize=4096)
-def day_text(day: int) -> str:
-    """`YYYY-MM-DD` of a day counted from 1970-01-01."""
-    return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
-
-
-_GROUP_KEYS: dict[str, Callable[[UsageRow], str]] = {
+GROUP_KEYS: Final[Mapping[str, Callable[[UsageRow], str]]] = {
     "team": lambda row: row.team,
     "day": lambda row: day_text(row.day),
     "job": lambda row: row.job_id,
@@ -212,3 +207,4 @@ _GROUP_KEYS: dict[str, Callable[[UsageRow], str]] = {
     "class": lambda row: row.priority_class,
     "user": lambda row: f"{row.team}.{row.user}" if row.user else row.team,
 }
+"""What a row is grouped by, in bills and statements."""

@@ -21,6 +21,12 @@ def text_of(us: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}{fraction}Z"
 
 
+@lru_cache(maxsize=4096)
+def day_text(day: int) -> str:
+    """`YYYY-MM-DD` of a day counted from 1970-01-01."""
+    return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
+
+
 def us_of(moment: datetime) -> int:
     """Microseconds since the epoch of a moment with a time zone."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
