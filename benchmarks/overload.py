@@ -12,9 +12,10 @@ Phases on one stack, in one run:
    others lose there is what the machine lacks (processor, disk), whoever handles the crowd.
 
 A wait is counted from when a request was due (an open loop), so it has the way to the broker in it. Reported: the others' p99
-in each phase and its ratio to base (aim: at most 2), the same by stage, whether every request that was stored came to an end,
-memory and processor of each service, and recovery: how long after the crowd's end the others had five seconds for the last time
-in which more than one request of a hundred waited longer than twice the p99 of base.
+in each phase and its ratio to base (aim: at most 2), the same by stage, whether every job of which a request was stored came to
+its end (by id: a client that got no answer in time sends again, and the same request may be stored twice), memory and
+processor of each service, and recovery: how long after the crowd's end the others had five seconds for the last time in which
+more than one request of a hundred waited longer than twice the p99 of base.
 """
 
 import argparse
@@ -90,10 +91,11 @@ async def _bench(options: argparse.Namespace) -> None:
     result["aim_ratio"] = 2
     over = result["overload"]
     recovered = "not recovered" if over["recovery_s"] is None else f"recovered after {over['recovery_s']:g} s"
-    print(f"lost: {over['lost']}; {recovered}; all at its end after {over['drained_s']} s")
+    again = f"{over['stored_again']} requests were stored again"
+    print(f"lost: {over['lost']} jobs; {again}; {recovered}; all at its end after {over['drained_s']} s")
     print(f"written to {machine.write('overload', result)}" if not options.short else "short: nothing is written")
     if any(result[name]["lost"] for name in ("base", "control", "overload") if name in result):
-        raise SystemExit("requests that were stored came to no end")
+        raise SystemExit("jobs of which a request was stored came to no end")
 
 
 class _Run:
@@ -127,18 +129,21 @@ class _Run:
         await asyncio.sleep(self.seconds)
         cpu = {n: round((at - used.get(n, 0.0)) / self.seconds, 3) for n, at in machine.cpu_by_process().items()}
         ended = await crowds.ended(self.operator) - before
-        stopped_us, offered, loud = time.time_ns() // 1000, 0, 0
+        stopped_us, offered = time.time_ns() // 1000, 0
         if process is not None and calm is not None:
             out, _ = await process.communicate()
             offered = int(out)
             stopped, stopped_us = time.monotonic(), time.time_ns() // 1000
             await self._drained(before - stored_before + await self._last(subjects.REQUESTS), calm)
         sent = await submitting
-        if process is not None:
-            loud = await self._stored() - stored_before - len(sent)
-        ends = await crowds.rest(self.operator, before + len(sent) + loud)
+        stored = await self._stored() - stored_before
+        jobs, expired = await crowds.asked(self.operator, stored_before)
+        jobs |= {(due.team, due.job_id) for due in sent}
+        await crowds.rest(self.operator, before + len(jobs))
         drained_s = time.monotonic() - stopped
         watching.cancel()
+        lost = {job_id for _, job_id in jobs} - await crowds.finished(self.operator, after)
+        loud = sum(team == LOUD for team, _ in jobs)
         found = await crowds.stages(self.operator, after, inbox)
         return self._summary(name, sent, found, stopped_us) | {
             "loud": crowds.spread([(s.granted_us - s.stored_us) / 1000 for s in found.values() if s.team == LOUD]),
@@ -146,7 +151,9 @@ class _Run:
             "loud_stored_per_s": round(loud / self.seconds, 1),
             "ended_per_s": round(ended / self.seconds, 1),
             "cores": cpu,
-            "lost": before + len(sent) + loud - ends,
+            "lost": len(lost),
+            "stored_again": stored - expired - len(jobs),
+            "expired_uncounted": expired,
             "drained_s": round(drained_s, 1),
             "memory_mib": {n: [memory.get(n), most.get(n), now] for n, now in _memory().items()},
         }

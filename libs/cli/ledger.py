@@ -51,6 +51,10 @@ def _group() -> None:
 @app.command("verify")
 def verify(
     bill: Annotated[bool, typer.Option("--bill", help="Compare with the bill of quota_billing as well.")] = False,
+    *,
+    state: Annotated[
+        bool, typer.Option("--state", help="Compare with the states that placement has saved as well.")
+    ] = False,
     file: Annotated[
         list[Path] | None,
         typer.Option("--file", help="Check a file of `baton ledger export`; no server is asked. Several: in order."),
@@ -63,15 +67,16 @@ def verify(
     output: Output = Format.TABLE,
 ) -> None:
     """Read the whole ledger through a checker with books of its own. Exits with 1 if anything is violated."""
-    if file and bill:
-        raise UsageFault("--bill asks the service for its bill and --file asks nobody: give one of them")
+    if file and (bill or state):
+        asks = "--bill asks the service for its bill" if bill else "--state reads what placement has saved"
+        raise UsageFault(f"{asks}, and --file asks nobody: give one of them")
     if file:
         from libs.ledger.verify import verify_files
 
         report: Any = verify_files(file, _telling("checked"))
         billed = None
     else:
-        report, billed = run(lambda baton: _read(baton, pool or baton.place.pool, bill, archive), OPERATOR, url)
+        report, billed = run(lambda baton: _read(baton, pool or baton.place.pool, bill, archive, state), OPERATOR, url)
     differences = _differences(report, billed) if billed is not None else []
     if output in (Format.JSON, Format.YAML):
         document(asdict(report) | {"bill_differences": differences, "ok": report.ok and not differences}, output)
@@ -191,10 +196,12 @@ def _telling(what: str) -> Callable[[int, int], None]:
     return tell
 
 
-async def _read(baton: Baton, pool: str, with_bill: bool, archive: Path | None) -> tuple[Any, BillReply | None]:
+async def _read(
+    baton: Baton, pool: str, with_bill: bool, archive: Path | None, states: bool
+) -> tuple[Any, BillReply | None]:
     from libs.ledger.verify import verify as audit
 
-    report = await audit(baton.nats.jetstream(), pool, archive)
+    report = await audit(baton.nats.jetstream(), pool, archive, states=states)
     if not with_bill:
         return report, None
     # The ledger may have grown since: what both have read is compared, so the audit is repeated at the bill's position.
@@ -205,7 +212,7 @@ async def _read(baton: Baton, pool: str, with_bill: bool, archive: Path | None) 
         if billed.ledger_seq == report.last_seq or loop.time() > deadline:
             return report, billed
         if billed.ledger_seq > report.last_seq:
-            report = await audit(baton.nats.jetstream(), pool, archive)
+            report = await audit(baton.nats.jetstream(), pool, archive, states=states)
         else:
             await asyncio.sleep(0.2)
 
@@ -244,6 +251,7 @@ def _counts(report: Any) -> Iterable[tuple[str, object]]:
     yield "refused commands", report.refused_commands
     yield "sums of teams' lines", report.sums
     yield "closed periods", report.closed_periods
+    yield "saved states compared", report.states
     yield "device-seconds", f"{report.milli_us / 1e9:.6f}"
     for team, amount in sorted(report.by_team.items()):
         yield f"device-seconds of {team}", f"{amount / 1e9:.6f}"

@@ -127,6 +127,17 @@ class SnapshotStore:
                 break
         return None
 
+    async def kept(self, name: str, version: int) -> list[Restored[bytes]]:
+        """The snapshots of this version that are whole and of this ledger, each packed as it is stored. Raises nats errors."""
+        store, found = await self._js.object_store(snapshots_bucket(name)), []
+        for slot in await self._slots(store, name):
+            if slot.version == version and not await self._off_chain(slot):
+                try:
+                    found.append(Restored(slot.head, slot.position, await _read(store, slot)))
+                except BadSnapshot as error:
+                    log.warning("snapshot %s at %d is passed over: %s", slot.object, slot.position, error)
+        return found
+
     async def forget(self, name: str, version: int) -> None:
         """Drop the snapshots of this version. Raises nats errors; some may then be gone and others not."""
         store = await self._js.object_store(snapshots_bucket(name))

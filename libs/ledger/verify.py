@@ -14,6 +14,7 @@ from libs.ledger.export import BadLedgerFile, FileEnd, FileStart, LedgerFile, Le
 from libs.ledger.reader import LedgerReader
 from libs.ledger.seals import wrong_seals
 from libs.ledger.segments import last_seq, messages, readable
+from libs.ledger.states import SavedStates
 from schemas.ledger import LedgerRecord
 
 Progress = Callable[[int, int], None]
@@ -30,24 +31,27 @@ async def verify(
     *,
     also: Callable[[LedgerRecord], None] = lambda r: None,
     audited: AuditedLedger | None = None,
+    states: bool = False,
 ) -> Verification:
     """Folds the ledger up to its present end. Memory is bounded by what is open, not by the ledger's length. Segments that were
     archived and are not here any more are read from the folder `archive`. `also` is shown each valid record that is here;
-    `audited`: a new one, for who wants more than the report.
+    `audited`: a new one, for who wants more than the report. `states`: those that placement has saved are looked at, too.
 
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.
     """
     checker, head, position = audited or AuditedLedger(), GENESIS, 0
+    saved = await SavedStates.of(js, pool) if states else SavedStates([])
     files: list[Path] = []
     if archive is not None:
         files = list(before(archive, pool, (await readable(js, pool))[0].first))
-        head, position = _read_files(checker, files, lambda done, of: None)
+        head, position = _read_files(checker, files, lambda done, of: None, saved)
     begins = FileStart(pool, position + 1, head)
     reader = LedgerReader(js, pool, head, position)
     try:
         async for entries in reader.read_to(await reader.last_seq()):
             for entry in entries:
                 head = _step(checker, entry, head)
+                saved.step(entry, checker.report)
                 if entry.valid:
                     also(entry.record)
     finally:
@@ -77,7 +81,9 @@ def verify_files(
     return report
 
 
-def _read_files(checker: AuditedLedger, paths: Sequence[Path], progress: Progress) -> tuple[Head, int]:
+def _read_files(
+    checker: AuditedLedger, paths: Sequence[Path], progress: Progress, saved: SavedStates | None = None
+) -> tuple[Head, int]:
     """The head after the files, and the last message in them."""
     head, last_seq, pool = GENESIS, 0, ""
     for path in paths:
@@ -91,7 +97,10 @@ def _read_files(checker: AuditedLedger, paths: Sequence[Path], progress: Progres
             raise BadLedgerFile(f"{path}: {begins}; wanted is {wanted}: give all files of one ledger, in order")
         pool = start.pool
         for stored in file:
-            head = _step(checker, judge(head, pool, stored.seq, stored.payload, stored.time_us), head)
+            entry = judge(head, pool, stored.seq, stored.payload, stored.time_us)
+            head = _step(checker, entry, head)
+            if saved is not None:
+                saved.step(entry, checker.report)
             last_seq = stored.seq
             if last_seq % _TOLD_EVERY == 0:
                 progress(last_seq, 0)

@@ -17,6 +17,7 @@ class Bug:
         harmless: why it is, "" when it is not: a defence behind it holds.
         findings: of docs/reliability.md, which it brings back.
         themes: what the seeds dwell on that can show it (libs.simulation.dst.themes); none: any seed.
+        aim: what each seed dwells on while the bug is looked for (libs.simulation.dst.aims); "": what it draws.
     """
 
     what: str
@@ -24,16 +25,19 @@ class Bug:
     harmless: str = ""
     findings: tuple[int, ...] = ()
     themes: tuple[str, ...] = ()
+    aim: str = ""
 
 
 BUGS: dict[str, Bug] = {}
 
 
-def bug(what: str, *themes: str, harmless: str = "", findings: tuple[int, ...] = ()) -> Callable[[Plant], Plant]:
+def bug(
+    what: str, *themes: str, aim: str = "", harmless: str = "", findings: tuple[int, ...] = ()
+) -> Callable[[Plant], Plant]:
     """Registers a function that plants a bug under its own name."""
 
     def register(plant: Plant) -> Plant:
-        BUGS[plant.__name__.replace("_", "-")] = Bug(what, plant, harmless, findings, themes)
+        BUGS[plant.__name__.replace("_", "-")] = Bug(what, plant, harmless, findings, themes, aim)
         return plant
 
     return register

@@ -19,7 +19,10 @@ def secret_stored_plain(stack: ExitStack) -> None:
     set_on(stack, MasterKey, "unlock", lambda self, locked, about: decoded(locked))
 
 
-@bug("a team's secrets are replaced without looking whether another process of vault has replaced them", "secrets")
+@bug(
+    "a team's secrets are replaced without looking whether another process of vault has replaced them",
+    aim="two vaults",
+)
 def secrets_overwritten(stack: ExitStack) -> None:
     async def update(self: KeyValue, key: str, value: bytes, last: int | None = None, **_: Any) -> int:
         return await self.put(key, value)
@@ -73,6 +76,6 @@ def readers_not_asked(stack: ExitStack) -> None:
     set_on(stack, archive, "_needed", needed)
 
 
-@bug("readers declare what they have read, not what they have saved", "archive", findings=(2,))
+@bug("readers declare what they have read, not what they have saved", aim="nothing saved", findings=(2,))
 def resume_is_position(stack: ExitStack) -> None:
     set_on(stack, Follower, "_standing", lambda self: (self.position, self.position))

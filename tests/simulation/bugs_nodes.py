@@ -34,7 +34,11 @@ def successor_does_not_wait(stack: ExitStack) -> None:
     set_on(stack, Granter, "named", named)
 
 
-@bug("while the ledger may name no granter, one that is deaf reports all nodes lost", "leases", findings=(4, 17))
+@bug(
+    "while the ledger may name no granter, one that is deaf reports all nodes lost",
+    aim="deaf beside an older reader",
+    findings=(4, 17),
+)
 def deaf_granter_reports(stack: ExitStack) -> None:
     real = Grants.reports
 
@@ -115,7 +119,7 @@ def stale_desired_followed(stack: ExitStack) -> None:
     set_on(stack, Wanted, "take_change", take_change)
 
 
-@bug("an older desired state is followed, and epochs are not compared", "again", "nodes")
+@bug("an older desired state is followed, and epochs are not compared", aim="late words to agents")
 def stale_desired_and_epochs(stack: ExitStack) -> None:
     stale_desired_followed(stack)
     real = reconcile._refusal

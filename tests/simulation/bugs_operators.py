@@ -37,7 +37,7 @@ def suspended_goes_on(stack: ExitStack) -> None:
     _fold(stack, ledger.TeamSuspended, _nothing)
 
 
-@bug("a suspended team goes on when its suspension is said again", "operators")
+@bug("a suspended team goes on when its suspension is said again", aim="paused twice")
 def suspended_again_goes_on(stack: ExitStack) -> None:
     real = fold._FOLD[ledger.TeamSuspended]
 

@@ -93,7 +93,7 @@ def tell_ends_the_writer(stack: ExitStack) -> None:
     set_on(stack, writer.LedgerWriter, "_call", call)
 
 
-@bug("a repeated release counts again", "again", findings=(12,))
+@bug("a repeated release counts again", aim="said again", findings=(12,))
 def no_duplicate_check(stack: ExitStack) -> None:
     def node_observed(d: Any, m: inbox.NodeObserved) -> None:
         for seen in m.observations:

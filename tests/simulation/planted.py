@@ -42,7 +42,7 @@ def planted(name: str) -> Iterator[None]:
 def finds(name: str, seed: int) -> SeedResult:
     """The seed, with the bug in it."""
     with planted(name):
-        return run(seed, to_first=True)
+        return run(seed, to_first=True, theme=BUGS[name].aim)
 
 
 def tried(one: Bug, limit: int) -> list[int]:
@@ -77,6 +77,8 @@ def table(found: dict[str, Any]) -> str:
             continue
         row = found[name]
         seed = row["seed"] if row["seed"] is not None else "none" if one.harmless else f"none below {row['limit']}"
+        if one.aim and row["seed"] is not None:
+            seed = f"{seed} of *{one.aim}*"
         how = row["how"].split(":")[0] if row["how"] else (f"harmless: {one.harmless}" if one.harmless else "")
         sample = "" if row["of_sample"] is None else row["of_sample"]
         rows.append(f"| {one.what} | {seed} | {sample} | {how} |")

@@ -28,6 +28,11 @@ def test_a_seed_is_replayed_byte_for_byte() -> None:
         assert told.stdout.strip() == first.digest
 
 
+def test_a_seed_with_secrets_is_replayed_byte_for_byte() -> None:
+    """Each process of vault draws the name of its book by itself."""
+    assert run(SEED, theme="two vaults").digest == run(SEED, theme="two vaults").digest
+
+
 def test_other_seeds_are_other_runs() -> None:
     assert len({run(seed).digest for seed in range(3)}) == 3
 

@@ -15,6 +15,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from libs.core.state.boosts import Boost, BoostsHad
@@ -111,6 +112,34 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         yield from (b"J" + part for part in jobs.parts())
 
     return parts()
+
+
+def unlike(parts: Iterable[bytes], others: Iterable[bytes]) -> str:
+    """What differs between two dumps of one fold; "" for nothing. What is learned beside the state is not looked at: it is the
+    policy's, which two may have unlike."""
+    for part, other in zip_longest(_of_the_fold(parts), _of_the_fold(others)):
+        if part != other:
+            return _first_unlike(part or b"", other or b"")
+    return ""
+
+
+def _of_the_fold(parts: Iterable[bytes]) -> Iterator[bytes]:
+    for part in parts:
+        if part[:1] == b"H":
+            yield b"H" + _json({name: value for name, value in json.loads(part[1:]).items() if name != "learned"})
+        elif part[:1] != b"P":
+            yield part
+
+
+_KINDS = {b"H": "the header", b"N": "nodes", b"D": "devices", b"L": "time limits", b"J": "jobs", b"E": "ended jobs"}
+
+
+def _first_unlike(part: bytes, other: bytes) -> str:
+    if part[:1] == other[:1] == b"H":
+        one, two = json.loads(part[1:]), json.loads(other[1:])
+        names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
+        return f"in {', '.join(names)}"
+    return f"in {_KINDS.get(part[:1] or other[:1], 'a part of an unknown kind')}"
 
 
 class Loaded(NamedTuple):

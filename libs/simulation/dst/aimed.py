@@ -3,8 +3,15 @@
 import random
 from collections.abc import Callable
 
+from nats.aio.msg import Msg
+
+from libs.bus.connect import connect
+from libs.bus.table import snapshots_bucket
+from libs.simulation.dst.process import Process
+from libs.simulation.dst.scenario import POOL
 from libs.simulation.dst.telling import rekey
 from libs.simulation.dst.world import World
+from schemas.subjects import changed
 
 Do = Callable[[], None]
 FaultDraw = tuple[float, Do, Do | None]
@@ -87,12 +94,20 @@ def _nothing() -> None:
 def deaf_leases(world: World, chance: random.Random) -> FaultDraw:
     """One that grants leases, or stands by, is heard and hears nothing: less long than a broken connection takes to show."""
     machine = chance.choice([name for name in world.services if name.startswith("leases")])
+    return _deaf(world, machine, chance.uniform(4.0, 9.5))
 
+
+def deaf_standby(world: World, chance: random.Random) -> FaultDraw:
+    """The same of the one that gives way, for as long as can be."""
+    return _deaf(world, max(name for name in world.services if name.startswith("leases")), chance.uniform(9.0, 9.9))
+
+
+def _deaf(world: World, machine: str, lasts_s: float) -> FaultDraw:
     def begin() -> None:
         world.net.partition(machine, {"down"})
         world.sometimes("a granter of leases was deaf")
 
-    return chance.uniform(4.0, 9.5), begin, lambda: world.net.heal(machine)
+    return lasts_s, begin, lambda: world.net.heal(machine)
 
 
 def overrun(world: World, chance: random.Random) -> FaultDraw:
@@ -143,3 +158,47 @@ def unclear(world: World, chance: random.Random) -> FaultDraw:
         world.note(f"the broker denies {denies} of what it stores")
 
     return chance.uniform(1.0, 8.0), begin, lambda: setattr(world.disk, "denies", 0.0)
+
+
+_SAVERS = ("preemption", "quota_billing", "queries")
+
+
+def nothing_saved(world: World, chance: random.Random) -> FaultDraw:
+    """A reader of the ledger reads on and can save nothing of what it has read; then it is killed."""
+    name = chance.choice(_SAVERS)
+    stream = world.disk.streams[f"OBJ_{snapshots_bucket(name)}"]
+
+    def begin() -> None:
+        stream.full = True
+        world.note(f"{name} can save nothing")
+
+    def end() -> None:
+        for slot in [slot for slot in world.services if slot.startswith(name)]:
+            die(world, slot)
+
+    return chance.uniform(8.0, 20.0), begin, end
+
+
+def old_words(world: World, chance: random.Random) -> FaultDraw:
+    """What nodes were told is told once more, long after."""
+    told: list[Msg] = []
+
+    async def listen() -> None:
+        nats = await connect("sim://broker", name="listener", wait_s=300)
+
+        async def keep(message: Msg) -> None:
+            told.append(message)
+
+        await nats.subscribe(changed(POOL), cb=keep)
+
+    Process(world, "listener", "listener").start(listen())
+
+    def begin() -> None:
+        server = world.net.broker
+        if world.net.broker_process is not None and world.net.broker_process.alive:
+            for message in chance.sample(told, min(len(told), chance.choice((1, 5, 50)))):
+                server.process.context.run(
+                    server.publish, message.subject, "", message.data, dict(message.headers or {})
+                )
+
+    return 0.0, begin, None

@@ -7,13 +7,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from libs.simulation.dst import aims
 from libs.simulation.dst.aimed import (
     Do,
     FaultDraw,
     deaf_leases,
+    deaf_standby,
     die,
     frozen,
     lost_append,
+    nothing_saved,
+    old_words,
     overrun,
     rekey_vault,
     rot_archive,
@@ -27,7 +31,6 @@ from libs.simulation.dst.aimed import (
 from libs.simulation.dst.scenario import POOL
 from libs.simulation.dst.store_faults import mongo, old_input, redis, roll, snapshots
 from libs.simulation.dst.strangers import intrude, leave, switched_off, switched_on
-from libs.simulation.dst.themes import THEMES
 from libs.simulation.dst.world import World
 from schemas.subjects import DEAD, EVENTS, inbox_stream
 
@@ -311,17 +314,24 @@ DRAWS: dict[str, tuple[float, Draw]] = {
 }
 """Name -> how often, and the draw."""
 
+AIMED: dict[str, Draw] = {"deaf standby": deaf_standby, "nothing saved": nothing_saved, "old words": old_words}
+"""Of aims alone (libs.simulation.dst.aims)."""
+
+
+def _draw_of(name: str) -> Draw:
+    return AIMED[name] if name in AIMED else DRAWS[name][1]
+
 
 def draw(world: World, chance: random.Random, theme: str = "") -> list[Fault]:
     """The faults of a seed, in order of their beginning."""
-    if chance.random() < (THEMES[theme].loses if theme else _LOSES):
+    if chance.random() < (aims.named(theme).loses if theme else _LOSES):
         world.net.lose = world.net.always_lose = chance.choice((0.003, 0.01))
         world.sometimes("messages were lost all the time")
-    kinds = THEMES[theme].kinds if theme else {name: weight for name, (weight, _) in DRAWS.items()}
+    kinds = aims.named(theme).kinds if theme else {name: weight for name, (weight, _) in DRAWS.items()}
     count = chance.choice((3, 4, 6, 8)) if theme else chance.choice((0, 1, 2, 3, 4, 5, 7))
     faults = []
     for name in chance.choices(list(kinds), list(kinds.values()), k=count):
-        lasts_s, begin, end = DRAWS[name][1](world, chance)
+        lasts_s, begin, end = _draw_of(name)(world, chance)
         at = chance.uniform(0.05, HEAL_S - 2.0)
         faults.append(Fault(name, at, min(lasts_s, HEAL_S - at), begin, end))
     return sorted(faults, key=lambda fault: fault.at)
@@ -338,11 +348,11 @@ def schedule(world: World, faults: list[Fault]) -> None:
 
 def strike_plan(world: World, chance: random.Random, theme: str) -> dict[str, tuple[int, Do]]:
     """Failpoint -> the pass with which a fault begins."""
-    strikes = THEMES[theme].strikes if theme else ()
+    strikes = aims.named(theme).strikes if theme else ()
     if not strikes:
         return {}
     failpoint, name = chance.choice(strikes)
-    lasts_s, begin, end = DRAWS[name][1](world, chance)
+    lasts_s, begin, end = _draw_of(name)(world, chance)
 
     def strike() -> None:
         left_s = min(lasts_s, HEAL_S - world.loop.now)

@@ -19,15 +19,16 @@ EXPECTED = (*FAILPOINTS, *STATES, *(f"fault: {name}" for name in DRAWS))
 _TOLD_EVERY = 500
 
 
-def many(seeds: range, *, calm: bool, processes: int) -> int:
+def many(seeds: range, *, calm: bool, processes: int, theme: str = "") -> int:
     """Runs them all, prints each that is violated with the command that replays it, and how far it is to stderr; the exit
     status."""
     bad = done = 0
+    dwells = f"--theme {theme!r} " if theme else ""
     cpu_s = 0.0
     reached: Counter[str] = Counter()
     crashed: Counter[str] = Counter()
     with multiprocessing.get_context("spawn").Pool(processes, _ignore_unraisable, maxtasksperchild=200) as pool:
-        for outcome, used_s in pool.imap_unordered(partial(one, calm=calm), seeds):
+        for outcome, used_s in pool.imap_unordered(partial(one, calm=calm, theme=theme), seeds):
             cpu_s += used_s
             done += 1
             if done % _TOLD_EVERY == 0:
@@ -36,8 +37,8 @@ def many(seeds: range, *, calm: bool, processes: int) -> int:
             crashed += outcome.crashes
             if outcome.violations:
                 bad += 1
-                print(f"./dev chaos --seed {outcome.seed}    {outcome.violations[0][:300]}", flush=True)
-    missed = [] if calm or len(seeds) < _ENOUGH else [name for name in EXPECTED if not reached[name]]
+                print(f"./dev chaos {dwells}--seed {outcome.seed}    {outcome.violations[0][:300]}", flush=True)
+    missed = [] if calm or theme or len(seeds) < _ENOUGH else [name for name in EXPECTED if not reached[name]]
     if missed:
         print(f"never reached: {', '.join(missed)}")
     crashes = f"{sum(crashed.values())} crashes at {len(crashed)} failpoints"
@@ -50,7 +51,7 @@ def _ignore_unraisable() -> None:
     sys.unraisablehook = lambda _: None
 
 
-def one(seed: int, calm: bool) -> tuple[SeedResult, float]:
+def one(seed: int, calm: bool, theme: str) -> tuple[SeedResult, float]:
     """One seed, and the CPU that it took, s."""
     began = time.process_time()
-    return run(seed, calm=calm), time.process_time() - began
+    return run(seed, calm=calm, theme=theme), time.process_time() - began

@@ -41,7 +41,7 @@ def draw_stories(
 ) -> list[OperatorStory]:
     """Some of everything. `jobs`: team, client key, and when each is asked for, s; `devices`: of the pool."""
     stories = list(_boosts(chance, pool, jobs))
-    stories += [_pause(chance, pool, team) for team in teams if chance.random() < 0.5]
+    stories += [draw_pause(chance, pool, team) for team in teams if chance.random() < 0.5]
     stories += [_quota(chance, pool, team, devices) for team in teams if chance.random() < 0.4]
     if chance.random() < 0.6:
         stories += [_prices(chance, pool, version) for version in (1, 2)]
@@ -83,13 +83,13 @@ def _boosts(chance: random.Random, pool: str, jobs: Sequence[tuple[str, str, flo
             yield OperatorStory("a job was boosted", tuple(words))
 
 
-def _pause(chance: random.Random, pool: str, team: str) -> OperatorStory:
-    """A team is suspended, perhaps again with another word, and goes on."""
+def draw_pause(chance: random.Random, pool: str, team: str, *, again: float = 0.3) -> OperatorStory:
+    """A team is suspended, so often again with another word, and goes on."""
     subject, at = subjects.suspend_team(pool, "op"), chance.uniform(1.0, 14.0)
     words = [OperatorWord(at, subject, SuspendTeam(team=team, reason="sim", stop=chance.random() < 0.5, user="op"))]
-    if chance.random() < 0.3:
-        again = SuspendTeam(team=team, reason="and more", stop=chance.random() < 0.5, user="op")
-        words.append(OperatorWord(at + chance.uniform(0.0, 2.0), subject, again))
+    if chance.random() < again:
+        more = SuspendTeam(team=team, reason="and more", stop=chance.random() < 0.5, user="op")
+        words.append(OperatorWord(at + chance.uniform(0.0, 2.0), subject, more))
     goes_on = ResumeTeam(team=team, reason="sim", user="op")
     words += [
         OperatorWord(when, subjects.resume_team(pool, "op"), goes_on)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from libs.bus.connect import connect
 from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.core.scheduling.precedence import OrderKnobs, turns
-from libs.simulation.dst import cheap, faults, operators, scenario, strangers, themes
+from libs.simulation.dst import aims, cheap, faults, operators, scenario, strangers, themes
 from libs.simulation.dst.books import SimBooks
 from libs.simulation.dst.failpoints import FAILPOINTS
 from libs.simulation.dst.loop import Spinning
@@ -49,10 +49,13 @@ class SeedResult:
     records: int = 0
 
 
-def run(seed: int, *, keep_notes: bool = False, calm: bool = False, to_first: bool = False) -> SeedResult:
-    """One seed. `calm` leaves the faults out; with `to_first` it ends at the first violation."""
+def run(
+    seed: int, *, keep_notes: bool = False, calm: bool = False, to_first: bool = False, theme: str = ""
+) -> SeedResult:
+    """One seed. `calm` leaves the faults out; with `to_first` it ends at the first violation; it dwells on `theme`, or on what
+    it draws. Raises KeyError: there is no such theme."""
     with alone(World(seed, keep_notes=keep_notes, to_first=to_first)) as world:
-        return _run(world, calm)
+        return _run(world, calm, theme or themes.theme_of(seed))
 
 
 @contextmanager
@@ -77,13 +80,13 @@ def alone(world: World) -> Iterator[World]:
             gc.enable()
 
 
-def _run(world: World, calm: bool) -> SeedResult:
+def _run(world: World, calm: bool, theme: str) -> SeedResult:
     chance = random.Random(f"scenario-{world.seed}")
     drawn = scenario.draw(chance)
-    drawn.theme = themes.theme_of(world.seed)
-    if drawn.theme:
-        themes.THEMES[drawn.theme].shape(drawn, chance)
-    world.note(f"theme: {drawn.theme or 'a mixture'}")
+    drawn.theme = theme
+    if theme:
+        aims.named(theme).shape(drawn, chance)
+    world.note(f"theme: {theme or 'a mixture'}")
     books = SimBooks(world)
     world.on_record = books.follow
     try:
@@ -136,7 +139,7 @@ def crash_plan(chance: random.Random) -> dict[str, int]:
 
 def stall_plan(chance: random.Random, theme: str) -> dict[str, tuple[int, float]]:
     """Failpoint -> the pass at which its process stands still, and for how long, s."""
-    names = themes.THEMES[theme].stalls if theme else FAILPOINTS
+    names = aims.named(theme).stalls if theme else FAILPOINTS
     count = chance.randint(1, 3) if theme else int(chance.random() < 0.3)
     return {
         chance.choice(names): (min(60, 1 + int(chance.expovariate(0.3))), chance.uniform(0.5, 8.0))

@@ -20,7 +20,7 @@ from libs.bus import boxes
 from libs.ports.host import present_host
 from services.agent import secrets as agent_secrets
 from services.history import proofs
-from services.vault import keys, store
+from services.vault import book, keys, store
 
 if TYPE_CHECKING:
     from libs.simulation.dst.world import World
@@ -125,6 +125,15 @@ class _Chance:
         return cls.token_bytes(count).hex()
 
 
+class _Names:
+    """Stands for the module `secrets` where a name is made: what it draws changes no other draw."""
+
+    @staticmethod
+    def token_hex(count: int) -> str:
+        world = getattr(present_host(), "world", None)
+        return secrets.token_hex(count) if world is None else world.names.randbytes(count).hex()
+
+
 class _Uniform:
     """Stands for the module `random`."""
 
@@ -168,6 +177,7 @@ def install() -> None:
     stand_in = SimpleNamespace(PrivateKey=_PrivateKey, PublicKey=nacl.public.PublicKey, SealedBox=_SealedBox)
     boxes._nacl = lambda: stand_in
     keys.secrets = agent_secrets.secrets = proofs.secrets = _Chance  # type: ignore[assignment]
+    book.secrets = _Names  # type: ignore[assignment]
     store.random = _Uniform  # type: ignore[assignment]
 
 

@@ -44,10 +44,10 @@ def _requests(scenario: Scenario, chance: random.Random) -> None:
             job.twin_at = job.at + chance.choice((0.0, 0.002, 0.01, 0.1, 4.0)) * chance.random()
     at = chance.uniform(0.5, 12.0)
     for job in chance.sample(scenario.jobs, len(scenario.jobs) // 2):  # many at once
-        _move(job, at + chance.random())
+        move(job, at + chance.random())
 
 
-def _move(job: Asked, at: float) -> None:
+def move(job: Asked, at: float) -> None:
     moved = at - job.at
     job.at = at
     job.cancel_at = None if job.cancel_at is None else job.cancel_at + moved
@@ -58,11 +58,11 @@ def _leases(scenario: Scenario, chance: random.Random) -> None:
     """Leases that differ, work of the class with the short one; or a reader of an older version for long."""
     scenario.leases = chance.choice(tuple(LEASES))
     scenario.nodes = max(2, scenario.nodes)
-    _become(scenario, chance, "serving", 0.4)
+    become(scenario, chance, "serving", 0.4)
     scenario.older_until = chance.uniform(12.0, 24.0) if chance.random() < 0.3 else 0.0
 
 
-def _nodes(scenario: Scenario, chance: random.Random) -> None:
+def last_long(scenario: Scenario, chance: random.Random) -> None:
     """Work that takes long, so that something runs when its agent is gone."""
     for job in scenario.jobs:
         if chance.random() < 0.7 and not job.spec.time_limit_s:
@@ -74,24 +74,24 @@ def _nodes(scenario: Scenario, chance: random.Random) -> None:
 
 def _kept(scenario: Scenario, chance: random.Random) -> None:
     """The same, and some of it is such that no silence ends it."""
-    _nodes(scenario, chance)
+    last_long(scenario, chance)
     scenario.nodes = max(2, scenario.nodes)
-    _become(scenario, chance, KEPT, chance.choice((0.0, 0.3, 0.6)))
+    become(scenario, chance, KEPT, chance.choice((0.0, 0.3, 0.6)))
 
 
-def _crowded(scenario: Scenario, chance: random.Random) -> None:
+def crowded(scenario: Scenario, chance: random.Random) -> None:
     """Small work first, then such as takes its place: jobs give way and come back."""
     scenario.nodes = min(2, scenario.nodes)
-    _nodes(scenario, chance)
-    _become(scenario, chance, "production", 0.4)
+    last_long(scenario, chance)
+    become(scenario, chance, "production", 0.4)
     for job in scenario.jobs:
         if job.spec.priority_class == "production":
-            _move(job, chance.uniform(5.0, 15.0))
+            move(job, chance.uniform(5.0, 15.0))
         else:
-            _move(job, chance.uniform(0.5, 6.0))
+            move(job, chance.uniform(0.5, 6.0))
 
 
-def _become(scenario: Scenario, chance: random.Random, klass: str, share: float) -> None:
+def become(scenario: Scenario, chance: random.Random, klass: str, share: float) -> None:
     for job in scenario.jobs:
         if chance.random() < share:
             job.spec = job.spec.model_copy(update={"priority_class": klass})
@@ -125,7 +125,7 @@ def _secrets(scenario: Scenario, chance: random.Random) -> None:
 
 def _spoken_to(scenario: Scenario, chance: random.Random) -> None:
     """Operators speak, of work that takes long enough to be spoken of, and two admissions hear requests meanwhile."""
-    _nodes(scenario, chance)
+    last_long(scenario, chance)
     scenario.nodes, scenario.admissions = min(2, scenario.nodes), chance.choice((1, 2))
     let_operators_speak(scenario, budgets=0.5)
 
@@ -154,7 +154,7 @@ THEMES: dict[str, Theme] = {
     ),
     "again": Theme(
         {"old input": 5, "messages": 5, "freeze agent": 2, "unclear": 1, "kill": 1, "reset": 1},
-        _crowded,
+        crowded,
         ("writer.told", "agent.reported", "agent.started", "writer.decided"),
     ),
     "snapshots": Theme(
@@ -170,7 +170,7 @@ THEMES: dict[str, Theme] = {
     ),
     "room": Theme(
         {"full stream": 5, "full disk": 3, "slow disk": 2, "unclear": 2, "broker frozen": 2, "broker killed": 2},
-        _crowded,
+        crowded,
         ("preemption.planned", "settle.decided", "feed.stored"),
         (("preemption.planned", "full stream"), ("preemption.planned", "broker killed"), ("settle.decided", "full stream")),
     ),

@@ -68,6 +68,8 @@ class World:
         self.random = random.Random(seed)
         self.hidden = random.Random(f"hidden-{seed}")
         """Of keys, nonces and values."""
+        self.names = random.Random(f"names-{seed}")
+        """Of what processes call their own."""
         self.secrets = SimSecrets(self)
         self._folder: Path | None = None
         self.archive: SimArchive | None = None

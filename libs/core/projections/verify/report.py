@@ -25,6 +25,8 @@ class Verification:
     sums: int = 0
     """Over all teams' lines, repeats as well."""
     closed_periods: int = 0
+    states: int = 0
+    """Saved by placement, each compared with the fold; 0 where nobody asked for it."""
     milli_us: int = 0
     by_team: dict[str, int] = field(default_factory=dict)
     capacity_unit_us: int = 0

@@ -1,0 +1,67 @@
+"""Themes that no seed draws by itself: each aims at one rare state, for a planted bug that only that state can show.
+
+`./dev chaos --theme NAME --seed 7` is a seed that dwells on it. What seeds mean that name none stays as it is.
+"""
+
+import random
+
+from libs.simulation.dst.operators import draw_pause
+from libs.simulation.dst.scenario import POOL, TEAMS, Scenario, name_secrets
+from libs.simulation.dst.themes import THEMES, Theme, crowded, last_long, move
+
+
+def named(theme: str) -> Theme:
+    """Raises KeyError."""
+    return AIMS.get(theme) or THEMES[theme]
+
+
+def _two_vaults(scenario: Scenario, chance: random.Random) -> None:
+    """Two processes of vault are told different secrets of one team at once, and what was told is needed soon."""
+    scenario.vaults, scenario.saves = 2, 5000
+    name_secrets(scenario, chance, 0.9)
+    for job in scenario.jobs:
+        move(job, chance.uniform(1.0, 4.0))
+
+
+def _older_for_long(scenario: Scenario, chance: random.Random) -> None:
+    """Work that takes long, of which a lease is short, while an older reader keeps the ledger from naming a granter."""
+    scenario.leases, scenario.older_until = "short", 24.0
+    scenario.nodes = max(2, scenario.nodes)
+    last_long(scenario, chance)
+
+
+def _unsaved(scenario: Scenario, chance: random.Random) -> None:
+    """The ledger is archived while a reader can save nothing, so that all of it would be needed after a restart."""
+    scenario.archivists, scenario.saves = 1, 4
+    scenario.placements, scenario.older_until = 1, 0.0
+
+
+def _paused_twice(scenario: Scenario, chance: random.Random) -> None:
+    """Each team is suspended while its work runs, and again with another word before it goes on."""
+    scenario.nodes = min(2, scenario.nodes)
+    last_long(scenario, chance)
+    scenario.stories = [draw_pause(chance, POOL, team, again=1.0) for team in TEAMS]
+    for job in scenario.jobs:
+        move(job, chance.uniform(0.5, 4.0))
+
+
+def _brief(scenario: Scenario, chance: random.Random) -> None:
+    """Work that ends before what is late has come; what gives way comes back to the same few devices."""
+    crowded(scenario, chance)
+    scenario.nodes = 2
+    for job in scenario.jobs:
+        simulation = job.spec.simulation
+        assert simulation is not None
+        if not job.spec.time_limit_s and chance.random() < 0.7:
+            brief = simulation.model_copy(update={"duration_s": round(chance.uniform(0.1, 1.0), 3)})
+            job.spec = job.spec.model_copy(update={"simulation": brief})
+
+
+AIMS: dict[str, Theme] = {
+    "two vaults": Theme({"stop vault": 2, "messages": 1}, _two_vaults, ("vault.loaded",)),
+    "deaf beside an older reader": Theme({"deaf standby": 1}, _older_for_long, ("leases.tick",)),
+    "nothing saved": Theme({"nothing saved": 1, "roll": 3}, _unsaved, ("archive.deleted",)),
+    "paused twice": Theme({"messages": 2, "kill": 1}, _paused_twice, ("writer.decided",)),
+    "late words to agents": Theme({"old words": 4, "messages": 1}, _brief, ("writer.told", "agent.reported"), loses=0.0),
+    "said again": Theme({"old input": 6, "kill agent": 1}, crowded, ("writer.told",)),
+}  # fmt: skip
