@@ -1,13 +1,17 @@
 """What `baton team` does for an admin of a team, who has a credential and no keys: it asks who has them. And who has them."""
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+
+from nats.aio.client import Client
+from nats.errors import ConnectionClosedError
 
 from libs.bus.cancel import cancel
 from libs.bus.connect import Address, close, connect
@@ -31,6 +35,10 @@ from libs.walls.resolver import tell
 from schemas import subjects
 from schemas.inbox import BoostJob
 from schemas.queries import ManageTeam, QueuesQuery, QueuesReply, TeamManaged
+
+log = logging.getLogger("baton.nodes")
+
+_AGAIN_S = 2.0
 
 
 def asks(folder: Path | None) -> bool:
@@ -107,19 +115,38 @@ async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
         except (ClientError, UsageFault) as e:
             raise AdminRefused(f"{e.why}: {e.fix}" if isinstance(e, ClientError) and e.why else str(e)) from None
 
-    watching = await connect(Address(url, ring.claims_credential(lasting=True), ca=ring.ca), name="floods")
+    async def watch() -> Client:
+        return await connect(Address(url, ring.claims_credential(lasting=True), ca=ring.ca), name="floods")
+
+    watching = await watch()
     told, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)
     admins = TeamAdmins(nats, ring, told, booked=booked, boosts=boosts)
-    floods = Floods(watching, ring, told, booked=booked, say=hint)
+    floods = Floods(ring, told, booked=booked, say=hint)
     await admins.start()
-    looking = asyncio.create_task(floods.run(), name="nodes that send too much")
+    looking = asyncio.create_task(look(floods, watching, watch), name="nodes that send too much")
     try:
         yield
     finally:
         await cancel(looking)
-        await close(watching)
         await admins.stop()
         await close(nats)
+
+
+async def look(floods: Floods, nats: Client, again: Callable[[], Awaitable[Client]]) -> None:
+    """For ever; a connection that was closed for good is followed by another."""
+    while True:
+        try:
+            await floods.run(nats)
+        except ConnectionClosedError:
+            hint("the connection by which it is seen how much nodes send was closed: there will be another one")
+        finally:
+            await close(nats)
+        while nats.is_closed:
+            try:
+                nats = await again()
+            except Exception as error:
+                log.warning("it cannot be seen how much nodes send: %r", error)
+                await asyncio.sleep(_AGAIN_S)
 
 
 def serve(ring: Keyring, folder: Path, url: str | None) -> None:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Final
 
 from nats.aio.client import Client
+from nats.errors import ConnectionClosedError
 
 from libs.bus.patience import in_turns
 from libs.core.admission.intake import Bucket
@@ -36,6 +37,8 @@ BYTES_AT_ONCE: Final = 64.0 * 1024 * 1024
 BYTES_PER_S: Final = 4.0 * 1024 * 1024
 """An inbox has 1 GiB, so there is room left for others when a node has used up what it may at once."""
 LOOK_S: Final = 0.25
+_AGAIN_S: Final = 2.0
+"""After an error that nobody foresaw."""
 
 _STATZ = "$SYS.REQ.ACCOUNT.PING.STATZ"
 _ASKED = 500
@@ -50,26 +53,18 @@ Tell = Callable[[list[str]], Awaitable[None]]
 
 
 class Floods:
-    """`run` is a task. `nats` is a connection to the system account (`Keyring.claims_credential`); `booked` is called in a
-    thread when the operator's book has a new line; `say` has a sentence for the operator."""
+    """`run` is a task. `tell` tells the broker; `booked` is called in a thread when the operator's book has a new line; `say`
+    has a sentence for the operator."""
 
     def __init__(
         self,
-        nats: Client,
         keyring: Keyring,
         tell: Tell,
         booked: Callable[[], object] = lambda: None,
         say: Callable[[str], object] = lambda _: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._nats, self._keyring, self._tell, self._booked, self._say, self._now = (
-            nats,
-            keyring,
-            tell,
-            booked,
-            say,
-            now,
-        )
+        self._keyring, self._tell, self._booked, self._say, self._now = keyring, tell, booked, say, now
         self._book = Book(keyring.folder)
         self._read_ns = 0
         self._nodes: dict[str, str] = {}  # public key of an account -> <pool>.<node>
@@ -78,22 +73,40 @@ class Floods:
         self._left: dict[str, tuple[Bucket, Bucket]] = {}
         self._untold: dict[str, None] = {}  # accounts that were cut off, and the broker may not know yet
 
-    async def run(self) -> None:
-        """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
-        await in_turns(self.turn, LOOK_S, log, "how much nodes send is not known")
+    async def run(self, nats: Client) -> None:
+        """For ever, by a connection to the system account (`Keyring.claims_credential`). A broker that is away is waited for,
+        and no error ends it. Raises ConnectionClosedError: to be run again, by another connection; what is known stays."""
+        told = ""
+        while True:
+            try:
+                await in_turns(lambda: self.turn(nats), LOOK_S, log, "how much nodes send is not known")
+            except ConnectionClosedError:
+                raise
+            except Exception as error:
+                if (why := repr(error)) != told:
+                    log.exception("how much nodes send was not seen whole")
+                    self._say(f"how much nodes send was not seen whole ({why}): it is looked at again and again")
+                told = why
+                await asyncio.sleep(_AGAIN_S)
 
-    async def turn(self) -> None:
-        """Looks once. Raises nats errors, and what `tell` raises but NotTold."""
+    async def turn(self, nats: Client) -> None:
+        """Looks once, at all of them, also where one could not be cut off. Raises nats errors, what `tell` raises but NotTold,
+        and the first error that was met."""
         await self._tell_untold()
         await asyncio.to_thread(self._reread)
-        accounts, servers = list(self._nodes), set[str]()
+        accounts, servers, failed = list(self._nodes), set[str](), list[Exception]()
         for at in range(0, len(accounts), _ASKED):
-            answers = await self._asked(accounts[at : at + _ASKED])
+            answers = await self._asked(nats, accounts[at : at + _ASKED])
             servers |= {server for server, _, _, _ in answers}
             for account, sent in self._since(answers).items():
                 if why := self._over(account, *sent):
-                    await self._cut(self._nodes[account], why)
+                    try:
+                        await self._cut(self._nodes[account], why)
+                    except Exception as error:
+                        failed.append(error)
         self._servers |= servers
+        if failed:
+            raise failed[0]
 
     def _reread(self) -> None:
         """The nodes that have a credential; anew when the keys have changed."""
@@ -108,12 +121,12 @@ class Floods:
         self._counted = {key: sent for key, sent in self._counted.items() if key[1] in self._nodes}
         self._read_ns = changed_ns
 
-    async def _asked(self, accounts: list[str]) -> list[Counted]:
+    async def _asked(self, nats: Client, accounts: list[str]) -> list[Counted]:
         """What the servers have counted of those of `accounts` that somebody uses."""
-        inbox, found, wait_s = self._nats.new_inbox(), list[Counted](), _ANSWER_S
-        answers = await self._nats.subscribe(inbox)
+        inbox, found, wait_s = nats.new_inbox(), list[Counted](), _ANSWER_S
+        answers = await nats.subscribe(inbox)
         try:
-            await self._nats.publish(_STATZ, json.dumps({"accounts": accounts}).encode(), reply=inbox)
+            await nats.publish(_STATZ, json.dumps({"accounts": accounts}).encode(), reply=inbox)
             with suppress(TimeoutError):
                 while True:
                     told = json.loads((await answers.next_msg(timeout=wait_s)).data).get("data", {})

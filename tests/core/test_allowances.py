@@ -1,11 +1,13 @@
 """A node in hostile hands: how much it can make the ledger keep, and that its neighbours are none the worse."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from libs.core.projections.hot_state import HotState
 from libs.core.scheduling import allowances
 from libs.core.scheduling.allowances import LIVES, QUARANTINES, REJECTED
-from libs.core.scheduling.decider import Decider
+from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.scheduling.policy import Policy
 from schemas import inbox, ledger
 from schemas.jobs import JobState
@@ -94,3 +96,28 @@ def test_a_node_says_so_often_what_uses_its_devices() -> None:
             for event in told(w, inbox.NodeQuarantine(node="n0", incarnation=1, devices=busy))
         )
     assert said == int(QUARANTINES)
+
+
+def test_what_is_decided_again_because_it_was_not_stored_uses_up_nothing_more() -> None:
+    """A ledger that was full for minutes: the writer folds again and decides the same inputs, and an honest node's next life
+    was refused when there was room. What one that lies has used up stays used up."""
+    makes = Deciders()
+    life = Said(1, 1_000_000, registered("n0", 7), "baton.in.node.v1.registered.main.n0")
+    lie = inbox.NodeObserved(node="n0", incarnation=99, observations=())
+    lies = [Said(2 + n, 1_000_000, lie, "baton.in.node.v1.said.main.n0") for n in range(300)]
+    decided = [makes.new().decide([life, *lies], 1_000_000) for _ in range(40)]
+    assert all(events == decided[0] for events in decided)
+    assert isinstance(decided[0][0], ledger.NodeJoined)
+    assert len(decided[0]) == 1 + int(REJECTED)
+    assert makes.nodes.unwritten == 300 - int(REJECTED)
+
+
+@dataclass(frozen=True)
+class Said:
+    """An input of a pool."""
+
+    seq: int
+    time_us: int
+    message: inbox.InboxMessage
+    subject: str
+    error: str = ""

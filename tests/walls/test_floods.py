@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import nats
@@ -14,7 +15,7 @@ from libs.bus.connect import Address, BusUnavailable, close, connect
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.cli.launch import LaunchOptions, LocalStack
-from libs.cli.team_admin import answering
+from libs.cli.team_admin import answering, look
 from libs.client import connect as connect_client
 from libs.walls import floods
 from libs.walls.book import Book
@@ -24,6 +25,7 @@ from libs.walls.resolver import NotTold, tell
 from schemas import subjects
 from schemas.jobs import JobSpec, Simulation
 from schemas.resources import Resources
+from tests.kit.waiting import until
 from tests.walls.world import NODE, broker
 
 FLEET = "groups:\n  - {name: 'n-{i:02d}', count: 1, devices: {model: H100, count: 8, memory_gib: 80}}\n"
@@ -136,8 +138,63 @@ async def test_a_broker_that_did_not_hear_who_was_cut_off_hears_it_at_the_next_l
         if len(heard) == 1:
             raise NotTold("the broker did not answer")
 
-    looking = Floods(Client(), ring, told)
+    looking = Floods(ring, told)
     await looking._cut("main.small", "it sent more than a node may")
     for _ in range(2):
-        await looking.turn()
+        await looking.turn(Client())
     assert heard == [["@main.small", "$baton"]] * 2
+
+
+async def test_no_error_and_no_closed_connection_ends_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node cannot be cut off, as on a full disk: another one is all the same, and it is, when that has passed."""
+    monkeypatch.setattr(floods, "MESSAGES_AT_ONCE", 100.0)
+    monkeypatch.setattr(floods, "_AGAIN_S", 0.1)
+    revoke, full, said = Keyring.revoke_node, {"n1"}, list[str]()
+
+    def revoke_node(self: Keyring, pool: str, node: str) -> list[str]:
+        if node in full:
+            raise RuntimeError("no room")
+        return revoke(self, pool, node)
+
+    monkeypatch.setattr(Keyring, "revoke_node", revoke_node)
+    with broker(tmp_path) as (url, ring):
+        evil = {name: await flooding(Address(url, ring.node("main", name)), name) for name in ("n1", "n2")}
+        await tell(url, ring, ["@main.n1", "@main.n2"])
+        opened: list[Client] = []
+
+        async def again() -> Client:
+            opened.append(await connect(Address(url, ring.claims_credential(lasting=True)), name="floods"))
+            return opened[-1]
+
+        looking = asyncio.create_task(
+            look(Floods(ring, partial(tell, url, ring), say=said.append), await again(), again)
+        )
+        await evil["n2"].wait()
+        assert not evil["n1"].is_set()
+        await until(lambda: any("no room" in line for line in said))
+        await opened[0].close()
+        full.clear()
+        await evil["n1"].wait()
+        assert len(opened) == 2
+        await cancel(looking)
+
+
+async def flooding(where: Address, name: str) -> asyncio.Event:
+    """A node that says more than it may, until it is cut off: then the event is set."""
+    cut = asyncio.Event()
+
+    async def closed() -> None:
+        cut.set()
+
+    options = {"inbox_prefix": f"_NODE_main.{name}", "allow_reconnect": False, "closed_cb": closed}
+    client = await nats.connect(where.url, **options, **where.options())
+
+    async def sends() -> None:
+        with suppress(nats.errors.Error, OSError):
+            while not cut.is_set():
+                for _ in range(50):
+                    await client.publish(subjects.node_inbox("observed", "main", name), b"{}")
+                await asyncio.sleep(0.02)
+
+    client.options["sends"] = asyncio.create_task(sends())
+    return cut

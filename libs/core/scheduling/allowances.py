@@ -3,11 +3,14 @@
 A node speaks for itself, but may be in hostile hands: what it says is looked at like anybody's, and what is refused is written
 down, too, in the ledger and as a dead letter. Each life is a record with all its devices, and a device's id is kept for ever,
 because its epochs must go on. So each of these has a bound for a node. What has been used up is known to the writer alone and
-not folded: a writer that takes over begins anew, and what is there of devices it sees.
+not folded: a writer that takes over begins anew, and what is there of devices it sees. An input that is decided again, because
+its decision was not stored (the ledger was full, another had written), gets the answer that it had, and uses up nothing more.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from libs.core.state.fleet import Fleet
 from schemas.resources import Inventory
@@ -22,6 +25,8 @@ NODE_DEVICES = 65_536
 """Ids of devices that one node may ever have had. Each cut of a MIG board makes up to seven."""
 POOL_DEVICES = 2_000_000
 POOL_NODES = 100_000
+A = TypeVar("A")
+
 _KEPT = 20_000
 """Nodes of which it is known what they have used up: those that used some last."""
 
@@ -51,9 +56,24 @@ class NodeAllowances:
     """Rejected inputs of which the ledger has no word of their own."""
     _used: OrderedDict[tuple[str, str], _Used] = field(default_factory=OrderedDict)
     _left_out: dict[str, int] = field(default_factory=dict)
+    _input: int = 0
+    _answers: dict[tuple[int, str, str], Any] = field(default_factory=dict)
+    """Of inputs whose decision may have to be made again: sequence, node, what was asked -> the answer."""
+
+    def decide(self, inbox_seq: int) -> None:
+        """A decision begins behind this input: up to it everything is stored, and not asked for again."""
+        self._input = 0
+        self._answers = {asked: answer for asked, answer in self._answers.items() if asked[0] > inbox_seq}
+
+    def judge(self, inbox_seq: int) -> None:
+        """What follows is asked of this input."""
+        self._input = inbox_seq
 
     def rejects(self, node: str, t_us: int) -> int | None:
         """How many rejections of `node` had no word of their own since its last one; None: neither has this one."""
+        return self._once(node, "rejected", lambda: self._rejects(node, t_us))
+
+    def _rejects(self, node: str, t_us: int) -> int | None:
         if not self._take(node, "rejected", REJECTED, REJECTED_PER_S, t_us):
             self.unwritten += 1
             if node in self._left_out or len(self._left_out) < _KEPT:
@@ -63,7 +83,7 @@ class NodeAllowances:
 
     def begins(self, node: str, t_us: int) -> str:
         """Why `node` may not begin another life; "" when it may: then it has."""
-        if self._take(node, "lives", LIVES, LIVES_PER_S, t_us):
+        if self._once(node, "lives", lambda: self._take(node, "lives", LIVES, LIVES_PER_S, t_us)):
             return ""
         return (
             f"node {node} has begun {LIVES:g} lives and may begin one a minute: see why its agent starts again and again, or "
@@ -88,9 +108,21 @@ class NodeAllowances:
 
     def quarantines(self, node: str, t_us: int) -> str:
         """Why `node` may not say what uses its devices; "" when it may: then it has."""
-        if self._take(node, "quarantines", QUARANTINES, QUARANTINES_PER_S, t_us):
+        if self._once(
+            node, "quarantines", lambda: self._take(node, "quarantines", QUARANTINES, QUARANTINES_PER_S, t_us)
+        ):
             return ""
         return f"node {node} has said {QUARANTINES:g} times what uses its devices and may say it once a second"
+
+    def _once(self, node: str, what: str, answer: Callable[[], A]) -> A:
+        """The answer to this input, as it was when it was first asked for."""
+        if not self._input:
+            return answer()
+        asked = (self._input, node, what)
+        if asked not in self._answers:
+            self._answers[asked] = answer()
+        given: A = self._answers[asked]
+        return given
 
     def _take(self, node: str, what: str, most: float, per_s: float, t_us: int) -> bool:
         key = (node, what)

@@ -159,6 +159,7 @@ class Decider:
             nodes=self._nodes,
         )
         self.faults = []
+        self._nodes.decide(self.state.inbox_seq)
         back = pass_time(self.state, t_us)
         self._backlog.changes.fronts.update(job.queue for job in back)
         self.state.wall_us = decision.wall_us
@@ -192,6 +193,7 @@ class Decider:
 
     def _react(self, decision: Decision, item: Item) -> None:
         before = len(decision.events)
+        self._nodes.judge(item.seq)
         try:
             react(decision, item.seq, item.subject, item.message, item.error)
         except Exception as error:
