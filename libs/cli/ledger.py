@@ -199,9 +199,13 @@ def _telling(what: str) -> Callable[[int, int], None]:
 async def _read(
     baton: Baton, pool: str, with_bill: bool, archive: Path | None, states: bool
 ) -> tuple[Any, BillReply | None]:
+    from libs.ledger.chain import LedgerGap
     from libs.ledger.verify import verify as audit
 
-    report = await audit(baton.nats.jetstream(), pool, archive, states=states)
+    try:
+        report = await audit(baton.nats.jetstream(), pool, archive, states=states)
+    except LedgerGap as e:
+        raise UsageFault(f"{e}; or name the folder where their files are: --archive FOLDER") from None
     if not with_bill:
         return report, None
     # The ledger may have grown since: what both have read is compared, so the audit is repeated at the bill's position.

@@ -86,13 +86,12 @@ def restore(
     pool: Pool = None,
     url: Url = None,
 ) -> None:
-    """Put archived segments back, for a reader that needs them."""
+    """Put archived segments back, for a reader that needs them. What is there already is passed over."""
 
     async def work(baton: Baton) -> None:
-        from libs.ledger.archive import restore as put_back
+        from libs.ledger.archive import restored
 
-        for file in sorted(files, reverse=True):  # the last first: each is held against what follows it
-            segment = await put_back(baton.nats.jetstream(), pool or baton.place.pool, file)
+        async for segment in restored(baton.nats.jetstream(), pool or baton.place.pool, files, passed_over=hint):
             say(f"{segment.name}\t{segment.first} to {segment.last}")
 
     with acting("ledger.restore", " ".join(map(str, files)), reason, url=url, needs_reason=True) as act:

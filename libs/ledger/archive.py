@@ -10,7 +10,7 @@ stays: the open one may be empty, and then its end is the head that everybody ho
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,10 @@ _SLACK_BYTES = 1024 * 1024
 
 class NotArchived(LedgerStopped):
     """A segment is not in the archive as it is in the ledger, or an archived one does not belong to this ledger."""
+
+
+class AlreadyThere(NotArchived):
+    """An archived segment is in the ledger as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +113,21 @@ async def _same(file: LedgerFile, there: AsyncIterator[Stored], path: Path) -> N
         raise NotArchived(f"{path} does not end with message {last}, as the segment does")
 
 
+async def restored(
+    js: JetStreamContext, pool: str, paths: Iterable[Path], passed_over: Callable[[str], object] = lambda why: None
+) -> AsyncIterator[Segment]:
+    """Puts these back; `passed_over` hears of those that are there already. Raises what `restore` raises of one of them."""
+    for path in sorted(paths, reverse=True):  # the last first: each is held against what follows it
+        try:
+            yield await restore(js, pool, path)
+        except AlreadyThere as there:
+            passed_over(str(there))
+
+
 async def restore(js: JetStreamContext, pool: str, path: Path) -> Segment:
     """Puts an archived segment back, as it was but for the broker's times: read like any sealed one.
 
-    Raises NotArchived when it is not of this ledger or is there already, BadLedgerFile, and nats errors (no room).
+    Raises NotArchived when it is not of this ledger (AlreadyThere when it is there), BadLedgerFile, and nats errors (no room).
     """
     whole = LedgerFile(path)
     start = whole.start
@@ -123,7 +138,7 @@ async def restore(js: JetStreamContext, pool: str, path: Path) -> Segment:
     first, last = start.first_seq, _last_of(path)
     kept = await segments(js, pool)
     if any(segment.first <= last and segment.last >= first for segment in kept if segment.kept):
-        raise NotArchived(f"records {first} to {last} of pool {pool} are in the ledger: nothing needs to be restored")
+        raise AlreadyThere(f"records {first} to {last} of pool {pool} are in the ledger: nothing needs to be restored")
     try:
         await _load(js, pool, path)
     except NatsError:

@@ -166,10 +166,14 @@ class Asker:
             reason = f"placement has seen the end of incarnation {told.incarnation}"
             await self._new_lives([node], reason, {node.name: told.incarnation})
         elif told.up and told.incarnation > node.incarnation:
-            return (
+            why = (
                 f"{node.name}: incarnation {told.incarnation} is up and ours is {node.incarnation}: another agent uses "
                 "the name, or an earlier life of this one has not ended yet"
             )
+            if node.parts and not node.dying:
+                log.error("%s; the pool has given away what runs here, so it ends", why)
+                await node.die()
+            return why
         else:
             node.missed += node.known
         return ""

@@ -317,6 +317,19 @@ async def test_a_node_that_placement_took_for_lost_comes_back(world, start):
         await world.sees(again, Started)
 
 
+async def test_what_runs_ends_at_once_when_another_agent_has_begun_a_life_under_the_nodes_name(world, start):
+    """A machine that was copied with its credential: what ran here was given away with that life, and went on for a lease."""
+    async with start(lease_s=60.0) as agent:
+        wanted = part(spec(FOREVER))
+        await world.want("n0", wanted)
+        await world.sees(wanted, Started)
+        mine = await world.joined("n0")
+        world.lives["n0"].append(mine + 1)
+        await until(lambda: not agent.nodes["n0"].parts)
+        assert agent.nodes["n0"].incarnation == mine, "it does not take the name from the other one"
+        assert world.of(wanted, Released) == []
+
+
 async def test_samples_tell_how_busy_devices_are(world, start):
     async with start():
         await world.want("n0", part())

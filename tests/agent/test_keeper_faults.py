@@ -386,6 +386,52 @@ async def test_after_0_1_0_a_node_begins_above_its_life_with_nothing_of_it_left(
     assert not proc.alive(pid)
 
 
+STARTS_0_1_0 = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from services.agent import state, tree
+folder = Path(sys.argv[2])
+held = state.AgentState(folder)
+held.kill_leftovers([tree.marker_root("n0", folder)], tree.cgroup_base())
+print(held.next_incarnations(["n0"])["n0"])
+"""
+"""What an agent of 0.1.0 does before its node registers."""
+
+
+async def test_an_agent_of_0_1_0_begins_above_the_present_life_with_nothing_of_it_left(make_node, world, tmp_path):
+    """It knows no keeper, and nothing tells it whose a process without an environment is: it ends the keeper by its note."""
+    wheel = ROOT / "tests" / "fixtures" / "baton-0.1.0-py3-none-any.whl"
+    node = make_node()
+    pids, _ = await run_job(world, node)
+    node.kill()
+    run = partial(
+        subprocess.check_output, [sys.executable, "-c", STARTS_0_1_0, wheel, tmp_path], cwd=tmp_path, text=True
+    )
+    number = int(await asyncio.to_thread(run))
+    assert none_of(pids)
+    assert node.keeper() is None
+    assert number > world.lives["n0"][-1]
+
+
+async def test_an_older_agent_ends_a_keeper_with_which_it_has_no_version_in_common(make_node, world, tmp_path):
+    """The node begins a new life, so that its jobs run again, and the agent says why."""
+    later = tmp_path / "later"
+    copy_tree(later)
+    wire_py = later / "services" / "agent" / "keeper" / "wire.py"
+    text = wire_py.read_text()
+    assert "OLDEST, NEWEST = 1, 1" in text
+    wire_py.write_text(text.replace("OLDEST, NEWEST = 1, 1", "OLDEST, NEWEST = 2, 2"))
+    node = make_node(code=later)
+    pids, _ = await run_job(world, node)
+    node.kill()
+    node.start()
+    await world.joined("n0", lives=2)
+    assert none_of(pids)
+    said = (node.root / "agent.log").read_text()
+    assert "speaks versions 1 to 1, this one 2 to 2; it is ended, with what it holds" in said
+
+
 # ---------------------------------------------------------------------------------------------------- the fault model
 
 

@@ -11,7 +11,7 @@ import pytest
 from nats.errors import ConnectionClosedError
 
 from libs.ledger import archive as ledger_archive
-from libs.ledger.archive import NotArchived, archive, files_of, restore
+from libs.ledger.archive import NotArchived, archive, files_of, restore, restored
 from libs.ledger.chain import GENESIS, Head, LedgerGap
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
@@ -81,8 +81,10 @@ async def test_segments_are_archived_deleted_and_restored(three: World, folder: 
     assert (read[0].seq, all(e.valid for e in read)) == (done[2].segment.first, True)
     await late.close()
 
-    for path in reversed(files_of(folder, POOL)[:2]):
-        await restore(three.js, POOL, path)
+    there: list[str] = []
+    back = [one.first async for one in restored(three.js, POOL, files_of(folder, POOL), there.append)]
+    assert back == [done[1].segment.first, 1]
+    assert ["nothing needs to be restored" in why for why in there] == [True], "and it keeps none of the others away"
     assert await everything(three) == before
     assert [s.state for s in await segments(three.js, POOL)] == [SegmentState.SEALED] * 3 + [SegmentState.OPEN]
     writer = three.writer("two")  # folds all of it

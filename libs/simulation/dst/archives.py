@@ -16,7 +16,7 @@ from nats.js.errors import APIError
 
 from libs.bus.connect import connect
 from libs.bus.table import READERS_BUCKET
-from libs.ledger.archive import NotArchived, archive, files_of, path_of, restore
+from libs.ledger.archive import AlreadyThere, NotArchived, archive, files_of, path_of, restore
 from libs.ledger.export import BadLedgerFile, LedgerFile
 from libs.ledger.readers import Declared, Readers, process_name_of
 from libs.ledger.rolling import ask_to_roll
@@ -198,9 +198,8 @@ class Archivist:
             try:
                 await restore(js, held.pool, path)
                 self._world.sometimes("an archived segment was restored")
-            except NotArchived as error:
-                if "in the ledger" not in str(error):
-                    raise
+            except AlreadyThere:
+                continue
             except APIError as error:
                 self._world.note(f"{path.name} is not restored: {error}")
                 raise

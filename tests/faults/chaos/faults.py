@@ -29,7 +29,7 @@ from tests.faults.cluster import back, kill9
 from tests.kit.waiting import until
 
 KILL_BOUND_S = 5.0
-OUTAGE_S = 280.0
+OUTAGE_S = 302.0
 """Until the servers are started again; elections come on top. Leases last 330 s."""
 
 
