@@ -90,6 +90,18 @@ def test_a_book_and_a_ledger_that_agree_have_no_problem() -> None:
     assert compare([], {}) == []
 
 
+def test_a_line_of_an_archived_record_is_not_missing_and_what_is_told_must_still_agree() -> None:
+    """Once a segment was archived and deleted, `baton audit verify` called every book broken."""
+    file = {LINES[0].book: LINES}
+    assert compare(TOLD[2:], file, whole=False) == []
+    assert compare([], file, whole=False) == []
+    assert [one.number for one in compare(TOLD[2:], file)] == [1]
+    (problem,) = compare([(11, OTHER), TOLD[2]], file, whole=False)
+    assert "line 2 (record 11): the file has another line" in str(problem)
+    (problem,) = compare([(11, OTHER), TOLD[2]], {}, whole=False)
+    assert "line 3 (record 12): it does not follow" in str(problem)
+
+
 @pytest.mark.parametrize(
     ("told", "file", "says"),
     [

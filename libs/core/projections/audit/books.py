@@ -24,16 +24,19 @@ ToldLine = tuple[int, OperatorAction]
 """A record's place, and a line that it tells."""
 
 
-def compare(told: Iterable[ToldLine], files: Mapping[str, Iterable[OperatorAction]]) -> list[BookProblem]:
-    """The first fault of each book that the ledger tells of, or that there is a file of. `files`: book -> its lines."""
+def compare(
+    told: Iterable[ToldLine], files: Mapping[str, Iterable[OperatorAction]], *, whole: bool = True
+) -> list[BookProblem]:
+    """The first fault of each book that the ledger tells of, or that there is a file of. `files`: book -> its lines. Without
+    the `whole` ledger no line is missing: records that were not read may tell it."""
     books: dict[str, list[ToldLine]] = {}
     for seq, action in told:
         books.setdefault(action.book, []).append((seq, action))
     out = []
     for book in sorted(books.keys() | files.keys()):
-        found = _told_fault(book, books.get(book, []))
+        found = _told_fault(book, books.get(book, []), whole)
         if book in files:
-            found = _first(found, _file_fault(book, list(files[book]), books.get(book, [])))
+            found = _first(found, _file_fault(book, list(files[book]), books.get(book, []), whole))
         if found is not None:
             out.append(found)
     return out
@@ -43,25 +46,28 @@ def _first(*found: BookProblem | None) -> BookProblem | None:
     return min((one for one in found if one is not None), key=lambda one: one.number, default=None)
 
 
-def _told_fault(book: str, told: Iterable[ToldLine]) -> BookProblem | None:
+def _told_fault(book: str, told: Iterable[ToldLine], whole: bool) -> BookProblem | None:
     """Of what the ledger says alone: a line that is two, is missing, or does not follow."""
     lines: dict[int, ToldLine] = {}
     for seq, action in told:
         before = lines.setdefault(action.number, (seq, action))
         if before[1] != action:
             return BookProblem(book, action.number, seq, f"record {before[0]} tells it otherwise")
-    prev_hash = ""
+    prev_hash: str | None = ""
     for number in range(1, max(lines, default=0) + 1):
         if number not in lines:
-            return BookProblem(book, number, 0, "the ledger tells later lines and not this one: `baton audit push`")
+            if whole:
+                return BookProblem(book, number, 0, "the ledger tells later lines and not this one: `baton audit push`")
+            prev_hash = None  # who knows
+            continue
         seq, action = lines[number]
-        if action.prev_hash != prev_hash:
+        if prev_hash is not None and action.prev_hash != prev_hash:
             return BookProblem(book, number, seq, "it does not follow the line before it")
         prev_hash = line_hash(action)
     return None
 
 
-def _file_fault(book: str, file: list[OperatorAction], told: Iterable[ToldLine]) -> BookProblem | None:
+def _file_fault(book: str, file: list[OperatorAction], told: Iterable[ToldLine], whole: bool) -> BookProblem | None:
     """Of a file: broken by itself, or other than the ledger says."""
     known = {action.number: (seq, action) for seq, action in told}
     prev_hash = ""
@@ -69,9 +75,9 @@ def _file_fault(book: str, file: list[OperatorAction], told: Iterable[ToldLine])
         seq, said = known.get(number, (0, None))
         if action.number != number or action.prev_hash != prev_hash:
             return BookProblem(book, number, seq, "in the file it does not follow the line before it")
-        if said is None:
+        if said is None and whole:
             return BookProblem(book, number, 0, "the file has it, the ledger does not: `baton audit push` tells it")
-        if said != action:
+        if said is not None and said != action:
             return BookProblem(book, number, seq, "the file has another line than the ledger")
         prev_hash = line_hash(action)
     if (last := max(known, default=0)) > len(file):
