@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -67,6 +68,15 @@ def test_the_image_runs_as_nobody_in_particular() -> None:
     assert not any(re.search(r"^(ADD|COPY) .*(\.env|\.baton)", line) for line in lines)
     assert ".env" not in (ROOT / ".dockerignore").read_text(), "everything is left out but what is named"
     assert (ROOT / ".dockerignore").read_text().startswith("*\n")
+
+
+def test_what_the_image_copies_reaches_its_build() -> None:
+    copied = [line.split()[1:-1] for line in (ROOT / "deploy/Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert copied
+    for name in (name for line in copied for name in line):
+        assert (ROOT / name).exists(), name
+        assert any(fnmatch(name, pattern) for pattern in let_in), f"{name}: .dockerignore keeps it out"
 
 
 def test_who_runs_jobs_reaches_no_store_and_no_metrics() -> None:
