@@ -48,12 +48,17 @@ def acting(
     """An action, from before it begins to its line in the ledger. The block may set `detail` and `digest`. Not `tells`: there
     is no broker yet; the next action's telling has its line, too. Not `tells_failure`: when it failed, there may be none.
 
-    Raises UsageFault, before anything is done, when a reason is needed and there is none.
+    Raises UsageFault, before anything is done, when a reason is needed and there is none, or the book cannot be written.
     """
     if needs_reason and not reason.strip():
         raise UsageFault(f"--reason is empty: {what} is written into the ledger, say why it is done")
     home = book_folder(folder)
     book = Book(home)
+    try:
+        book.make()
+    except OSError as e:
+        raise UsageFault(f"{home}: {e.strerror}: what an operator does is written down there first; name a folder that "
+                         "may be written, by XDG_STATE_HOME") from None  # fmt: skip
     said = {
         "what": what, "target": target[:512], "reason": reason[:1024], "at_us": time.time_ns() // 1000,
         "host": socket.gethostname()[:255], "login": session_user()[:64], "tool": tool(),

@@ -47,18 +47,22 @@ def code_of(error: BaseException) -> int | None:
     for kind in type(error).__mro__:
         if kind.__name__ in _CODES:
             return _CODES[kind.__name__]
-    return Exit.FAILED if _no_room(error) else None
+    return Exit.FAILED if isinstance(error, OSError) and error.errno in _NOT_WRITTEN else None
 
 
-def _no_room(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITTEN = {
+    errno.ENOSPC: "make room, or name a folder that has it",
+    errno.EDQUOT: "make room, or name a folder that has it",
+    errno.EROFS: "name a folder that may be written",
+}
+"""Why nothing can be written there, and what to do."""
 
 
 _CODES: dict[str, int] = {
     # libs.client.errors; Conflict stands before Rejected in its own line of descent
     "Conflict": Exit.CONFLICT, "Rejected": Exit.DENIED, "Denied": Exit.DENIED, "NotFound": Exit.NOT_FOUND,
     "Invalid": Exit.USAGE, "Busy": Exit.UNREACHABLE,
-    "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
+    "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "TimeoutError": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
     # the command line and its files
     "UsageFault": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
     "PermissionError": Exit.DENIED, "IsADirectoryError": Exit.USAGE, "UnicodeDecodeError": Exit.USAGE,
@@ -88,18 +92,18 @@ def tell(error: BaseException) -> None:
     if isinstance(error, UnicodeDecodeError):
         hint(f"baton: the file is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8")
         return
-    if isinstance(error, OSError) and _no_room(error):
-        hint(f"baton: {error.filename or 'the disk'}: {error.strerror}: make room, or name a folder that has it")
+    if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
+        hint(f"baton: {error.filename or 'the disk'}: {error.strerror}: {_NOT_WRITTEN[error.errno]}")
         return
     if isinstance(error, OSError) and error.filename is not None:
         hint(f"baton: {error.filename}: {error.strerror}: name a file that can be read")
         return
-    if isinstance(error, TimeoutError) and not str(error):
-        hint("baton: nobody answered in time: check that Baton runs")
-        return
     what, why, fix = (getattr(error, name, "") for name in ("what", "why", "fix"))
     if not (what or why or fix):
-        hint(f"baton: {error}")
+        late = (
+            "nobody answered in time: check that Baton runs, and that this credential may ask that (an operator's may)"
+        )
+        hint(f"baton: {late if isinstance(error, TimeoutError) else error}")
         return
     causes = getattr(error, "causes", (why,) if why else ())
     hint("\n  ".join([f"baton: {what}", *_lines("because", causes), *_lines("try", (fix,) if fix else ())]))

@@ -35,6 +35,11 @@ class Book:
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / BOOK_FILE
 
+    def make(self) -> None:
+        """Makes the folder, as `entry` does. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.folder / _OPEN).mkdir(mode=0o700, exist_ok=True)
+
     def lines(self) -> list[OperatorAction]:
         """All lines, in order, as they stand there: see `libs.core.projections.audit.compare` for whether they are whole.
 
@@ -71,8 +76,7 @@ class Book:
 
     @contextmanager
     def _under_way(self, said: Mapping[str, Any]) -> Iterator[Path]:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.folder / _OPEN).mkdir(mode=0o700, exist_ok=True)
+        self.make()
         mark = self.folder / _OPEN / f"{said['at_us']:020}-{secrets.token_hex(4)}"
         with open(os.open(mark, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

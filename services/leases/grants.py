@@ -43,6 +43,8 @@ class Grants:
         """When a tick of a process was last heard that comes before this one."""
         self.stored_at = float("-inf")
         """When a tick of ours was last stored, or refused by a broker that is there."""
+        self._echo_at = now()
+        """When a tick of ours was last heard here, as all processes hear it."""
         self._witnesses: dict[str, tuple[BootReading, float]] = {}
         self._heartbeats = Counter("baton_heartbeats", "node renewals", ["outcome"], registry=registry)
         self._lost = Counter("baton_nodes_given_up", "nodes whose lease was seen to end", registry=registry)
@@ -101,6 +103,12 @@ class Grants:
         source = (message.headers or {}).get("ce-source", "")
         if source != self._source:
             self.other_ticked(source, now())
+        else:
+            self.own_ticked(now())
+
+    def own_ticked(self, at: float) -> None:
+        """A tick of ours came back: what others say is heard, too."""
+        self._echo_at = at
 
     def other_ticked(self, source: str, at: float) -> None:
         """Another process sends ticks. While the ledger may not name a granter it grants leases, too, for one more term: what
@@ -181,6 +189,8 @@ class Grants:
         """What the inbox should hear now: a tick, silent and lost nodes, nodes that are back. Repeated until the ledger shows
         it; the broker stores each once in two minutes."""
         yield self._tick()
+        if self.unrecorded and at - self._echo_at > 2 * self.settings.tick_s + self.settings.stall_s:
+            self.watch.deaf_until(at)  # not even our own ticks are heard, and another may grant leases
         if not self.may_grant(at):
             return  # nobody answers our ticks: we may be deaf to the nodes as well
         said, epoch, silent = 0, self.granter.right.epoch, self.lives.silent

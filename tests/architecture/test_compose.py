@@ -28,6 +28,7 @@ from tests.kit.waiting import until
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text().splitlines()
 OURS = {name: service for name, service in SERVICES.items() if service["image"] == "baton:local"}
 
 
@@ -56,27 +57,39 @@ def test_every_container_is_confined(name: str) -> None:
 
 
 def test_the_image_runs_as_nobody_in_particular() -> None:
-    lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
-    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    users = [line.split()[1] for line in DOCKERFILE if line.startswith("USER ")]
     assert users == ["baton"], "and not root"
-    assert any("useradd" in line and "--uid 10001" in line for line in lines)
-    assert lines.index("USER baton") < lines.index('ENTRYPOINT ["baton"]')
-    assert any(line.startswith("HEALTHCHECK") for line in lines)
-    installs = [line for line in lines if re.search(r"pip install", line) and "/tmp/wheels" not in line]
+    assert any("useradd" in line and "--uid 10001" in line for line in DOCKERFILE)
+    assert DOCKERFILE.index("USER baton") < DOCKERFILE.index('ENTRYPOINT ["baton"]')
+    assert any(line.startswith("HEALTHCHECK") for line in DOCKERFILE)
+    installs = [line for line in DOCKERFILE if re.search(r"pip install", line) and "/tmp/wheels" not in line]
     assert installs
     assert all("--require-hashes" in line for line in installs), "what is installed is pinned by hash"
-    assert not any(re.search(r"^(ADD|COPY) .*(\.env|\.baton)", line) for line in lines)
+    assert not any(re.search(r"^(ADD|COPY) .*(\.env|\.baton)", line) for line in DOCKERFILE)
     assert ".env" not in (ROOT / ".dockerignore").read_text(), "everything is left out but what is named"
     assert (ROOT / ".dockerignore").read_text().startswith("*\n")
 
 
 def test_what_the_image_copies_reaches_its_build() -> None:
-    copied = [line.split()[1:-1] for line in (ROOT / "deploy/Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    copied = [line.split()[1:-1] for line in DOCKERFILE if line.startswith("COPY ")]
     let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert copied
     for name in (name for line in copied for name in line):
         assert (ROOT / name).exists(), name
         assert any(fnmatch(name, pattern) for pattern in let_in), f"{name}: .dockerignore keeps it out"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, service in SERVICES.items() if service.get("command", [""])[0] == "provision"]
+)
+def test_what_an_operator_does_is_written_into_a_volume(name: str) -> None:
+    """The root may not be written, and a line in the operator's book comes before what it tells of."""
+    service = SERVICES[name]
+    kept = [mount.split(":")[1] for mount in service["volumes"] if isinstance(mount, str) and mount.startswith("book:")]
+    assert [service["environment"]["XDG_STATE_HOME"]] == kept
+    assert any(f"--directory --owner baton --mode 700 {kept[0]}" in line for line in DOCKERFILE), (
+        "a new volume is baton's"
+    )
 
 
 def test_who_runs_jobs_reaches_no_store_and_no_metrics() -> None:

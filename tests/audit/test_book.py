@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from libs.cli.acting import acting
+from libs.cli.exits import UsageFault
 from libs.core.projections.audit import compare
 from libs.walls.book import BOOK_FILE, Book, BrokenBook
 from schemas.audit import ActionOutcome, OperatorAction, line_hash
@@ -43,6 +45,15 @@ def test_an_action_that_fails_has_a_line_that_says_why(tmp_path: Path) -> None:
         raise RuntimeError("the broker is away")
     (line,) = Book(tmp_path).lines()
     assert (line.outcome, line.detail) == (ActionOutcome.FAILED, "RuntimeError: the broker is away")
+
+
+def test_nothing_is_done_that_cannot_be_written_down(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = False
+    with pytest.raises(UsageFault, match=r"file/book: Not a directory: .*XDG_STATE_HOME"):  # noqa: SIM117
+        with acting("backup", "x", "", folder=tmp_path / "file" / "book"):
+            done = True
+    assert not done
 
 
 def test_an_action_whose_process_is_killed_has_a_line_too(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from nats.errors import TimeoutError as NatsTimeout
 
 from libs.cli import units
 from libs.cli.exits import Exit, code_of, tell
@@ -85,4 +86,13 @@ def test_a_full_disk_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> No
     tell(raised.value)
     assert (
         capsys.readouterr().err == "baton: the disk: No space left on device: make room, or name a folder that has it\n"
+    )
+
+
+def test_nobody_who_answers_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen: a team's credential asked for what operators may read, and the broker's silence ended with a traceback."""
+    assert code_of(NatsTimeout()) == Exit.UNREACHABLE
+    tell(NatsTimeout())
+    assert capsys.readouterr().err.startswith(
+        "baton: nobody answered in time: check that Baton runs, and that this credential"
     )

@@ -235,6 +235,18 @@ def test_while_ticks_are_the_right_whoever_gets_no_answer_to_them_reports_nobody
     assert [item.subject for item in service.reports(now())][1] == subjects.node_inbox("lost", "main", "a")
 
 
+def test_while_ticks_are_the_right_whoever_does_not_hear_its_own_reports_nobody_lost() -> None:
+    """A client that did not keep up dropped heartbeats and the other's ticks: nodes that the other had renewed were lost
+    (simulation, seed 5808)."""
+    service = grants(term_s=3, max_lease_s=10)
+    service.unrecorded = True
+    service.watch.joined("a", 1, now() - 1000)
+    service.watch.started_at = now() - 1000
+    service.stored_at = now()
+    service.own_ticked(now() - 100)
+    assert [item.subject for item in service.reports(now())] == [subjects.inbox("clock", "tick", "main")]
+
+
 def test_while_ticks_are_the_right_the_first_by_name_grants() -> None:
     service, beat = grants(term_s=3, standby_s=2, max_lease_s=10), Heartbeat(nodes=(("a", 1),), lease_s=10)
     service.unrecorded, service.stored_at = True, 100.0

@@ -44,10 +44,14 @@ class Compose:
 
     def __init__(self, home: Path, redis_port: int, mongo_url: str) -> None:
         self.home, self.redis_port, self.mongo_url = home, redis_port, mongo_url
+        home.mkdir()
         self.nats_port = 0
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.environ: dict[str, dict[str, str]] = {}
         self.leases: list[PortLease] = []
+        self.homeless = home / "homeless"
+        """A file: as in a container, whose root is read-only, nothing can be written at home."""
+        self.homeless.touch()
 
     def here(self, text: str, service: str) -> str:
         """A word of compose's file, as it is on this machine."""
@@ -76,7 +80,7 @@ class Compose:
         program = ["-m", "libs.cli"] if known.get("entrypoint", ["baton"]) == ["baton"] else []
         words = [self.here(word, service) for word in known["command"]]
         plain = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-        more = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        more = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HOME": str(self.homeless)}
         return [sys.executable, *program, *words], plain | more | environ
 
     def once(self, service: str) -> None:
@@ -116,7 +120,6 @@ class Compose:
 def keys(tmp_path: Path, composes_redis: ComposesRedis, mongo_url: str) -> Compose:
     """What compose's `keys` makes."""
     made = Compose(tmp_path / "compose", composes_redis.port, mongo_url)
-    made.home.mkdir()
     words = [sys.executable, "-m", "libs.cli"]
     for word in SERVICES["keys"]["command"]:
         word = made.here(word, "keys")

@@ -111,15 +111,14 @@ def _deaf(world: World, machine: str, lasts_s: float) -> FaultDraw:
 
 
 def overrun(world: World, chance: random.Random) -> FaultDraw:
-    """A process that does not keep up: its client drops what it is told, and nobody says so. Not of leases while an older
-    reader lives: then who grants them is known by hearing each other alone."""
+    """A process that does not keep up: its client drops what it is told, and nobody says so."""
     names = [name for name in world.services if not name.startswith("agent")]
     if chance.random() < 0.6:
         names = [name for name in names if name.startswith("leases")]
     slot = world.services[chance.choice(names)]
 
     def begin() -> None:
-        if slot.process is not None and not (slot.name.startswith("leases") and "older" in world.services):
+        if slot.process is not None:
             slot.process.overrun = True
             world.note(f"{slot.process.name} drops what it is told")
             world.sometimes("a client dropped what it was told")
