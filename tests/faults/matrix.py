@@ -273,6 +273,8 @@ ROWS: tuple[Row, ...] = (
             "ledger/test_older_formats::test_0_1_0_reads_whatever_happens_and_its_bill_is_the_same",
             "agent/test_keeper_faults::test_an_agent_takes_over_in_place_from_one_of_another_version",
             "agent/test_keeper_faults::test_after_0_1_0_a_node_begins_above_its_life_with_nothing_of_it_left",
+            "agent/test_keeper_faults::test_an_agent_of_0_1_0_begins_above_the_present_life_with_nothing_of_it_left",
+            "agent/test_keeper_faults::test_an_older_agent_ends_a_keeper_with_which_it_has_no_version_in_common",
             "ledger/test_versions::test_0_1_0_stops_at_a_kind_that_it_does_not_know_and_harms_nothing",
         ),
     ),
