@@ -5,11 +5,14 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 _ANSWER_S = 3.0
 _LONGEST = 64 * 1024
+_LOOKED_AT = 256 * 1024
+"""Bytes at the end of a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,37 @@ class Checks:
 
 
 class NotReady(RuntimeError):
-    """Services that were not ready in time; the text names each check that is not ok, and where the logs are."""
+    """Services that were not ready in time; the text names each check that is not ok, with what error a service ended that does
+    not answer, if it has since `began_s` (seconds since 1970), and where the logs are."""
 
-    def __init__(self, waiting: Mapping[str, Checks], limit_s: float, logs: Path) -> None:
-        said = "; ".join(f"{name} ({checks.problems or 'no reason given'})" for name, checks in waiting.items())
+    def __init__(self, waiting: Mapping[str, Checks], limit_s: float, logs: Path, began_s: float) -> None:
+        reasons = {
+            name: ", it ended: ".join(filter(None, (checks.problems, last_words(logs / f"{name}.log", began_s))))
+            for name, checks in waiting.items()
+        }
+        said = "; ".join(f"{name} ({why or 'no reason given'})" for name, why in reasons.items())
+        if any("baton ledger restore" in why for why in reasons.values()):
+            said += "; `baton up --servers-only` runs the broker for that"
         super().__init__(f"not ready within {limit_s:g} s: {said}; see the logs in {logs}")
         self.waiting = dict(waiting)
+
+
+def last_words(log: Path, began_s: float) -> str:
+    """The error with which a service ended last since then, as it wrote it; "" where it did not."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOOKED_AT))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = json.loads(line)
+            if said["level"] == "critical":
+                late = datetime.fromisoformat(said["timestamp"]).timestamp() >= began_s
+                words = [text.strip(" |+-") for text in str(said.get("exception", said.get("event", ""))).splitlines()]
+                return next((text for text in reversed(words) if text), "")[:500] if late else ""
+    return ""
 
 
 async def readiness(url: str, token: str) -> Checks:

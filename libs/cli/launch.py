@@ -150,7 +150,7 @@ class LocalStack:
         Raises NotReady, naming each check that is not ok, after `timeout_s` (default: the options').
         """
         limit_s = self.options.ready_timeout_s if timeout_s is None else timeout_s
-        deadline = asyncio.get_running_loop().time() + limit_s
+        deadline, began_s = asyncio.get_running_loop().time() + limit_s, time.time()
         wanted = names or tuple(self.http)
         while True:
             answers = await asyncio.gather(*(readiness(self.http[name], self.http_tokens[name]) for name in wanted))
@@ -158,7 +158,7 @@ class LocalStack:
             if not waiting:
                 return
             if asyncio.get_running_loop().time() > deadline:
-                raise NotReady(waiting, limit_s, self.state_dir / "logs")
+                raise NotReady(waiting, limit_s, self.state_dir / "logs", began_s)
             await asyncio.sleep(0.1)
 
     def walls(self) -> str:

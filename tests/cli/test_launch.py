@@ -8,11 +8,12 @@ import signal
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from libs.cli.health import readiness
+from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch import ROOT, SERVICES, LaunchOptions, LocalStack
 from libs.client import Rejected, Unreachable, connect
 from libs.client.where import CLIENT_FILE, find
@@ -242,3 +243,28 @@ async def test_two_pools_are_one_instance_for_its_users(tmp_path: Path) -> None:
         async with await connect(cluster.address("red.ana"), pool="west") as ana:
             assert [view.node for view in (await ana.nodes()).nodes] == ["west-0"]
             assert (await ana.status()).pool == "west"
+
+
+def test_what_is_not_ready_says_with_which_error_it_ended(tmp_path: Path) -> None:
+    """After an upgrade no snapshot could be read, and what came before was archived: nobody was told why nothing came up."""
+    gap = "libs.ledger.chain.LedgerGap: ledger of pool main no longer has 1 to 604 here: restore them (`baton ledger restore`)"
+    lines = [
+        {"level": "critical", "timestamp": "2026-11-26T18:28:45.1Z", "exception": "ValueError: of before"},
+        {
+            "level": "critical",
+            "timestamp": "2026-11-26T18:30:45.1Z",
+            "event": "ends",
+            "exception": f"Traceback\n  x\n{gap}",
+        },
+        {"level": "warning", "timestamp": "2026-11-26T18:31:00Z", "event": "begins"},
+    ]
+    (tmp_path / "quota_billing.log").write_text("\n".join(json.dumps(line) for line in lines) + "\nno JSON\n")
+    began = datetime(2026, 11, 26, 18, 30, tzinfo=UTC).timestamp()
+    waiting = {
+        "quota_billing": Checks(False, {"http": "no answer"}),
+        "vault": Checks(False, {"ledger": "not read yet"}),
+    }
+    said = str(NotReady(waiting, 90, tmp_path, began))
+    assert f"quota_billing (http: no answer, it ended: {gap}); vault (ledger: not read yet)" in said
+    assert "`baton up --servers-only`" in said
+    assert "it ended" not in str(NotReady(waiting, 90, tmp_path, began + 3600)), "an end of before explains nothing"
