@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,8 +50,8 @@ class Since:
     ticks: int
 
     @classmethod
-    def now(cls, uptime: Callable[[], str] = lambda: proc.read_text("/proc/uptime")) -> "Since":
-        return cls(int(float(uptime().split()[0]) * os.sysconf("SC_CLK_TCK")))
+    def now(cls) -> "Since":
+        return cls(int(clock.boot_s() * os.sysconf("SC_CLK_TCK")))
 
 
 class QuarantineFile:

@@ -730,7 +730,7 @@ def test_what_is_said_to_a_keeper_that_has_just_ended_does_not_end_the_agent(tmp
     uvloop.run(say())
 
 
-async def test_what_one_turn_says_to_the_keeper_goes_together_and_what_a_gone_one_was_to_hear_goes_nowhere(tmp_path):
+async def test_what_two_turns_say_to_the_keeper_goes_together_and_what_a_gone_one_was_to_hear_goes_nowhere(tmp_path):
     async def nothing() -> None: ...
 
     keeper = KeeperClient(tmp_path, "auto", "", nothing)
@@ -738,6 +738,9 @@ async def test_what_one_turn_says_to_the_keeper_goes_together_and_what_a_gone_on
     _, keeper._writer = await asyncio.open_unix_connection(sock=ours)
     first, second = {"do": "one"}, {"do": "two"}
     keeper.send(first)
+    await asyncio.sleep(0)
+    with pytest.raises(BlockingIOError):
+        theirs.recv(4096, socket.MSG_DONTWAIT)
     keeper.send(second)
     await asyncio.sleep(0)
     assert wire.Reader().feed(theirs.recv(4096)) == [first, second]

@@ -143,7 +143,7 @@ class KeeperClient:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _out: list[bytes] = field(default_factory=list)
-    """What one turn of the loop has to say: it goes together."""
+    """What two turns of the loop have to say: it goes together."""
     _forgotten: list[str] = field(default_factory=list)
     _pong: int = 0
     _heard: int = 0
@@ -198,8 +198,12 @@ class KeeperClient:
         """To the keeper, if there is one: what it held is gone otherwise. Of one that has just ended we may not have heard."""
         if self._writer is not None:
             if not self._out:
-                asyncio.get_running_loop().call_soon(self._flush)
+                asyncio.get_running_loop().call_soon(self._flush_soon)
             self._out.append(wire.pack(message))
+
+    def _flush_soon(self) -> None:
+        """What was begun in this turn, the start of an attempt say, has more to tell in the next: the keeper is woken once."""
+        asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         data = b"".join(self._out)

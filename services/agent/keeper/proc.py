@@ -195,4 +195,11 @@ def oom_kills(group: str) -> int:
 
 
 def _below(group: str) -> list[str]:
+    with suppress(OSError):
+        if os.stat(group).st_nlink == _WITHOUT_FOLDERS:
+            return []
     return [folder for folder, _, _ in os.walk(group) if folder != group]
+
+
+_WITHOUT_FOLDERS = 2
+"""Links to a folder of the kernel's that has no others in it: its name, and its own `.`. Groups have some thirty files."""
