@@ -31,6 +31,8 @@ TEAM = "bench"
 NODES, DEVICES = 4, 8
 FLEET = ROOT / "deploy" / "fleets" / "peers-4x8.yaml"
 KINDS = ("process", "timer")
+_LOOK_S = 0.25
+"""Between two questions whether all have ended. They are asked of what is measured, and stamps tell when it was."""
 _BILLED_S = 60.0
 """For the bill to come as far as the ledger."""
 
@@ -92,7 +94,7 @@ class _Side:
         began = time.time()
         ids = {one.job_id for one in await self._client.submit_many([self._spec] * count)}
         while await self._ended() < ended + count:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_LOOK_S)
         starts = await self._starts(ids, last=True)
         return len(starts) / (max(starts.values()) - began)
 
