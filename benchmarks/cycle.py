@@ -14,6 +14,8 @@ Scores, limits and orders are those of a service. Then, in turns, each decided w
 - *tick*: nothing but time.
 - *everything*: a tick of a decider that remembers nothing of earlier cycles, as after a restart: it tries every shape.
 
+At last, once, *release*: 64 nodes become free at once, as when a large job ends, and all that fits is granted.
+
 Milliseconds of processor time (other work on the machine does not count). Once with the order that a pool has of which nobody
 said anything, once with `shortest-remaining` for all. `--growth` also varies what waits and how many nodes there are.
 
@@ -47,6 +49,8 @@ PER_NODE = 8
 ANYWHERE, NODE = Topology(), Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)
 ORDERS: dict[str, OrderRule | None] = {"default": None, "shortest-remaining": OrderRule.SHORTEST_REMAINING}
 _T0, _APART_US = 1_000_000, 200_000
+RELEASED = 64
+"""Nodes that become free at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +87,21 @@ class CrowdedPool:
 
     def end(self) -> None:
         """A job ends; then as many come as were granted."""
-        name, node = self._running.pop(0)
-        seen = inbox.Released(job_id=name, attempt=1, exit_code=0, own_exit=True)
-        told = inbox.NodeObserved(node=node, incarnation=1, observations=(seen,))
-        granted = self._take([told])
+        granted = self._take([self._ended()])
         cost = self.cpu_s
         if granted:
             self._take([self._next() for _ in range(granted)])
         self.cpu_s = cost
+
+    def release(self) -> int:
+        """Many end at once; how many are granted. The cost is of all decisions until nothing fits any more."""
+        granted = self._take([self._ended() for _ in range(min(RELEASED, len(self._running)))])
+        cost = self.cpu_s
+        while not self.decider.plan.complete:
+            granted += self._take([inbox.Tick()])
+            cost += self.cpu_s
+        self.cpu_s = cost
+        return granted
 
     def submit(self) -> None:
         self._take([self._next()])
@@ -105,6 +116,12 @@ class CrowdedPool:
     @property
     def waits(self) -> int:
         return sum(len(queue) for queue in self.decider.state.queues.values())
+
+    def _ended(self) -> inbox.NodeObserved:
+        """What its node says of the first that runs."""
+        name, node = self._running.pop(0)
+        seen = inbox.Released(job_id=name, attempt=1, exit_code=0, own_exit=True)
+        return inbox.NodeObserved(node=node, incarnation=1, observations=(seen,))
 
     def _next(self) -> inbox.JobAdmitted:
         size, model, cpu = self._shapes[self._made % len(self._shapes)]
@@ -153,6 +170,8 @@ def measure(nodes: int, waiting: int, rule: OrderRule | None, cycles: int, fragm
             "p50_ms": round(machine.quantile(ms, 0.5), 2),
             "p99_ms": round(machine.quantile(ms, 0.99), 2),
         }
+    granted = pool.release()
+    found["release"] = {"granted": granted, "ms": round(1000 * pool.cpu_s, 1)}
     return found
 
 

@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,14 +15,14 @@ from libs.cli.exits import UsageFault
 from libs.cli.options import Output
 from libs.cli.output import Format, document
 from libs.cli.queuesfile import QueueFileError, read_tree
-from libs.cli.tracefile import read_file, show_bad_rows
+from libs.cli.tracefile import MAX_BAD_ROWS_SHOWN, read_file, show_bad_rows
 from libs.cli.traces import BadRow, UnknownColumns
 from libs.core.scheduling.precedence import DEFAULT_RULE, OrderRule
 from libs.ledger.chain import UnknownRecord
 from libs.ledger.export import BadLedgerFile
 from libs.ledger.records import FiledLedger
 from libs.simulation.policy.compare import FleetError, SimulatedPolicy, compare
-from libs.simulation.policy.engine import Knows, SimulatedWorld
+from libs.simulation.policy.engine import Knows, SimulatedRun, SimulatedWorld
 from libs.simulation.policy.recorded import RecordedWorkload
 from libs.simulation.policy.workload import WorkloadRow
 from schemas.inbox import ApplyQueues
@@ -38,6 +38,8 @@ _SHOWN = {
     "lost_device_s": "lost, device-s",
     "promises_kept_pct": "promises kept, %",
 }
+_MOST = 1e9
+"""Of any option: a time that does not end is none."""
 
 
 def command(
@@ -52,15 +54,19 @@ def command(
         typer.Option(exists=True, dir_okay=False, help="a queue file, each queue by its order; may be repeated"),
     ] = None,
     knows: Annotated[Knows, typer.Option(help="what the scheduler is told of run times")] = Knows.NOTHING,
-    preemption_loss_s: Annotated[float, typer.Option(min=0, help="work lost per preempted device, s")] = 30.0,
-    start_delay_s: Annotated[float, typer.Option(min=0, help="from the grant until a job runs, s")] = 0.0,
-    stop_delay_s: Annotated[float, typer.Option(min=0, help="to checkpoint and stop a preempted job, s")] = 0.0,
-    node_faults_per_day: Annotated[float, typer.Option(min=0, help="of each node, at random")] = 0.0,
+    preemption_loss_s: Annotated[
+        float, typer.Option(min=0, max=_MOST, help="work lost per preempted device, s")
+    ] = 30.0,
+    start_delay_s: Annotated[float, typer.Option(min=0, max=_MOST, help="from the grant until a job runs, s")] = 0.0,
+    stop_delay_s: Annotated[
+        float, typer.Option(min=0, max=_MOST, help="to checkpoint and stop a preempted job, s")
+    ] = 0.0,
+    node_faults_per_day: Annotated[float, typer.Option(min=0, max=_MOST, help="of each node, at random")] = 0.0,
     seed: Annotated[int, typer.Option(help="of all chance")] = 0,
     fast: Annotated[bool, typer.Option("--fast", help="no scores: each request takes the first good fit")] = False,
     cycle_s: Annotated[
         float | None,
-        typer.Option(min=0, help="decide so often, s; 0: at each event; default: 0, from 50,000 jobs on 5"),
+        typer.Option(min=0, max=_MOST, help="decide so often, s; 0: at each event; default: 0, from 50,000 jobs on 5"),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="only the first N readable jobs; 0: all")] = 0,
     page: Annotated[Path | None, typer.Option(help="write one HTML page with plots here")] = None,
@@ -92,11 +98,19 @@ def command(
             )
         except FleetError as e:
             raise UsageFault(str(e)) from None
+    _show_unrun(console, workload, runs)
     if page is not None:
         from libs.report.policies import policies_page
 
         told = {name: [(j.submit_us, j.end_us, j.row.duration_s) for j in run.jobs] for name, run in runs.items()}
-        page.write_text(policies_page(f"{workload.name} on {fleet.name}", knows.value, found, told), encoding="utf-8")
+        try:
+            page.write_text(
+                policies_page(f"{workload.name} on {fleet.name}", knows.value, found, told), encoding="utf-8"
+            )
+        except OSError as error:
+            raise UsageFault(
+                f"--page {page} cannot be written: {error}; name a file in a folder that is there"
+            ) from None
     if output is not Format.TABLE:
         document({"knows": knows.value, "rows_left_out": len(bad), "policies": found}, output)
         return
@@ -107,6 +121,20 @@ def command(
     for field, heading in _SHOWN.items():
         table.add_row(heading, *(f"{values[field]:,}" for values in found.values()))
     Console().print(table)
+
+
+def _show_unrun(console: Console, workload: Path, runs: Mapping[str, SimulatedRun]) -> None:
+    """Names the rows that no policy could run, and of each policy how many others never started."""
+    refused = next(iter(runs.values())).refused
+    for row in refused[:MAX_BAD_ROWS_SHOWN]:
+        text = f"{workload.name}:{row.line}: refused: it asks for {row.devices} devices, which the idle fleet does not have"
+        console.print(text, highlight=False, markup=False)
+    if len(refused) > MAX_BAD_ROWS_SHOWN:
+        console.print(f"... and {len(refused) - MAX_BAD_ROWS_SHOWN} more rows are refused")
+    for name, run in runs.items():
+        if never := [job.row.line for job in run.jobs if job.end_us < 0]:
+            text = f"{workload.name}:{min(never)}: {name}: it never started ({len(never)} such rows): no device fits it"
+            console.print(text, highlight=False, markup=False)
 
 
 def _policies(rules: Sequence[OrderRule], files: Sequence[Path]) -> dict[str, SimulatedPolicy]:

@@ -97,7 +97,8 @@ class SimulatedRun:
 
     jobs: list[SimulatedJob]
     devices: int
-    refused: int = 0
+    refused: Sequence[WorkloadRow] = ()
+    """Gangs that the idle fleet does not hold."""
     preemptions: int = 0
     lost_device_us: int = 0
     decisions: int = 0
@@ -154,7 +155,7 @@ class _Engine:
                 for row in ordered
             ],
             self._size.devices,
-            refused=len(rows) - len(ordered),
+            refused=in_order(row for row in rows if not self._size.holds(row.devices)),
         )
         self._by_id: dict[str, SimulatedJob] = {}
         self._promised: dict[str, tuple[int, int]] = {}

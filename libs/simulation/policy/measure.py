@@ -18,7 +18,8 @@ def figures(run: SimulatedRun) -> dict[str, Any]:
     `within_p50_pct`, `within_p90_pct`: of the second half of the jobs to end, those that took no longer than the P50 and the
     P90 that history gave them when they came."""
     ended = [job for job in run.jobs if job.end_us >= 0]
-    found: dict[str, Any] = {"jobs": len(run.jobs) + run.refused, "ended": len(ended), "refused": run.refused}
+    refused = len(run.refused)
+    found: dict[str, Any] = {"jobs": len(run.jobs) + refused, "ended": len(ended), "refused": refused}
     jct = np.array([job.end_us - job.submit_us for job in ended], dtype=np.float64) / 1e6
     need = np.array([job.row.duration_s for job in ended])
     queueing = np.maximum(0.0, jct - need)

@@ -139,7 +139,7 @@ def test_a_gang_that_the_fleet_can_never_hold_is_refused_and_the_rest_runs() -> 
 
 def test_the_command_prints_json_names_bad_rows_by_line_and_writes_a_page(tmp_path: Path) -> None:
     workload, page = tmp_path / "w.csv", tmp_path / "page.html"
-    workload.write_text("submit_s,duration_s,num_gpus\n0,100,8\nx,1,1\n5,10,64\n")
+    workload.write_text("submit_s,duration_s,num_gpus,gpu_spec\n0,100,8,\nx,1,1,\n5,10,64,\n6,10,65,\n7,10,1,TPU\n")
     asked = [
         "--fleet",
         str(FLEET),
@@ -160,7 +160,10 @@ def test_the_command_prints_json_names_bad_rows_by_line_and_writes_a_page(tmp_pa
         "lost_device_s", "promises_kept_pct",
     }  # fmt: skip
     assert named <= told["fifo"].keys()
-    assert "w.csv:3: left out: submit_s is 'x'" in result.stderr
+    said = " ".join(result.stderr.split())
+    assert "w.csv:3: left out: submit_s is 'x'" in said
+    assert "w.csv:5: refused: it asks for 65 devices" in said
+    assert "w.csv:6: least-attained: it never started (1 such rows)" in said
     html = page.read_text()
     assert "least-attained" in html
     assert "http" not in html
@@ -171,6 +174,18 @@ def test_a_workload_without_a_readable_row_is_refused(tmp_path: Path) -> None:
     workload.write_text("submit_s,duration_s,num_gpus\n")
     result = CliRunner().invoke(app, ["simulate", "--fleet", str(FLEET), "--workload", str(workload)])
     assert "no row could be read" in str(result.exception)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_time_without_end_is_refused_by_the_name_of_its_option(tmp_path: Path, value: str) -> None:
+    workload = tmp_path / "w.csv"
+    workload.write_text("submit_s,duration_s,num_gpus\n0,1,1\n")
+    for option in ("--preemption-loss-s", "--start-delay-s", "--node-faults-per-day", "--cycle-s"):
+        result = CliRunner().invoke(
+            app, ["simulate", "--fleet", str(FLEET), "--workload", str(workload), option, value]
+        )
+        assert result.exit_code == 2
+        assert f"Invalid value for '{option}'" in " ".join(result.output.split())
 
 
 QUEUES = """version: 1
