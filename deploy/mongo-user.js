@@ -10,4 +10,4 @@ function user(name, password, collections) {
 }
 
 user("history", process.env.MONGO_HISTORY_PASSWORD, ["jobs", "checkpoints", "lines", "sums"]);
-user("quota_billing", process.env.MONGO_BILLS_PASSWORD, ["bills"]);
+user("quota_billing", process.env.MONGO_BILLS_PASSWORD, ["bills", "use", "use_told"]);

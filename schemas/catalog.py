@@ -7,7 +7,7 @@ each stream keeps.
 import re
 from dataclasses import dataclass
 
-from schemas import billing, inbox, jobs, ledger, nodes, proofs, queries, secrets, subjects
+from schemas import billing, inbox, jobs, ledger, nodes, proofs, queries, secrets, subjects, use
 from schemas.base import Fact, Strict
 
 Model = type[Fact] | type[Strict]
@@ -214,7 +214,7 @@ CATALOG: tuple[Message, ...] = (
         subjects.fill(subjects.NODE_SIGNAL, what="sample"),
         subjects.TELEMETRY,
         "agent",
-        ("telemetry",),
+        ("telemetry", "quota_billing"),
     ),
     _event("rejected", jobs.JobRejected, "admission"),
     *(_event(what, jobs.JobEvent, "history", _TOLD[what]) for what in JOB_EVENTS),
@@ -239,6 +239,14 @@ CATALOG: tuple[Message, ...] = (
     _query("node", "list", queries.NodeListQuery, "telemetry", queries.NodeList),
     _query("device", "list", queries.DeviceListQuery, "telemetry", queries.DeviceList),
     _query("bill", "get", billing.BillQuery, "quota_billing", billing.BillReply),
+    _query(
+        "use",
+        "list",
+        use.UseQuery,
+        "quota_billing",
+        use.UseReply,
+        "What a team's jobs held against what their devices did; the operator is told all teams'.",
+    ),
     _query(
         "quota",
         "list",

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from nats.errors import Error as NatsError
 
+from libs.bus.queries import NoAnswer, QueryError
 from libs.cli.bill_files import From, LedgerFiles, To, Zone, ledger_of, rows_in
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.options import Pool, Url
@@ -18,9 +19,10 @@ from libs.core.billing.charges import charges
 from libs.core.billing.credits import EVERYTHING, Credits
 from libs.core.billing.wall import text_of
 from schemas.subjects import OPERATOR
+from schemas.use import UseQuery, UseRow
 
 if TYPE_CHECKING:
-    from libs.core.billing.used import Reading
+    from libs.core.billing.used import DeviceUseSums, UsedBy
 
 
 def page(
@@ -48,8 +50,8 @@ def page(
         period = period_of(start, end, zone, source.wall_us)
         sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
         upto = source.head.seq if sealed is None else sealed.upto_seq
-        readings = {} if ledger else _readings(source.pool, url)
-        story = team_story(takewhile(lambda one: one[0] <= upto, source()), of, period, readings, credits)
+        kept = _Kept({}, ()) if ledger else _kept(source.pool, url, of, period, time_zone)
+        story = team_story(takewhile(lambda one: one[0] <= upto, source()), of, period, kept.seen, credits, kept.days)
         about = PageOf(
             of, source.pool, source.currency, text_of(period[0]), text_of(period[1]), zone, sealed is not None, upto,
             source.at(upto)[0].hash, story,
@@ -59,15 +61,29 @@ def page(
     say(str(file))
 
 
-def _readings(pool: str, url: str | None) -> "Mapping[str, Sequence[Reading]]":
-    """What the broker keeps of samples; none where it cannot be had, and then nothing is known of use."""
-    from libs.ledger.used import readings_lately
+class _Kept(NamedTuple):
+    """What is kept of a team's use in a period."""
 
-    async def work(baton: Baton) -> "Mapping[str, Sequence[Reading]]":
-        return (await readings_lately(baton.nats.jetstream(), pool))[0]
+    seen: "Mapping[UsedBy, DeviceUseSums]"
+    days: Sequence[UseRow]
+
+
+def _kept(pool: str, url: str | None, of: str, period: tuple[int, int], zone: str) -> _Kept:
+    """What quota_billing keeps of use; nothing where it cannot be had, and then nothing is known of it."""
+    from libs.report.team_story import seen_by
+
+    def query(by: str) -> UseQuery:
+        return UseQuery(group_by=by, from_us=period[0], to_us=period[1], time_zone=zone, team=of)
+
+    async def work(baton: Baton) -> _Kept:
+        days = await baton.use(query("day"))
+        try:
+            return _Kept(seen_by((await baton.use(query("job"))).rows, "job"), days.rows)
+        except QueryError:  # there are too many jobs for one answer
+            return _Kept(seen_by((await baton.use(query("user"))).rows, "user"), days.rows)
 
     try:
         return run(work, OPERATOR, url, pool=pool)
-    except NatsError as error:
-        hint(f"samples of devices cannot be read ({error!r}): what was used is told as unknown")
-        return {}
+    except (NatsError, TimeoutError, NoAnswer, QueryError) as error:
+        hint(f"what is kept of use cannot be read ({error!r}): what was used is told as unknown")
+        return _Kept({}, ())

@@ -53,6 +53,7 @@ from schemas.queries import (
     QueueListQuery,
 )
 from schemas.secrets import SecretInfo, SecretRekeyed
+from schemas.use import UseQuery, UseReply
 
 _STARTS_WITHIN_S = 10.0
 _HISTORY_LAGS_S = 2.0
@@ -377,6 +378,11 @@ class Baton:
     async def bill(self, query: BillQuery | None = None) -> BillReply:
         """Usage and cost."""
         reply: BillReply = await ask(self.nats, "bill.get", self.place, query or BillQuery(), timeout_s=30.0)
+        return reply
+
+    async def use(self, query: UseQuery | None = None) -> UseReply:
+        """What jobs held against what their devices did, of the hours that are kept."""
+        reply: UseReply = await ask(self.nats, "use.list", self.place, query or UseQuery(), timeout_s=30.0)
         return reply
 
     async def quotas(self) -> QuotaSnapshot:

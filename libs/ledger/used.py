@@ -6,15 +6,14 @@ from typing import NamedTuple
 
 from nats.js import JetStreamContext
 
-from libs.bus.messages import Malformed, decode_bare
 from libs.core.billing.accounts import Posting
 from libs.core.billing.used import DeviceUseSums, Reading, UsedBy, used
 from libs.core.projections.verify import Verification
 from libs.ledger.audited import AuditedLedger
-from libs.ledger.tail import Stored, Tail
+from libs.ledger.samples import told_by
+from libs.ledger.tail import Tail
 from libs.ledger.verify import verify
-from schemas.nodes import NodeSampled
-from schemas.subjects import TELEMETRY, node_of, sample
+from schemas.subjects import TELEMETRY
 
 
 class UsedStory(NamedTuple):
@@ -49,7 +48,6 @@ async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[str, li
     readings: defaultdict[str, list[Reading]] = defaultdict(list)
     state = (await js.stream_info(TELEMETRY)).state
     first_us = last_us = 0
-    own = sample(pool).rpartition(".")[0] + "."
     tail = Tail(js, TELEMETRY, state.first_seq - 1)
     try:
         position = state.first_seq - 1
@@ -58,21 +56,10 @@ async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[str, li
             if not found:
                 break  # what was there has been dropped meanwhile
             position = found[-1].seq
-            for stored in found:
-                told = _told(stored) if stored.subject.startswith(own) else None
-                if told is None:
-                    continue
-                first_us, last_us = first_us or stored.time_us, stored.time_us
+            for at_us, told in told_by(found, pool):
+                first_us, last_us = first_us or at_us, at_us
                 for one in told.devices:
-                    readings[one.device].append(Reading(stored.time_us, one.utilization_pct, round(one.power_w * 1000)))
+                    readings[one.device].append(Reading(at_us, one.utilization_pct, round(one.power_w * 1000)))
     finally:
         await tail.close()
     return dict(readings), first_us, last_us
-
-
-def _told(stored: Stored) -> NodeSampled | None:
-    try:
-        _, told = decode_bare(NodeSampled, stored.subject, stored.headers, stored.payload)
-    except Malformed:
-        return None
-    return told if told.node == node_of(stored.subject) else None

@@ -17,6 +17,7 @@ from libs.core.billing.rounding import round_half_even
 from libs.core.billing.sealing import Sealing
 from libs.core.billing.used import DeviceUseSums, UsedBy
 from libs.report.team_story import TeamStory
+from schemas.use import UseRow
 
 MOST_JOBS: Final = 50
 """On the page; what the others cost is one line."""
@@ -26,7 +27,7 @@ _CSS = """
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;margin:.5rem 0 1.5rem}
 td,th{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #8884}td:first-child,th:first-child{text-align:left}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:1rem}.tiles b{display:block;font-size:1.4rem}
-svg{width:100%;height:auto}rect{fill:#3f6ea8}rect.back{fill:#c9822f}text{fill:currentColor;font-size:11px}
+svg{width:100%;height:auto}rect{fill:#3f6ea8}rect.back,rect.unused{fill:#c9822f}rect.unknown{fill:#8886}text{fill:currentColor;font-size:11px}
 footer{color:#888;font-size:.85rem;overflow-wrap:anywhere}
 @media print{:root{color-scheme:light}body{margin:0;max-width:none}table,svg{break-inside:avoid}}
 """
@@ -100,7 +101,8 @@ def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
             "It is never taken for unused.</p>",
             _used_table("Team", of.story, job, of.currency, lambda whose: whose.team),
             _used_table("Users", of.story, job, of.currency, lambda whose: whose.user or "(unknown)"),
-            _used_table("Jobs", of.story, job, of.currency, lambda whose: whose.job_id),
+            _used_table("Jobs", of.story, job, of.currency, lambda whose: whose.job_id or None),
+            "<h2>Used of what was allocated, each day</h2>" + _trend(of.story.days),
             "<h2>Credits</h2>" + _credits(of.story, job, of.currency),
             f"<footer>Pool {escape(of.pool)}, {'closed' if of.closed else 'not closed yet'}; days of {escape(of.zone.key)}. "
             f"{sealing.rows} rows up to record {of.upto_seq}, {escape(of.head)}; SHA-256 of the rows {sealing.digest}. Each "
@@ -131,12 +133,13 @@ def _wasted(story: TeamStory, jobs: Sums) -> int:
     return sum(_worth(sums.wasted_unit_us, jobs.get(whose.job_id, (0, 0))) for whose, sums in story.used.items())
 
 
-def _used_table(title: str, story: TeamStory, jobs: Sums, currency: str, key_of: Callable[[UsedBy], str]) -> str:
-    """The largest, and what the others are together."""
+def _used_table(title: str, story: TeamStory, jobs: Sums, currency: str, key_of: Callable[[UsedBy], str | None]) -> str:
+    """The largest, and what the others are together; None: it is in no line."""
     sums: dict[str, DeviceUseSums] = {}
     worth = Counter[str]()
     for whose, one in story.used.items():
-        key = key_of(whose)
+        if (key := key_of(whose)) is None:
+            continue
         sums.setdefault(key, DeviceUseSums()).add(one)
         worth[key] += _worth(one.wasted_unit_us, jobs.get(whose.job_id, (0, 0)))
     ordered = sorted(sums, key=lambda key: (-sums[key].allocated_unit_us, key))
@@ -216,6 +219,34 @@ def _bars(days: Sums, currency: str) -> str:
     first, last = min(days), max(days)
     text = f'<text x="0" y="{_HEIGHT + 14}">{first}</text><text x="{_WIDTH}" y="{_HEIGHT + 14}" text-anchor="end">{last}</text>'
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 18}" role="img" aria-label="Cost of each day">{bars}{text}</svg>'
+
+
+def _trend(days: Sequence[UseRow]) -> str:
+    """A bar a day of what is kept: used at the bottom, unused above it, unknown at the top."""
+    if not days:
+        return "<p>Nothing is kept of that time.</p>"
+    scale, step = _HEIGHT / max(1, *(day.allocated_unit_us for day in days)), _WIDTH / len(days)
+    bars = []
+    for number, day in enumerate(days):
+        below = 0
+        unknown = day.allocated_unit_us - day.known_unit_us
+        for kind, unit_us in (
+            ("used", day.used_unit_us),
+            ("unused", day.known_unit_us - day.used_unit_us),
+            ("unknown", unknown),
+        ):
+            height = max(0, unit_us) * scale
+            below += max(0, unit_us)
+            bars.append(
+                f'<rect class="{kind}" x="{number * step:.1f}" y="{_HEIGHT - below * scale:.1f}" width="{step * 0.8:.1f}" '
+                f'height="{height:.1f}"><title>{escape(day.key)}: {_hours_of(unit_us)} device-hours {kind}</title></rect>'
+            )
+    text = (
+        f'<text x="0" y="{_HEIGHT + 14}">{escape(days[0].key)}</text>'
+        f'<text x="{_WIDTH}" y="{_HEIGHT + 14}" text-anchor="end">{escape(days[-1].key)}</text>'
+    )
+    label = "Device-hours used, unused and unknown, each day"
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 18}" role="img" aria-label="{label}">{"".join(bars)}{text}</svg>'
 
 
 def _money(micros: int, currency: str) -> str:

@@ -1,31 +1,46 @@
 """What a team's bill does not tell of its period: what its devices did of what was paid for, and what is credited. From the
-ledger, and from samples where they are there; a time without any is unknown."""
+ledger, and from the hours of use that quota_billing keeps; a time of which nothing is kept is unknown."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from libs.core.billing.accounts import Accounts, Posting
 from libs.core.billing.credits import Credit, Credits
-from libs.core.billing.used import DeviceUseSums, Reading, UsedBy, used
+from libs.core.billing.used import PARTS, DeviceUseSums, UsedBy, used
 from schemas.ledger import AttemptClosed, LedgerRecord
+from schemas.use import UseRow
 
 
 class TeamStory(NamedTuple):
-    """`outcomes`: (job id, attempt) -> how it ended, of all teams. `credits`: of postings that begin in the period."""
+    """`outcomes`: (job id, attempt) -> how it ended, of all teams. `credits`: of postings that begin in the period. `days`:
+    what is kept of each."""
 
     used: Mapping[UsedBy, DeviceUseSums]
     credits: Sequence[Credit]
     outcomes: Mapping[tuple[str, int], str]
+    days: Sequence[UseRow] = ()
+
+
+def seen_by(rows: Iterable[UseRow], by: str) -> dict[UsedBy, DeviceUseSums]:
+    """What is kept of use, by job or by user; what was allocated the ledger says. The rest of a user's has no job."""
+    out: dict[UsedBy, DeviceUseSums] = {}
+    for row in rows:
+        whose = UsedBy(row.team, row.user, row.key if by == "job" else "")
+        parts = row.used_unit_us * PARTS
+        out[whose] = DeviceUseSums(0, row.known_unit_us, parts, row.energy_nj, row.energy_known_us)
+    return out
 
 
 def team_story(
     records: Iterable[tuple[int, LedgerRecord]],
     team: str,
     period: tuple[int, int],
-    readings: Mapping[str, Sequence[Reading]],
+    seen: Mapping[UsedBy, DeviceUseSums],
     credits: Credits,
+    days: Sequence[UseRow] = (),
 ) -> TeamStory:
-    """One pass over a ledger from its first record on. `period`: [from, to) of the wall's clock; `readings`: by device id."""
+    """One pass over a ledger from its first record on. `period`: [from, to) of the wall's clock; `seen`: what of what they held
+    is known and was used."""
     given: list[Credit] = []
     outcomes: dict[tuple[str, int], str] = {}
 
@@ -44,5 +59,7 @@ def team_story(
             yield from (posting for posting in postings if posting.team == team)
         yield from (posting for posting in accounts.open(accounts.t_us) if posting.team == team)
 
-    sums = used(own(), readings, *period)
-    return TeamStory(sums, given, outcomes)
+    sums = used(own(), {}, *period)
+    for whose, one in seen.items():
+        sums.setdefault(whose, DeviceUseSums()).add(one)
+    return TeamStory(sums, given, outcomes, days)

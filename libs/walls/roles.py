@@ -87,6 +87,7 @@ _CONSUMES: Final[Mapping[str, tuple[str, ...]]] = {
     "placement": (_INBOXES,),
     "admission": (REQUESTS, _INBOXES),
     "history": (EVENTS,),
+    "quota_billing": (TELEMETRY,),
     "vault": (_SECRETS,),
 }
 """The streams besides ledgers and snapshots of which a service makes consumers or reads single messages."""

@@ -8,6 +8,7 @@ from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
 
 from libs.adapters.mongo.bills import BillStore
+from libs.adapters.mongo.use import UseStore
 from libs.bus.broker import make_broker
 from libs.bus.cursors import Cursors
 from libs.bus.outbox import Outbox
@@ -29,10 +30,15 @@ from services.quota_billing.metrics import BillingMetrics
 from services.quota_billing.quotas import apply_file, set_quota
 from services.quota_billing.refused import RefusedQuotas
 from services.quota_billing.settings import QuotaBillingSettings
+from services.quota_billing.use import UseKeeper
 
 FOLLOWER = "quota_billing"
 """The meter. A bill that is asked for while it reads is exact up to the sequence that the bill names. A record that no valid
 ledger holds (Unbillable) stops the service, because a guess would be a wrong bill."""
+
+
+KEEP_USE_S = 30.0
+"""Between two looks whether a slot of use has ended."""
 
 
 class QuotaBilling:
@@ -40,6 +46,7 @@ class QuotaBilling:
 
     follower: Follower[Meter] | None = None
     outbox: Outbox
+    use: UseStore | None = None
 
     @property
     def meter(self) -> Meter:
@@ -73,6 +80,13 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     )
     serve(
         broker,
+        BY_TYPE["io.baton.use.list.query.v1"],
+        lambda query, team: handlers.list_use(billing.use, query, team),
+        pool=pool,
+        queue="quota_billing",
+    )
+    serve(
+        broker,
         BY_TYPE["io.baton.quota.list.query.v1"],
         lambda query, team: handlers.list_quotas(billing.meter, query, team),
         pool=pool,
@@ -99,6 +113,10 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             tasks.start("metering", follower.run())
             store = BillStore(settings.mongo_url)
             tasks.start("kept bills", BillKeeper(follower, store, every_s=settings.keep_bills_s).run())
+            if settings.keep_use_days:
+                billing.use = UseStore(settings.mongo_url, pool)
+                keeper = UseKeeper(follower, js, billing.use, every_s=KEEP_USE_S, keep_days=settings.keep_use_days)
+                tasks.start("kept use", keeper.run())
             tasks.start("trim of requests", trimmer_of(js, REQUESTS, durable, keep_s=settings.trim_keep_s).run())
             tasks.start(
                 "quotas of the file",
@@ -107,6 +125,8 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             async with tasks.until_stopped():
                 yield
             store.close()
+            if billing.use is not None:
+                billing.use.close()
 
     def ready() -> dict[str, str]:
         return {"ledger": readiness(billing.follower)}

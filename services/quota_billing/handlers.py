@@ -3,20 +3,26 @@
 from datetime import UTC, datetime
 from functools import cache
 
-from libs.bus.queries import InvalidQuestion
+from libs.adapters.mongo.store import StoreAway
+from libs.adapters.mongo.use import UseStore
+from libs.bus.queries import AskAgain, InvalidQuestion
 from libs.core.billing.in_days import Days, bill_in_days, with_forecast
 from libs.core.billing.metering import Meter, TeamUse
 from libs.core.billing.posted import utc_day
 from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days_of, is_summed
-from libs.core.billing.wall import DAY_US, ENDLESS_US, day_text, days_of_zone, us_of
+from libs.core.billing.use_hours import use_rows
+from libs.core.billing.wall import DAY_US, ENDLESS_US, HOUR_US, day_text, days_of_zone, us_of
 from libs.core.state.limits import Limits
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
 from schemas.queries import PoolStatusQuery
 from schemas.subjects import OPERATOR
+from schemas.use import UseQuery, UseReply
 
 MAX_ROWS = 3000
 """About 750 KB: the broker carries 1 MiB in one answer."""
+MAX_HOURS = 20_000
+"""Of teams, in one answer about use: a team's are 27 months."""
 
 
 def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillReply:
@@ -74,6 +80,36 @@ def _narrow(rows: int, query: BillQuery) -> None:
     if rows > MAX_ROWS:
         problem = f"the bill has {rows} rows, more than the {MAX_ROWS} of one answer"
         raise _invalid("group_by", query.group_by, problem, "narrow it with from_day and to_day, or group by day")
+
+
+async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseReply:
+    """A team sees its own. Raises InvalidQuestion, and AskAgain while MongoDB is away."""
+    if store is None:
+        raise AskAgain("quota_billing keeps no sums of use: set BATON_QUOTA_BILLING_KEEP_USE_DAYS")
+    try:
+        day_of = days_of_zone(query.time_zone)
+    except ValueError:
+        raise _invalid("time_zone", query.time_zone, "is no zone that is known here", "write e.g. UTC") from None
+    start, end = -(-(query.from_us or 0) // HOUR_US), -(-(query.to_us or ENDLESS_US) // HOUR_US)
+    if start >= end:
+        raise _invalid("from_us", str(query.from_us), f"no hour begins from there to to_us ({query.to_us})", "say more")
+    whose = query.team if team == OPERATOR else team
+    try:
+        hours = await store.hours(whose, start, end, limit=MAX_HOURS + 1)
+    except StoreAway as error:
+        raise AskAgain(str(error)) from None
+    if len(hours) > MAX_HOURS:
+        problem = f"more than {MAX_HOURS} hours of teams are kept of that time"
+        raise _invalid("from_us", str(query.from_us), problem, "narrow it with from_us and to_us, or ask for one team")
+    rows = use_rows(hours, query.group_by, lambda hour: day_text(day_of(hour * HOUR_US)))
+    if len(rows) > MAX_ROWS:
+        problem = f"there are {len(rows)} rows, more than the {MAX_ROWS} of one answer"
+        raise _invalid("group_by", query.group_by, problem, "narrow it with from_us and to_us, or group by team")
+    return UseReply(
+        rows=tuple(rows),
+        first_us=hours[0].hour * HOUR_US if hours else None,
+        last_us=(hours[-1].hour + 1) * HOUR_US if hours else None,
+    )
 
 
 def list_quotas(meter: Meter, query: PoolStatusQuery, team: str) -> QuotaSnapshot:

@@ -17,3 +17,9 @@ class QuotaBillingSettings(ServiceSettings):
     teams: Path = Field(default=_DEPLOY / "teams.yaml", description="hard quotas of teams (YAML)")
     snapshot_records: int = Field(default=5000, ge=1, description="ledger records between snapshots of the meter")
     keep_bills_s: float = Field(default=5.0, gt=0, description="between two writes of bills that changed to MongoDB, s")
+    keep_use_days: int = Field(
+        default=400,
+        ge=0,
+        le=4000,
+        description="how long hourly sums of use are kept in MongoDB, days; 0: none are made",
+    )

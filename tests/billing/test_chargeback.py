@@ -3,12 +3,14 @@
 import re
 from zoneinfo import ZoneInfo
 
+from libs.core.billing.accounts import Accounts
 from libs.core.billing.charges import charges
 from libs.core.billing.credits import Credits
+from libs.core.billing.use_hours import SLOT_US, WHOLE, UseHour, added, in_slots, use_rows
 from libs.core.billing.used import Reading
 from libs.core.billing.wall import HOUR_US
 from libs.report.chargeback import PageOf, chargeback_page
-from libs.report.team_story import team_story
+from libs.report.team_story import seen_by, team_story
 from schemas import inbox
 from schemas.ledger import JobGranted
 from schemas.prices import ListRate, RateBook
@@ -21,7 +23,14 @@ BOOK = RateBook(version=1, currency="USD", prices=(ListRate(device="H100", micro
 
 def page_of(world: World, readings: dict[str, list[Reading]]) -> str:
     records = list(enumerate(world.records, start=1))
-    story = team_story(records, "research", PERIOD, readings, Credits())
+    accounts = Accounts()
+    postings = [posting for seq, record in records for posting in accounts.apply(record, seq)]
+    rows = {}
+    for slot in in_slots(postings, readings, PERIOD[0] // SLOT_US, PERIOD[1] // SLOT_US).values():
+        rows = added([rows, slot.get("research", {})])
+    kept = [UseHour("research", PERIOD[0] // HOUR_US, {WHOLE: rows})]
+    seen, days = (use_rows(kept, by, lambda hour: "2026-11-01") for by in ("job", "day"))
+    story = team_story(records, "research", PERIOD, seen_by(seen if readings else (), "job"), Credits(), days)
     about = PageOf("research", "test", "USD", "from", "to", ZoneInfo("UTC"), False, len(records), "hash", story)
     return chargeback_page(about, (c for c in charges(lambda: records) if c.use.team == "research"))
 
@@ -49,6 +58,8 @@ def test_what_was_seen_unused_is_told_in_money_and_what_was_not_seen_is_unknown(
     (whole,) = cells(text, "research")
     assert whole == ["research", "2.00", "0.25", "0.75", "1.00", "3.00 USD", "0.300"], unseen
     assert "<b>3.00 USD</b>unused, as far as it is known" in text
+    for title in ("0.25 device-hours used", "0.75 device-hours unused", "1.00 device-hours unknown"):
+        assert f"<title>2026-11-01: {title}</title>" in text
     (nothing,) = cells(page_of(world, {}), "research")
     assert nothing == ["research", "2.00", "0.00", "0.00", "2.00", "unknown", "unknown"]
 

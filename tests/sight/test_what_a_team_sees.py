@@ -47,6 +47,7 @@ from schemas.queries import (
 from schemas.resources import Resources
 from schemas.secrets import SecretListQuery, SecretRemove, SecretSet
 from schemas.subjects import EVENTS, OPERATOR
+from schemas.use import UseQuery
 from services.admission.app import make_app as make_admission
 from services.admission.settings import AdmissionSettings
 from services.agent.logs import LogStore
@@ -100,9 +101,10 @@ def questions(two: TwoTeams) -> dict[str, list[BaseModel]]:
         "node.list": [NodeListQuery()],
         "device.list": [DeviceListQuery(), DeviceListQuery(node="c"), DeviceListQuery(node="nothing")],
         "bill.get": [
-            *(BillQuery(group_by=group) for group in ("team", "day", "job", "attempt", "model")),
+            *(BillQuery(group_by=group) for group in ("team", "user", "day", "job", "attempt", "model", "class")),
             BillQuery(group_by="job", job_id=theirs),
         ],
+        "use.list": [*(UseQuery(group_by=by) for by in ("team", "user", "job", "hour")), UseQuery(team=two.red_team)],
         "quota.list": [PoolStatusQuery()],
         "audit.read": [
             AuditRead(),

@@ -7,11 +7,12 @@ attempt is closed, by the policy of the book that was applied then, at the price
 where it prices the past otherwise, it corrects what was given back as it corrects what was billed (`differences`).
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from libs.core.billing.accounts import Accounts
+from libs.core.billing.accounts import Account, Accounts, Posting
 from libs.core.billing.credits import WHOLE, Credits
 from libs.core.billing.prices import Amount, Quote
 from libs.core.billing.rounding import round_half_even
@@ -40,15 +41,19 @@ DeviceOfAttempt = tuple[str, int, str]
 class CreditedTime:
     """Folds records into the time that is given back. Memory: that of accounts, and of attempts that are open."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent: int = 0) -> None:
+        """`recent`: so many postings of attempts are kept, the newest."""
         self.accounts, self._credits = Accounts(), Credits()
+        self.recent: deque[Posting] = deque(maxlen=recent)
 
     def apply(
         self, record: led.LedgerRecord, seq: int, policy: Mapping[CreditCause, int]
     ) -> dict[DeviceOfAttempt, Parts]:
         """Of what attempts that this record closed."""
         found: dict[DeviceOfAttempt, Parts] = {}
-        for credit in self._credits.apply(record, seq, self.accounts.apply(record, seq)):
+        postings = self.accounts.apply(record, seq)
+        self.recent.extend(posting for posting in postings if posting.attempt)
+        for credit in self._credits.apply(record, seq, postings):
             if share := policy.get(credit.cause, 0):
                 p = credit.posting
                 part = CreditedPart(credit.cause, credit.why, share, p.wall_start_us, p.wall_end_us)
@@ -64,12 +69,19 @@ class CreditedTime:
 
     def dump(self) -> dict[str, Iterable[Any]]:
         """Tables for a snapshot. A row of `accounts` is as large as a part of one."""
-        return {"accounts": (part.decode() for part in self.accounts.dump()), "credits": self._credits.dump()}
+        return {
+            "accounts": (part.decode() for part in self.accounts.dump()),
+            "credits": self._credits.dump(),
+            "recent": iter(self.recent),
+        }
 
     @classmethod
-    def load(cls, accounts: Iterable[str], credits: Iterable[Any]) -> "CreditedTime":
+    def load(
+        cls, accounts: Iterable[str], credits: Iterable[Any], recent: Iterable[Any], most: int = 0
+    ) -> "CreditedTime":
         """The inverse of `dump`."""
-        found = cls()
+        found = cls(most)
+        found.recent.extend(Posting._make([Account(account), *more]) for account, *more in recent)
         found.accounts = Accounts.load(part.encode() for part in accounts)
         found._credits.load(credits)
         return found

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from libs.core.accelerators.kinds import accelerators_milli, counted_milli
-from libs.core.billing.accounts import Accounts
+from libs.core.billing.accounts import Accounts, Posting
 from libs.core.billing.counted import DaysOf, TeamSums
 from libs.core.billing.credited import CreditedTime
 from libs.core.billing.credits import Credits
@@ -31,6 +31,9 @@ from schemas import ledger as led
 from schemas.billing import UsageSegment
 
 _FREE = (0, 0, 0, 0)
+MOST_RECENT = 200_000
+"""Postings of attempts that are kept for sums of use, some 70 MB; nobody keeps up whom a thousand freed devices a second
+outrun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Meter:
         self.seq = 0
         self.t_us = 0
         """Of the last record."""
-        self._credited = CreditedTime() if credits else None
+        self._credited = CreditedTime(MOST_RECENT) if credits else None
         self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
         self._jobs: ByJob[tuple[str, str, str]] = ByJob()  # unfinished jobs: (team, priority class, user)
@@ -209,6 +212,28 @@ class Meter:
     def ledger_time(self, wall_us: int) -> int:
         """When the wall will show a moment, if nobody sets its clock; not before the last record."""
         return max(self.t_us, wall_us - (self._calendar.wall(self.t_us) - self.t_us))
+
+    @property
+    def wall_us(self) -> int:
+        """The wall's time of the last record."""
+        return self._calendar.wall(self.t_us)
+
+    def recent_postings(self) -> Iterable[Posting]:
+        """Of attempts, as they closed, since `forget_postings`."""
+        return self._credited.recent if self._credited is not None else ()
+
+    def open_postings(self, wall_until_us: int) -> Iterator[Posting]:
+        """Of attempts, what is open, counted up to a time of the wall."""
+        if self._credited is not None:
+            found = self._credited.accounts.open(self.ledger_time(wall_until_us))
+            yield from (posting for posting in found if posting.attempt)
+
+    def forget_postings(self, before_us: int) -> None:
+        """Those that ended before are not asked for any more."""
+        if self._credited is not None:
+            kept = [posting for posting in self._credited.recent if posting.wall_end_us > before_us]
+            self._credited.recent.clear()
+            self._credited.recent.extend(kept)
 
     def segments(self) -> list[UsageSegment]:
         """The claims that are held now."""
@@ -442,7 +467,7 @@ class Meter:
         meter._calendar = Calendar(about["calendar"])
         meter.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
         same: dict[str, str] = {}  # one object per name, not one per row
-        accounts, credits = list[str](), list[Any]()
+        accounts, credits, recent = list[str](), list[Any](), list[Any]()
         for table, rows in tables:
             match table:
                 case "models":
@@ -455,6 +480,8 @@ class Meter:
                     accounts += rows
                 case "credits":
                     credits += rows
+                case "recent":
+                    recent += rows
                 case "rows":
                     for team, job, attempt, day, model, klass, user, units in rows:
                         model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
@@ -467,7 +494,7 @@ class Meter:
                 case _:
                     meter.money.load_rows(table, rows)
         meter.money.loaded(about["money"])
-        meter._credited = CreditedTime.load(accounts, credits) if accounts else None
+        meter._credited = CreditedTime.load(accounts, credits, recent, MOST_RECENT) if accounts else None
         meter._recount()
         return meter
 

@@ -21,7 +21,7 @@ from libs.core.billing.accounts.posting import Account, Posting
 
 GAP_US: Final = 40_000_000
 """A reading speaks for no longer: two that were lost leave a gap."""
-_PARTS: Final = 100_000
+PARTS: Final = 100_000
 """A utilization is counted in thousandths of a per cent."""
 
 
@@ -59,7 +59,7 @@ class DeviceUseSums:
 
     @property
     def used_unit_us(self) -> int:
-        return self.used_parts // _PARTS
+        return self.used_parts // PARTS
 
     @property
     def wasted_unit_us(self) -> int:

@@ -349,7 +349,7 @@ def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
             )
         ),
         "preemption": saving(PreemptionSettings(**common)),
-        "quota_billing": saving(QuotaBillingSettings(**common)),
+        "quota_billing": saving(QuotaBillingSettings(**common, keep_use_days=0)),
         "telemetry": saving(TelemetrySettings(**common)),
         "leases": saving(
             LeaseSettings(

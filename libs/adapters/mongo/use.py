@@ -1,0 +1,77 @@
+"""Allocated against used, as documents: one a team and hour. Written by quota_billing."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pymongo import ReplaceOne
+
+from libs.adapters.mongo.store import away, client_of, database_of
+from libs.core.billing.use_hours import UseHour, dumped, loaded
+from libs.core.billing.wall import HOUR_US
+
+_AT_ONCE = 100
+
+
+class UseStore:
+    """Every method raises StoreAway when the server does not answer; all writes may be repeated."""
+
+    def __init__(self, url: str, pool: str) -> None:
+        self._client: Any = client_of(url)
+        self._hours = database_of(self._client)["use"]
+        self._told = database_of(self._client)["use_told"]
+        self._pool = pool
+
+    async def prepare(self) -> None:
+        """Makes the indexes; those that exist stay."""
+        with away():
+            for field in ("by_hour", "by_team"):
+                await self._hours.create_index([(field, 1)])
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def settled(self) -> int:
+        """The first slot, since the epoch, that has not settled; 0: nothing was told yet."""
+        with away():
+            found = await self._told.find_one({"_id": self._pool})
+        return 0 if found is None else int(found["slot"])
+
+    async def save(self, hours: Iterable[UseHour], settled: int) -> None:
+        """Replaces these hours; what is before slot `settled` will not be told again."""
+        operations = [
+            ReplaceOne({"_id": body["_id"]}, body, upsert=True)
+            for body in (_stored(self._pool, hour) for hour in hours)
+        ]
+        with away():
+            for start in range(0, len(operations), _AT_ONCE):
+                await self._hours.bulk_write(operations[start : start + _AT_ONCE], ordered=False)
+            await self._told.replace_one({"_id": self._pool}, {"_id": self._pool, "slot": settled}, upsert=True)
+
+    async def hours(self, team: str | None, first: int, last: int, *, limit: int) -> list[UseHour]:
+        """Of a team, or of all, the hours [first, last) since the epoch; at most `limit`, the earliest."""
+        field, of = ("by_hour", self._pool) if team is None else ("by_team", f"{self._pool}|{team}")
+        query = {field: {"$gte": f"{of}|{first:08d}", "$lt": f"{of}|{last:08d}"}}
+        with away():
+            found = await self._hours.find(query).sort([(field, 1)]).limit(limit).to_list(None)
+        return [
+            UseHour(body["team"], int(body["hour_us"]) // HOUR_US, loaded(json.loads(body["slots"]))) for body in found
+        ]
+
+    async def forget(self, before: int) -> None:
+        """Removes the hours before one, since the epoch."""
+        with away():
+            await self._hours.delete_many(
+                {"by_hour": {"$gte": f"{self._pool}|", "$lt": f"{self._pool}|{max(0, before):08d}"}}
+            )
+
+
+def _stored(pool: str, hour: UseHour) -> dict[str, Any]:
+    return {
+        "_id": f"{pool}|{hour.team}|{hour.hour:08d}",
+        "team": hour.team,
+        "hour_us": hour.hour * HOUR_US,
+        "by_hour": f"{pool}|{hour.hour:08d}|{hour.team}",
+        "by_team": f"{pool}|{hour.team}|{hour.hour:08d}",
+        "slots": json.dumps(dumped(hour.slots), separators=(",", ":")),
+    }

@@ -1,0 +1,142 @@
+"""Allocated against used, hour by hour, to be kept: sums of `libs.core.billing.used` over slots of five minutes.
+
+A slot is told once its samples are there, and again until it ended `SETTLED_US` ago: what the ledger decides late, and samples
+that were read late, are in it then. It follows from postings and samples alone, and telling it replaces what was told, so who
+does it twice, or after a restart, changes nothing. Of a slot without samples all is unknown.
+
+An hour of a team is kept as its slots, and as one sum once all of them have settled. Rows are of a user and job. A team has
+`MOST_ROWS` in a slot at the most; of the smaller ones only the user is told, then nobody.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from libs.core.billing.accounts.posting import Posting
+from libs.core.billing.used import DeviceUseSums, Reading, UsedBy, used
+from libs.core.billing.wall import HOUR_US, text_of
+from schemas.use import UseRow
+
+SLOT_US: Final = 300_000_000
+SLOTS: Final = HOUR_US // SLOT_US
+TOLD_US: Final = 60_000_000
+"""After its end a slot is told: the samples of its last seconds come up to `used.GAP_US` later."""
+SETTLED_US: Final = 900_000_000
+MOST_ROWS: Final = 500
+WHOLE: Final = "all"
+"""What the slots of a settled hour are together."""
+
+Rows = dict[tuple[str, str], DeviceUseSums]
+"""(user, job id) -> sums; of one team."""
+
+
+class UseHour(NamedTuple):
+    """What is kept of a team's hour. `hour`: since the epoch. `slots`: slot of the hour, or `WHOLE`, -> its rows."""
+
+    team: str
+    hour: int
+    slots: Mapping[str, Rows]
+
+    @property
+    def rows(self) -> Rows:
+        """Of the whole hour, as far as it is told."""
+        return added(self.slots.values())
+
+
+def in_slots(
+    postings: Iterable[Posting], readings: Mapping[str, Sequence[Reading]], first: int, last: int
+) -> dict[int, dict[str, Rows]]:
+    """What slots [first, last), counted since the epoch, come to: slot -> team -> rows."""
+    of: dict[int, list[Posting]] = {slot: [] for slot in range(first, last)}
+    for posting in postings:
+        if posting.attempt:
+            begin, end = posting.wall_start_us // SLOT_US, (posting.wall_end_us - 1) // SLOT_US
+            for slot in range(max(first, begin), min(last - 1, end) + 1):
+                of[slot].append(posting)
+    return {slot: _by_team(used(some, readings, slot * SLOT_US, (slot + 1) * SLOT_US)) for slot, some in of.items()}
+
+
+def added(some: Iterable[Rows]) -> Rows:
+    """The sums of sums."""
+    out: Rows = {}
+    for rows in some:
+        for whose, sums in rows.items():
+            out.setdefault(whose, DeviceUseSums()).add(sums)
+    return out
+
+
+def with_slot(hour: UseHour, slot: int, rows: Rows) -> UseHour:
+    """The hour with another sum of one of its slots, counted since the epoch; of one that is whole nothing changes."""
+    if WHOLE in hour.slots:
+        return hour
+    return hour._replace(slots={**hour.slots, str(slot % SLOTS): rows})
+
+
+def is_told(hour: UseHour, slot: int) -> bool:
+    """Whether a sum of the slot is there."""
+    return WHOLE in hour.slots or str(slot % SLOTS) in hour.slots
+
+
+def whole(hour: UseHour) -> UseHour:
+    """The hour, when all of its slots have settled."""
+    return hour if WHOLE in hour.slots else hour._replace(slots={WHOLE: bounded(hour.rows)})
+
+
+def bounded(rows: Rows) -> Rows:
+    """No more than `MOST_ROWS`: the largest are told, the others as one of their user, and if there are too many users, of
+    nobody."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    ordered = sorted(rows.items(), key=lambda item: (-item[1].allocated_unit_us, item[0]))
+    out: Rows = dict(ordered[: MOST_ROWS // 2])
+    for (user, _), sums in ordered[MOST_ROWS // 2 :]:
+        key = (user, "") if (user, "") in out or len(out) < MOST_ROWS - 1 else ("", "")
+        out.setdefault(key, DeviceUseSums()).add(sums)
+    return out
+
+
+def use_rows(hours: Iterable[UseHour], by: str, day_of: Callable[[int], str]) -> list[UseRow]:
+    """Sums of hours, by team, user, job, day or hour; no row is of two teams. `day_of`: the day of an hour."""
+    sums: dict[tuple[str, str, str], DeviceUseSums] = {}
+    for hour in hours:
+        for (user, job), one in hour.rows.items():
+            key = {
+                "team": hour.team, "user": f"{hour.team}.{user}" if user else hour.team, "job": job,
+                "day": day_of(hour.hour), "hour": text_of(hour.hour * HOUR_US),
+            }[by]  # fmt: skip
+            sums.setdefault((key, hour.team, user if by in ("user", "job") else ""), DeviceUseSums()).add(one)
+    return [
+        UseRow(
+            key=key,
+            team=team,
+            user=user,
+            allocated_unit_us=one.allocated_unit_us,
+            known_unit_us=one.known_unit_us,
+            used_unit_us=one.used_unit_us,
+            energy_nj=one.energy_nj,
+            energy_known_us=one.energy_known_us,
+        )
+        for (key, team, user), one in sorted(sums.items())
+    ]
+
+
+def dumped(slots: Mapping[str, Rows]) -> dict[str, list[list[Any]]]:
+    """As plain values, in order."""
+    return {
+        slot: [
+            [*whose, s.allocated_unit_us, s.known_unit_us, s.used_parts, s.energy_nj, s.energy_known_us]
+            for whose, s in sorted(rows.items())
+        ]
+        for slot, rows in sorted(slots.items())
+    }
+
+
+def loaded(slots: Mapping[str, Iterable[Sequence[Any]]]) -> dict[str, Rows]:
+    """The inverse of `dumped`."""
+    return {slot: {(user, job): DeviceUseSums(*sums) for user, job, *sums in rows} for slot, rows in slots.items()}
+
+
+def _by_team(found: Mapping[UsedBy, DeviceUseSums]) -> dict[str, Rows]:
+    out: dict[str, Rows] = {}
+    for whose, sums in found.items():
+        out.setdefault(whose.team, {})[whose.user, whose.job_id] = sums
+    return {team: bounded(rows) for team, rows in out.items()}

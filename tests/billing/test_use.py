@@ -1,0 +1,78 @@
+"""Allocated against used is kept by the hour in MongoDB: by the real service, through restarts and lost samples, by role."""
+
+import time
+from contextlib import AbstractAsyncContextManager
+
+from nats.aio.client import Client
+
+from libs.bus.queries import NobodyAnswers, ask
+from libs.core.billing.used import GAP_US
+from libs.core.billing.wall import HOUR_US
+from schemas import inbox, subjects
+from schemas.catalog import BY_TYPE
+from schemas.nodes import DeviceSample, NodeSampled
+from schemas.subjects import TELEMETRY
+from schemas.use import UseQuery, UseReply
+from services.quota_billing.app import make_app
+from services.quota_billing.settings import QuotaBillingSettings
+from tests.admission.running import running
+from tests.billing.ledgers import ask as asks
+from tests.core.builders import World, node
+from tests.history.written import Written, until
+
+USE = BY_TYPE["io.baton.use.list.query.v1"]
+
+
+async def test_use_is_kept_by_the_hour_through_restarts_and_told_by_role(
+    nats: Client, nats_url: str, mongo_url: str, pool: str
+) -> None:
+    """Two devices are held for an hour; of one there is a sample, which speaks for 40 s."""
+    world, written = World(), Written(nats.jetstream(), pool)
+    world.now_us = time.time_ns() // 1000 - HOUR_US // 2
+    world.send(inbox.NodeRegistered(incarnation=1, inventory=node("n0"), lease_s=10))
+    world.started(name := asks(world, "two", 2))
+    (device,) = [c.device for r in world.records for e in r.events if e.kind == "job.granted" for c in e.claims][:1]
+    world.send(after_us=HOUR_US)
+    world.released(name)
+    world.send(after_us=HOUR_US)
+    seen = DeviceSample(device=device, utilization_pct=25.0, memory_used_mib=1, power_w=300.0)
+    sample = NodeSampled(node="n0", incarnation=1, at_us=1, devices=(seen,))
+    js = nats.jetstream()
+    subject = subjects.sample(pool).replace("*", "n0")
+    await js.publish(subject, sample.model_dump_json().encode())
+    await written.write(world.records)
+
+    def service() -> AbstractAsyncContextManager[object]:
+        return running(make_app(QuotaBillingSettings(nats_url=nats_url, pool=pool, mongo_url=f"{mongo_url}/{pool}")))
+
+    async def told(who: str, **query: object) -> UseReply:
+        return await ask(  # type: ignore[no-any-return]
+            nats, USE, UseQuery.model_validate(query), pool=pool, team=who, user="ana", timeout_s=5
+        )
+
+    async def by_job() -> UseReply | None:
+        try:
+            found = await told("research", group_by="job")
+        except (TimeoutError, NobodyAnswers):
+            return None
+        return found if found.rows else None
+
+    async with service():
+        first = await until(by_job, "hours of use")
+        (row,) = first.rows
+        assert (row.key, row.team) == (name, "research")
+        assert row.known_unit_us == 7000 * GAP_US
+        assert row.used_unit_us == row.known_unit_us // 4
+        assert row.energy_nj == GAP_US * 300_000
+        at = [r.t_us for r in world.records for e in r.events if e.kind in ("job.granted", "devices.freed")]
+        assert row.allocated_unit_us == 2 * 7000 * (at[1] - at[0])
+        assert (await told("blue", group_by="job")).rows == ()
+        assert (await told("blue", group_by="job", team="research")).rows == (), "a team is told its own alone"
+        everybody = await told("operator", group_by="team", team="research")
+        assert [r.allocated_unit_us for r in everybody.rows] == [row.allocated_unit_us]
+        hours = await told("operator", group_by="hour")
+        assert sum(r.allocated_unit_us for r in hours.rows) == row.allocated_unit_us
+
+    await js.purge_stream(TELEMETRY)
+    async with service():
+        assert (await until(by_job, "hours of use")) == first, "what was seen stays, with no sample left"
