@@ -147,6 +147,7 @@ async def test_a_service_reads_only_its_streams(bus: tuple[str, Keyring], servic
         "admission": {"REQUESTS", "INBOX-main"},
         "history": {"EVENTS"},
         "placement": {"INBOX-main"},
+        "quota_billing": {"TELEMETRY"},
         "vault": {"KV_baton-secrets"},
     }.get(service, set())
     closed = {"REQUESTS", "EVENTS", "TELEMETRY", "DEAD", "INBOX-main", "KV_baton-cursors", "KV_baton-secrets"} - own
