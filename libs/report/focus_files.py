@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from libs.core.billing.focus import KEY_OF, ColumnKind, FocusColumn, RowFacts, decimal_text
+from libs.core.billing.focus import KEY_OF, ColumnKind, FocusColumn, Grain, RowFacts, decimal_text
 
 PART_ROWS: Final = 50_000
 FORMATS: Final = ("csv", "json", "parquet")
@@ -91,7 +91,8 @@ def write(
 
 def cells_of(some: Sequence[RowFacts], columns: Sequence[FocusColumn]) -> list[Cells]:
     """The columns of these rows, each value made once for all rows that are alike in its grain."""
-    alike = {grain: _alike(some, KEY_OF[grain]) for grain in {column.grain for column in columns}}
+    alike = {grain: _alike(some, KEY_OF[grain]) for grain in {column.grain for column in columns} - {Grain.EXPORT}}
+    alike[Grain.EXPORT] = [some[0]], array("i", bytes(4 * len(some)))
     return [
         Cells([column.value(facts) for facts in alike[column.grain][0]], alike[column.grain][1]) for column in columns
     ]
@@ -102,12 +103,14 @@ def _alike(some: Sequence[RowFacts], key_of: Callable[[RowFacts], Hashable]) -> 
     known: dict[Hashable, int] = {}
     firsts: list[RowFacts] = []
     codes = array("i")
+    last, code = object(), 0  # rows of one use follow each other
     for facts in some:
         key = key_of(facts)
-        code = known.get(key)
-        if code is None:
-            code = known[key] = len(firsts)
-            firsts.append(facts)
+        if key != last:
+            last = key
+            code = known.setdefault(key, len(firsts))
+            if code == len(firsts):
+                firsts.append(facts)
         codes.append(code)
     return firsts, codes
 

@@ -75,7 +75,7 @@ def charges(
             for amount in amounts:
                 hour_us = amount.hour * HOUR_US
                 late = hour_us < until
-                yield Charge(use, amount, version, seq, posted if late else hour_us, late, correction=False)
+                yield Charge(use, amount, version, seq, posted if late else hour_us, late, False)
         found = credited.apply(record, seq, policy) if credited is not None else dict[DeviceOfAttempt, Parts]()
         for device, parts in found.items():
             given[device] = parts

@@ -57,9 +57,7 @@ class Grain(Enum):
     USE = "of the use, of what posted it, and of what is credited"
     HOUR = "of the hour, of when it is billed, and of whether it is a correction"
     PRICE = "of the price, and of whether it is a correction"
-    QUANTITY = "of how much it is at what term"
-    COST = "of the cost"
-    LIST_COST = "of the cost at list prices"
+    AMOUNT = "of how much it is at what term, and of what it comes to"
 
 
 class FocusColumn(NamedTuple):
@@ -113,8 +111,9 @@ def _price_key(f: RowFacts) -> Hashable:
     return id(f.charge.amount.quote), f.charge.amount.tier, f.charge.version, f.by_price
 
 
-def _quantity_key(f: RowFacts) -> Hashable:
-    return f.charge.amount.units, f.by_price, _quote(f).term
+def _amount_key(f: RowFacts) -> Hashable:
+    _, units, _, _, list_micros, cost_micros = f.charge.amount
+    return units, list_micros, cost_micros, f.by_price, _quote(f).term
 
 
 KEY_OF: Final[Mapping[Grain, Callable[[RowFacts], Hashable]]] = {
@@ -122,9 +121,7 @@ KEY_OF: Final[Mapping[Grain, Callable[[RowFacts], Hashable]]] = {
     Grain.USE: _use_key,
     Grain.HOUR: _hour_key,
     Grain.PRICE: _price_key,
-    Grain.QUANTITY: _quantity_key,
-    Grain.COST: lambda f: f.charge.amount.cost_micros,
-    Grain.LIST_COST: lambda f: f.charge.amount.list_micros,
+    Grain.AMOUNT: _amount_key,
 }
 """Rows of one export with equal keys have equal values in all columns of the grain, while all of them are kept."""
 
@@ -220,8 +217,8 @@ def _custom(
 
 
 _T, _D, _N, _I, _O = ColumnKind.TEXT, ColumnKind.TIME, ColumnKind.DECIMAL, ColumnKind.INTEGER, ColumnKind.OBJECT
-_ALL, _USE, _HOUR, _PRICE, _MUCH = Grain.EXPORT, Grain.USE, Grain.HOUR, Grain.PRICE, Grain.QUANTITY
-_COST, _LIST = Grain.COST, Grain.LIST_COST
+_ALL, _USE, _HOUR, _PRICE, _MUCH = Grain.EXPORT, Grain.USE, Grain.HOUR, Grain.PRICE, Grain.AMOUNT
+_COST, _LIST = Grain.AMOUNT, Grain.AMOUNT
 
 COLUMNS: Final = (
     FocusColumn("AllocatedMethodId", _T, True, "Conditional", _USE, _allocated(lambda f: ALLOCATION), since="1.3"),

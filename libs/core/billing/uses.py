@@ -12,11 +12,14 @@ from schemas.resources import Claim
 RecordsFromFirst = Callable[[], Iterable[tuple[int, led.LedgerRecord]]]
 
 
+Straight = tuple[tuple[int, int, int], ...]
+"""A span in pieces without a jump of the wall's clock, each as (start, end, start by the wall)."""
+
+
 class DeviceUse(NamedTuple):
     """One claim of one attempt, from its grant until it was freed, in ledger time and in the ledger's records.
 
-    `device_kind`: what the price book knows it by. `straight`: the span in pieces without a jump of the wall's clock, each as
-    (start, end, start by the wall)."""
+    `device_kind`: what the price book knows it by."""
 
     team: str
     user: str
@@ -31,7 +34,7 @@ class DeviceUse(NamedTuple):
     end_us: int
     from_seq: int
     to_seq: int
-    straight: tuple[tuple[int, int, int], ...]
+    straight: Straight
 
 
 class Uses:
@@ -45,7 +48,7 @@ class Uses:
         self.calendar = Calendar()
         self._kinds: dict[str, str] = {}
         self._jobs: dict[str, tuple[str, str, str]] = {}
-        self._held: dict[str, tuple[led.JobGranted, int, int]] = {}
+        self._held: dict[str, _Held] = {}
 
     def apply(self, seq: int, record: led.LedgerRecord) -> list[DeviceUse]:
         """What ended with this record. Raises Unbillable for what no valid ledger says."""
@@ -55,7 +58,7 @@ class Uses:
             if isinstance(event, led.DevicesFreed):
                 found += self._freed(event, seq, record.t_us)
             elif isinstance(event, led.JobGranted):
-                self._held[event.job_id] = (event, record.t_us, seq)
+                self._held[event.job_id] = _Held(event, record.t_us, seq, event.claims)
             elif isinstance(event, led.JobQueued):
                 self._jobs[event.job_id] = (event.team, event.user, event.spec.priority_class)
             elif isinstance(event, led.JobFinished):
@@ -68,28 +71,39 @@ class Uses:
     def open(self, until_us: int) -> list[DeviceUse]:
         """What is held still, as if it ended at `until_us`: for forecasts, never for a bill."""
         return [
-            self._use(grant, claim, since, until_us, seq, 0)
-            for grant, since, seq in self._held.values()
-            for claim in grant.claims
+            self._use(held, claim, until_us, 0, self._straight(held.since_us, until_us))
+            for held in self._held.values()
+            for claim in held.claims
         ]
 
     def _freed(self, event: led.DevicesFreed, seq: int, t_us: int) -> Iterator[DeviceUse]:
         held = self._held.get(event.job_id)
-        if held is None or held[0].attempt != event.attempt:
+        if held is None or held.grant.attempt != event.attempt:
             raise Unbillable(f"{event.job_id}.{event.attempt} frees devices and holds none")
-        grant, since, from_seq = held
-        gone = set(event.devices)
-        for claim in grant.claims:
+        gone, straight, left = set(event.devices), self._straight(held.since_us, t_us), list[Claim]()
+        for claim in held.claims:
             if claim.node == event.node and claim.device in gone:
-                yield self._use(grant, claim, since, t_us, from_seq, seq)
-        left = tuple(c for c in grant.claims if c.node != event.node or c.device not in gone)
-        self._held[event.job_id] = (grant.model_copy(update={"claims": left}), since, from_seq)
+                yield self._use(held, claim, t_us, seq, straight)
+            else:
+                left.append(claim)
+        self._held[event.job_id] = held._replace(claims=tuple(left))
 
-    def _use(
-        self, grant: led.JobGranted, claim: Claim, since: int, until: int, from_seq: int, to_seq: int
-    ) -> DeviceUse:
-        team, user, klass = self._jobs[grant.job_id]
+    def _straight(self, since: int, until: int) -> Straight:
+        return tuple(self.calendar.straight(since, until))
+
+    def _use(self, held: "_Held", claim: Claim, until: int, to_seq: int, straight: Straight) -> DeviceUse:
+        job_id, attempt = held.grant.job_id, held.grant.attempt
+        team, user, klass = self._jobs[job_id]
         return DeviceUse(
-            team, user, grant.job_id, grant.attempt, klass, claim.node, claim.device, self._kinds[claim.device], claim.milli,
-            since, until, from_seq, to_seq, tuple(self.calendar.straight(since, until)),
+            team, user, job_id, attempt, klass, claim.node, claim.device, self._kinds[claim.device], claim.milli,
+            held.since_us, until, held.seq, to_seq, straight,
         )  # fmt: skip
+
+
+class _Held(NamedTuple):
+    """A grant, and what of it is not freed."""
+
+    grant: led.JobGranted
+    since_us: int
+    seq: int
+    claims: tuple[Claim, ...]

@@ -75,9 +75,16 @@ class Rater:
         about = (team, device, priority_class, milli, straight)
         if about == self._last:
             return self._amounts
+        starts, quotes = _NEVER if self.prices is None else self.prices.series(team, device, priority_class)
+        if len(straight) == 1:
+            since, until, start = straight[0]
+            end, at = start + until - since, bisect_right(starts, start)
+            quote = quotes[at - 1] if at else None
+            if (at == len(starts) or starts[at] >= end) and (quote is None or len(quote.tiers) == 1):
+                self._last, self._amounts = about, _even(start, end, milli, quote)
+                return self._amounts
         pieces: dict[tuple[int, int, int], int] = {}
         named: dict[int, Quote | None] = {}
-        starts, quotes = _NEVER if self.prices is None else self.prices.series(team, device, priority_class)
         tiers = False
         for since, until, start in straight:
             end = start + until - since
@@ -135,3 +142,17 @@ def _amount(hour: int, quote: Quote | None, tier: int, units: int) -> Amount:
         return Amount(hour, units, None, 0, 0, 0)
     price = quote.tiers[tier][1]
     return Amount(hour, units, quote, tier, money_of(units, quote.list_micros), money_of(units, price))
+
+
+def _even(start: int, end: int, milli: int, quote: Quote | None) -> list[Amount]:
+    """Of a span of the wall with one price without tiers, as most are: its whole hours are alike."""
+    amounts: list[Amount] = []
+    hour, whole = start // HOUR_US, _amount(0, quote, 0, HOUR_UNITS // 1000 * milli)[1:]
+    while start < end:
+        stop = min(end, (hour + 1) * HOUR_US)
+        if stop - start == HOUR_US:
+            amounts.append(Amount(hour, *whole))
+        else:
+            amounts.append(_amount(hour, quote, 0, (stop - start) * milli))
+        start, hour = stop, hour + 1
+    return amounts
