@@ -230,7 +230,7 @@ def test_what_uses_come_to_is_what_an_oracle_in_fractions_says(
 
 def test_an_hour_that_was_there_twice_is_one_piece() -> None:
     calendar = Calendar([(0, 0), (5 * HOUR_US, -HOUR_US)])
-    straight = calendar.straight(4 * HOUR_US, 6 * HOUR_US)
+    straight = tuple(calendar.straight(4 * HOUR_US, 6 * HOUR_US))
     (amount,) = Rater(PriceList(BOOK)).rate("blue", "H100", "production", 1000, straight)
     assert (amount.hour, amount.units, amount.cost_micros) == (4, 2000 * HOUR_US, 2 * 2_990_000)
 
