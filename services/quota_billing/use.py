@@ -105,10 +105,11 @@ class UseKeeper:
     async def _read(self) -> None:
         """All samples that are there. What the broker has dropped already is unknown."""
         state = (await self._js.stream_info(TELEMETRY)).state
-        if self._tail is None or state.first_seq - 1 > self._read_to or state.last_seq < self._read_to:
+        before_first = max(0, state.first_seq - 1)  # of a stream in which nothing ever was, 0 is the first
+        if self._tail is None or before_first > self._read_to or state.last_seq < self._read_to:
             if self._tail is not None:
                 await self._tail.close()
-            self._read_to = state.first_seq - 1
+            self._read_to = before_first
             self._tail = Tail(self._js, TELEMETRY, self._read_to)
             self._since_us = 0 if state.first_seq <= 1 else None
         while self._read_to < state.last_seq:
