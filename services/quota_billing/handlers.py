@@ -96,8 +96,8 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
     whose = query.team if team == OPERATOR else team
     try:
         hours = await store.hours(whose, start, end, limit=MAX_HOURS + 1)
-    except StoreAway as error:
-        raise AskAgain(str(error)) from None
+    except StoreAway:
+        raise AskAgain("MongoDB, which keeps the hours of use, does not answer quota_billing: ask again") from None
     if len(hours) > MAX_HOURS:
         problem = f"more than {MAX_HOURS} hours of teams are kept of that time"
         raise _invalid("from_us", str(query.from_us), problem, "narrow it with from_us and to_us, or ask for one team")
