@@ -1,7 +1,6 @@
 """What the benchmarks of load share: a stack, teams that submit at a fixed rate, and latencies from the broker's own times."""
 
 import asyncio
-import json
 import shutil
 import time
 import uuid
@@ -16,7 +15,6 @@ from libs.client import Baton, connect
 from libs.ledger.reader import LedgerReader
 from libs.ledger.tail import Tail
 from schemas import subjects
-from schemas.ids import job_id
 from schemas.jobs import JobSpec, Simulation
 from schemas.ledger import JobFinished, JobGranted, JobQueued
 from schemas.resources import Resources
@@ -25,7 +23,6 @@ FLEET = ROOT / "deploy" / "fleets" / "bench.yaml"
 ENDED = ("succeeded", "failed", "cancelled")
 _STEP_S = 0.02
 _QUIET_S = 120.0
-_SUBMIT = subjects.stem(subjects.submit("team", "user"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,32 +134,18 @@ async def stages(operator: Baton, after: int, inbox_after: int) -> dict[str, Sta
     }
 
 
-async def asked(operator: Baton, after: int) -> tuple[set[tuple[str, str]], int]:
-    """Team and id of the jobs whose requests were stored after sequence `after`, and how many requests expired unread. One that
-    came twice is one job."""
-    js = operator.nats.jetstream()
-    tail = Tail(js, subjects.REQUESTS, after, may_expire=True)
-    last = (await js.stream_info(subjects.REQUESTS)).state.last_seq
-    found: set[tuple[str, str]] = set()
-    while tail.position < last and (batch := await tail.messages(1000, 2.0)):
-        for message in batch:
-            if subjects.stem(message.subject) == _SUBMIT:
-                team = subjects.sender_of(message.subject)
-                found.add((team, job_id(team, json.loads(message.payload)["client_key"])))
-    await tail.close(tail.position)
-    return found, tail.expired
-
-
-async def finished(operator: Baton, after: int) -> set[str]:
-    """Ids of the jobs that ended in the records after sequence `after`."""
+async def lives(operator: Baton, after: int) -> tuple[set[tuple[str, str]], set[str]]:
+    """Of the records after sequence `after`: team and id of the jobs that were queued, and ids of those that ended."""
     reader = LedgerReader(operator.nats.jetstream(), operator.place.pool)
-    found: set[str] = set()
+    queued, finished = set[tuple[str, str]](), set[str]()
     async for entries in reader.read_to(await reader.last_seq()):
-        for entry in entries:
-            if entry.valid and entry.seq > after:
-                found |= {event.job_id for event in entry.record.events if isinstance(event, JobFinished)}
+        for event in (event for e in entries if e.valid and e.seq > after for event in e.record.events):
+            if isinstance(event, JobQueued):
+                queued.add((event.team, event.job_id))
+            elif isinstance(event, JobFinished):
+                finished.add(event.job_id)
     await reader.close()
-    return found
+    return queued, finished
 
 
 async def ended(operator: Baton) -> int:

@@ -137,13 +137,15 @@ class _Run:
             await self._drained(before - stored_before + await self._last(subjects.REQUESTS), calm)
         sent = await submitting
         stored = await self._stored() - stored_before
-        jobs, expired = await crowds.asked(self.operator, stored_before)
-        jobs |= {(due.team, due.job_id) for due in sent}
-        await crowds.rest(self.operator, before + len(jobs))
+        asked = await self.js.consumer_info(subjects.REQUESTS, "admission")
+        unanswered = (asked.num_pending or 0) + (asked.num_ack_pending or 0)
+        own, (queued, _) = {(due.team, due.job_id) for due in sent}, await crowds.lives(self.operator, after)
+        await crowds.rest(self.operator, before + len(own | queued) + unanswered)
         drained_s = time.monotonic() - stopped
         watching.cancel()
-        lost = {job_id for _, job_id in jobs} - await crowds.finished(self.operator, after)
-        loud = sum(team == LOUD for team, _ in jobs)
+        queued, finished = await crowds.lives(self.operator, after)
+        lost = {job_id for _, job_id in own | queued} - finished
+        loud = sum(team == LOUD for team, _ in queued)
         found = await crowds.stages(self.operator, after, inbox)
         return self._summary(name, sent, found, stopped_us) | {
             "loud": crowds.spread([(s.granted_us - s.stored_us) / 1000 for s in found.values() if s.team == LOUD]),
@@ -152,8 +154,7 @@ class _Run:
             "ended_per_s": round(ended / self.seconds, 1),
             "cores": cpu,
             "lost": len(lost),
-            "stored_again": stored - expired - len(jobs),
-            "expired_uncounted": expired,
+            "stored_again": stored - len(own | queued),
             "drained_s": round(drained_s, 1),
             "memory_mib": {n: [memory.get(n), most.get(n), now] for n, now in _memory().items()},
         }
