@@ -41,7 +41,7 @@ Write = Annotated[
     typer.Option("--write", help="Of an admin of the team: the file for the credential; else NAME.creds here."),
 ]
 
-Days = Annotated[
+LastsDays = Annotated[
     int | None,
     typer.Option(
         "--days",
@@ -83,7 +83,7 @@ def add(
     reason: MayReason = "",
     *,
     admin: Annotated[bool, typer.Option("--admin", help="A user who manages the users of its own team.")] = False,
-    days: Days = None,
+    days: LastsDays = None,
     pseudonym: Pseudonym = None,
     write: Write = None,
     folder: Folder = None,
@@ -112,7 +112,7 @@ def rotate(
     name: Name,
     reason: MayReason = "",
     *,
-    days: Days = None,
+    days: LastsDays = None,
     write: Write = None,
     folder: Folder = None,
     url: Url = None,

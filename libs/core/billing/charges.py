@@ -61,7 +61,7 @@ def charges(
     earlier: list[tuple[int, PriceList]] = []
     policy: Mapping[CreditCause, int] = {}
     billed, credited, given = Billed(), None, dict[DeviceOfAttempt, Parts]()
-    seen = Seen()
+    seen = KindsOfUse()
     for seq, record in records():
         if upto_seq is not None and seq > upto_seq:
             return
@@ -114,7 +114,7 @@ def _rated(rater: Rater, use: DeviceUse) -> Sequence[Amount]:
     return rater.rate(use.team, use.device_kind, use.priority_class, use.milli, use.straight)
 
 
-class Seen:
+class KindsOfUse:
     """What kinds of uses there were, so that a book that leaves them as they were is no reason to read all of them again."""
 
     def __init__(self) -> None:
