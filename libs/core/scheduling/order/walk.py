@@ -34,7 +34,7 @@ _Within = tuple[int, int, str]
 
 
 @dataclass(slots=True)
-class _Line:
+class _Alike:
     """Jobs whose standing is the same, whatever is granted."""
 
     like: tuple[object, ...]
@@ -67,8 +67,8 @@ class Order:
         self._of_kinds = len(state.tree) > 0
         """What a job asks for says where its team stands."""
         self._rest: dict[QueueKey, Iterator[str]] = {}
-        self._lines: dict[tuple[object, ...], _Line] = {}
-        self._heap: list[tuple[_Standing, _Within, int, _Line]] = []
+        self._lines: dict[tuple[object, ...], _Alike] = {}
+        self._heap: list[tuple[_Standing, _Within, int, _Alike]] = []
         """First jobs of lines, each with the number of its entry; also entries that count no longer."""
         self._entries = 0
         self._granted: set[str] = set()
@@ -76,7 +76,7 @@ class Order:
 
     def next(self) -> Job | None:
         """The job to consider next; None when all queues are blocked or empty."""
-        later: list[tuple[_Line, _Standing]] = []
+        later: list[tuple[_Alike, _Standing]] = []
         """Lines at the top whose teams were granted something since, and where they stand now."""
         while True:
             line = self._top()
@@ -141,20 +141,20 @@ class Order:
         if line.jobs[0][0] == within:
             self._show(line)
 
-    def _line(self, like: tuple[object, ...], key: QueueKey, due: bool, standing: _Standing) -> _Line:
+    def _line(self, like: tuple[object, ...], key: QueueKey, due: bool, standing: _Standing) -> _Alike:
         at = (*like, standing)
         found = self._lines.get(at)
         if found is None:
-            found = self._lines[at] = _Line(like, key, due, standing)
+            found = self._lines[at] = _Alike(like, key, due, standing)
         return found
 
-    def _show(self, line: _Line) -> None:
+    def _show(self, line: _Alike) -> None:
         """Its first job is one that may be the next."""
         if line.jobs:
             self._entries = line.entry = self._entries + 1
             heapq.heappush(self._heap, (line.standing, line.jobs[0][0], line.entry, line))
 
-    def _top(self) -> _Line | None:
+    def _top(self) -> _Alike | None:
         """The line whose first job ranks first, by what the walk knows."""
         while self._heap:
             *_, entry, line = self._heap[0]
@@ -163,7 +163,7 @@ class Order:
             heapq.heappop(self._heap)
         return None
 
-    def _put_back(self, lines: list[tuple[_Line, _Standing]], before: _Within | None = None) -> None:
+    def _put_back(self, lines: list[tuple[_Alike, _Standing]], before: _Within | None = None) -> None:
         """The jobs of these lines, or those `before` that one, stand where they do now: behind where they stood."""
         for line, now in lines:
             into = self._line(line.like, line.key, line.due, now)
