@@ -48,7 +48,7 @@ class Uses:
         self.calendar = Calendar()
         self._kinds: dict[str, str] = {}
         self._jobs: dict[str, tuple[str, str, str]] = {}
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _OpenGrant] = {}
 
     def apply(self, seq: int, record: led.LedgerRecord) -> list[DeviceUse]:
         """What ended with this record. Raises Unbillable for what no valid ledger says."""
@@ -58,7 +58,7 @@ class Uses:
             if isinstance(event, led.DevicesFreed):
                 found += self._freed(event, seq, record.t_us)
             elif isinstance(event, led.JobGranted):
-                self._held[event.job_id] = _Held(event, record.t_us, seq, event.claims)
+                self._held[event.job_id] = _OpenGrant(event, record.t_us, seq, event.claims)
             elif isinstance(event, led.JobQueued):
                 self._jobs[event.job_id] = (event.team, event.user, event.spec.priority_class)
             elif isinstance(event, led.JobFinished):
@@ -91,7 +91,7 @@ class Uses:
     def _straight(self, since: int, until: int) -> Straight:
         return tuple(self.calendar.straight(since, until))
 
-    def _use(self, held: "_Held", claim: Claim, until: int, to_seq: int, straight: Straight) -> DeviceUse:
+    def _use(self, held: "_OpenGrant", claim: Claim, until: int, to_seq: int, straight: Straight) -> DeviceUse:
         job_id, attempt = held.grant.job_id, held.grant.attempt
         team, user, klass = self._jobs[job_id]
         return DeviceUse(
@@ -100,7 +100,7 @@ class Uses:
         )  # fmt: skip
 
 
-class _Held(NamedTuple):
+class _OpenGrant(NamedTuple):
     """A grant, and what of it is not freed."""
 
     grant: led.JobGranted
