@@ -21,6 +21,7 @@ from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
 from libs.service.files import policy_version
 from libs.service.following import readiness, show
+from schemas.billing import BillQuery, BillReply
 from schemas.catalog import BY_TYPE
 from schemas.subjects import REQUESTS
 from services.quota_billing import handlers
@@ -71,10 +72,15 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     tasks = Tasks()
     pool = settings.pool
     durable = f"quota_billing-{pool}"
+
+    async def get_bill(query: BillQuery, team: str) -> BillReply:
+        assert billing.follower is not None, "the lifespan comes before the first question"
+        return await handlers.answer_bill(billing.follower, prices, query, team)
+
     serve(
         broker,
         BY_TYPE["io.baton.bill.get.query.v1"],
-        lambda query, team: handlers.get_bill(billing.meter, prices, query, team),
+        get_bill,
         pool=pool,
         queue="quota_billing",
     )

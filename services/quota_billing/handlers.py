@@ -1,14 +1,17 @@
 """Quota_billing's answers: load the meter, price or count, return."""
 
+import asyncio
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import cache
+from typing import Protocol
 
 from libs.adapters.mongo.store import StoreAway
 from libs.adapters.mongo.use import UseStore
 from libs.bus.queries import AskAgain, InvalidQuestion
-from libs.core.billing.in_days import Days, bill_in_days, with_forecast
+from libs.core.billing.in_days import MOST_USES, Days, bill_in_days, with_forecast
 from libs.core.billing.metering import Meter, TeamUse
-from libs.core.billing.posted import utc_day
+from libs.core.billing.posted import TooManyUses, utc_day
 from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days_of, is_summed
 from libs.core.billing.use_hours import use_rows
 from libs.core.billing.wall import DAY_US, ENDLESS_US, HOUR_US, day_text, days_of_zone, us_of
@@ -25,6 +28,22 @@ MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
 
+class Still(Protocol):
+    """A meter that is read elsewhere, and can be kept still."""
+
+    projection: Meter
+
+    def still(self) -> AbstractAsyncContextManager[None]: ...
+
+
+async def answer_bill(kept: Still, prices: Prices, query: BillQuery, team: str) -> BillReply:
+    """`get_bill`; what takes long in a thread, one after the other: records get their turn, and other questions do not wait."""
+    if not _takes_long(query):
+        return get_bill(kept.projection, prices, query, team)
+    async with kept.still():
+        return await asyncio.to_thread(get_bill, kept.projection, prices, query, team)
+
+
 def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillReply:
     """A team's bill has its own jobs only: another team's job is as if it did not exist. Raises InvalidQuestion."""
     if query.from_day and query.to_day and query.from_day > query.to_day:
@@ -32,7 +51,12 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
     whose = None if team == OPERATOR else team
     query, days = _when(query)
     if days.day_of is not utc_day:
-        reply = bill_in_days(meter, prices, query, whose, days)
+        try:
+            reply = bill_in_days(meter, prices, query, whose, days)
+        except TooManyUses as e:
+            problem = f"{e.number} uses are to be cut at its midnights, more than the {MOST_USES} of one answer"
+            fix = "narrow it with from_us and to_us, ask for days of UTC, or make a statement (`baton bill statement`)"
+            raise _invalid("time_zone", query.time_zone or "", problem, fix) from None
     elif meter.money.book is not None and is_summed(query):
         reply = bill_of_sums(meter, query, whose)
     else:
@@ -46,10 +70,13 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
     return reply
 
 
+def _takes_long(query: BillQuery) -> bool:
+    return query.from_us is not None or query.to_us is not None or query.time_zone is not None
+
+
 def _when(query: BillQuery) -> tuple[BillQuery, Days]:
     """The question, and its days. What is of whole days of UTC is asked by days, whose rows are there."""
-    said = query.from_us is not None or query.to_us is not None or query.time_zone is not None
-    if not said:
+    if not _takes_long(query):
         start = 0 if query.from_day is None else _begin_of(query.from_day)
         end = ENDLESS_US if query.to_day is None else _begin_of(query.to_day) + DAY_US
         return query, Days(utc_day, start, end)
@@ -101,7 +128,7 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
     if len(hours) > MAX_HOURS:
         problem = f"more than {MAX_HOURS} hours of teams are kept of that time"
         raise _invalid("from_us", str(query.from_us), problem, "narrow it with from_us and to_us, or ask for one team")
-    rows = use_rows(hours, query.group_by, lambda hour: day_text(day_of(hour * HOUR_US)))
+    rows = await asyncio.to_thread(use_rows, hours, query.group_by, lambda hour: day_text(day_of(hour * HOUR_US)))
     if len(rows) > MAX_ROWS:
         problem = f"there are {len(rows)} rows, more than the {MAX_ROWS} of one answer"
         raise _invalid("group_by", query.group_by, problem, "narrow it with from_us and to_us, or group by team")

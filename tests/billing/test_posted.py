@@ -1,16 +1,21 @@
 """Bills that the service answers are those of exports, to the millionth, whatever book comes later."""
 
+import asyncio
 from collections import Counter
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import pytest
 
 from libs.bus.queries import InvalidQuestion
+from libs.core.billing import in_days
 from libs.core.billing.charges import charges
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, bill, days_of
 from libs.core.billing.wall import DAY_US, HOUR_US, day_text
-from schemas.billing import BillQuery, Price, PriceBook
+from schemas.billing import BillQuery, BillReply, Price, PriceBook
 from schemas.ledger import PricesApplied
 from schemas.subjects import OPERATOR
 from services.quota_billing import handlers
@@ -20,6 +25,16 @@ from tests.billing.ledgers import DECEMBER, NOVEMBER, over_the_month, priced_wor
 from tests.core.builders import World
 
 FILE = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=77),)))
+
+
+@dataclass
+class Kept:
+    """A meter, as a follower has it."""
+
+    projection: Meter
+
+    def still(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
 
 def metered(world: World, upto: int | None = None) -> Meter:
@@ -126,6 +141,39 @@ def test_a_bill_of_any_zone_is_a_statement_and_of_utc_the_one_by_days() -> None:
             for c in charges(lambda: list(enumerate(world.records, start=1)))
             if c.use.team == "research" and start <= c.billed_us < end
         )
+
+
+def test_a_bill_of_a_zone_that_is_of_too_many_uses_is_refused_and_others_uses_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = Meter.load(metered(over_the_month()).dump())
+    teams = {row.team: row.attempts for row in get_bill(meter, FILE, BillQuery(group_by="team"), OPERATOR).rows}
+    assert len(teams) > 1
+    monkeypatch.setattr(in_days, "MOST_USES", sum(teams.values()) - 1)
+    berlin = BillQuery(time_zone="Europe/Berlin")
+    with pytest.raises(InvalidQuestion) as refused:
+        get_bill(meter, FILE, berlin, OPERATOR)
+    assert [(r.field, r.value) for r in refused.value.reasons] == [("time_zone", "Europe/Berlin")]
+    for team in teams:
+        assert {row.team for row in get_bill(meter, FILE, berlin, team).rows} == {team}
+
+
+async def test_a_bill_of_a_zone_holds_up_no_other_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It walks all uses of its span: a team with many of them could stop all bills for seconds, again and again."""
+    other_answered, made = Event(), handlers.get_bill
+
+    def slow(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillReply:
+        if query.time_zone and not other_answered.wait(60):
+            raise AssertionError("the other question waits")
+        return made(meter, prices, query, team)
+
+    monkeypatch.setattr(handlers, "get_bill", slow)
+    kept = Kept(metered(priced_world()))
+    zoned = asyncio.create_task(handlers.answer_bill(kept, FILE, BillQuery(time_zone="Europe/Berlin"), "research"))
+    await asyncio.sleep(0)
+    other = await handlers.answer_bill(kept, FILE, BillQuery(), "research")
+    other_answered.set()
+    assert (await zoned).total_cost_micros == other.total_cost_micros
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Allocated against used, as documents: one a team and hour. Written by quota_billing."""
 
+import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pymongo import ReplaceOne
@@ -54,9 +55,7 @@ class UseStore:
         query = {field: {"$gte": f"{of}|{first:08d}", "$lt": f"{of}|{last:08d}"}}
         with away():
             found = await self._hours.find(query).sort([(field, 1)]).limit(limit).to_list(None)
-        return [
-            UseHour(body["team"], int(body["hour_us"]) // HOUR_US, loaded(json.loads(body["slots"]))) for body in found
-        ]
+        return await asyncio.to_thread(lambda: [_read(body) for body in found])
 
     async def forget(self, before: int) -> None:
         """Removes the hours before one, since the epoch."""
@@ -64,6 +63,10 @@ class UseStore:
             await self._hours.delete_many(
                 {"by_hour": {"$gte": f"{self._pool}|", "$lt": f"{self._pool}|{max(0, before):08d}"}}
             )
+
+
+def _read(body: Mapping[str, Any]) -> UseHour:
+    return UseHour(body["team"], int(body["hour_us"]) // HOUR_US, loaded(json.loads(body["slots"])))
 
 
 def _stored(pool: str, hour: UseHour) -> dict[str, Any]:

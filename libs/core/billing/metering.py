@@ -176,10 +176,11 @@ class Meter:
                     used_us = rows.get(key, 0) + more.get(key, 0)
                     yield UsageRow(name, job, attempt, day, model, klass, used_us, paid, user)
 
-    def in_days(self, day_of: DayOf, team: str | None, span: tuple[int, int]) -> Iterator[UsageRow]:
+    def in_days(self, day_of: DayOf, team: str | None, span: tuple[int, int], most: int) -> Iterator[UsageRow]:
         """The rows of what is freed, on the days of another calendar; those of a span of the wall, [from, to), are whole. Use
-        is of the hour in which it was, money of the moment at which it was billed, as in `usage`."""
-        money, uses = self.money.recut(day_of, team, span)
+        is of the hour in which it was, money of the moment at which it was billed, as in `usage`. Raises TooManyUses when it
+        is of more than `most` uses."""
+        money, uses = self.money.recut(day_of, team, span, most)
         used: dict[str, dict[Key, int]] = {}
         for one in uses:
             units = used.setdefault(one.team, {})

@@ -68,6 +68,14 @@ class AppliedBook(NamedTuple):
     book: RateBook
 
 
+class TooManyUses(ValueError):
+    """So many would have to be rated anew, more than are rated at once."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{number} uses")
+        self.number = number
+
+
 class PostedMoney:
     """Money by team and row. `book` None: no book is in the ledger, nothing is posted, and a file may say what use costs."""
 
@@ -91,6 +99,8 @@ class PostedMoney:
         self._rater = Rater(None)
         self._closed = list(closed)
         self._uses: list[AlikeUses] = []
+        self._of_team: dict[str, list[int]] = {}
+        """Team -> its lines in `_uses`."""
         self._books: list[AppliedBook] = []
         self._credited: list[CreditedUse] = []
         self._parts: dict[int, list[tuple[int, Parts]]] = {}
@@ -126,8 +136,7 @@ class PostedMoney:
 
     def post(self, uses: AlikeUses, devices: Sequence[str] = ()) -> None:
         """What ended, at the prices of now. `devices`: the claims', of an attempt that may be credited."""
-        number = len(self._uses)
-        self._uses.append(uses)
+        number = self._keep(uses)
         if devices:
             places = self._open.setdefault((uses.job_id, uses.attempt), {})
             places.update((device, (number, place)) for place, device in enumerate(devices))
@@ -136,6 +145,12 @@ class PostedMoney:
             each = self._rated(self._rater, number, uses)
             for hour, (cost, listed, unpriced) in _by_hour(each).items():
                 self._add(uses, self._day(hour, uses.seq, uses.posted_us), cost, listed, unpriced, 0)
+
+    def _keep(self, uses: AlikeUses) -> int:
+        number = len(self._uses)
+        self._uses.append(uses)
+        self._of_team.setdefault(uses.team, []).append(number)
+        return number
 
     def give_back(self, found: Mapping[DeviceOfAttempt, Parts], seq: int, posted_us: int) -> None:
         """What attempts that are closed by record `seq` are credited; all that they held is posted."""
@@ -198,10 +213,17 @@ class PostedMoney:
         money._tiered = {number: each for number, each in money._tiered.items() if number in self._lines}
         self.__dict__.update(money.__dict__)
 
-    def recut(self, day_of: DayOf, team: str | None, span: tuple[int, int]) -> tuple["PostedMoney", list[AlikeUses]]:
+    def recut(
+        self, day_of: DayOf, team: str | None, span: tuple[int, int], most: int
+    ) -> tuple["PostedMoney", list[AlikeUses]]:
         """The same, on the days of another calendar, and the uses that it looked at. Whole is what is billed in the span,
-        [from, to) of the wall, of one team or of all; what is not needed for that is passed over."""
+        [from, to) of the wall, of one team or of all; what is not needed for that is passed over.
+
+        Raises TooManyUses when more than `most` are needed.
+        """
         wanted = self._needed(team, span)
+        if len(wanted) > most:
+            raise TooManyUses(len(wanted))
         place = {number: here for here, number in enumerate(wanted)}
         uses = [self._uses[number] for number in wanted]
         credited = [one._replace(use=place[one.use]) for one in self._credited if one.use in place]
@@ -221,20 +243,18 @@ class PostedMoney:
             before = prices
         span = span[0], span[1] + HOUR_US  # an hour is billed where it begins
         credited = {c.use for c in self._credited if span[0] <= self._posted(c.seq, c.posted_us) < span[1]}
+        numbers = range(len(self._uses)) if team is None else self._of_team.get(team, ())
         return [
             number
-            for number, one in enumerate(self._uses)
-            if team in (None, one.team)
-            and (
-                one.team in tiered
-                or any(
-                    wall // HOUR_US * HOUR_US < span[1] and wall + end - start > span[0]
-                    for start, end, wall in one.straight
-                )
-                or span[0] <= self._posted(one.seq, one.posted_us) < span[1]
-                or number in credited
-                or not all(b.of(one.team, one.device_kind, one.priority_class, one.straight) for b in priced)
+            for number, one in zip(numbers, map(self._uses.__getitem__, numbers), strict=True)
+            if one.team in tiered
+            or any(
+                wall // HOUR_US * HOUR_US < span[1] and wall + end - start > span[0]
+                for start, end, wall in one.straight
             )
+            or span[0] <= self._posted(one.seq, one.posted_us) < span[1]
+            or number in credited
+            or not all(b.of(one.team, one.device_kind, one.priority_class, one.straight) for b in priced)
         ]
 
     # -------------------------------------------------------------------------------------------------------- shared steps
@@ -335,7 +355,8 @@ class PostedMoney:
                     self.rows.setdefault(team, {}).setdefault(day, {})[key] = row
                     self._count(team, key, *row)
             case "uses":
-                self._uses += [AlikeUses._make([*one[:-1], tuple((a, b, c) for a, b, c in one[-1])]) for one in rows]
+                for one in rows:
+                    self._keep(AlikeUses._make([*one[:-1], tuple((a, b, c) for a, b, c in one[-1])]))
             case "credited":
                 for number, place, seq, posted_us, parts in rows:
                     told = tuple(CreditedPart(CreditCause(cause), *more) for cause, *more in parts)
