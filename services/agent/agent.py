@@ -168,6 +168,7 @@ class Agent:
         self._refused.clear()
         ended = [node for node in living if node.lease.check(at) and node not in refused]
         over = [node for node in ended if not node.keeps()] + refused
+        over += [node for node in living if node.outlived() and node not in over]
         for node in ended:
             if node.keeps():
                 log.warning("%s: its lease has ended; what is kept goes on, everything else ends", node.name)

@@ -139,6 +139,8 @@ class NodeRunner:
     dying: bool = False
     """This life is ending: what its parts report is not passed on any more."""
     _asked_to_save: bool = False
+    _lapsed: bool = False
+    """Its lease has ended, and was not renewed since: it goes on for what is kept."""
     _leaving: bool = False
     boards: NodeBoards = field(init=False)
 
@@ -195,7 +197,7 @@ class NodeRunner:
             quarantined={device: ", ".join(busy.users) for device, busy in self.busy_devices.items()},
         )
         self.lease = Lease(self.lease_s)
-        self.known, self.missed, self._asked_to_save, self.dying = False, 0, False, False
+        self.known, self.missed, self._asked_to_save, self.dying, self._lapsed = False, 0, False, False, False
         self.parts.clear()
         self._early.clear()
         for ending in self._ending.values():
@@ -311,7 +313,13 @@ class NodeRunner:
         goes on with the next renewal."""
         for key in [key for key in self.parts if key not in self._ending and self._early.get(key) is not None]:
             self._end_lease(key)
-        self.lease = Lease(self.lease_s)
+        self.lease, self._lapsed = Lease(self.lease_s), True
+
+    def outlived(self) -> bool:
+        """Whether this life's lease ended, what was kept has ended since and is heard, and no renewal came: then none may come
+        any more, since who grants leases gave the node up where the ledger could not say that it keeps work. Another life costs
+        nothing now."""
+        return self._lapsed and not (self.parts or self._ending or self._ends or self._unheard)
 
     def _lease_over(self, key: Key, now: float) -> bool:
         """Of one that is shorter than the node's; the others end with it."""
@@ -371,7 +379,7 @@ class NodeRunner:
         """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid."""
         valid = self.lease.renew(sent, self.now())
         if valid:
-            self._asked_to_save = False
+            self._asked_to_save = self._lapsed = False
         return valid
 
     def save_early(self) -> None:

@@ -264,6 +264,23 @@ async def test_no_silence_ends_work_that_is_kept(world, start):
         assert len(world.lives["n0"]) == 1
 
 
+async def test_a_life_without_a_lease_ends_once_it_has_nothing_more_to_keep(world, start):
+    """Who grants leases may have given it up, where an older reader lets no ledger say that it keeps work: then nothing was
+    ever started there again (simulation, seed 844)."""
+    async with start(lease_s=1.5, heartbeat_s=0.2) as agent:
+        kept, late = part(spec(FOREVER), lease_s=0.0), part(simulated(0.01), rank("n0-gpu1"))
+        await world.want("n0", kept)
+        await world.sees(kept, Started)
+        world.grants = False
+        await until(lambda: agent.nodes["n0"].lease.deadline is None)
+        assert len(world.lives["n0"]) == 1
+        await world.want("n0")
+        await world.joined("n0", lives=2)
+        world.grants = True
+        await world.want("n0", late)
+        await world.sees(late, Released)
+
+
 async def test_kept_work_that_was_not_started_yet_lets_no_life_go_on(world, start):
     """It waits for a secret that nobody delivers. The keeper holds nothing that is kept, so it lets nothing start any more."""
     async with start(lease_s=1.5, heartbeat_s=0.2) as agent:

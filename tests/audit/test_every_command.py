@@ -55,7 +55,7 @@ LISTED: dict[str, tuple[str, str]] = {
     "up": (ACTION, "libs.cli.up: up.insecure"),
     **dict.fromkeys(("team push", "team serve", "audit push"), (HERE, "it tells what has its line already")),
     **dict.fromkeys(("demo", "replay", "simulate", "scenario run", "placer", "prices check"), (HERE, "")),
-    **dict.fromkeys(("team export", "bill export", "bill push", "ledger export"), (HERE, "")),
+    **dict.fromkeys(("team export", "bill export", "bill push", "bill used", "ledger export"), (HERE, "")),
     **dict.fromkeys(
         (
             "plan", "explain", "logs", "watch", "wait", "status", "top", "diff", "audit verify", "dead list", "dead show",

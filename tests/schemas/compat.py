@@ -1,5 +1,6 @@
 """May what was written for an old schema still be read with a new one? Says each place where it may not."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,9 @@ from tests.schemas.checker import Json, resolve
 UPPER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 EXACT = ("pattern", "const", "type", "propertyNames", "format", "multipleOf", "uniqueItems")
+
+_CHOICE = re.compile(r"\^\(([\w|-]+)\)\$")
+"""A pattern that is one of several words."""
 
 
 def narrowed(old: Json, new: Json) -> list[str]:
@@ -82,6 +86,9 @@ def _keywords(old: Json, new: Json, path: str) -> Iterator[str]:
 
 
 def _wider(keyword: str, old: Json, new: Json) -> bool:
+    if keyword == "pattern":
+        before, after = (_CHOICE.fullmatch(some.get("pattern", "")) for some in (old, new))
+        return before is not None and after is not None and set(before[1].split("|")) <= set(after[1].split("|"))
     return keyword == "type" and (old.get("type"), new.get("type")) == ("integer", "number")
 
 

@@ -13,6 +13,7 @@ from tests.schemas.compat import narrowed
 ADMITTED = documents()["io.baton.job.admitted.v1"]
 SUBMIT = documents()["io.baton.job.submit.v1"]
 LEDGER = documents()["io.baton.ledger.record.v1"]
+BILL = documents()["io.baton.bill.get.query.v1"]
 HOW = (
     "after a release a narrower message is a new type in a new file; before the first one, "
     "delete tests/schemas/released.json and run `python -m tests.schemas.release`"
@@ -51,6 +52,7 @@ def spec(d: dict[str, Any]) -> dict[str, Any]:
         (SUBMIT, lambda d: d["properties"]["client_key"].update(maxLength=255), "maxLength fell from 256 to 255"),
         (SUBMIT, lambda d: d["properties"]["client_key"].update(minLength=2), "minLength rose from 1 to 2"),
         (SUBMIT, lambda d: d["properties"]["client_key"].update(pattern="^a$"), "pattern was None and is '^a$'"),
+        (BILL, lambda d: d["properties"]["group_by"].update(pattern="^(team|day)$"), "$.group_by: pattern was '^(team|"),
         (SUBMIT, lambda d: d["properties"]["client_key"].update(type="integer"), "type was 'string' and is 'integer'"),
         (SUBMIT, lambda d: d["$defs"]["Launch"]["enum"].remove("per-node"), "'per-node' is refused now"),
         (SUBMIT, lambda d: d["$defs"]["Resources"]["properties"]["devices"].update(maximum=8), "maximum fell from 9216"),
