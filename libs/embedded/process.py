@@ -150,7 +150,7 @@ class Child:
         try:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    self._process.send_signal(self.spec.stop_signal)
+                    self._signal(self.spec.stop_signal)
             async with asyncio.timeout(self.spec.stop_timeout_s):
                 await self._process.wait()
         except TimeoutError:
@@ -158,6 +158,14 @@ class Child:
         finally:
             self.kill_group()
         await self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        if isinstance(self._process, Forked):
+            self._process.send_signal(number)
+        else:
+            os.kill(
+                self.pid, number
+            )  # Popen's own asks first whether it has ended, and asyncio's watcher never hears of it then
 
     def kill_group(self) -> None:
         """SIGKILL the process and everything it started in its group; nothing once that is done after its end."""

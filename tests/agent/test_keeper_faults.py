@@ -400,7 +400,7 @@ print(held.next_incarnations(["n0"])["n0"])
 
 
 async def test_an_agent_of_0_1_0_begins_above_the_present_life_with_nothing_of_it_left(make_node, world, tmp_path):
-    """It knows no keeper: it finds shims by their environment, and below them what has none."""
+    """It knows no keeper, and nothing tells it whose a process without an environment is: it ends the keeper by its note."""
     wheel = ROOT / "tests" / "fixtures" / "baton-0.1.0-py3-none-any.whl"
     node = make_node()
     pids, _ = await run_job(world, node)
