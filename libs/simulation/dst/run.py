@@ -71,13 +71,15 @@ def alone(world: World) -> Iterator[World]:
     try:
         yield world
     finally:
-        world.close()
-        cheap.forget()
-        turns.DEFAULT_KNOBS = knobs
-        logging.disable(level)
-        sys.unraisablehook = unraisable
-        if collecting:
-            gc.enable()
+        try:
+            world.close()
+        finally:
+            cheap.forget()
+            turns.DEFAULT_KNOBS = knobs
+            logging.disable(level)
+            sys.unraisablehook = unraisable
+            if collecting:
+                gc.enable()
 
 
 def _run(world: World, calm: bool, theme: str) -> SeedResult:
