@@ -4,6 +4,7 @@ Every test has its own `pool`, with streams of its own, and its own `team`; the 
 TELEMETRY are shared by the session.
 """
 
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -31,6 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesToWorkers:
     return FilesToWorkers(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _a_command_in_this_process_silences_its_test_alone() -> Iterator[None]:
+    """A command turns the log of libraries off; this process goes on, and other tests read it."""
+    yield
+    logging.getLogger("baton").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -117,7 +116,6 @@ def test_a_wrong_command_line_is_usage(
         monkeypatch.delenv(name)
     with pytest.raises(SystemExit) as ended:
         main()
-    logging.getLogger("baton").setLevel(logging.NOTSET)  # this process goes on, and other tests read its log
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
     assert says in err
