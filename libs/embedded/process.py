@@ -160,12 +160,11 @@ class Child:
         await self._process.wait()
 
     def _signal(self, number: int) -> None:
+        """Not through Popen: that one looks first whether the process has ended, and asyncio's watcher never learns how."""
         if isinstance(self._process, Forked):
             self._process.send_signal(number)
         else:
-            os.kill(
-                self.pid, number
-            )  # Popen's own asks first whether it has ended, and asyncio's watcher never hears of it then
+            os.kill(self.pid, number)
 
     def kill_group(self) -> None:
         """SIGKILL the process and everything it started in its group; nothing once that is done after its end."""
