@@ -42,9 +42,17 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, default="process")
     parser.add_argument("--jobs", type=int, default=1000, help="submitted at once")
     parser.add_argument("--idle", type=int, default=50, help="submitted one at a time")
+    parser.add_argument("--within", type=Path, help="where the turn's folder is made and stays; without, it is removed")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="baton-peer-") as folder:
+
+    def turn(folder: str) -> None:
         print(json.dumps(asyncio.run(_turn(Path(folder), options.kind, options.jobs, options.idle))))
+
+    if options.within is not None:
+        turn(tempfile.mkdtemp(prefix="baton-peer-", dir=options.within))
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-peer-") as folder:
+        turn(folder)
 
 
 async def _turn(folder: Path, kind: str, jobs: int, idle: int) -> dict[str, Any]:

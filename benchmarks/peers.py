@@ -13,6 +13,9 @@ once (jobs/s), and `--idle` jobs one at a time on the idle cluster (submit to st
 their median is what counts. Steal is what the hypervisor took of the processors; above 5 % a figure says little. Results go to
 `benchmarks/results/peers.json`. Fails when a ledger does not verify, or a bill is not its integral.
 
+Baton's turns leave their folders until all rounds are over: on an ext4 without a journal each file that is made costs more for
+minutes after others were removed (30 us, 70 to 170 after 4,800), whoever removed them, and the next turn would pay for that.
+
 What each does for a job: baton-process, hyperqueue and slurm start a process (Baton's behind full walls, fsynced and billed);
 baton-timer, dask and ray start none. HyperQueue, Dask and Ray keep nothing through a crash.
 """
@@ -24,6 +27,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, why in absent.items():
         print(f"without {name}: {why}")
     about = machine.describe()
-    rounds = [
-        _round(options, here[number % len(here) :] + here[: number % len(here)]) for number in range(options.rounds)
-    ]
+    with tempfile.TemporaryDirectory(prefix="peers-") as within:
+        options.within = within
+        rounds = [
+            _round(options, here[number % len(here) :] + here[: number % len(here)]) for number in range(options.rounds)
+        ]
     result = {"machine": about, "cluster": "4 nodes of 8 devices, one device a job", "absent": absent, **report(rounds)}
     print(table(result))
     print(f"written to {machine.write(options.out, result)}")
@@ -129,7 +135,7 @@ def _round(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Figur
 
 def _baton(options: argparse.Namespace, name: str) -> Figures:
     turn = ["--kind", name.removeprefix("baton-"), "--jobs", str(options.jobs), "--idle", str(options.idle)]
-    return _told([sys.executable, "-m", "benchmarks.peer_turn", *turn])
+    return _told([sys.executable, "-m", "benchmarks.peer_turn", *turn, "--within", options.within])
 
 
 def _peer(options: argparse.Namespace, name: str) -> Figures:

@@ -23,7 +23,7 @@ from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
 from services.agent.limits import AttemptLimits, Watched, limits_of
-from services.agent.logs import OWN, LogStore, make_folders
+from services.agent.logs import OWN, LogStore, make_folder
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
 from services.agent.quarantine import Since, still_busy
@@ -182,15 +182,16 @@ class Launcher:
 
     def _launch(self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any] | None) -> AttemptLaunch:
         """Raises BadEnvironment, NoDevices or OSError, before anything is started."""
-        attempt = self.logs.begin(part.job_id, part.attempt, part.team)
         kept = self.keeper.attempt(kept_id(node.name, part))
         if row is not None:
             kept.adopt(row)
-        home, saves = attempt / "home", self.checkpoints / part.job_id
-        for root, name in ((attempt, "home"), (attempt, "acknowledge"), (self.checkpoints, part.job_id)):
-            make_folders(root, name)
+        begin = self.logs.begin if row is None else self.logs.adopt
+        own, acknowledgement = begin(part.job_id, part.attempt, part.team)
+        home, saves = own[0], self.checkpoints / part.job_id
+        make_folder(str(saves))
+        own.append(saves)
         workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
-        paths = Paths(str(home), str(workdir), str(saves), str(attempt / "acknowledge" / "rank-{rank}.json"))
+        paths = Paths(str(home), str(workdir), str(saves), acknowledgement)
         marker = f"{self.marker(node)}/{part.job_id}.{part.attempt}"
         addresses = addresses_of(part, self.local_nodes, self.address_template)
         id, named = kept_id(node.name, part), bool(part.spec.secrets)
@@ -214,7 +215,6 @@ class Launcher:
             for slot in slots(part)
         ]
         group = self._group(node)
-        own = [home, saves, attempt / "acknowledge"]
         shown = [] if secrets is None else [secrets]
         limits = self._limits(node, part, group)
 

@@ -19,6 +19,8 @@ from services.agent.private import is_folder, open_file
 
 OWN = ".agent"
 """Below the root, beside the jobs' folders: on the same disk."""
+ACKNOWLEDGEMENT = ".baton-rank-{rank}.json"
+"""In an attempt's home: a folder for it would cost as much as the home (docs/decisions/0094)."""
 _META = "attempt.json"
 """Earlier versions had a file for whose an attempt is, and a folder for each job, attempt and output."""
 _NAMED = re.compile(r"(job-[0-9a-f]{32})\.([1-9][0-9]{0,17})\.([a-z0-9-]*)")
@@ -31,7 +33,7 @@ def folder_name(job_id: str, attempt: int, team: str) -> str:
 
 
 class LogStore:
-    """Where attempts keep their files: the job's in `<root>/<job id>/<attempt>/`, the agent's in
+    """Where attempts keep their files: the job's in `<root>/<job id>.<attempt>/`, the agent's in
     `<root>/.agent/<job id>.<attempt>.<team>/`. Old ones are removed, newest `keep` stay."""
 
     def __init__(self, root: Path, keep: int) -> None:
@@ -66,14 +68,32 @@ class LogStore:
                         meta.parent.parent.rmdir()
 
     def attempt(self, job_id: str, attempt: int) -> Path:
+        """The job's own folder: its home."""
+        return self._root / f"{job_id}.{attempt}"
+
+    def earlier(self, job_id: str, attempt: int) -> Path:
+        """What an earlier version made of it: a folder with `home` and `acknowledge`."""
         return self._root / job_id / str(attempt)
 
-    def begin(self, job_id: str, attempt: int, team: str) -> Path:
-        """Makes the attempt's folders and remembers whose it is. The job's folder is returned. Raises OSError."""
-        make_folders(self._root, job_id, str(attempt))
-        make_folders(self._own, folder_name(job_id, attempt, team))
+    def begin(self, job_id: str, attempt: int, team: str) -> tuple[list[Path], str]:
+        """Makes the attempt's folders and remembers whose it is. The job's own are returned, its home first, and the pattern of
+        its acknowledgements. Raises OSError."""
+        home = self.attempt(job_id, attempt)
+        make_folder(str(home))
+        self._remember(job_id, attempt, team)
+        return [home], f"{home}/{ACKNOWLEDGEMENT}"
+
+    def adopt(self, job_id: str, attempt: int, team: str) -> tuple[list[Path], str]:
+        """The same of an attempt that an earlier agent began, maybe of an earlier version. Raises OSError."""
+        before = self.earlier(job_id, attempt)
+        if not (before / "home").is_dir():
+            return self.begin(job_id, attempt, team)
+        self._remember(job_id, attempt, team)
+        return [before / "home", before / "acknowledge"], f"{before}/acknowledge/rank-{{rank}}.json"
+
+    def _remember(self, job_id: str, attempt: int, team: str) -> None:
+        make_folder(f"{self._own}/{folder_name(job_id, attempt, team)}")
         self._teams[job_id, attempt] = team
-        return self.attempt(job_id, attempt)
 
     def log(self, job_id: str, attempt: int, rank: int) -> Path:
         return self._own / folder_name(job_id, attempt, self._team(job_id, attempt)) / f"rank-{rank}.log"
@@ -89,12 +109,21 @@ class LogStore:
         return [
             folder
             for _, job_id, attempt, team in old
-            for folder in (self.attempt(job_id, attempt), self._own / folder_name(job_id, attempt, team))
+            for folder in (
+                self.attempt(job_id, attempt),
+                self.earlier(job_id, attempt),
+                self._own / folder_name(job_id, attempt, team),
+            )
         ]
 
     def left(self) -> list[Path]:
         """What ended attempts left beside their output: their jobs' own folders."""
-        return [self.attempt(job_id, attempt) / "home" for _, job_id, attempt, _ in self._ended()]
+        return [
+            folder
+            for _, job_id, attempt, _ in self._ended()
+            for folder in (self.attempt(job_id, attempt), self.earlier(job_id, attempt) / "home")
+            if folder.is_dir()
+        ]
 
     def _ended(self) -> list[tuple[int, str, int, str]]:
         """When its output began, ns; job, attempt, team."""
@@ -161,19 +190,15 @@ def _team_in(root: Path, job_id: str, attempt: str) -> str:
         return ""
 
 
-def make_folders(root: Path, *below: str) -> None:
-    """Those on this way below `root`, from above: `Path.mkdir(parents=True)` tries from below first, and fails at each that is
-    not there yet. One that is there stays. Raises OSError."""
-    path = str(root)
-    for name in below:
-        path = f"{path}/{name}"
-        try:
-            os.mkdir(path)
-        except FileNotFoundError:  # somebody has removed `root`
-            os.makedirs(path, exist_ok=True)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise
+def make_folder(path: str) -> None:
+    """`Path.mkdir(parents=True)` without its detours. One that is there stays. Raises OSError."""
+    try:
+        os.mkdir(path)
+    except FileNotFoundError:  # somebody has removed the one that it is in
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
 
 
 def _whole_characters(data: bytes, at_end: bool) -> bytes:

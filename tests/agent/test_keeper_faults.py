@@ -167,7 +167,7 @@ async def test_an_agent_that_is_killed_and_comes_back_costs_no_attempt(make_node
     await world.sees(brief, Started)
     keeper = node.keeper()
     node.kill()
-    (node.root / "jobs" / brief.job_id / "1" / "home" / "end").touch()
+    (node.root / "jobs" / f"{brief.job_id}.1" / "end").touch()
     await until(lambda: len(node.jobs()) == PROCESSES)
     node.start()
     released = await world.sees(brief, Released)
@@ -255,7 +255,7 @@ async def test_a_job_that_was_asked_to_end_before_its_agent_was_killed_did_not_e
     )
     wanted = part(spec(code, stop_grace_s=60), rank("n0-gpu0"))
     await world.want("n0", wanted)
-    home = node.root / "jobs" / wanted.job_id / "1" / "home"
+    home = node.root / "jobs" / f"{wanted.job_id}.1"
     await until(lambda: "up" in node.output(wanted.job_id))
     await world.want("n0", but(wanted, Action.STOP))
     await until((home / "asked").exists)

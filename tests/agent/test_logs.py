@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -69,23 +70,39 @@ def test_old_attempts_are_removed_and_running_ones_stay(store, tmp_path):
         os.utime(tmp_path / ".agent" / f"{JOB}.{attempt}.blue", ns=(attempt, attempt))
     store.set_live(JOB, 1, 0, True)
     prune(store.prune())
-    assert sorted(p.name for p in (tmp_path / JOB).iterdir()) == ["1", "4", "5"]
+    assert sorted(p.name for p in tmp_path.glob("job-*")) == [f"{JOB}.{n}" for n in (1, 4, 5)]
     assert sorted(p.name for p in (tmp_path / ".agent").iterdir()) == [f"{JOB}.{n}.blue" for n in (1, 4, 5)]
+
+
+def test_what_an_agent_of_before_made_of_an_attempt_serves_it_and_is_removed_with_its_output(store, tmp_path):
+    """It had a folder for the job, the attempt, its home and its acknowledgements."""
+    for attempt in (1, 2, 3):
+        (tmp_path / JOB / str(attempt) / "home").mkdir(parents=True)
+        assert store.adopt(JOB, attempt, "blue") == (
+            [tmp_path / JOB / str(attempt) / name for name in ("home", "acknowledge")],
+            f"{tmp_path}/{JOB}/{attempt}/acknowledge/rank-{{rank}}.json",
+        ), "it is told these"
+        os.utime(tmp_path / ".agent" / f"{JOB}.{attempt}.blue", ns=(attempt, attempt))
+    assert [p.relative_to(tmp_path) for p in sorted(store.left())] == [Path(JOB, str(n), "home") for n in (1, 2, 3)]
+    prune(store.prune())
+    assert sorted(p.name for p in (tmp_path / JOB).iterdir()) == ["2", "3"]
 
 
 def test_the_agents_own_tree_outlives_its_last_attempt(store, tmp_path):
     """Made again, it would be open to others."""
     write(store, "x")
     prune([store.attempt(JOB, 1), store.log(JOB, 1, 0).parent])
-    assert not (tmp_path / JOB).exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".agent"]
     assert stat.S_IMODE((tmp_path / ".agent").stat().st_mode) == 0o700
 
 
-def test_an_attempt_costs_the_agent_one_folder_and_a_file_per_process(store, tmp_path):
+def test_an_attempt_costs_the_agent_two_folders_and_a_file_per_process(store, tmp_path):
     write(store, "x")
-    assert [str(p.relative_to(tmp_path / ".agent")) for p in sorted((tmp_path / ".agent").rglob("*"))] == [
-        f"{JOB}.1.blue",
-        f"{JOB}.1.blue/rank-0.log",
+    assert [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == [
+        ".agent",
+        f".agent/{JOB}.1.blue",
+        f".agent/{JOB}.1.blue/rank-0.log",
+        f"{JOB}.1",
     ]
 
 
@@ -160,15 +177,15 @@ def test_the_output_of_the_version_before_is_taken_over(tmp_path):
     assert sorted(p.name for p in (tmp_path / ".agent").iterdir()) == [JOB, f"{JOB}.3.blue"], (
         "a name that is none stays"
     )
-    assert store.begin(JOB, 3, "blue").is_dir(), "as an attempt that goes on is begun again"
+    assert store.begin(JOB, 3, "blue"), "as an attempt that goes on is begun again"
     assert store.read(LogQuery(job_id=JOB), "blue").text == "before, after"
 
 
 def test_a_job_cannot_have_its_output_taken_over_as_anothers(store, tmp_path):
     """What looks like an earlier version's in its own folder is not looked at when the agent has an output of it."""
     write(store, "own")
-    (store.attempt(JOB, 1) / "logs").mkdir()
-    (store.attempt(JOB, 1) / "attempt.json").write_text('{"team": "green"}')
+    (store.earlier(JOB, 1) / "logs").mkdir(parents=True)
+    (store.earlier(JOB, 1) / "attempt.json").write_text('{"team": "green"}')
     again = LogStore(tmp_path, keep=2)
     assert again.read(LogQuery(job_id=JOB), "green") is None
     assert again.read(LogQuery(job_id=JOB), "blue").text == "own"
@@ -177,11 +194,11 @@ def test_a_job_cannot_have_its_output_taken_over_as_anothers(store, tmp_path):
 def test_an_attempt_begins_in_a_root_that_somebody_has_removed(tmp_path):
     store = LogStore(tmp_path / "jobs", keep=2)
     shutil.rmtree(tmp_path / "jobs")
-    assert store.begin(JOB, 1, "blue").is_dir()
+    assert store.begin(JOB, 1, "blue")[0][0].is_dir()
     assert store.log(JOB, 1, 0).parent.is_dir()
 
 
 def test_a_file_where_a_folder_belongs_is_an_error(store, tmp_path):
-    (tmp_path / JOB).write_text("")
+    (tmp_path / f"{JOB}.1").write_text("")
     with pytest.raises(OSError, match=JOB):
         store.begin(JOB, 1, "blue")

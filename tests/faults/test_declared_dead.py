@@ -47,7 +47,7 @@ async def test_what_is_kept_is_succeeded_only_once_an_operator_has_said_that_its
         job = (await team.submit(spec, "stays")).job_id
 
         def begun(attempt: int) -> bool:
-            return bool(list((agent.parent / "jobs" / job).glob(f"{attempt}/home/begun")))
+            return bool(list((agent.parent / "jobs").glob(f"{job}.{attempt}/begun")))
 
         await until(lambda: begun(1))
         first = held(find.running(agent))

@@ -67,7 +67,7 @@ for name, path in {
     "credentials": f"{STATE}/creds/nats.creds",
     "incarnations": f"{STATE}/agent/incarnations.json",
     "keeper_log": f"{STATE}/agent/keeper.log",
-    "victims_file": f"{VICTIM}/home/secret",
+    "victims_file": f"{VICTIM}/secret",
     "victims_checkpoint": f"{STATE}/checkpoints/{VICTIM_JOB}/secret",
     "victims_log": f"{STATE}/jobs/.agent/{VICTIM_JOB}.1.blue/rank-0.log",
     "own_record": os.environ["OWN_RECORD"],
@@ -147,7 +147,7 @@ def docker():
 def jobs_of_others():
     """The folders above one's own are empty but for the way to it."""
     jobs = {name for name in os.listdir(f"{STATE}/jobs") if name.startswith("job-")}
-    return jobs - {os.environ["BATON_JOB_ID"]} or set(os.listdir(STATE)) - {"jobs", "checkpoints"}
+    return jobs - {f"{os.environ['BATON_JOB_ID']}.1"} or set(os.listdir(STATE)) - {"jobs", "checkpoints"}
 
 
 # --------------------------------------------------------------------------------------------- other processes

@@ -79,7 +79,7 @@ async def attacked(node, aims, tmp_path, only=""):
     pid = min(tree.marked(tree.marker_root("n0", node.agent.settings.state_dir)))  # others may have an n0 as well
     attacker = of("red", "pass", device=2)
     about = {
-        "VICTIM": str(tmp_path / "jobs" / victim.job_id / "1"),
+        "VICTIM": str(tmp_path / "jobs" / f"{victim.job_id}.1"),
         "VICTIM_JOB": victim.job_id,
         "VICTIM_PID": str(pid),
         "VICTIM_UID": str(team_uid("blue")),
