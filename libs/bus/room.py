@@ -8,6 +8,7 @@ of the ledger, where their decisions go), cancels a little later; the rest is fo
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from nats.js.api import StreamInfo
@@ -22,6 +23,8 @@ CANCELS_END: Final = 0.98
 """Shares of a stream's size."""
 
 ASK_S: Final = 0.5
+QUIET_S: Final = 5.0
+"""So often the broker is asked while nobody wants to put anything in."""
 _OVERHEAD_BYTES = 64  # of a stored message, beside its subject, headers and payload
 
 Ask = Callable[[], Awaitable[Sequence[StreamInfo]]]
@@ -33,13 +36,22 @@ class StreamRoom:
     def __init__(self, ask: Ask, every_s: float = ASK_S) -> None:
         self._every_s = every_s
         self.known = asyncio.Event()
+        self._wanted = asyncio.Event()
         self._ask = ask
         self._streams: list[tuple[str, int, int]] = []  # (name, bytes, limit)
         self._since = 0  # bytes put into the first stream since it was asked
 
     async def run(self) -> None:
         """For ever. While the broker does not say, what was known last counts. Raises ConnectionClosedError."""
-        await in_turns(self.look, self._every_s, log, "how full the streams are is not known")
+        await in_turns(self._turn, self._every_s, log, "how full the streams are is not known")
+
+    async def _turn(self) -> None:
+        """Looks, and rests until somebody wants to put something in."""
+        self._wanted.clear()
+        await self.look()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_S):
+                await self._wanted.wait()
 
     async def look(self) -> None:
         """Asks once. Raises nats errors."""
@@ -54,6 +66,7 @@ class StreamRoom:
 
     def lacks(self, items: Iterable[Outgoing], end: float) -> str:
         """Why `items` may not be put in when their kind ends at the share `end`; "" when they may: then they count."""
+        self._wanted.set()
         size = sum(map(_size, items))
         for index, (name, used, limit) in enumerate(self._streams):
             share = (used + (self._since + size if index == 0 else 0)) / limit

@@ -18,6 +18,11 @@ def early_s(part_lease_s: float, node_lease_s: float) -> float | None:
     return max(0.0, node_lease_s - part_lease_s) if part_lease_s else None
 
 
+def why_ended(node: str) -> str:
+    """What is said of a part whose lease has ended."""
+    return f"its lease ended: node {node} was not heard for too long"
+
+
 @dataclass(slots=True)
 class Lease:
     """`deadline` is None until the first renewal was confirmed; before that nothing may start."""

@@ -28,7 +28,7 @@ from schemas.inbox import (
 from schemas.nodes import DesiredPart, DesiredState, LiftedQuarantine
 from schemas.resources import DeviceKind, Inventory
 from services.agent.boards import NodeBoards
-from services.agent.lease import Lease, early_s
+from services.agent.lease import Lease, early_s, why_ended
 from services.agent.quarantine import DeviceInUse
 from services.agent.reconcile import (
     Forget,
@@ -345,7 +345,7 @@ class NodeRunner:
     def _over(self, key: Key) -> None:
         job_id, attempt = key
         if self.view.parts[key].phase is not Phase.ENDED and not self.dying:
-            reason = f"its lease ended: node {self.name} was not heard for too long"
+            reason = why_ended(self.name)
             self._ended(key, Released(job_id=job_id, attempt=attempt, exit_code=137, reason=reason, own_exit=False))
         self._ending.pop(key, None)
 
@@ -376,7 +376,8 @@ class NodeRunner:
         self.boards.repeat(older_than_s)
 
     def renewed(self, sent: float) -> bool:
-        """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid."""
+        """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid. What had ended by now is not revived."""
+        self.end_leases()
         valid = self.lease.renew(sent, self.now())
         if valid:
             self._asked_to_save = self._lapsed = False

@@ -19,6 +19,7 @@ from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.keeper.client import KeptAttempt
 from services.agent.keeper.find import NoKeeper
 from services.agent.keeper.table import StartRefused
+from services.agent.lease import why_ended
 from services.agent.limits import Watched, mib
 from services.agent.progress import Progressing
 from services.agent.quarantine import GRACE_S, Since
@@ -115,6 +116,8 @@ class ProcessPart:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: int = 0
     _failed_rank: int = -1
+    _lease_ended: bool = False
+    """The keeper killed the first that failed, as its lease had ended."""
     _reason: str = ""
     _acknowledged: bool = False
     _ordered: bool = False
@@ -276,6 +279,7 @@ class ProcessPart:
         self._codes[rank] = code if code >= 0 else 128 - code
         if code and not self._failed:
             self._failed, self._failed_rank = self._codes[rank], rank
+            self._lease_ended = self.launch.kept.doomed
             how = f"ended with exit code {code}" if code > 0 else f"was ended by {_signal_name(-code)}"
             self._reason = f"rank {rank} {how}"
 
@@ -371,9 +375,12 @@ class ProcessPart:
 
     async def _release(self) -> None:
         """It ended by itself when nobody asked; or when it was asked to save, saved nothing and exited with 0 before it
-        was told to end: then its work was done. After SIGTERM, 0 means no more than that it went politely."""
+        was told to end: then its work was done. After SIGTERM, 0 means no more than that it went politely. Whom the keeper killed
+        at the end of its lease did not end by itself, though a renewal may have come since."""
         finished = not self._failed and not self._acknowledged and not self._terminated
-        own_exit = not self._ordered or finished
+        own_exit = (not self._ordered or finished) and not self._lease_ended
+        if self._lease_ended:
+            self._reason = why_ended(self.launch.node)
         category = await asyncio.to_thread(self._why_failed) if self._failed and own_exit else None
         if self._failed and self.launch.kept.oom_kills and self.launch.watched is not None:
             self._reason += f": the kernel ended it, its memory is limited to {mib(self.launch.watched.limits.memory)}"

@@ -8,6 +8,7 @@ import pytest
 
 from schemas.inbox import CheckpointTaken, ProgressSeen, Released, Started
 from schemas.jobs import CheckpointPolicy
+from services.agent.keeper.clock import now
 from services.agent.processes import ProcessPart
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
@@ -208,6 +209,17 @@ async def test_a_job_that_was_forked_as_its_lease_ended_does_not_run(place):
     released = await place.released()
     assert not released.own_exit
     assert Started not in [type(s) for s in place.seen]
+
+
+async def test_whom_the_keeper_kills_at_the_end_of_its_lease_has_not_ended_by_itself(place):
+    """Also when a renewal comes at that moment: the agent's own deadline is a later one by then."""
+    wanted = part(spec(FOREVER))
+    place.start(wanted)
+    await place.says(wanted, "up")
+    place.keeper.until("n0", now() - 0.001)
+    released = await place.released()
+    assert (released.exit_code, released.own_exit, released.category) == (137, False, None)
+    assert "its lease ended" in released.reason
 
 
 async def test_jobs_gain_no_rights_by_the_programs_that_they_start(place):

@@ -1,5 +1,6 @@
 """A ledger that is full: nothing is appended, nothing is lost, nothing is decided twice, and it goes on when there is room."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -79,3 +80,23 @@ async def test_people_are_kept_out_of_the_last_part_of_inbox_and_ledger(small: W
     await fill(small)
     await room.look()
     assert "LEDGER-main is" in room.lacks([message], SUBMITS_END)
+
+
+async def test_room_that_nobody_wants_is_seldom_asked_for(small: World) -> None:
+    asked: list[float] = []
+
+    async def ask() -> list[object]:
+        asked.append(asyncio.get_running_loop().time())
+        return [await small.js.stream_info(inbox_stream(POOL))]
+
+    room = StreamRoom(ask, every_s=0.01)
+    message = input_message(large(1), "x")
+    running = asyncio.create_task(room.run())
+    try:
+        await room.known.wait()
+        await asyncio.sleep(0.2)
+        assert len(asked) == 1
+        room.lacks([message], SUBMITS_END)
+        await until(lambda: len(asked) == 2)  # soon after the first that is put in
+    finally:
+        running.cancel()

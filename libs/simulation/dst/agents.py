@@ -20,6 +20,7 @@ from schemas.resources import Inventory
 from services.agent.agent import Agent
 from services.agent.failures import why_not_started
 from services.agent.keeper.table import StartRefused
+from services.agent.lease import why_ended
 from services.agent.node import EarlierLife, NodeCounts, NodeRunner
 from services.agent.processes import COULD_NOT_START
 from services.agent.reports import Reports
@@ -304,8 +305,9 @@ class SimPart:
             return
         self._over = True
         assert self._process is not None
-        own = not self._process.asked or exit_code not in (_SIGTERM, _SIGKILL)
-        reason = "" if exit_code == 0 else f"ended with {exit_code}"
+        lease_ended = self._process.doomed and exit_code == _SIGKILL
+        own = not lease_ended and (not self._process.asked or exit_code not in (_SIGTERM, _SIGKILL))
+        reason = why_ended(self._machine.name) if lease_ended else f"ended with {exit_code}" if exit_code else ""
         self._report(
             Released(
                 job_id=self._part.job_id, attempt=self._part.attempt, exit_code=exit_code, reason=reason, own_exit=own

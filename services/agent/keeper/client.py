@@ -34,6 +34,8 @@ class KeptAttempt:
         self.keeper, self.id = keeper, id
         self.codes: dict[int, int] = {}
         self.ended = asyncio.Event()
+        self.doomed = False
+        """Its lease had ended when the keeper told the last of it. An earlier keeper does not say."""
         self.oom_kills = 0
         self.shim = 0
         """The process that holds it; 0: not known yet."""
@@ -71,6 +73,7 @@ class KeptAttempt:
         self.keeper.forget(self.id)
 
     def take(self, news: wire.WireMessage) -> None:
+        self.doomed = bool(news.get("doomed"))
         match news["is"]:
             case "started":
                 self.shim, self.prepared = news.get("shim", 0), bool(news.get("prepared"))

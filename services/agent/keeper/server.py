@@ -343,7 +343,7 @@ class Keeper:
     def _ended(self, attempt: HeldAttempt, codes: dict[int, int]) -> None:
         if codes:
             attempt.codes |= codes
-            self._say({"is": "exited", "id": attempt.id, "codes": codes})
+            self._say({"is": "exited", "id": attempt.id, "codes": codes, "doomed": attempt.doomed})
 
     # ------------------------------------------------------------------------------------------------- the end
 
@@ -415,7 +415,7 @@ class Keeper:
         for group in filter(None, dict.fromkeys((attempt.group, attempt.memory, attempt.pids))):
             attempt.oom_kills += proc.oom_kills(group)
             proc.remove_group(group)
-        self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills})
+        self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills, "doomed": attempt.doomed})
         life = self.table.lives.get(attempt.node)
         if life is None or life.incarnation != attempt.incarnation:
             del self.table.attempts[attempt.id]
