@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from libs.adapters.devices import DeviceLayer
 from libs.ports.host import failpoint
+from schemas.attempts import Category
 from schemas.inbox import (
     BoardCut,
     BusyDevice,
@@ -65,6 +66,9 @@ MakePart = Callable[["NodeRunner", DesiredPart, Callable[[SeenOfPart], None]], R
 AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[SeenOfPart], None]], RunningPart]
 
 
+REFUSED_AT_ONCE = 16
+REFUSED_EVERY_S = 0.5
+"""So many refusals of broken devices are told at once, and then one in such a time."""
 QUARANTINE_AGAIN_S = 60.0
 """How often what is in quarantine is told again, until nothing is."""
 
@@ -134,6 +138,8 @@ class NodeRunner:
     """Devices in quarantine. They stay there over lives, until they are free."""
     keep_quarantine: Callable[[str, Mapping[str, DeviceInUse]], None] = lambda node, busy: None
     """Called when they change, so that the next agent knows."""
+    _refusal_at: float = 0.0
+    """When the next refusal would be told if all were told in their time."""
     _registered_at: float = 0.0
     _quarantine_told_at: float = 0.0
     dying: bool = False
@@ -240,7 +246,7 @@ class NodeRunner:
                     self.parts[key].stop()
                 case Refuse(part, reason, category):
                     log.warning("%s refused attempt %d of %s: %s", self.name, part.attempt, part.job_id, reason)
-                    self._ended(
+                    self._refuse(
                         (part.job_id, part.attempt),
                         Refused(job_id=part.job_id, attempt=part.attempt, reason=reason[:1024], category=category),
                     )
@@ -249,6 +255,23 @@ class NodeRunner:
                     if (ended := self._unheard.pop(key, None)) is not None:
                         ended.heard()
         self.boards.follow(desired.recuts, desired.withdrawn)
+
+    def _refuse(self, key: Key, seen: Refused) -> None:
+        """At once, but for what is broken here: it is granted again as long as placement does not know."""
+        if seen.category is not Category.HARDWARE:
+            self._ended(key, seen)
+            return
+        now, incarnation = self.now(), self.incarnation
+        self._refusal_at = max(self._refusal_at, now - REFUSED_AT_ONCE * REFUSED_EVERY_S) + REFUSED_EVERY_S
+
+        def tell() -> None:
+            if incarnation == self.incarnation and not self.dying and key in self.view.parts:
+                self._ended(key, seen)
+
+        if self._refusal_at <= now:
+            tell()
+        else:
+            asyncio.get_running_loop().call_later(self._refusal_at - now, tell)
 
     def _start(self, part: DesiredPart) -> None:
         key = (part.job_id, part.attempt)
@@ -376,7 +399,7 @@ class NodeRunner:
         self.boards.repeat(older_than_s)
 
     def renewed(self, sent: float) -> bool:
-        """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid. What had ended by now is not revived."""
+        """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid; what has ended is not revived."""
         self.end_leases()
         valid = self.lease.renew(sent, self.now())
         if valid:

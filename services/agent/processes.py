@@ -375,8 +375,8 @@ class ProcessPart:
 
     async def _release(self) -> None:
         """It ended by itself when nobody asked; or when it was asked to save, saved nothing and exited with 0 before it
-        was told to end: then its work was done. After SIGTERM, 0 means no more than that it went politely. Whom the keeper killed
-        at the end of its lease did not end by itself, though a renewal may have come since."""
+        was told to end: then its work was done. After SIGTERM, 0 means no more than that it went politely. Whom the keeper
+        killed at the end of its lease did not end by itself, though a renewal may have come since."""
         finished = not self._failed and not self._acknowledged and not self._terminated
         own_exit = (not self._ordered or finished) and not self._lease_ended
         if self._lease_ended:

@@ -232,6 +232,24 @@ async def test_what_stays_in_quarantine_is_told_again(world, start, monkeypatch)
         assert len(world.quarantines) == told, "of nothing in quarantine nothing is said again"
 
 
+async def test_the_same_broken_device_is_refused_again_and_again_in_its_time_alone(world, start, monkeypatch):  # noqa: F811
+    """Placement may not know of the quarantine: then it grants what was refused at once, a hundred times a second."""
+    monkeypatch.setattr("services.agent.node.REFUSED_AT_ONCE", 2)
+    monkeypatch.setattr("services.agent.node.REFUSED_EVERY_S", 0.4)
+    async with start() as agent:
+        node = agent.nodes["n0"]
+        await world.joined("n0")
+        await until(lambda: node.known)
+        node.quarantine({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
+        wanted = [part(spec("pass"), rank("n0-gpu1", epoch=epoch)) for epoch in (2, 3, 4)]
+        began = node.now()
+        await world.want("n0", *wanted)
+        for one in wanted[:2]:
+            await world.sees(one, Refused)
+        await world.sees(wanted[2], Refused)
+        assert node.now() - began >= 0.4
+
+
 async def test_the_next_agent_knows_what_is_in_quarantine(world, start):  # noqa: F811
     async with start() as agent:
         agent.nodes["n0"].quarantine({"n0-gpu1": DeviceInUse(Since(5), ("a monitor (pid 9)",), since_us=7)})

@@ -277,6 +277,19 @@ def test_a_lost_node_and_a_refusal_are_counted_together(world) -> None:
     assert world.state_of(single) == "queued"
 
 
+@pytest.mark.parametrize(("allowed", "losses"), [(NEWEST, 3), (FIRST, 0)])
+def test_a_node_that_refuses_again_and_again_costs_a_job_nothing_while_nobody_can_be_told_why(
+    allowed: int, losses: int
+) -> None:
+    """A quarantine that readers of before keep out of the ledger: the job is granted the same device at once."""
+    world = World(node("n0"), allowed=allowed)
+    single = world.submit(job("single"))
+    for number in (1, 2, 3):
+        world.send(inbox.Tick(), after_us=LONGEST_WAIT_US)
+        world.observe("n0", inbox.Refused(job_id=single, attempt=number, reason="busy", category="hardware"))
+    assert world.decider.state.jobs[single].losses == losses
+
+
 def test_an_agent_cannot_claim_what_is_placements_to_know() -> None:
     for category in set(Category) - {*USER, Category.HARDWARE}:
         with pytest.raises(ValueError, match="category"):

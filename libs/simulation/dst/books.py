@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from libs.core.projections.history import Feed, JobStory, advance, job_events
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.verify import Checker
-from libs.core.state.formats import BACK_OFF
 from libs.ledger.chain import GENESIS, Head, judge
 from libs.ledger.segments import SegmentState, name_of
 from libs.simulation.dst.scenario import POOL, Asked
@@ -40,8 +39,6 @@ class SimBooks:
     position: int = 0
     voids: int = 0
     quotas: dict[str, int | None] = field(default_factory=dict)
-    _refused_on: set[str] = field(default_factory=set)
-    """Jobs that nodes refused again and again beside an older reader: nobody may wait then, and no device is called busy."""
     _open: dict[str, tuple[str, int, dict[str, int]]] = field(default_factory=dict)
     _nodes: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _rejected: dict[str, JobRejected] = field(default_factory=dict)
@@ -135,8 +132,6 @@ class SimBooks:
                     if event.job_id in self.ended:
                         self.world.violated("I3", f"{event.job_id} ends twice")
                     self.ended[event.job_id] = event.state
-                    if (record.format or 0) < BACK_OFF and "in quarantine" in event.reason:
-                        self._refused_on.add(event.job_id)
 
     # ---------------------------------------------------------------------------------------------------------- at rest
 
@@ -247,8 +242,6 @@ class SimBooks:
 
     def _plausible(self, job: Asked, state: JobState) -> bool:
         secrets = self.world.secrets
-        if job.id in self._refused_on:
-            return state is JobState.FAILED
         if job.spec.secrets and state is JobState.FAILED and secrets.may_fail(job.team, job.spec, job.at):
             return True
         if job.spec.secrets and state is not JobState.CANCELLED and secrets.must_fail(job.team, job.spec):

@@ -13,7 +13,7 @@ first format, or none.
 from typing import ClassVar
 
 from libs.core.projections.verify.books import AttemptRow, Books, JobRow, Subject, Where
-from libs.core.state.formats import BACK_OFF
+from libs.core.state.formats import BACK_OFF, FIRST
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome
 from schemas.jobs import JobState
@@ -194,9 +194,12 @@ class Outcomes(Subject):
 
     def _losses_of(self, job: JobRow, e: led.JobRequeued) -> None:
         survived = max(_SURVIVED, job.spec.retry.on_lost) if job.spec.retry.on_lost else 0
+        declared = self.books.format
+        refused = job.closed is not None and job.closed.cause is Cause.PART_REFUSED
+        if refused and (declared or FIRST) < BACK_OFF and e.losses == job.in_a_row - 1:
+            job.in_a_row = e.losses  # a refusal that nobody can be told the reason of need not count
         if job.outcome in _LOST and job.in_a_row > survived:
             self.books.broken("I3", f"{job.id} is queued again after {job.in_a_row} losses, {survived} are survived")
-        declared = self.books.format
         if (e.losses or declared is not None) and e.losses != job.in_a_row:
             self.books.broken("I3", f"{job.id} was lost {job.in_a_row} times in a row, and it is told as {e.losses}")
         self._wait_of(job, e)

@@ -8,7 +8,7 @@ from libs.core.state import fold
 from libs.core.state.lifecycle import UNDECIDED
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
-from schemas.attempts import Category, Evidence, KnownOfPart, StopCause
+from schemas.attempts import Category, Cause, Evidence, KnownOfPart, StopCause
 from schemas.jobs import JobState
 
 
@@ -94,7 +94,7 @@ def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
     outcome = retry.POLICY[category].outcome
     d.emit(ledger.AttemptClosed(job_id=job.id, attempt=attempt.number, outcome=outcome, category=category))
     lost = retry.POLICY[category].budget is retry.Budget.INFRASTRUCTURE
-    losses = retry.in_a_row(job.losses, attempt.ran_us, lost)
+    losses = retry.in_a_row(job.losses, attempt.ran_us, lost and _counts(d, attempt))
     state = retry.decide(category, job.endings, job.spec.retry, losses)
     if state is JobState.QUEUED:
         _queue_again(d, job, attempt.reason or outcome.value, losses, retry.wait_us(losses) if lost else 0)
@@ -102,6 +102,11 @@ def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
         reason = f"{retry.why_it_ends(category, losses, job.spec.retry)}: {attempt.reason}" if lost else attempt.reason
         code = _exit_code(attempt)
         d.emit(ledger.JobFinished(job_id=job.id, state=state, reason=reason, exit_code=code))
+
+
+def _counts(d: Decision, attempt: Attempt) -> bool:
+    """A node refuses again and again while readers of before keep out of the ledger why it does: that is not the job's."""
+    return d.backs_off or attempt.cause is not Cause.PART_REFUSED
 
 
 def _queue_again(d: Decision, job: Job, reason: str, losses: int, wait_us: int) -> None:
