@@ -13,6 +13,8 @@ _ANSWER_S = 3.0
 _LONGEST = 64 * 1024
 _LOOKED_AT = 256 * 1024
 """Bytes at the end of a log."""
+_RESTORE = "baton ledger restore"
+"""Said by who needs records that were archived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Checks:
         """The checks that are not ok, in one line."""
         return ", ".join(f"{name}: {text}" for name, text in self.checks.items() if text != "ok")
 
+    @property
+    def archived(self) -> bool:
+        """Whether it waits for records of the ledger that were archived."""
+        return any(_RESTORE in text for text in self.checks.values())
+
 
 class NotReady(RuntimeError):
     """Services that were not ready in time; the text names each check that is not ok, with what error a service ended that does
@@ -38,7 +45,7 @@ class NotReady(RuntimeError):
             for name, checks in waiting.items()
         }
         said = "; ".join(f"{name} ({why or 'no reason given'})" for name, why in reasons.items())
-        if any("baton ledger restore" in why for why in reasons.values()):
+        if any(_RESTORE in why for why in reasons.values()):
             said += "; `baton up --servers-only` runs the broker for that"
         super().__init__(f"not ready within {limit_s:g} s: {said}; see the logs in {logs}")
         self.waiting = dict(waiting)

@@ -147,17 +147,23 @@ class LocalStack:
     async def wait_ready(self, *names: str, timeout_s: float | None = None) -> None:
         """Until the named processes (default: all services and agents) say that they are ready.
 
-        Raises NotReady, naming each check that is not ok, after `timeout_s` (default: the options').
+        Raises NotReady, naming each check that is not ok, after `timeout_s` (default: the options'). As long as one waits for
+        archived records, which an operator restores meanwhile, nothing is given up.
         """
         limit_s = self.options.ready_timeout_s if timeout_s is None else timeout_s
-        deadline, began_s = asyncio.get_running_loop().time() + limit_s, time.time()
+        loop, began_s = asyncio.get_running_loop(), time.time()
+        deadline, told = loop.time() + limit_s, False
         wanted = names or tuple(self.http)
         while True:
             answers = await asyncio.gather(*(readiness(self.http[name], self.http_tokens[name]) for name in wanted))
             waiting = {name: checks for name, checks in zip(wanted, answers, strict=True) if not checks.ready}
             if not waiting:
                 return
-            if asyncio.get_running_loop().time() > deadline:
+            if archived := [f"{name} ({checks.problems})" for name, checks in waiting.items() if checks.archived]:
+                if not told:
+                    log.warning("waiting until archived records are restored: %s", "; ".join(archived))
+                deadline, told = loop.time() + limit_s, True
+            if loop.time() > deadline:
                 raise NotReady(waiting, limit_s, self.state_dir / "logs", began_s)
             await asyncio.sleep(0.1)
 

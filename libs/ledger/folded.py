@@ -20,9 +20,10 @@ from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped, encode
 from libs.ledger.decider import Counters, D, DeciderFactory
 from libs.ledger.pieces import Piece
 from libs.ledger.reader import LedgerReader
+from libs.ledger.restoring import RestoreWait
 from libs.ledger.rolling import Rolling
 from libs.ledger.saver import SnapshotSaver
-from libs.ledger.segments import stored_at
+from libs.ledger.segments import RecordsArchived, stored_at
 from schemas.ledger import LedgerRecord
 
 log = logging.getLogger("baton.ledger")
@@ -65,6 +66,7 @@ class FoldedLedger(Generic[D]):
         self.format = FIRST
         """What the last record that declares its format may say: none goes back behind it."""
         self.reader: LedgerReader | None = None
+        self.restore = RestoreWait(js, pool, "the writer", self._newest)
         self._js = js
         self._factory = factory
         self._rolling = rolling
@@ -83,8 +85,18 @@ class FoldedLedger(Generic[D]):
         self._clock = clock
 
     async def refold(self) -> None:
-        """The state is what the log says. Raises LedgerStopped, and what the decider raises."""
+        """The state is what the log says; records that were archived are waited for. Raises LedgerStopped, and what the decider
+        raises."""
         self._counters.refolds += 1
+        while True:
+            try:
+                await self._fold_anew()
+                return
+            except RecordsArchived as gone:
+                await self.close()
+                await self.restore.over(gone)
+
+    async def _fold_anew(self) -> None:
         decider, reader = await self.patiently(self._begin)
         self.reader = reader
         try:
@@ -193,6 +205,9 @@ class FoldedLedger(Generic[D]):
             if found is not None:
                 return found.value, LedgerReader(self._js, self.pool, found.head, found.position)
         return self._factory.new(), LedgerReader(self._js, self.pool)
+
+    async def _newest(self) -> int:
+        return await self._saver.newest() if self._saver is not None else 0
 
     def _fold(self, decider: D, entries: Sequence[ChainEntry]) -> None:
         for entry in entries:

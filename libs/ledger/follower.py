@@ -12,8 +12,9 @@ count, when to save and how far it is are decided here. The order is fixed, beca
     save    the state with all of that behind it
 
 A snapshot saves time and is never needed. One of another version, a broken one or a failed save costs a longer start, never
-the service. A fault in the *ledger* ends `run` with an error (LedgerStopped, and whatever `apply` raises). When `apply`
-raises, the snapshots are deleted too: if the state was wrong and not the ledger, the next start mends it.
+the service. Records that were archived, and that no snapshot reaches beyond, are waited for (`libs.ledger.restoring`). A fault
+in the *ledger* ends `run` with an error (LedgerStopped, and whatever `apply` raises). When `apply` raises, the snapshots are
+deleted too: if the state was wrong and not the ledger, the next start mends it.
 """
 
 import asyncio
@@ -32,7 +33,9 @@ from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped
 from libs.ledger.projection import LedgerProjection
 from libs.ledger.reader import LedgerReader
 from libs.ledger.readers import ANY, Declarer
+from libs.ledger.restoring import RestoreWait
 from libs.ledger.saver import SaveCounters, SnapshotSaver
+from libs.ledger.segments import RecordsArchived
 from libs.ledger.snapshots import Restored, SnapshotStore
 from libs.ports.host import failpoint
 
@@ -120,6 +123,7 @@ class Follower(Generic[P]):
         self._js = js
         self._kind = kind
         self._saver = SnapshotSaver(SnapshotStore(js, pool), name, kind.version, every=snapshot_every)
+        self._restore = RestoreWait(js, pool, name, self._newest)
         self._place = place
         self._gather = gather
         self._rest_s = rest_s
@@ -152,10 +156,15 @@ class Follower(Generic[P]):
         return self._reader.lag() if self._reader is not None else 0
 
     @property
+    def archived(self) -> int:
+        """Records that it waits for, because they were archived; 0: none."""
+        return self._restore.records
+
+    @property
     def problem(self) -> str:
         """Why the projection is not the ledger's present; "" when it is, or follows closely. For readiness checks."""
-        if self._reader is None or self._waits_for:
-            return self._waits_for
+        if self._restore.problem or self._reader is None or self._waits_for:
+            return self._restore.problem or self._waits_for
         if self._reader.problem:
             return self._reader.problem
         return "" if self.caught_up.is_set() else f"{self.began_at - self.position} ledger records to read"
@@ -180,7 +189,8 @@ class Follower(Generic[P]):
         await self._saver.distrust()
 
     async def run(self, after: After | None = None, *, begin: Begin | None = None) -> None:
-        """Until cancelled. `begin` is awaited once the projection is loaded, before the first record.
+        """Until cancelled. `begin` is awaited once the projection is loaded, before the first record; once more after a wait
+        for archived records.
 
         Raises LedgerStopped (libs.ledger.chain) when the ledger cannot be read on, and what `apply`, `after`, `begin` and
         `place` raise. May be run again afterwards: it starts anew. A broker that is away is waited for.
@@ -189,21 +199,18 @@ class Follower(Generic[P]):
         declarer = Declarer(self._js, self.pool, self.name, self._standing, understands)
         declaring: asyncio.Task[None] | None = None
         try:
-            reader = await self._start()
-            declaring = asyncio.create_task(declarer.run(), name=f"declarations of {self.name}")
-            if begin is not None:
-                await begin()
             while True:
-                steps = await self._batch(reader)
-                if reader.position >= self.began_at:
-                    self.caught_up.set()
-                failpoint("follower.applied")
-                if after is not None:
-                    await after(steps)
-                if steps:
-                    self._done_s = asyncio.get_running_loop().time()
-                failpoint("follower.done")
-                await self._save_when_due()
+                reader = await self._start()
+                declaring = declaring or asyncio.create_task(declarer.run(), name=f"declarations of {self.name}")
+                if begin is not None:
+                    await begin()
+                try:
+                    await self._follow(reader, after)
+                except RecordsArchived as gone:
+                    if reader.position != self.resumed_at:
+                        raise  # in the midst of its work: the next start may have a newer snapshot
+                    await reader.close()
+                    await self._restore.over(gone)
         except _CannotFold as unfit:
             error = unfit.__cause__ or unfit
             error.add_note(f"{self.name} cannot fold record {unfit.seq} of pool {self.pool}")
@@ -246,7 +253,23 @@ class Follower(Generic[P]):
 
         return await patiently(ask, away)
 
+    async def _newest(self) -> int:
+        return await self._saver.newest() if self._place is None else 0
+
     # ------------------------------------------------------------------------------------------------------ follow
+
+    async def _follow(self, reader: LedgerReader, after: After | None) -> None:
+        while True:
+            steps = await self._batch(reader)
+            if reader.position >= self.began_at:
+                self.caught_up.set()
+            failpoint("follower.applied")
+            if after is not None:
+                await after(steps)
+            if steps:
+                self._done_s = asyncio.get_running_loop().time()
+            failpoint("follower.done")
+            await self._save_when_due()
 
     async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
         if self._rest_s and not reader.lag():

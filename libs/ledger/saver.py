@@ -84,6 +84,10 @@ class SnapshotSaver:
         self.stored = self._position = found.position if found is not None else 0
         return found
 
+    async def newest(self) -> int:
+        """The position of the newest snapshot that there is, whoever saved it; 0: none. Raises nats errors."""
+        return await self._store.newest(self._name, self._version)
+
     def due(self, position: int) -> bool:
         """Whether the state at `position` should be saved now."""
         if self._saving is not None and not self._saving.done():

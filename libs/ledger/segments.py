@@ -47,6 +47,17 @@ class SegmentState(StrEnum):
     RESTORING = "restoring"
 
 
+class RecordsArchived(LedgerGap):
+    """`records` of the ledger, from `seq` on, are in no segment any more: they were archived."""
+
+    def __init__(self, pool: str, seq: int, records: int) -> None:
+        super().__init__(
+            f"ledger of pool {pool} no longer has {seq} to {seq + records - 1} here, they were archived: restore them "
+            "(`baton ledger restore`), or start from a newer snapshot"
+        )
+        self.seq, self.records = seq, records
+
+
 class NotOpenYet(NatsError):
     """The ledger was sealed a moment ago, and its next segment is not open yet: whoever writes next opens it."""
 
@@ -118,14 +129,11 @@ async def readable(js: JetStreamContext, pool: str) -> list[Segment]:
 
 
 def holding(found: Sequence[Segment], pool: str, seq: int) -> Segment:
-    """The segment of the record `seq`, or where it will be. Raises LedgerGap when it is not kept here any more."""
+    """The segment of the record `seq`, or where it will be. Raises RecordsArchived when it is not kept here any more."""
     for segment in reversed(found):
         if segment.first <= seq:
             return segment
-    raise LedgerGap(
-        f"ledger of pool {pool} no longer has {seq} to {found[0].first - 1} here, they were archived: restore them "
-        "(`baton ledger restore`), or start from a newer snapshot"
-    )
+    raise RecordsArchived(pool, seq, found[0].first - seq)
 
 
 async def last_seq(js: JetStreamContext, pool: str) -> int:

@@ -127,6 +127,11 @@ class SnapshotStore:
                 break
         return None
 
+    async def newest(self, name: str, version: int) -> int:
+        """The position of the newest one of this version, which nobody has looked into; 0: none. Raises nats errors."""
+        store = await self._js.object_store(snapshots_bucket(name))
+        return max((slot.position for slot in await self._slots(store, name) if slot.version == version), default=0)
+
     async def kept(self, name: str, version: int) -> list[Restored[bytes]]:
         """The snapshots of this version that are whole and of this ledger, each packed as it is stored. Raises nats errors."""
         store, found = await self._js.object_store(snapshots_bucket(name)), []

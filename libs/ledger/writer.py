@@ -164,7 +164,16 @@ class LedgerWriter(Generic[D]):
     def problem(self) -> str:
         """Why nothing can be decided at the moment; "" when all is well. For readiness checks."""
         tails = (self._inbox, self._ledger.reader)
-        return self._full or next((tail.problem for tail in tails if tail is not None and tail.problem), "")
+        return (
+            self._ledger.restore.problem
+            or self._full
+            or next((tail.problem for tail in tails if tail is not None and tail.problem), "")
+        )
+
+    @property
+    def archived(self) -> int:
+        """Records that it waits for, because they were archived; 0: none."""
+        return self._ledger.restore.records
 
     @property
     def saves(self) -> SaveCounters:

@@ -1,7 +1,7 @@
 """Followers as a service shows them: their metrics, and what readiness says of them."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -10,11 +10,20 @@ from libs.ledger.follower import Follower
 from libs.ledger.saver import SaveCounters
 
 
+class Folding(Protocol):
+    """Who folds the ledger: a follower, or the writer."""
+
+    @property
+    def saves(self) -> SaveCounters: ...
+    @property
+    def archived(self) -> int: ...
+
+
 class FollowerMetrics(Collector):
     """Lag, place and snapshots of a process's followers, labelled with the follower's name."""
 
     def __init__(
-        self, followers: Callable[[], Iterable[Follower[Any]]], others: Callable[[], Iterable[tuple[str, SaveCounters]]]
+        self, followers: Callable[[], Iterable[Follower[Any]]], others: Callable[[], Iterable[tuple[str, Folding]]]
     ) -> None:
         self._followers = followers
         self._others = others
@@ -29,6 +38,7 @@ class FollowerMetrics(Collector):
         voids = _counter("baton_follower_voids", "void ledger records that were passed over")
         unknown = _counter("baton_follower_unknown_events", "events of skippable kinds that this version does not know")
         anew = _counter("baton_follower_folded_anew", "starts from the ledger's beginning")
+        archived = _gauge("baton_follower_archived_records", "ledger records that it waits for: restore them")
         saved = _counter("baton_follower_snapshots", "snapshots by what became of them", "outcome")
         for follower in self._followers():
             own, done = [follower.name], follower.counters
@@ -38,19 +48,19 @@ class FollowerMetrics(Collector):
             voids.add_metric(own, done.voids)
             unknown.add_metric(own, done.unknown_events)
             anew.add_metric(own, done.folded_anew)
-            _add_saves(saved, follower.name, follower.saves)
-        for name, saves in self._others():
-            _add_saves(saved, name, saves)
-        yield from (lag, position, records, voids, unknown, anew, saved)
+        for name, folding in [*((one.name, one) for one in self._followers()), *self._others()]:
+            archived.add_metric([name], folding.archived)
+            _add_saves(saved, name, folding.saves)
+        yield from (lag, position, records, voids, unknown, anew, archived, saved)
 
 
 def show(
     registry: CollectorRegistry,
     followers: Callable[[], Iterable[Follower[Any] | None]],
-    others: Callable[[], Iterable[tuple[str, SaveCounters]]] = lambda: (),
+    others: Callable[[], Iterable[tuple[str, Folding]]] = lambda: (),
 ) -> None:
-    """Registers the metrics of `followers`, which may still be None: they are made once the event loop runs. `others`: the
-    snapshots of who folds the ledger without following it, by name."""
+    """Registers the metrics of `followers`, which may still be None: they are made once the event loop runs. `others`: who
+    folds the ledger without following it, by name."""
     registry.register(FollowerMetrics(lambda: [follower for follower in followers() if follower is not None], others))
 
 

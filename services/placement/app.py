@@ -226,7 +226,7 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
     show(
         registry,
         lambda: [projector.follower],
-        lambda: [("writer", placement.writer.saves)] if placement.writer is not None else [],
+        lambda: [("writer", placement.writer)] if placement.writer is not None else [],
     )
     placement.stale_redis.set_function(lambda: float(bool(projector.problem)))
 
@@ -234,7 +234,7 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
         """Placement is ready without Redis, too: then only the projection lags, and `baton_redis_stale` says so."""
         writer = placement.writer
         read = writer is not None and writer.ready.is_set()
-        ledger = (writer.problem or "ok") if writer is not None and read else "not read yet"
+        ledger = (writer.problem if writer is not None else "") or ("ok" if read else "not read yet")
         return {"ledger": ledger}
 
     return make_asgi(broker, name="placement", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

@@ -14,12 +14,18 @@ from libs.ledger import archive as ledger_archive
 from libs.ledger.archive import NotArchived, archive, files_of, restore, restored
 from libs.ledger.chain import GENESIS, Head, LedgerGap
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
+from libs.ledger.follower import Follower
 from libs.ledger.reader import LedgerReader
+from libs.ledger.readers import Readers
 from libs.ledger.segments import Segment, SegmentState, last_seq, segments
 from libs.ledger.tail import Stored
 from libs.ledger.verify import verify, verify_files
+from tests.kit.tasks import beside
+from tests.kit.waiting import until
 from tests.ledger.broker import Broker
+from tests.ledger.tally import Tally
 from tests.ledger.test_segments import ask_to_roll, rolled, submit
+from tests.ledger.toy import admitted
 from tests.ledger.world import POOL, World
 
 
@@ -92,6 +98,35 @@ async def test_segments_are_archived_deleted_and_restored(three: World, folder: 
     await submit(three, writer, 77)
     again = await archive(three.js, POOL, folder, resume={"placement": last})
     assert [one.kept for one in again] == ["", "", "the last sealed one"], "what was restored is as it was"
+
+
+async def test_who_needs_archived_records_waits_until_they_are_restored(
+    three: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an upgrade to another layout of snapshots: readers ended, and were started again for ever."""
+    monkeypatch.setattr("libs.ledger.restoring.LOOK_S", 0.05)
+    before, last = await everything(three), await last_seq(three.js, POOL)
+    await archive(three.js, POOL, folder, resume={"placement": 10_000})
+    lacks = (await segments(three.js, POOL))[0].first - 1
+    reader = Follower(three.js, POOL, Tally, name="tally", idle_s=0.1)
+    writer = three.writer("two")
+    writing = three.start(writer)
+    async with beside(reader.run()):
+        await until(lambda: reader.archived and writer.archived)
+        for one in (reader, writer):
+            assert (one.archived, "baton ledger restore" in one.problem) == (lacks, True)
+        assert not writer.ready.is_set()
+        await three.put(admitted(88))  # what comes meanwhile waits
+        resume = await Readers(three.js).resumes(POOL)
+        assert resume == {"tally": 0, "placement": 0}
+        _ = [one async for one in restored(three.js, POOL, files_of(folder, POOL))]
+        kept = await archive(three.js, POOL, folder, resume=resume)
+        assert all("resumes at 0" in one.kept for one in kept[:-1]), "what they wait for goes away again"
+        await reader.caught_up.wait()
+        await until(lambda: writer.position > last and reader.position == writer.position)
+        assert [seq for seq, _ in reader.projection.seen[:last]] == [seq for seq, _, _ in before]
+        assert [(one.archived, one.problem) for one in (reader, writer)] == [(0, "")] * 2
+    await three.stop(writing)
 
 
 async def test_restores_beside_each_other_and_after_one_that_was_ended_make_one_segment(

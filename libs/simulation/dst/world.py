@@ -35,6 +35,8 @@ Make = Callable[[], Any]
 """Makes a service: something with `running()`, or with `lifespan` and `broker`."""
 
 _MAX_NOTES = 100_000
+_ARCHIVED = "ledger.archived"
+"""Reached by who waits for archived records. No crash is drawn there: nothing is under way."""
 
 
 @dataclass(eq=False, slots=True)
@@ -152,6 +154,8 @@ class World:
     def reached(self, process: Process, failpoint: str) -> bool:
         """Whether the process dies here."""
         self.failpoints[failpoint] += 1
+        if failpoint == _ARCHIVED and not self._restored():
+            self.violated("archived", f"{process.name} needs what was archived, and nothing that it had saved was lost")
         if self.faults_on and self.plan.at.get(failpoint) == self.failpoints[failpoint]:
             self.crashes[failpoint] += 1
             return True
@@ -257,13 +261,12 @@ class World:
         """Whether a reader needs records that were archived, because what it had saved is lost: an operator restores them."""
         if isinstance(error, BaseExceptionGroup):
             return all(self._archived(one) for one in error.exceptions)
+        return "they were archived" in f"{error} {error.__cause__}" and self._restored()
+
+    def _restored(self) -> bool:
+        """Whether an operator puts back what was archived: a store has lost what readers had saved there."""
         held = self.archive
-        if (
-            held is None
-            or not held.state_lost
-            or not held.deleted
-            or "they were archived" not in f"{error} {error.__cause__}"
-        ):
+        if held is None or not held.state_lost or not held.deleted:
             return False
         held.wanted = True
         self.sometimes("a reader needed what was archived")

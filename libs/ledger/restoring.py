@@ -1,0 +1,54 @@
+"""A service that needs records which were archived waits where it is, until an operator has put them back.
+
+It is not ready meanwhile and says why. It goes on by itself once `baton ledger restore` has brought what it lacks, or another
+process has saved a snapshot that reaches far enough. As it stays declared, nothing more of what it needs is deleted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from nats.errors import ConnectionClosedError
+from nats.js import JetStreamContext
+
+from libs.bus.patience import AWAY
+from libs.ledger.segments import RecordsArchived, readable
+from libs.ports.host import failpoint
+
+log = logging.getLogger("baton.ledger")
+
+LOOK_S = 5.0
+"""How often it is looked whether they are back."""
+
+
+class RestoreWait:
+    """Of one reader. `problem`: what it waits for, "" while for nothing; `records`: how many it lacks. `saved`: up to which
+    record the newest snapshot of its kind reaches."""
+
+    def __init__(self, js: JetStreamContext, pool: str, name: str, saved: Callable[[], Awaitable[int]]) -> None:
+        self.problem = ""
+        self.records = 0
+        self._js, self._pool, self._name, self._saved = js, pool, name, saved
+
+    async def over(self, gone: RecordsArchived) -> None:
+        """Returns when it may be tried again. A broker that is away is waited for; raises ConnectionClosedError."""
+        log.error("%s of pool %s waits: %s", self._name, self._pool, gone)
+        failpoint("ledger.archived")
+        self.problem, self.records = str(gone), gone.records
+        try:
+            while True:
+                if await self._back(gone.seq):
+                    break
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self.problem, self.records = "", 0
+        log.warning("%s of pool %s goes on", self._name, self._pool)
+
+    async def _back(self, seq: int) -> bool:
+        try:
+            first = (await readable(self._js, self._pool))[0].first
+            return first <= seq or await self._saved() >= first - 1
+        except ConnectionClosedError:
+            raise
+        except AWAY:
+            return False
