@@ -4,6 +4,8 @@ FastStream 0.7.7, pinned: 0.7.8 strands messages of a batch pull until `ack_wait
 streams are made by `libs.bus.streams`, failures are settled by `libs.bus.settle`.
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from faststream.nats import NatsBroker
@@ -26,11 +28,16 @@ GRACEFUL_S = 10.0
 
 
 class Broker(NatsBroker):
-    """A NatsBroker whose connection is made by `libs.bus.connect`: one set of options for all of Baton."""
+    """A NatsBroker whose connection is made by `libs.bus.connect`: one set of options for all of Baton.
+
+    `first` is awaited before it starts; `started` is set once its subscribers have.
+    """
 
     def __init__(self, address: Address | str, name: str, *, die_on_close: bool = True, wait_s: float = 30) -> None:
         super().__init__(at(address).url, logger=None, graceful_timeout=GRACEFUL_S)
         self._baton = {"address": address, "name": name, "die_on_close": die_on_close, "wait_s": wait_s}
+        self.first: Callable[[], Awaitable[None]] | None = None
+        self.started = asyncio.Event()
 
     async def _connect(self) -> "Client":
         options: dict[str, Any] = dict(self._baton)
@@ -40,11 +47,14 @@ class Broker(NatsBroker):
 
     async def start(self) -> None:
         """Connects and starts every subscriber; returns when the server knows of them."""
+        if self.first is not None:
+            await self.first()
         await super().start()
         connection = await self.connect()
         # nats-py writes a flush's PING ahead of what is still buffered: only the second PONG comes after our SUBs.
         for _ in range(2):
             await connection.flush()
+        self.started.set()
 
 
 def make_broker(address: Address | str, name: str, *, die_on_close: bool = True) -> Broker:

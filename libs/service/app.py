@@ -1,9 +1,9 @@
 """One service process: a FastStream application behind uvicorn, with probes, metrics and background tasks.
 
-Order at start: the lifespan connects its clients and starts its tasks, then the broker's subscribers start. Order at
-stop (SIGTERM, SIGINT): the subscribers stop reading and finish what they have, the broker's connection is drained, then
-the lifespan ends: tasks are cancelled, its own connections closed. So what a lifespan opens is usable by handlers to
-the end; tasks must not use the broker's connection but the lifespan's own.
+Order at start: the lifespan connects its clients and starts its tasks, and probes are answered; what comes `first` is done; the
+broker's subscribers start. Order at stop (SIGTERM, SIGINT): the subscribers stop reading and finish what they have, the
+broker's connection is drained, then the lifespan ends: tasks are cancelled, its own connections closed. So what a lifespan
+opens is usable by handlers to the end; tasks must not use the broker's connection but the lifespan's own.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,12 @@ from typing import Any
 
 import uvicorn
 from faststream.asgi import AsgiFastStream, AsgiResponse, get
-from faststream.nats import NatsBroker
 from prometheus_client import CollectorRegistry, Gauge, make_asgi_app
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from libs.bus import metrics as bus_metrics
+from libs.bus.broker import Broker
 from libs.ports.host import present_host
 from libs.service.guard import guarded
 from libs.service.logs import log_json
@@ -52,22 +52,25 @@ Ready = Callable[[], dict[str, str]]
 
 
 def make_asgi(
-    broker: NatsBroker,
+    broker: Broker,
     *,
     name: str,
     settings: ServiceSettings,
     lifespan: Callable[[], AbstractAsyncContextManager[None]],
     registry: CollectorRegistry,
     ready: Ready,
+    first: Callable[[], Awaitable[None]] | None = None,
 ) -> AsgiFastStream:
     """The application: `/livez` (the event loop turns), `/readyz` (JSON of checks; 503 when one is not "ok"),
     `/metrics` (Prometheus text of `registry`, of the bus and of the process). The latter two ask for the settings' token,
     because metrics name teams: on a node, every job can reach a port of loopback.
 
-    `ready` gives check name -> "ok" or the problem; the broker's connection is checked besides.
+    `ready` gives check name -> "ok" or the problem; the broker's connection is checked besides. `first` may take long, and is
+    awaited before any message is handled, as what was kept must be read first.
     """
     if (host := present_host()) is not None:
-        return host.service(broker, lifespan, ready)
+        return host.service(broker, partial(_then, lifespan, first), ready)
+    broker.first = first
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     bus_metrics.register(registry)
@@ -80,7 +83,8 @@ def make_asgi(
 
     @get
     async def readyz(_: Any) -> AsgiResponse:
-        checks = {"nats": "ok" if await broker.ping(timeout=2.0) else "not connected"} | _checked(ready)
+        nats = "not asked yet" if not broker.started.is_set() else "ok" if await broker.ping(2.0) else "not connected"
+        checks = {"nats": nats} | _checked(ready)
         good = all(v == "ok" for v in checks.values())
         body = json.dumps({"service": name, "pool": settings.pool, "ready": good, "checks": checks}).encode()
         return AsgiResponse(body, 200 if good else 503, {"content-type": "application/json"})
@@ -208,6 +212,16 @@ class _Pulse:
 
     def lag_s(self) -> float:
         return max(0.0, time.monotonic() - self._last - 0.5)
+
+
+@asynccontextmanager
+async def _then(
+    lifespan: Callable[[], AbstractAsyncContextManager[None]], first: Callable[[], Awaitable[None]] | None
+) -> AsyncIterator[None]:
+    async with lifespan():
+        if first is not None:
+            await first()
+        yield
 
 
 def _checked(ready: Ready) -> dict[str, str]:

@@ -155,8 +155,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             refused[:] = [ToldRefusals(js, DURABLE)]
             names[:] = [SecretNames(js)]
             overtaking[:] = [Overtaking(js, decide, outbox, pace, names[0].learn)]
-            home = settings.all_pools[0]
-            refusing[:] = [Refusing(home, policy)]
+            refusing[:] = [Refusing(settings.all_pools[0], policy)]
 
             async def moved(entries: Sequence[FollowedEntry]) -> None:
                 for event in chain.from_iterable(known.entry.record.events for known in entries if known.entry.valid):
@@ -176,26 +175,31 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             tasks.start("trim of requests", trimmers[0].run())
             tasks.start("relief of who sends many requests", trimmers[0].relieve())
             async with tasks.until_stopped():
-                for known in followers:
-                    await known.caught_up.wait()
-                    await rooms[known.pool].known.wait()
-                    for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
-                        recent.add(job_id, known.pool)
-                await refused[0].catch_up()
-                tasks.start(
-                    "refusals for the ledger",
-                    refusing[0].run(lambda: outboxes[0], lambda items: rooms[home].lacks(items, SUBMITS_END)),
-                )
-                tasks.start("lanes of teams", overtaking[0].run())
-                tasks.start("requests out of their turn", overtaking[0].pass_on())
                 yield
+
+    async def caught_up() -> None:
+        for known in followers:
+            await known.caught_up.wait()
+            await rooms[known.pool].known.wait()
+            for job_id in await undecided(outboxes[0].js, known.pool, known.projection.inbox_seq):
+                recent.add(job_id, known.pool)
+        await refused[0].catch_up()
+        home = rooms[settings.all_pools[0]]
+        tasks.start(
+            "refusals for the ledger",
+            refusing[0].run(lambda: outboxes[0], lambda items: home.lacks(items, SUBMITS_END)),
+        )
+        tasks.start("lanes of teams", overtaking[0].run())
+        tasks.start("requests out of their turn", overtaking[0].pass_on())
 
     def ready() -> dict[str, str]:
         if len(followers) < 2:
             return {"ledger": readiness(followers[0] if followers else None)}
         return {f"ledger of {known.pool}": readiness(known) for known in followers}
 
-    return make_asgi(broker, name="admission", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
+    return make_asgi(
+        broker, name="admission", settings=settings, lifespan=lifespan, registry=registry, ready=ready, first=caught_up
+    )
 
 
 def _lacks_room(handled: Handled, rooms: Mapping[str, StreamRoom]) -> tuple[str, str] | None:

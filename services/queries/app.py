@@ -181,15 +181,20 @@ def make_app(settings: QueriesSettings) -> AsgiFastStream:
         async with connected(settings, "queries-ledger") as nats:
             js = nats.jetstream()
             await asyncio.to_thread(warm)
-            follower = queries.begin(js)
+            queries.begin(js)
             tasks.start("ledger reader", queries.follow())
             tasks.start("heavy questions", queries.lane.run())
             tasks.start("room for submits", queries.follow_room())
             async with tasks.until_stopped():
-                await follower.caught_up.wait()
                 yield
+
+    async def caught_up() -> None:
+        assert queries.follower is not None
+        await queries.follower.caught_up.wait()
 
     def ready() -> dict[str, str]:
         return {"ledger": readiness(queries.follower)}
 
-    return make_asgi(broker, name="queries", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
+    return make_asgi(
+        broker, name="queries", settings=settings, lifespan=lifespan, registry=registry, ready=ready, first=caught_up
+    )

@@ -16,7 +16,7 @@ from libs.bus.broker import make_broker
 from libs.bus.outbox import Outbox
 from libs.bus.patience import patiently
 from libs.bus.queries import AskAgain, InvalidQuestion, NothingFound, serve
-from libs.bus.room import SUBMITS_END
+from libs.bus.room import SUBMITS_END, StreamRoom
 from libs.core.admission.intake import Bucket
 from libs.core.projections.secret_users import SecretUsers
 from libs.ledger.follower import FollowedEntry, Follower
@@ -259,6 +259,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
     broker = make_broker(settings.bus, "vault")
     vault = Vault(settings, KeyFile(settings.keys_path()), registry)
     tasks = Tasks()
+    rooms: list[StreamRoom] = []  # made once the event loop runs
     ask = partial(serve, broker, queue="vault")
     ask(BY_TYPE["io.baton.secret.set.query.v1"], vault.set, users=True)
     ask(BY_TYPE["io.baton.secret.list.query.v1"], vault.list)
@@ -271,7 +272,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
         async with connected(settings, "vault-ledger") as nats:
             js = nats.jetstream()
             follower = vault.begin(js)
-            room = room_of(js, settings.pool)
+            rooms[:] = [room := room_of(js, settings.pool)]
             tasks.start("room of the inbox", room.run())
             vault.book = ChangesBook(
                 settings.pool, Outbox(js, give_up_s=_TELL_S), lambda items: room.lacks(items, SUBMITS_END)
@@ -282,10 +283,13 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
 
             tasks.start("ledger reader", follower.run(after))
             async with tasks.until_stopped():
-                await follower.caught_up.wait()
-                await room.known.wait()
-                await vault.tell_names()
                 yield
+
+    async def caught_up() -> None:
+        assert vault.follower is not None
+        await vault.follower.caught_up.wait()
+        await rooms[0].known.wait()
+        await vault.tell_names()
 
     def ready() -> dict[str, str]:
         try:
@@ -295,4 +299,6 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
             keys = str(e)
         return {"ledger": readiness(vault.follower), "keys": keys}
 
-    return make_asgi(broker, name="vault", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
+    return make_asgi(
+        broker, name="vault", settings=settings, lifespan=lifespan, registry=registry, ready=ready, first=caught_up
+    )

@@ -6,10 +6,15 @@ from typing import Any
 
 from faststream.asgi import AsgiFastStream
 
+from libs.bus.broker import Broker
+
 
 @asynccontextmanager
 async def running(app: AsgiFastStream) -> AsyncIterator[AsgiFastStream]:
+    """Once its subscribers have started."""
     async with app.start_lifespan_context():
+        assert isinstance(app.broker, Broker)
+        await app.broker.started.wait()
         yield app
 
 
