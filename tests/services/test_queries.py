@@ -32,7 +32,7 @@ from services.queries.answers import Answers, CachedAnswer
 from services.queries.app import make_app
 from services.queries.replica import Replica
 from services.queries.settings import QueriesSettings
-from tests.admission.running import running
+from tests.admission.running import get, running
 from tests.core.builders import job, node
 from tests.kit.waiting import until
 from tests.services.pool import Pool
@@ -86,6 +86,25 @@ async def question(world: Pool, type_: str, team: str, query: BaseModel, at_leas
     message = BY_TYPE[f"io.baton.{type_}.query.v1"]
     seq = await last(world) if at_least is None else at_least
     return await ask(world.nats, message, query, pool=world.name, team=team, user="ana", at_least=seq, timeout_s=30)
+
+
+async def test_who_cannot_answer_yet_says_why_to_whoever_probes(world: Pool, settings: Settings) -> None:
+    """Its port was closed until it had read the ledger, so that nobody could be told that archived records were needed."""
+    name = f"LEDGER-{world.name}"
+    config = (await world.js.stream_info(name)).config
+    await world.js.delete_stream(name)
+    await world.js.add_stream(config.evolve(first_seq=4))
+    await world.js.publish(str((config.subjects or [""])[0]), b"{}")
+    app = make_app(settings())
+
+    async def said() -> bool:
+        status, body = await get(app, "/readyz")
+        return status == 503 and "no longer has 1 to 3 here" in body and "baton ledger restore" in body
+
+    async with app.start_lifespan_context():
+        await until(said)
+        _, metrics = await get(app, "/metrics")
+        assert 'baton_follower_archived_records{follower="queries"} 3.0' in metrics
 
 
 async def test_a_team_sees_its_own_jobs_and_the_operator_all(world: Pool, settings: Settings) -> None:
