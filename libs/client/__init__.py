@@ -14,6 +14,7 @@ from libs.client.errors import (
     Denied,
     Failed,
     Invalid,
+    Kept,
     NotFound,
     Rejected,
     TimedOut,

@@ -20,9 +20,9 @@ from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
 from libs.client import following, logs, secrets
 from libs.client.asking import ask
-from libs.client.errors import ClientError, Invalid, NotFound, TimedOut, Unreachable
+from libs.client.errors import ClientError, Invalid, Kept, NotFound, TimedOut, Unreachable
 from libs.client.hearing import Hearing
-from libs.client.sending import command, deliver, store, valid
+from libs.client.sending import RETRY_AFTER_S, command, deliver, store, valid
 from libs.client.verdict import Verdict
 from libs.client.where import Place, find
 from schemas import subjects
@@ -145,7 +145,8 @@ class Baton:
 
         Raises:
             Rejected: admission refused it, with every reason; Conflict if the key names another job.
-            TimedOut: it is stored, but admission has not answered yet.
+            TimedOut: it is stored, but admission has not answered yet; Kept where its pool has no room for it now.
+            Busy: there is no room for it, and it is not stored.
             Unreachable, Denied, Invalid, Failed: it is not stored for certain. A secret that its team does not have is Invalid.
         """
         key = uuid.uuid4().hex if client_key is None else client_key
@@ -164,9 +165,22 @@ class Baton:
                 *_, again = self._request(spec, key, repeat=uuid.uuid4().hex)
                 verdict.about(again)
                 await deliver(self.nats, [again], give_up_s=give_up_s)
-            await verdict.reached(lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
+            try:
+                await verdict.reached(lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
+            except TimedOut:
+                if busy := await self._busy(spec.pool or self.place.pool):
+                    raise Kept(submitted.job_id, busy, RETRY_AFTER_S) from None
+                raise
         self._submitted = submitted.job_id, time.monotonic()
         return submitted
+
+    async def _busy(self, pool: str) -> str:
+        """Why the pool takes no submits now; "" when it does, or nobody says."""
+        try:
+            status: PoolStatus = await ask(self.nats, "pool.status", self.place, PoolStatusQuery(), pool=pool)
+        except ClientError:
+            return ""
+        return f"pool {pool} takes no submits: {status.busy}" if status.busy else ""
 
     async def submit_many(
         self, specs: Iterable[JobSpec | tuple[str, JobSpec]], *, give_up_s: float = 60.0

@@ -54,9 +54,19 @@ class Rejected(ClientError):
 class Busy(ClientError):
     """There is no room for the request now. Nothing is wrong with it: send it again after `retry_after_s`."""
 
-    def __init__(self, why: str, retry_after_s: float) -> None:
-        super().__init__("Baton is busy", why, f"send it again in {retry_after_s:g} s, with the same key")
+    def __init__(self, why: str, retry_after_s: float, kept: str = "") -> None:
+        """`kept`: what has become of it, when it need not be sent again."""
+        again = f"send it again in {retry_after_s:g} s, with the same key"
+        super().__init__("Baton is busy", why, f"{kept}, or {again}" if kept else again)
         self.retry_after_s = retry_after_s
+
+
+class Kept(Busy):
+    """The request is stored, and decided once there is room. To send it again as well harms nothing."""
+
+    def __init__(self, job_id: str, why: str, retry_after_s: float) -> None:
+        super().__init__(why, retry_after_s, f"{job_id} is stored and decided once there is room: see `baton wait`")
+        self.job_id = job_id
 
 
 class Conflict(Rejected):

@@ -22,7 +22,8 @@ from schemas.base import Strict
 from schemas.ids import content_hash
 
 _LOOK_S = 0.05
-_RETRY_AFTER_S = 30.0
+RETRY_AFTER_S = 30.0
+"""Admission tries again what waits for room at least as often, s."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -67,14 +68,14 @@ async def store(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) ->
         return await unless_denied(nats, outbox.publish_many(items))
     except Crowded as e:
         why = f"a user may have {WAITING_OF_A_SENDER:,} requests waiting, so {len(e.unstored)} of {len(items)} are not stored"
-        raise Busy(why, _RETRY_AFTER_S) from e
+        raise Busy(why, RETRY_AFTER_S) from e
     except NotStored as e:
         raise Unreachable(
             "the request is not stored for certain", str(e), "check the server, then send it again with the same key"
         ) from e
     except APIError as e:
         if is_full(e):
-            raise Busy("the broker's stream of requests is full", _RETRY_AFTER_S) from e
+            raise Busy("the broker's stream of requests is full", RETRY_AFTER_S) from e
         raise Failed("the broker refused the request", str(e), "an operator should look at the stream REQUESTS") from e
 
 

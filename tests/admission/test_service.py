@@ -13,16 +13,20 @@ from nats.js import JetStreamContext
 
 from libs.bus import settle
 from libs.bus.dead import LEFT_OUT, replayed
+from libs.cli.exits import Exit, code_of
+from libs.client import Kept, connect
 from libs.core.admission.fleet_shape import FleetShape
 from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
 from schemas.inbox import CancelRequested, JobAdmitted, NodeRegistered, QuotaChanged
-from schemas.jobs import JobRejected
+from schemas.jobs import JobRejected, JobSpec
 from schemas.ledger import JobQueued
 from schemas.subjects import DEAD, EVENTS
 from services.admission.app import DURABLE, FOLLOWER, make_app
 from services.admission.handlers import RETRY_AFTER_S
 from services.admission.settings import AdmissionSettings
+from services.queries.app import make_app as make_queries
+from services.queries.settings import QueriesSettings
 from tests.admission.running import get, running
 from tests.admission.test_handlers import GOOD, HOSTILE
 from tests.core.builders import World, node
@@ -264,6 +268,35 @@ async def test_people_leave_room_in_the_inbox_for_facts_and_are_told_when_to_com
         await bench.js.purge_stream(bench.inbox)  # as placement trims it
         (admitted,) = await bench.admitted(1)
         assert admitted.client_key == "large"
+
+
+async def test_who_submits_while_an_inbox_is_full_hears_busy_and_when_to_come_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    """Of a request that is parked its sender heard nothing but that nobody had answered."""
+    monkeypatch.setattr(settle, "PAUSES_S", (0.05,))
+    config = (await bench.js.stream_info(bench.inbox)).config
+    await bench.js.update_stream(config.evolve(max_bytes=1 << 20))
+    for _ in range(17):
+        await bench.js.publish(subjects.inbox("clock", "tick", bench.pool), b"x" * 60_500)
+    await bench.write()
+    queries = QueriesSettings(nats_url=bench.url, redis_url=redis_url, pool=bench.pool)
+    letters = (await bench.js.stream_info(DEAD)).state.messages
+    async with (
+        running(bench.app()),
+        running(make_queries(queries)),
+        await connect(bench.url, bench.team, pool=bench.pool) as team,
+    ):
+        job = JobSpec.model_validate(GOOD["job"])
+        with pytest.raises(
+            Kept, match=rf"pool {bench.pool} takes no submits: {bench.inbox} is 9.*again in 30 s"
+        ) as told:
+            await team.submit(job, "kept", answer_s=0.5)
+        assert code_of(told.value) == Exit.UNREACHABLE
+        assert (await bench.js.stream_info(DEAD)).state.messages == letters
+        await bench.js.purge_stream(bench.inbox)
+        (admitted,) = await bench.admitted(1)
+        assert admitted.job_id == told.value.job_id
 
 
 async def _parked(js: JetStreamContext, consumer: str) -> bool:
