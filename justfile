@@ -92,7 +92,7 @@ lock *args: _house
     #!/bin/sh
     set -eu
     [ -x .venv/uv/bin/uv ] || { python -m venv .venv/uv && .venv/uv/bin/pip install --quiet uv; }
-    for name in base build dev; do
+    for name in base build dev audit; do
         .venv/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
             --no-annotate --no-header --no-emit-index-url "$@" -o "requirements/$name.txt" "requirements/$name.in"
     done
@@ -112,8 +112,12 @@ release: _house
 audit *args: _house
     #!/bin/sh
     set -eu
-    [ -x .venv/audit/bin/pip-audit ] || { python -m venv .venv/audit && .venv/audit/bin/pip install --quiet pip-audit; }
-    for name in base build dev; do
+    if ! cmp -s requirements/audit.txt .venv/audit/installed; then
+        python -m venv --clear .venv/audit
+        .venv/audit/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/audit.txt
+        cp requirements/audit.txt .venv/audit/installed
+    fi
+    for name in base build dev audit; do
         .venv/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement "requirements/$name.txt" "$@"
     done
 

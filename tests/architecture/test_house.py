@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 EXECUTABLE = ("dev", ".ci/run")
-REQUIREMENTS = ("base", "build", "dev")
+REQUIREMENTS = ("base", "build", "dev", "audit")
 
 
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash"])

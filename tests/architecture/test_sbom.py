@@ -66,4 +66,5 @@ def test_what_is_no_pin_is_refused() -> None:
 def test_there_are_recipes_for_a_release_and_an_audit() -> None:
     recipes = (ROOT / "justfile").read_text()
     assert "deploy/sbom.py" in recipes
+    assert "--require-hashes -r requirements/audit.txt" in recipes
     assert "pip-audit --strict --require-hashes" in recipes, "what the database does not know must not pass for sound"
