@@ -20,7 +20,7 @@ from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
 from libs.client import following, logs, secrets
 from libs.client.asking import ask
-from libs.client.errors import ClientError, Invalid, Kept, NotFound, TimedOut, Unreachable
+from libs.client.errors import ClientError, Invalid, NotFound, Parked, TimedOut, Unreachable
 from libs.client.hearing import Hearing
 from libs.client.sending import RETRY_AFTER_S, command, deliver, store, valid
 from libs.client.verdict import Verdict
@@ -145,7 +145,7 @@ class Baton:
 
         Raises:
             Rejected: admission refused it, with every reason; Conflict if the key names another job.
-            TimedOut: it is stored, but admission has not answered yet; Kept where its pool has no room for it now.
+            TimedOut: it is stored, but admission has not answered yet; Parked where its pool has no room for it now.
             Busy: there is no room for it, and it is not stored.
             Unreachable, Denied, Invalid, Failed: it is not stored for certain. A secret that its team does not have is Invalid.
         """
@@ -169,7 +169,7 @@ class Baton:
                 await verdict.reached(lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
             except TimedOut:
                 if busy := await self._busy(spec.pool or self.place.pool):
-                    raise Kept(submitted.job_id, busy, RETRY_AFTER_S) from None
+                    raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
                 raise
         self._submitted = submitted.job_id, time.monotonic()
         return submitted

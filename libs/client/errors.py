@@ -61,7 +61,7 @@ class Busy(ClientError):
         self.retry_after_s = retry_after_s
 
 
-class Kept(Busy):
+class Parked(Busy):
     """The request is stored, and decided once there is room. To send it again as well harms nothing."""
 
     def __init__(self, job_id: str, why: str, retry_after_s: float) -> None:

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from libs.bus import settle
 from libs.bus.dead import LEFT_OUT, replayed
 from libs.cli.exits import Exit, code_of
-from libs.client import Kept, connect
+from libs.client import Parked, connect
 from libs.core.admission.fleet_shape import FleetShape
 from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
@@ -289,7 +289,7 @@ async def test_who_submits_while_an_inbox_is_full_hears_busy_and_when_to_come_ag
     ):
         job = JobSpec.model_validate(GOOD["job"])
         with pytest.raises(
-            Kept, match=rf"pool {bench.pool} takes no submits: {bench.inbox} is 9.*again in 30 s"
+            Parked, match=rf"pool {bench.pool} takes no submits: {bench.inbox} is 9.*again in 30 s"
         ) as told:
             await team.submit(job, "kept", answer_s=0.5)
         assert code_of(told.value) == Exit.UNREACHABLE
