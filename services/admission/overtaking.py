@@ -83,6 +83,7 @@ class Overtaking:
         self._pace = pace
         self._crowded = asyncio.Event()
         self._crowd_s = float("-inf")  # when more requests waited, or were undecided, than few
+        self._waits = False  # the queue's portion waits for room
         self._news = asyncio.Event()
         self._head = ""  # the team whose turn the queue is
         self._counts: dict[str, int] = {}  # team -> its requests in the stream, as they were counted last
@@ -129,7 +130,11 @@ class Overtaking:
                 self._head, self._owed = team, 0.0
             count, cost = self._first_of(left, due := self._due())
             if count < len(left) or cost > due:
-                room = await self._pace.room()
+                self._waits = True
+                try:
+                    room = await self._pace.room()
+                finally:
+                    self._waits = False
                 count, cost = self._first_of(left, max(room, self._due()))
             self._owed = max(0.0, self._owed - cost)
         await self._learn((_team_of(message.subject), message.data) for message in left[:count])
@@ -241,6 +246,9 @@ class Overtaking:
             if not self._crowded.is_set() and self.lanes:
                 await self._close(list(self.lanes))
             await self._crowded.wait()
+            if self._is_long_over():
+                self._crowded.clear()
+                continue
             try:
                 await self.look()
             except ConnectionClosedError:
@@ -248,6 +256,11 @@ class Overtaking:
             except (NatsError, TimeoutError, OSError) as error:
                 log.warning("no request is read out of its turn: %r", error)
             await asyncio.sleep(_pause_s(self._senders))
+
+    def _is_long_over(self) -> bool:
+        """Nothing has come behind the last crowd, so that no portion says that it is over."""
+        quiet_s = asyncio.get_running_loop().time() - self._crowd_s
+        return quiet_s >= _IDLE_S and not self.lanes and not self._waits
 
     async def look(self) -> None:
         """Finds who has sent something, opens lanes for them where there is room, and closes those that are over. Raises nats

@@ -217,6 +217,25 @@ async def test_what_lies_undecided_is_a_crowd_as_what_waits_is(reader: Reader, t
     await subscription.unsubscribe()
 
 
+async def test_nobody_is_looked_for_when_nothing_has_come_behind_a_crowd(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look lists all who have sent something, ten times a second."""
+    monkeypatch.setattr(overtaking, "_IDLE_S", 0.1)
+    made = reader.overtaking
+    made._crowd_s, made._waits = asyncio.get_running_loop().time(), True
+    made._crowded.set()
+    running = asyncio.create_task(made.run())
+    try:
+        await until(lambda: asyncio.get_running_loop().time() - made._crowd_s > 0.3)
+        assert made._crowded.is_set(), "a portion waits for room"
+        made._waits = False
+        await until(lambda: not made._crowded.is_set())
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 def test_the_window_follows_how_long_rounds_take() -> None:
     rounds, now = Rounds(32, 512), 0.0
     rounds.idle_s = 0.01
