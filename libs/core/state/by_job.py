@@ -4,13 +4,17 @@ An id is 36 characters, 96 bytes as a string that no other reader of the process
 """
 
 from collections.abc import Iterator, MutableMapping
+from functools import lru_cache
 from typing import TypeVar
 
 V = TypeVar("V")
 
 _PREFIX, _DIGITS = "job-", 32
+_LATELY = 256
+"""Ids that are remembered: an event looks for its job several times, and its job's events follow each other."""
 
 
+@lru_cache(maxsize=_LATELY)
 def packed_id(job_id: str) -> int | str:
     """The digits of an id as a number; anything else as it is."""
     if len(job_id) == len(_PREFIX) + _DIGITS:
