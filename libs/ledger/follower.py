@@ -89,7 +89,8 @@ class Follower(Generic[P]):
     state and where it stands, None for the beginning. It is asked at each start, and nothing is saved here.
 
     `rest_s`: of a reader that nobody waits for. So long after a record has come it is left alone, and the processors are left
-    to those who do what it says; what comes meanwhile is read with it. `hurry` ends that.
+    to those who do what it says; what comes meanwhile is read with it. `hurry` ends that. `busy_rest_s`: the same while records
+    keep coming, that is after one that was read no longer ago than that.
 
     `only`: kinds of events; the projection gets these alone, and no other kind need be understood.
 
@@ -108,6 +109,7 @@ class Follower(Generic[P]):
         place: Callable[[], Awaitable[Restored[P] | None]] | None = None,
         gather: Gather | None = None,
         rest_s: float = 0.0,
+        busy_rest_s: float = 0.0,
         max_batch: int = 256,
         idle_s: float = 1.0,
         only: Collection[str] | None = None,
@@ -126,7 +128,7 @@ class Follower(Generic[P]):
         self._restore = RestoreWait(js, pool, name, self._newest)
         self._place = place
         self._gather = gather
-        self._rest_s = rest_s
+        self._rest_s, self._busy_rest_s = rest_s, busy_rest_s
         self._max_batch = max_batch
         self._idle_s = idle_s
         self._reader: LedgerReader | None = None
@@ -272,7 +274,7 @@ class Follower(Generic[P]):
             await self._save_when_due()
 
     async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
-        if self._rest_s and not reader.lag():
+        if (self._rest_s or self._busy_rest_s) and not reader.lag():
             await self._rest(reader)
         steps = await self._apply(await reader.next(self._max_batch, self._idle_s))
         gather, loop = self._gather, asyncio.get_running_loop()
@@ -292,8 +294,9 @@ class Follower(Generic[P]):
 
     async def _rest(self, reader: LedgerReader) -> None:
         if await reader.come(self._idle_s):
+            busy = asyncio.get_running_loop().time() - self._done_s < self._busy_rest_s
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._rest_s):
+                async with asyncio.timeout(max(self._rest_s, self._busy_rest_s) if busy else self._rest_s):
                     await self._hurried.wait()
             self._hurried.clear()
 

@@ -43,7 +43,7 @@ _FORGET_US = 3_600_000_000
 """How often what is too old is deleted, ledger time."""
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _TREES = 4
-_REST_S = 0.2
+_REST_S, _BUSY_REST_S = 0.2, 0.5
 """Each batch asks MongoDB three times, however many records it has."""
 
 
@@ -68,6 +68,7 @@ class ProofLoop:
         self.follower = Follower(
             js, pool, TeamChains, name="history-proofs", snapshot_every=snapshot_records, only=TeamChains.handled,
             rest_s=_REST_S,
+            busy_rest_s=_BUSY_REST_S,
         )  # fmt: skip
         self._pool, self._store = pool, store
         self._outbox = Outbox(js)

@@ -29,8 +29,9 @@ log = logging.getLogger("baton.preemption")
 
 _SEND_S = 5.0
 """A plan that is not stored by then is made anew: the pool is another, then."""
-_REST_S = 0.02
-"""A record is read so long after it has come: placement decides without us, and nodes hear of it first."""
+_REST_S, _BUSY_REST_S = 0.02, 0.1
+"""A record is read so long after it has come (the latter: while they keep coming): placement decides without us, and nodes hear
+of it first."""
 
 
 class Preemption:
@@ -54,7 +55,13 @@ class Preemption:
         outbox = Outbox(js, give_up_s=_SEND_S)
         every = self.settings.snapshot_records
         self.follower = follower = Follower(
-            js, self.pool, PreemptionPlanner, name="preemption", snapshot_every=every, rest_s=_REST_S
+            js,
+            self.pool,
+            PreemptionPlanner,
+            name="preemption",
+            snapshot_every=every,
+            rest_s=_REST_S,
+            busy_rest_s=_BUSY_REST_S,
         )
 
         async def after(steps: Sequence[FollowedEntry]) -> None:

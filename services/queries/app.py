@@ -37,8 +37,8 @@ FOLLOWER = "queries"
 _BATCH = 8
 """Ledger records folded between two looks at the event loop: a record may hold a thousand events, 10 us each."""
 
-_REST_S = 0.05
-"""A record is read so long after it has come, unless an answer waits for it."""
+_REST_S, _BUSY_REST_S = 0.05, 0.25
+"""A record is read so long after it has come (the latter: while they keep coming), unless an answer waits for it."""
 
 _ROOM_EVERY_S = 5.0
 
@@ -85,6 +85,7 @@ class Queries:
             snapshot_every=self.settings.snapshot_records,
             max_batch=_BATCH,
             rest_s=_REST_S,
+            busy_rest_s=_BUSY_REST_S,
         )
         return self.follower
 

@@ -89,7 +89,7 @@ class Telemetry:
         """Folds the ledger for ever. Waits are observed from the present on: the past is not news after a restart."""
         self.follower = follower = Follower(
             js, self.settings.pool, PoolFigures, name=FOLLOWER, snapshot_every=self.settings.snapshot_records,
-            rest_s=0.1,
+            rest_s=0.1, busy_rest_s=0.5,
         )  # fmt: skip
 
         async def after(steps: Sequence[FollowedEntry]) -> None:

@@ -51,8 +51,8 @@ log = logging.getLogger("baton.vault")
 FOLLOWER = "vault"
 _TEAMS = 10_000
 _LOOK_S = 0.01
-_REST_S = 0.1
-"""A record is read so long after it has come, unless a node asks for what it says."""
+_REST_S, _BUSY_REST_S = 0.1, 0.5
+"""A record is read so long after it has come (the latter: while they keep coming), unless a node asks for what it says."""
 _TELL_S = 3.0
 """A change that the ledger's inbox does not take within this is told later, and its sender asked to say it again."""
 
@@ -83,6 +83,7 @@ class Vault:
             snapshot_every=self.settings.snapshot_records,
             only=SecretUsers.handled,
             rest_s=_REST_S,
+            busy_rest_s=_BUSY_REST_S,
         )
         return self.follower
 

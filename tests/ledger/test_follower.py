@@ -184,6 +184,18 @@ async def test_a_reader_that_rests_reads_together_what_came_meanwhile_and_at_onc
         await until(lambda: batches == [3])
 
 
+async def test_a_reader_rests_longer_while_records_keep_coming(world: World) -> None:
+    async with running(follower(world, busy_rest_s=600.0)) as made:
+        await until(made.caught_up.is_set)
+        head = await grow(world, 1)
+        await until(lambda: made.position == 1)  # nothing had come before: it does not rest
+        await grow(world, 2, head)
+        await until(lambda: made._reader is not None and len(made._reader._tail._consumer.queue) == 2)
+        assert made.position == 1
+        made.hurry()
+        await until(lambda: made.position == 3)
+
+
 async def test_a_reader_that_rests_does_not_while_it_is_behind(world: World) -> None:
     await grow(world, 20)
     async with running(follower(world, rest_s=600.0, max_batch=4)) as made:
