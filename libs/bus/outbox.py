@@ -17,6 +17,7 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from libs.bus.batches import Batches
+from libs.bus.holding import Held
 from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.metrics import PUBLISHED, RETRIED
@@ -67,6 +68,10 @@ class Crowded(NotStored):
     """The broker refuses some for as many of their sender wait as may; they were sent again until there was no more time."""
 
 
+class NotHeld(NotStored):
+    """What they follow from may have been given to another process meanwhile: nothing more of it is sent."""
+
+
 class TooLarge(ValueError):
     """A message, or its headers, are larger than the broker stores: it never will be."""
 
@@ -85,11 +90,11 @@ class Outbox:
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s
 
-    async def publish_many(self, items: Sequence[Outgoing]) -> list[PubAck]:
-        """The acknowledgements of `items`, in their order.
+    async def publish_many(self, items: Sequence[Outgoing], *, held: Held | None = None) -> list[PubAck]:
+        """The acknowledgements of `items`, in their order. `held` is asked before each try whether they may still be sent.
 
         Nothing is sent while the server is away: what the client buffers then is lost at the reconnect.
-        Raises TooLarge before anything is sent; NotStored when some are still unacknowledged after `give_up_s`; the
+        Raises TooLarge before anything is sent; NotHeld; NotStored when some are still unacknowledged after `give_up_s`; the
         broker's APIError when it refuses one (stream full, wrong expected sequence); ConnectionClosedError.
         """
         for item in items:
@@ -97,7 +102,7 @@ class Outbox:
         deadline = asyncio.get_running_loop().time() + self._give_up_s
         acks: dict[int, PubAck] = {}
         for start in range(0, len(items), _ROUND_MESSAGES):
-            await self._round(items, range(start, min(start + _ROUND_MESSAGES, len(items))), acks, deadline)
+            await self._round(items, range(start, min(start + _ROUND_MESSAGES, len(items))), acks, deadline, held)
         return [acks[i] for i in range(len(items))]
 
     async def publish(self, item: Outgoing) -> PubAck:
@@ -105,13 +110,21 @@ class Outbox:
         return (await self.publish_many([item]))[0]
 
     async def _round(
-        self, items: Sequence[Outgoing], positions: Sequence[int], acks: dict[int, PubAck], deadline: float
+        self,
+        items: Sequence[Outgoing],
+        positions: Sequence[int],
+        acks: dict[int, PubAck],
+        deadline: float,
+        held: Held | None,
     ) -> None:
         todo = list(positions)
         pause = 0.05
         tried = _Attempted()
         while True:
             attempted = len(todo)
+            if held is not None and not held():
+                unstored = [i for i in range(len(items)) if i not in acks]
+                raise NotHeld(f"{len(unstored)} of {len(items)} messages were not sent in time", unstored)
             if self._nats.is_closed:
                 raise ConnectionClosedError
             if self._nats.is_connected:

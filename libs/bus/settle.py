@@ -17,12 +17,10 @@ nothing is acknowledged, the batch comes again however often that takes, and the
 harmless: neither an outage nor a full stream turns good messages into dead letters.
 """
 
-import asyncio
 import inspect
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +34,11 @@ from libs.bus.cursors import Cursors
 from libs.bus.dead import Received, dead_letter, replayed
 from libs.bus.delivery import delivery
 from libs.bus.excused import Excused
+from libs.bus.holding import PULL_S, Held, Standstill, hold
 from libs.bus.messages import Malformed, Outgoing
 from libs.bus.metrics import BATCH_SECONDS, PARKED_NOW, SETTLED
-from libs.bus.outbox import NotStored, Outbox
-from libs.bus.table import ACK_WAIT_S, consumer_config, durable_of
+from libs.bus.outbox import NotHeld, NotStored, Outbox
+from libs.bus.table import consumer_config, durable_of
 from libs.ports import clock
 from libs.ports.host import failpoint
 from schemas.subjects import service_inbox
@@ -129,7 +128,7 @@ def consume(
         stream=JStream(stream, declare=False),
         durable=durable,
         config=consumer_config(entry),
-        pull_sub=PullSub(batch_size=batch, timeout=1.0, batch=True),
+        pull_sub=PullSub(batch_size=batch, timeout=PULL_S, batch=True),
         inbox_prefix=f"{service_inbox(origin)}.".encode(),
         ack_policy=AckPolicy.MANUAL,
         decoder=undecoded,
@@ -167,6 +166,7 @@ class _Shell:
         self._decide = decide
         self._outbox = outbox
         self._excused: Excused | None = None
+        self._standstill = Standstill()
         self._parked: OrderedDict[int, float] = OrderedDict()  # stream sequence -> when it was put off last
 
     async def on_batch(self, raw: Any) -> None:
@@ -176,24 +176,26 @@ class _Shell:
                 self._excused = Excused(Cursors(self._outbox().js, self._origin), self._durable)
             excused = self._excused
             left = list(messages)
-            async with _in_progress(left):
+            async with hold(left, self._standstill) as held:
                 while left:
                     count = len(left) if self._portion is None else await self._portion(left)
                     with BATCH_SECONDS.labels(self._durable).time():
-                        await self._handle(left[:count], excused)
+                        await self._handle(left[:count], excused, held)
                     del left[:count]
+        except NotHeld as e:
+            log.warning("%s: a batch of %d was given to another process: %s", self._origin, len(messages), e)
         except (NatsError, OSError) as e:
             # Whatever was not acknowledged is delivered again after ack_wait.
             log.warning("%s: a batch of %d could not be acknowledged: %s", self._origin, len(messages), e)
         except Exception:
             log.exception("%s: settling a batch of %d failed", self._origin, len(messages))
 
-    async def _handle(self, messages: Sequence[Msg], excused: Excused) -> None:
+    async def _handle(self, messages: Sequence[Msg], excused: Excused, held: Held) -> None:
         found = [_Delivery(m, received_of(m)) for m in messages]
         await excused.recall(case.received for case in found)
         cases = [await self._decided(case, excused.counted(case.received)) for case in found]
         failpoint("settle.decided")
-        await self._store(cases)
+        await self._store(cases, held)
         failpoint("settle.stored")
         await excused.excuse(case.received for case in cases if case.excused)
         for case in cases:
@@ -250,11 +252,13 @@ class _Shell:
             why = f"given up after {case.deliveries} deliveries: {type(error).__name__}: {error}"
             case.bury(self._origin, "exhausted" if passing else "bug", why)
 
-    async def _store(self, cases: Sequence[_Delivery]) -> None:
-        """Stores what follows from the batch; a case whose outputs cannot be stored is to come again."""
+    async def _store(self, cases: Sequence[_Delivery], held: Held) -> None:
+        """Stores what follows from the batch; a case whose outputs cannot be stored is to come again. Raises NotHeld."""
         items = [(case, item) for case in cases for item in case.out]
         try:
-            await self._outbox().publish_many([item for _, item in items])
+            await self._outbox().publish_many([item for _, item in items], held=held)
+        except NotHeld:
+            raise
         except NotStored as e:
             log.warning("%s: %s", self._origin, e)
             unstored = {id(items[i][0]) for i in e.unstored}
@@ -265,13 +269,15 @@ class _Shell:
             # One output that the broker refuses must not hold up the others: each case by itself.
             log.warning("%s: storing a batch failed (%s), storing one by one", self._origin, e)
             for case in cases:
-                await self._store_one(case)
+                await self._store_one(case, held)
 
-    async def _store_one(self, case: _Delivery) -> None:
+    async def _store_one(self, case: _Delivery, held: Held) -> None:
         for last in (False, True):
             try:
-                await self._outbox().publish_many(case.out)
+                await self._outbox().publish_many(case.out, held=held)
                 return
+            except NotHeld:
+                raise
             except (NatsError, NotStored, ValueError, OSError) as e:
                 # Refused for good by its own size or headers: a bug of `decide`. Its dead letter is the second try.
                 if last or not isinstance(e, ValueError):
@@ -287,21 +293,3 @@ async def _settle(case: _Delivery) -> None:
         await case.msg.ack()
     else:
         await case.msg.term()
-
-
-@asynccontextmanager
-async def _in_progress(messages: Sequence[Msg]) -> AsyncIterator[None]:
-    """Keeps the broker from handing the batch, or what is left of it, to somebody else while it is being handled."""
-
-    async def beat() -> None:
-        while True:
-            await asyncio.sleep(ACK_WAIT_S / 3)
-            with suppress(NatsError, OSError):
-                for msg in tuple(messages):
-                    await msg.in_progress()
-
-    task = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        task.cancel()

@@ -20,8 +20,10 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from libs.bus.dead import Received
+from libs.bus.holding import Standstill
 from libs.bus.messages import Outgoing
 from libs.bus.table import WAITING_OF_A_SENDER
+from libs.ports import clock
 from schemas import subjects
 from schemas.subjects import REQUESTS
 from services.admission.ahead import Ahead
@@ -91,6 +93,7 @@ class Overtaking:
         self._served: Counter[str] = Counter()  # team -> decided in its lane since the queue's last portion
         self._owed = 0.0  # what the queue's first team may still have of what lanes got
         self._turned_s = 0.0
+        self._standstill = Standstill()
         self._senders = 0
         self._warned_s = float("-inf")
 
@@ -178,6 +181,8 @@ class Overtaking:
         lanes: list[str] = []
         decided: list[tuple[str, int]] = []
         self._pace.held_up = self.ahead.longest / WAITING_OF_A_SENDER
+        self._standstill.watch()
+        began_s = clock.boot_s()
         share = max(_LEAST, self._pace.most // (len(self.lanes) + 1))
         now = asyncio.get_running_loop().time()
         patient = now - self._turned_s < _PATIENCE_S
@@ -203,7 +208,7 @@ class Overtaking:
             await lane.ask()
         if decided:
             self._turned_s = now
-            await self._store(out, lanes, decided)
+            await self._store(out, lanes, decided, began_s)
         return len(decided)
 
     def _taken(self, lane: TeamLane, room: int) -> list[Received]:
@@ -216,10 +221,13 @@ class Overtaking:
                 room -= _cost(received.payload, received.headers)
         return taken
 
-    async def _store(self, out: Sequence[Outgoing], lanes: Sequence[str], decided: Sequence[tuple[str, int]]) -> None:
-        """What cannot be stored is stored again, or by the queue, with the same ids."""
+    async def _store(
+        self, out: Sequence[Outgoing], lanes: Sequence[str], decided: Sequence[tuple[str, int]], began_s: float
+    ) -> None:
+        """What cannot be stored is stored again, or by the queue, with the same ids. What was decided before this process stood
+        still is the queue's."""
         try:
-            await self._outbox.publish_many(out, lanes)
+            await self._outbox.publish_many(out, lanes, held=lambda: self._standstill.none_since(began_s))
         except ConnectionClosedError:
             raise
         except (NatsError, TimeoutError, OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from nats.js.api import PubAck
 
+from libs.bus.holding import Held
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from schemas import subjects
@@ -152,10 +153,12 @@ class PacedOutbox(Outbox):
 
     pace: Pace | None = None
 
-    async def publish_many(self, items: Sequence[Outgoing], lanes: Sequence[str] = ()) -> list[PubAck]:
+    async def publish_many(
+        self, items: Sequence[Outgoing], lanes: Sequence[str] = (), *, held: Held | None = None
+    ) -> list[PubAck]:
         """`lanes`: of each item, the team whose it is, when it was taken out of its turn."""
         sent_s = asyncio.get_running_loop().time()
-        acks = await super().publish_many(items)
+        acks = await super().publish_many(items, held=held)
         for number, (item, ack) in enumerate(zip(items, acks, strict=True)):
             if self.pace is not None and (pool := _admitted_to(item)):
                 self.pace.stored(pool, ack.seq, lanes[number] if lanes else "", sent_s)

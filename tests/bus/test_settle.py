@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from nats.aio.msg import Msg
 
-from libs.bus import settle
+from libs.bus import holding, settle
 from libs.bus.broker import Broker, make_broker
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.dead import AT, ORIGIN, REASON, SEQ, STREAM, SUBJECT, TRUNCATED
@@ -143,6 +143,33 @@ async def test_a_batch_is_decided_in_portions_and_what_is_left_is_kept(consumer:
     more.set()
     assert await consumer.done() == names
     assert set(map(tuple, consumer.deliveries.values())) == {(1,)}
+
+
+async def test_a_process_that_stood_still_stores_nothing_of_what_another_may_decide_by_now(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 5162 of the simulation: it said yes to what another had refused meanwhile."""
+    stood_s, really_s = [0.0], holding.clock.boot_s
+    monkeypatch.setattr(holding.clock, "boot_s", lambda: really_s() + stood_s[0])
+    decide = consumer.decide
+
+    def after_a_while(received: Received) -> list[Outgoing]:
+        out = decide(received)
+        if consumer.deliveries["late"]:
+            stood_s[0] = 20.0
+        return out
+
+    consumer.decide = after_a_while  # type: ignore[method-assign]
+    await consumer.start()
+    await consumer.send("early")
+    assert await consumer.done() == ["early"]
+    await consumer.send("late")
+    await until(lambda: consumer.deliveries["late"])
+    await asyncio.sleep(0.5)
+    assert (await consumer.js.consumer_info(REQUESTS, "admission")).num_ack_pending == 1, "it is delivered again"
+    assert [
+        CancelRequested.model_validate_json(m.data).reason for m in await stored(consumer.js, "INBOX-p", OUT)
+    ] == ["early"]
 
 
 async def test_a_malformed_message_dies_with_its_reasons_and_the_next_is_unaffected(consumer: Consumer) -> None:
