@@ -23,7 +23,7 @@ _TICK_S = 0.5
 _STANDSTILL_S = 0.6 * ACK_WAIT_S
 """Who stood still for so long may have missed to tell that it is at work, which it does every third of `ACK_WAIT_S`."""
 
-Held = Callable[[], bool]
+StillOurs = Callable[[], bool]
 
 
 class Standstill:
@@ -53,7 +53,7 @@ class Standstill:
 
 
 @asynccontextmanager
-async def hold(messages: Sequence[Msg], standstill: Standstill) -> AsyncIterator[Held]:
+async def hold(messages: Sequence[Msg], standstill: Standstill) -> AsyncIterator[StillOurs]:
     """Keeps the broker from handing the batch, or what is left of it, to somebody else while it is being handled. Tells whether
     it has not done so."""
     standstill.watch()

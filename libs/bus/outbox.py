@@ -17,7 +17,7 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from libs.bus.batches import Batches
-from libs.bus.holding import Held
+from libs.bus.holding import StillOurs
 from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.metrics import PUBLISHED, RETRIED
@@ -90,7 +90,7 @@ class Outbox:
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s
 
-    async def publish_many(self, items: Sequence[Outgoing], *, held: Held | None = None) -> list[PubAck]:
+    async def publish_many(self, items: Sequence[Outgoing], *, held: StillOurs | None = None) -> list[PubAck]:
         """The acknowledgements of `items`, in their order. `held` is asked before each try whether they may still be sent.
 
         Nothing is sent while the server is away: what the client buffers then is lost at the reconnect.
@@ -115,7 +115,7 @@ class Outbox:
         positions: Sequence[int],
         acks: dict[int, PubAck],
         deadline: float,
-        held: Held | None,
+        held: StillOurs | None,
     ) -> None:
         todo = list(positions)
         pause = 0.05

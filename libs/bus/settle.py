@@ -34,7 +34,7 @@ from libs.bus.cursors import Cursors
 from libs.bus.dead import Received, dead_letter, replayed
 from libs.bus.delivery import delivery
 from libs.bus.excused import Excused
-from libs.bus.holding import PULL_S, Held, Standstill, hold
+from libs.bus.holding import PULL_S, StillOurs, Standstill, hold
 from libs.bus.messages import Malformed, Outgoing
 from libs.bus.metrics import BATCH_SECONDS, PARKED_NOW, SETTLED
 from libs.bus.outbox import NotHeld, NotStored, Outbox
@@ -190,7 +190,7 @@ class _Shell:
         except Exception:
             log.exception("%s: settling a batch of %d failed", self._origin, len(messages))
 
-    async def _handle(self, messages: Sequence[Msg], excused: Excused, held: Held) -> None:
+    async def _handle(self, messages: Sequence[Msg], excused: Excused, held: StillOurs) -> None:
         found = [_Delivery(m, received_of(m)) for m in messages]
         await excused.recall(case.received for case in found)
         cases = [await self._decided(case, excused.counted(case.received)) for case in found]
@@ -252,7 +252,7 @@ class _Shell:
             why = f"given up after {case.deliveries} deliveries: {type(error).__name__}: {error}"
             case.bury(self._origin, "exhausted" if passing else "bug", why)
 
-    async def _store(self, cases: Sequence[_Delivery], held: Held) -> None:
+    async def _store(self, cases: Sequence[_Delivery], held: StillOurs) -> None:
         """Stores what follows from the batch; a case whose outputs cannot be stored is to come again. Raises NotHeld."""
         items = [(case, item) for case in cases for item in case.out]
         try:
@@ -271,7 +271,7 @@ class _Shell:
             for case in cases:
                 await self._store_one(case, held)
 
-    async def _store_one(self, case: _Delivery, held: Held) -> None:
+    async def _store_one(self, case: _Delivery, held: StillOurs) -> None:
         for last in (False, True):
             try:
                 await self._outbox().publish_many(case.out, held=held)

@@ -167,9 +167,9 @@ async def test_a_process_that_stood_still_stores_nothing_of_what_another_may_dec
     await until(lambda: consumer.deliveries["late"])
     await asyncio.sleep(0.5)
     assert (await consumer.js.consumer_info(REQUESTS, "admission")).num_ack_pending == 1, "it is delivered again"
-    assert [
-        CancelRequested.model_validate_json(m.data).reason for m in await stored(consumer.js, "INBOX-p", OUT)
-    ] == ["early"]
+    assert [CancelRequested.model_validate_json(m.data).reason for m in await stored(consumer.js, "INBOX-p", OUT)] == [
+        "early"
+    ]
 
 
 async def test_a_malformed_message_dies_with_its_reasons_and_the_next_is_unaffected(consumer: Consumer) -> None:
