@@ -34,7 +34,7 @@ from libs.bus.cursors import Cursors
 from libs.bus.dead import Received, dead_letter, replayed
 from libs.bus.delivery import delivery
 from libs.bus.excused import Excused
-from libs.bus.holding import PULL_S, StillOurs, Standstill, hold
+from libs.bus.holding import PULL_S, Standstill, StillOurs, hold
 from libs.bus.messages import Malformed, Outgoing
 from libs.bus.metrics import BATCH_SECONDS, PARKED_NOW, SETTLED
 from libs.bus.outbox import NotHeld, NotStored, Outbox
