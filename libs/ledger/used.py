@@ -7,7 +7,7 @@ from typing import NamedTuple
 from nats.js import JetStreamContext
 
 from libs.core.billing.accounts import Posting
-from libs.core.billing.used import DeviceUseSums, Reading, UsedBy, used
+from libs.core.billing.used import DeviceUseSums, Reading, UsedBy, reading_of, used
 from libs.core.projections.verify import Verification
 from libs.ledger.audited import AuditedLedger
 from libs.ledger.samples import told_by
@@ -43,9 +43,9 @@ async def used_lately(js: JetStreamContext, pool: str, archive: Path | None = No
     return UsedStory(first_us, to_us, used(postings, readings, first_us, to_us), report)
 
 
-async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[str, list[Reading]], int, int]:
+async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[tuple[str, str], list[Reading]], int, int]:
     """Readings by device, and the broker's times of the first and the last sample; 0 without any."""
-    readings: defaultdict[str, list[Reading]] = defaultdict(list)
+    readings: defaultdict[tuple[str, str], list[Reading]] = defaultdict(list)
     state = (await js.stream_info(TELEMETRY)).state
     first_us = last_us = 0
     tail = Tail(js, TELEMETRY, state.first_seq - 1)
@@ -59,7 +59,7 @@ async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[str, li
             for at_us, told in told_by(found, pool):
                 first_us, last_us = first_us or at_us, at_us
                 for one in told.devices:
-                    readings[one.device].append(Reading(at_us, one.utilization_pct, round(one.power_w * 1000)))
+                    readings[told.node, one.device].append(reading_of(at_us, one))
     finally:
         await tail.close()
     return dict(readings), first_us, last_us

@@ -26,6 +26,8 @@ log = logging.getLogger("baton.leases")
 MOST_AT_ONCE = 500
 """Reports about nodes sent with one tick: a partition silences thousands in the same second."""
 _WITNESSES = 3
+_LONGEST_BOOT_US = 100 * 365 * 86_400_000_000
+"""Of a reading beyond it the tick that carries it on could not be read by anybody."""
 _SILENT = "io.baton.node.silent.v1"
 
 
@@ -131,18 +133,18 @@ class Grants:
             self._heartbeats.labels("foreign").inc()
             log.warning("a heartbeat on the subject of node %s names another: a node speaks for itself only", node)
             return
-        answer = self.renew(heartbeat, now())
+        answer = self.renew(heartbeat, now(), node)
         if answer is not None and message.reply:
             try:
                 await message.respond(answer.model_dump_json().encode())
             except NatsError as e:
                 log.warning("a renewal could not be answered: %r", e)  # its agent will ask again
 
-    def renew(self, heartbeat: Heartbeat, at: float) -> LeaseGranted | None:
-        """The nodes that may go on; None while the right is another's, or not surely ours."""
+    def renew(self, heartbeat: Heartbeat, at: float, node: str = "") -> LeaseGranted | None:
+        """`node`: on whose subject it came. The nodes that may go on; None while the right is another's, or not surely ours."""
         granted = self.watch.heard(heartbeat.nodes, heartbeat.lease_s, at)
         if heartbeat.reading is not None and heartbeat.reading.boot != boot_id():
-            self._witness(heartbeat.reading, at)
+            self._witness(node, heartbeat.reading, at)
         if heartbeat.lease_s > self.settings.max_lease_s:
             self._say_too_long(heartbeat)
         if not self.may_grant(at):
@@ -165,13 +167,18 @@ class Grants:
         """While the ledger may not name a granter, the first by name grants, of those that are heard."""
         return at - self._first_heard_at < self.settings.standby_s
 
-    def _witness(self, told: BootReading, at: float) -> None:
-        """The boot clocks of a few other machines: the ones that were taken first stay, so that ticks can be compared."""
-        if told.boot in self._witnesses or len(self._witnesses) < _WITNESSES:
-            self._witnesses[told.boot] = (told, at)
-        for boot, (_, heard) in list(self._witnesses.items()):
+    def _witness(self, node: str, told: BootReading, at: float) -> None:
+        """The boot clocks of a few other machines: the ones that were taken first stay, so that ticks can be compared. A node
+        is one witness, whatever it says, and none with a clock that no machine has or another is known by."""
+        if told.at_us > _LONGEST_BOOT_US or any(
+            told.boot == other.boot for name, (other, _) in self._witnesses.items() if name != node
+        ):
+            return
+        if node in self._witnesses or len(self._witnesses) < _WITNESSES:
+            self._witnesses[node] = (told, at)
+        for name, (_, heard) in list(self._witnesses.items()):
             if at - heard > 60.0:
-                del self._witnesses[boot]
+                del self._witnesses[name]
 
     def _say_too_long(self, heartbeat: Heartbeat) -> None:
         for node, _ in heartbeat.nodes:

@@ -23,7 +23,7 @@ from libs.core.billing.use_hours import (
     whole,
     with_slot,
 )
-from libs.core.billing.used import Reading
+from libs.core.billing.used import Reading, reading_of
 from libs.core.billing.wall import HOUR_US
 from libs.ledger.chain import LedgerStopped
 from libs.ledger.follower import Follower
@@ -49,7 +49,7 @@ class UseKeeper:
     ) -> None:
         self._follower, self._js, self._store, self._every_s = follower, js, store, every_s
         self._keep_hours = 24 * keep_days
-        self._readings: dict[str, list[Reading]] = {}
+        self._readings: dict[tuple[str, str], list[Reading]] = {}
         self._tail: Tail | None = None
         self._read_to = 0
         self._sampled_us = 0
@@ -127,8 +127,7 @@ class UseKeeper:
             for at_us, sample in told_by(found, self._follower.pool):
                 self._sampled_us = at_us
                 for one in sample.devices:
-                    reading = Reading(at_us, one.utilization_pct, round(one.power_w * 1000))
-                    self._readings.setdefault(one.device, []).append(reading)
+                    self._readings.setdefault((sample.node, one.device), []).append(reading_of(at_us, one))
 
     def _drop(self, before_us: int) -> None:
         """Readings of what has settled, but for the last one of each device: the next one speaks since then."""

@@ -15,6 +15,7 @@ from schemas.nodes import DeviceSample, NodeWalls
 from schemas.queries import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
 from schemas.resources import WHOLE_MILLI
 from schemas.subjects import OPERATOR
+from services.telemetry.readings import Samples
 
 Rows = Mapping[str, Row]
 
@@ -26,7 +27,7 @@ def node_list(
     query: NodeListQuery,
     nodes: Rows,
     devices: Rows,
-    readings: Mapping[str, DeviceSample],
+    readings: Samples,
     age: Callable[[str], float | None],
     sight: "Sight",
     *,
@@ -50,15 +51,15 @@ def node_list(
     )
 
 
-def device_list(
-    query: DeviceListQuery, nodes: Rows, devices: Rows, readings: Mapping[str, DeviceSample], sight: "Sight"
-) -> DeviceList:
+def device_list(query: DeviceListQuery, nodes: Rows, devices: Rows, readings: Samples, sight: "Sight") -> DeviceList:
     """Devices by node and index; of what is on a device a team sees its own alone. Raises NothingFound for an unknown node."""
     if query.node and query.node not in nodes:
         raise NothingFound(f"no node {query.node!r} in this pool; `baton get nodes` lists them")
     shown = [(name, row) for name, row in devices.items() if not query.node or row["node"] == query.node]
     shown.sort(key=lambda item: (item[1]["node"], item[1]["index"], item[0]))
-    return DeviceList(devices=tuple(_device(name, row, readings.get(name), sight) for name, row in shown))
+    return DeviceList(
+        devices=tuple(_device(name, row, readings.get((str(row["node"]), name)), sight) for name, row in shown)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +92,13 @@ def _node(
     name: str,
     row: Row,
     devices: list[tuple[str, Row]],
-    readings: Mapping[str, DeviceSample],
+    readings: Samples,
     age: float | None,
     sight: Sight,
     *,
     walls: NodeWalls | None,
 ) -> NodeView:
-    samples = [sight.sample(device, readings.get(name)) for name, device in devices]
+    samples = [sight.sample(device, readings.get((str(device["node"]), name))) for name, device in devices]
     seen = [sample.utilization_pct for sample in samples if sample is not None]
     return NodeView(
         node=name,

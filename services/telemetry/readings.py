@@ -31,6 +31,10 @@ GAUGES: tuple[tuple[str, str, Value], ...] = (
 )
 
 
+Samples = Mapping[tuple[str, str], DeviceSample]
+"""By the node that says so, and the device: what a node says of another's devices counts for nothing."""
+
+
 class Readings:
     """Samples by node, with the time at which each arrived (seconds of the service's monotonic clock)."""
 
@@ -49,10 +53,10 @@ class Readings:
                 return
         self._nodes[sample.node] = (now, sample)
 
-    def fresh(self, now: float) -> dict[str, DeviceSample]:
-        """Readings by device id."""
+    def fresh(self, now: float) -> Samples:
+        """What nodes have said lately."""
         return {
-            device.device: device
+            (sample.node, device.device): device
             for at, sample in self._nodes.values()
             if now - at <= self._fresh_s
             for device in sample.devices
@@ -79,9 +83,9 @@ class DeviceCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         families = list(self.describe())
         rows = self._state().devices
-        for device, sample in self._readings.fresh(self._now()).items():
+        for (node, device), sample in self._readings.fresh(self._now()).items():
             row = rows.get(device)
-            if row is None:
+            if row is None or row["node"] != node:
                 continue
             labels = _labels(device, row)
             for family, (_, _, value) in zip(families, self._gauges, strict=True):

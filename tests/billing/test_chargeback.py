@@ -21,7 +21,7 @@ PERIOD = (NOVEMBER, NOVEMBER + 24 * HOUR_US)
 BOOK = RateBook(version=1, currency="USD", prices=(ListRate(device="H100", micros=4_000_000, from_us=0),))
 
 
-def page_of(world: World, readings: dict[str, list[Reading]]) -> str:
+def page_of(world: World, readings: dict[tuple[str, str], list[Reading]]) -> str:
     records = list(enumerate(world.records, start=1))
     accounts = Accounts()
     postings = [posting for seq, record in records for posting in accounts.apply(record, seq)]
@@ -54,7 +54,7 @@ def an_hour_of_two() -> tuple[World, list[str]]:
 def test_what_was_seen_unused_is_told_in_money_and_what_was_not_seen_is_unknown() -> None:
     world, (seen, unseen) = an_hour_of_two()
     every = range(NOVEMBER, NOVEMBER + 2 * HOUR_US, 15_000_000)
-    text = page_of(world, {seen: [Reading(at, 25.0, 300_000) for at in every]})
+    text = page_of(world, {("n0", seen): [Reading(at, 25.0, 300_000) for at in every]})
     (whole,) = cells(text, "research")
     assert whole == ["research", "2.00", "0.25", "0.75", "1.00", "3.00 USD", "0.300"], unseen
     assert "<b>3.00 USD</b>unused, as far as it is known" in text

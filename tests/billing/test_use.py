@@ -39,6 +39,10 @@ async def test_use_is_kept_by_the_hour_through_restarts_and_told_by_role(
     sample = NodeSampled(node="n0", incarnation=1, at_us=1, devices=(seen,))
     js = nats.jetstream()
     subject = subjects.sample(pool).replace("*", "n0")
+    lie = NodeSampled(
+        node="n0", incarnation=1, at_us=1, devices=(seen.model_copy(update={"power_w": 1e308, "device": "x"}),)
+    )
+    await js.publish(subject, lie.model_dump_json().encode())  # it ended the service, again and again
     await js.publish(subject, sample.model_dump_json().encode())
     await written.write(world.records)
 

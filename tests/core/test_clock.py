@@ -116,6 +116,26 @@ def test_over_a_reboot_a_witness_measures_and_without_one_the_wall_clock_is_take
     assert [jump.measured for jump in unseen.jumps] == [MeasuredBy.WALL]
 
 
+@pytest.mark.parametrize("lie_us", [-500 * S, 2**61])
+@pytest.mark.parametrize("place", range(3))
+def test_over_a_reboot_one_witness_of_three_that_lies_moves_no_time(place: int, lie_us: int) -> None:
+    """A node that was taken over moved a pool's time on by years: all limits passed, and bills were without end."""
+    told = [BootReading(boot=f"machine-{n}", at_us=900 * S) for n in range(3)]
+    later = [one.model_copy(update={"at_us": one.at_us + 600 * S}) for one in told]
+    later[place] = later[place].model_copy(update={"at_us": 900 * S + 600 * S + lie_us})
+    clock, _ = LedgerClock().tick(START, (BootReading(boot="boot-1", at_us=1), *told))
+    clock, jump = clock.tick(START + 3 * HOUR, (BootReading(boot="boot-2", at_us=1), *later))
+    assert clock.t_us == START + 600 * S
+    assert jump is not None
+    assert jump.measured is MeasuredBy.WITNESS
+
+
+def test_of_two_witnesses_the_shorter_time_counts() -> None:
+    clock, _ = LedgerClock().tick(START, tuple(BootReading(boot=name, at_us=S) for name in ("x", "a", "b")))
+    after = (BootReading(boot="y", at_us=1), BootReading(boot="a", at_us=2**61), BootReading(boot="b", at_us=9 * S))
+    assert clock.tick(START + 3 * HOUR, after)[0].t_us == START + 8 * S
+
+
 def test_another_ticker_that_takes_over_at_once_is_no_jump(wall: Wall) -> None:
     wall.ticks(5)
     wall.boot = "boot-of-the-standby"

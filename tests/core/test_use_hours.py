@@ -32,7 +32,7 @@ def total(some: Sequence[DeviceUseSums]) -> list[int]:
 def test_slots_of_any_postings_and_samples_add_up_to_the_whole_and_telling_them_again_changes_nothing(
     told: list[tuple[int, int]], held: list[tuple[int, int, str, str]]
 ) -> None:
-    readings = {"d": [Reading(BEGIN_US + at * S, float(pct), 1000 * pct) for at, pct in sorted(told)]}
+    readings = {("n", "d"): [Reading(BEGIN_US + at * S, float(pct), 1000 * pct) for at, pct in sorted(told)]}
     postings = [
         posting(BEGIN_US + at * S, BEGIN_US + (at + span) * S, device=device)._replace(job_id=job)
         for at, span, device, job in held

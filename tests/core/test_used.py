@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.core.billing.accounts import Account, Posting
-from libs.core.billing.used import GAP_US, Reading, UsedBy, used
+from libs.core.billing.used import GAP_US, Reading, UsedBy, reading_of, used
+from schemas.nodes import DeviceSample
 
 S = 1_000_000
 WHO = UsedBy("red", "ana", "job-1")
@@ -16,8 +17,15 @@ def posting(start: int, end: int, units: int = 7000, account: Account = Account.
     )
 
 
+def test_a_power_that_no_device_draws_is_not_told() -> None:
+    """It ended who keeps what was used, again and again, as long as the broker had the sample."""
+    for power_w, told in ((0.0, 0), (700.25, 700_250), (1e5, 100_000_000), (1e6, 0), (1.7e308, 0)):
+        sample = DeviceSample(device="d", utilization_pct=5, memory_used_mib=1, power_w=power_w)
+        assert reading_of(3, sample) == Reading(3, 5.0, told)
+
+
 def test_by_hand() -> None:
-    readings = {"d": [Reading(10 * S, 50.0, 300_000), Reading(25 * S, 100.0, 700_000), Reading(100 * S, 10.0)]}
+    readings = {("n", "d"): [Reading(10 * S, 50.0, 300_000), Reading(25 * S, 100.0, 700_000), Reading(100 * S, 10.0)]}
     (sums,) = used([posting(0, 120 * S)], readings, 0, 200 * S).values()
     assert sums.allocated_unit_us == 7000 * 120 * S
     assert sums.known_unit_us == 7000 * (10 + 15 + 40) * S  # the last reading speaks for 40 s
@@ -29,7 +37,7 @@ def test_by_hand() -> None:
 
 
 def test_what_is_shared_silent_or_never_sampled_is_unknown_and_never_unused() -> None:
-    readings = {"d": [Reading(10 * S, 0.0)]}
+    readings = {("n", "d"): [Reading(10 * S, 0.0)], ("another", "e"): [Reading(10 * S, 0.0)]}
     for one in (
         posting(0, 10 * S, 3500),
         posting(0, 10 * S, account=Account.UNCONFIRMED),
@@ -65,7 +73,7 @@ def test_by_brute_force(told: list[tuple[int, int]], held: list[tuple[int, int]]
                 if at is not None and (second + 1) * S > at.at_us - GAP_US:
                     known += 1
                     busy += int(at.utilization_pct)
-    found = used(postings, {"d": readings}, first * S, last * S).values()
+    found = used(postings, {("n", "d"): readings}, first * S, last * S).values()
     assert sum(one.allocated_unit_us for one in found) == 7000 * S * allocated
     assert sum(one.known_unit_us for one in found) == 7000 * S * known
     assert sum(one.used_unit_us for one in found) == 7000 * S * busy // 100

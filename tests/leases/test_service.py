@@ -283,3 +283,21 @@ def test_a_tick_carries_other_machines_clocks_as_witnesses() -> None:
     assert own["boot"] != "another-machine"
     assert witness["boot"] == "another-machine"
     assert 6_900_000 < witness["at_us"] < 30_000_000
+
+
+def test_a_node_is_one_witness_of_a_clock_that_a_machine_may_have() -> None:
+    """One node could be all witnesses, or make ticks that nobody could read: time stood still, or went on by years."""
+    service = grants()
+
+    def say(node: str, boot: str, at_us: int) -> None:
+        told = {"nodes": [(node, 1)], "lease_s": 10, "reading": {"boot": boot, "at_us": at_us}}
+        service.renew(Heartbeat.model_validate(told), now(), node)
+
+    say("bad", "clock-0", 2**63 - 1)
+    for number in range(5):
+        say("bad", f"clock-{number}", 7)
+    say("a", "clock-4", 9_000_000_000)
+    say("b", "of-b", 5_000_000)
+    _, *others = json.loads(service._tick().payload)["readings"]
+    assert [one["boot"] for one in others] == ["clock-4", "of-b"]
+    assert others[0]["at_us"] < 9_000_000_000, "it is known as another's"

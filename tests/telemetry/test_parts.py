@@ -90,7 +90,7 @@ def test_readings_are_the_latest_and_fresh_ones() -> None:
     readings.take(sampled("a", 20), 15.0)
     readings.take(sampled("b", 30, incarnation=2), 15.0)
     readings.take(sampled("b", 99, incarnation=1), 16.0)
-    assert {d: s.utilization_pct for d, s in readings.fresh(70.0).items()} == {
+    assert {d: s.utilization_pct for (_, d), s in readings.fresh(70.0).items()} == {
         "a-gpu0": 20, "a-gpu1": 20, "b-gpu0": 30, "b-gpu1": 30,
     }  # fmt: skip
     assert readings.fresh(76.0) == {}
@@ -111,6 +111,20 @@ def test_gauges_are_of_the_pools_own_devices() -> None:
     assert all(part in lines[1] for part in labels.split(","))
     assert lines[1].endswith(" 42.5")
     assert "stranger" not in text
+
+
+def test_a_node_that_speaks_of_anothers_devices_is_not_heeded() -> None:
+    world = World(node("a", 2), node("b", 1))
+    hot, readings = folded(world), Readings(60)
+    readings.take(sampled("a", 50), 0.0)
+    lie = sampled("a", 99).model_copy(update={"node": "b"})
+    readings.take(lie, 1.0)
+    registry = CollectorRegistry()
+    registry.register(DeviceCollector(readings, lambda: hot, lambda: 1.0))
+    lines = [one for one in generate_latest(registry).decode().splitlines() if one.startswith("gpu_utilization_pct{")]
+    assert [one.rpartition(" ")[2] for one in lines] == ["50.0", "50.0"]
+    answer = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, readings.fresh(1.0), handlers.Sight())
+    assert [one.utilization_pct for one in answer.devices] == [50, 50, None]
 
 
 def test_node_list_joins_rows_readings_and_ages() -> None:

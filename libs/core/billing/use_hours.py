@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from libs.core.billing.accounts.posting import Posting
-from libs.core.billing.used import DeviceUseSums, Reading, UsedBy, used
+from libs.core.billing.used import DeviceReadings, DeviceUseSums, UsedBy, used
 from libs.core.billing.wall import HOUR_US, text_of
 from schemas.use import UseRow
 
@@ -43,7 +43,7 @@ class UseHour(NamedTuple):
 
 
 def in_slots(
-    postings: Iterable[Posting], readings: Mapping[str, Sequence[Reading]], first: int, last: int
+    postings: Iterable[Posting], readings: DeviceReadings, first: int, last: int
 ) -> dict[int, dict[str, Rows]]:
     """What slots [first, last), counted since the epoch, come to: slot -> team -> rows."""
     of: dict[int, list[Posting]] = {slot: [] for slot in range(first, last)}

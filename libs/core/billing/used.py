@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from libs.core.billing.accounts.capacity import units_of
 from libs.core.billing.accounts.posting import Account, Posting
+from schemas.nodes import DeviceSample
 
 GAP_US: Final = 40_000_000
 """A reading speaks for no longer: two that were lost leave a gap."""
@@ -31,6 +32,19 @@ class Reading(NamedTuple):
     at_us: int
     utilization_pct: float
     power_mw: int = 0
+
+
+DeviceReadings = Mapping[tuple[str, str], Sequence[Reading]]
+"""By the node that says so, and the device: what a node says of another's devices counts for nothing."""
+
+MOST_POWER_W = 100_000.0
+"""No device draws more: an agent that says so does not tell its power."""
+
+
+def reading_of(at_us: int, sample: DeviceSample) -> Reading:
+    """What a sample says, that the broker stored at `at_us`."""
+    power_w = sample.power_w if sample.power_w <= MOST_POWER_W else 0.0
+    return Reading(at_us, sample.utilization_pct, round(power_w * 1000))
 
 
 class UsedBy(NamedTuple):
@@ -75,12 +89,12 @@ class DeviceUseSums:
 
 
 def used(
-    postings: Iterable[Posting], readings: Mapping[str, Sequence[Reading]], from_us: int, to_us: int
+    postings: Iterable[Posting], readings: DeviceReadings, from_us: int, to_us: int
 ) -> dict[UsedBy, DeviceUseSums]:
     """Every job that held something in [from_us, to_us) of wall time.
 
     Args:
-        readings: by device id, in order of time.
+        readings: in order of time.
     """
     out: defaultdict[UsedBy, DeviceUseSums] = defaultdict(DeviceUseSums)
     for p in postings:
@@ -90,7 +104,7 @@ def used(
         sums = out[UsedBy(p.team, p.user, p.job_id)]
         sums.allocated_unit_us += (end - start) * p.units
         if p.account is Account.BILLED and p.units == units_of(p.model, p.profile):
-            _see(sums, p, readings.get(p.device, ()), start, end)
+            _see(sums, p, readings.get((p.node, p.device), ()), start, end)
     return dict(out)
 
 

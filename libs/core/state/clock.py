@@ -6,7 +6,7 @@ cannot be set (CLOCK_BOOTTIME, with the id of its boot) read when it was sent. F
 
     the boot clock agrees with the wall clock     ledger time follows the wall clock
     it does not, by more than `TOLERANCE_US`      the wall clock jumped: ledger time follows the boot clock
-    there is none to compare (a reboot)           a witness does it: another machine's boot clock, carried in ticks
+    there is none to compare (a reboot)           witnesses do it: other machines' boot clocks, carried in ticks
     there is no witness either                    ledger time follows the wall clock, forward only, marked as estimated
 
 Between two ticks it follows the wall clock, but never by more than `STEP_US` at once: the next tick says how much it was.
@@ -103,15 +103,13 @@ class LedgerClock:
 
 
 def _elapsed(before: Sequence[BootReading], after: Sequence[BootReading]) -> tuple[MeasuredBy, int] | None:
-    """How long it was, by the first clock that ran through: the ticker's own, else a witness's. None: no clock did."""
+    """How long it was, by a clock that ran through: the ticker's own, else that of the witness in the middle, the shorter of
+    two, for one of them may lie. None: no clock did."""
     if before and after and before[0].boot == after[0].boot and after[0].at_us >= before[0].at_us:
         return MeasuredBy.BOOT_TIME, after[0].at_us - before[0].at_us
     known = {reading.boot: reading.at_us for reading in before}
-    for reading in after:
-        since = known.get(reading.boot)
-        if since is not None and reading.at_us >= since:
-            return MeasuredBy.WITNESS, reading.at_us - since
-    return None
+    told = sorted(r.at_us - known[r.boot] for r in after if r.at_us >= known.get(r.boot, r.at_us + 1))
+    return (MeasuredBy.WITNESS, told[(len(told) - 1) // 2]) if told else None
 
 
 class Calendar:
