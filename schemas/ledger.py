@@ -609,6 +609,17 @@ class DevicesReserved(Fact):
     skippable: Literal[True] = True
 
 
+class DevicesFragmented(Fact):
+    """What is free, and of no use to any job that waits for devices, from now on: all of it. Told with ticks, when it is not
+    what was told last. A split of what is idle, and no account: nobody but the cycle knows what it could not place."""
+
+    kind: Literal["devices.fragmented"] = "devices.fragmented"
+    units: dict[str, Annotated[int, Field(gt=0)]] = Field(
+        description="kind of device -> capacity units (7,000 a device); empty: nothing is"
+    )
+    skippable: Literal[True] = True
+
+
 class OperatorActed(Fact):
     """Somebody did something that changes no job: an operator a credential, a segment, a format, told by the tool that did
     it; a team or an operator a secret, told by vault."""
@@ -690,6 +701,7 @@ LedgerEvent = Annotated[
     | NodeCordoned
     | NodeUncordoned
     | DevicesReserved
+    | DevicesFragmented
     | DeviceQuarantined
     | DeviceReturned
     | OperatorActed

@@ -34,22 +34,40 @@ def command(
     archive: Archive = None,
     state: StateDir = None,
     url: Url = None,
+    mongo_url: Annotated[
+        str | None,
+        typer.Option("--mongo-url", help="Where hours of use are kept (BATON_MONGO_URL); else the running instance's."),
+    ] = None,
 ) -> None:
     """Write everything that cannot be made again into FOLDER, while Baton runs; again into the same folder for what is new."""
     home = state or state_dir()
     began = time.monotonic()
     with acting("backup", str(folder), "", folder=home, tells=False):  # it has all keys
-        manifest = asyncio.run(write(home, folder, _address(home, url)))
+        manifest = asyncio.run(write(home, folder, _address(home, url), _mongo(home, url, mongo_url)))
     took_s, size = time.monotonic() - began, sum(one["bytes"] for one in manifest["streams"])
     hint(
         f"{len(manifest['streams'])} streams, {size / (1 << 20):.1f} MiB, {manifest['copied_bytes'] / (1 << 20):.1f} MiB of it "
         f"new, in {took_s:.1f} s; what is acknowledged after {_moment(manifest['taken_s'])} is not in it"
     )
+    if manifest["use_lacks"]:
+        hint(
+            f"hours of use are those of the backup before, if it had any: {manifest['use_lacks']} (--mongo-url says where)"
+        )
     if check:
         heads = asyncio.run(rehearse(folder, archive))
         for pool, head in heads.items():
             hint(f"pool {pool}: {head['records']} records, verified to {head['seq']}")
     say(str(folder))
+
+
+def _mongo(home: Path, url: str | None, said: str | None) -> str | None:
+    """Where MongoDB is. Of another broker than the running instance's it must be said."""
+    if found := said or os.environ.get("BATON_MONGO_URL"):
+        return found
+    if url or os.environ.get("BATON_NATS_URL"):
+        return None
+    there = read_instance(home).get("mongo_url")
+    return None if there is None else str(there)
 
 
 def _address(home: Path, url: str | None) -> Address:

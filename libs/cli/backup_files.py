@@ -3,9 +3,10 @@
     manifest.json        what is there, with the SHA-256 of each file; written last, so that it never names half a backup
     streams/             each stream as the broker had it at one moment: ledger, inboxes, requests, events, cursors, snapshots
     state/               keys.json, creds/ and what else the state directory has that nothing can make again
+    use/                 hours of use, which MongoDB alone has (`libs.cli.backup_use`)
 
-Redis, MongoDB, bills and what queries know are folds of the ledger: services make them again. What is in the folder can make
-any credential: its files are 0600, and the folder 0700.
+Redis, what else is in MongoDB, bills and what queries know are folds of the ledger: services make them again. What is in the
+folder can make any credential: its files are 0600, and the folder 0700.
 
 **Consistent.** Streams are copied one after another while they are written, so their order makes the whole right. What says how
 far somebody is (cursors, readers, snapshots) comes before what it speaks of. Requests come before the ledger: one that is in
@@ -23,9 +24,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from libs.adapters.mongo.store import StoreAway
 from libs.bus.connect import Address, close, connect
 from libs.bus.copies import NotCopied, copy_stream, put_back, sha256
 from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SNAPSHOTS_BUCKET, SNAPSHOTS_MIB, snapshots_of
+from libs.cli.backup_use import FOLDER, copy_use
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, fence, verified
 from libs.cli.launch import RESTORED, VAULT_FOLDER
@@ -53,11 +56,13 @@ _SCRATCH_BYTES = 1 << 40
 # ------------------------------------------------------------------------------------------------------------- to a folder
 
 
-async def write(home: Path, folder: Path, address: Address) -> dict[str, Any]:
-    """The backup's manifest. Raises NotCopied, BusUnavailable, OSError."""
+async def write(home: Path, folder: Path, address: Address, mongo_url: str | None = None) -> dict[str, Any]:
+    """The backup's manifest. `mongo_url`: where hours of use are. Without it, or when it does not answer, those of the backup
+    before stay, and `use_lacks` says why. Raises NotCopied, BusUnavailable, OSError."""
     _private_folder(folder)
     _private_folder(folder / "streams")
-    before = {one["name"]: one for one in _manifest(folder, missing={"streams": []})["streams"]}
+    there = _manifest(folder, missing={"streams": []})
+    before = {one["name"]: one for one in there["streams"]}
     taken_s, copied, done = time.time(), 0, []
     nats = await connect(address, name="backup", wait_s=10.0)
     try:
@@ -72,6 +77,12 @@ async def write(home: Path, folder: Path, address: Address) -> dict[str, Any]:
             done.append({"name": name, "file": file, "created": info["created"], **about})
     finally:
         await close(nats)
+    use, lacks = there.get("use", []), "nobody says where MongoDB is"
+    if mongo_url is not None:
+        try:
+            use, lacks = await copy_use(mongo_url, _pools({"streams": done}), folder, use, int(taken_s * 1e6)), ""
+        except StoreAway as e:  # the ledger is worth more than what MongoDB has
+            lacks = f"MongoDB does not answer: {e}"
     manifest = {
         "version": VERSION,
         "taken_s": taken_s,
@@ -79,11 +90,13 @@ async def write(home: Path, folder: Path, address: Address) -> dict[str, Any]:
         "copied_bytes": copied,
         "streams": done,
         "state": _copy_state(home, folder),
+        "use": use,
+        "use_lacks": lacks,
     }
     write_private(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-    wanted = {one["file"] for one in done}
-    for old in (folder / "streams").iterdir():
-        if f"streams/{old.name}" not in wanted:
+    wanted = {one["file"] for one in (*done, *use)}
+    for old in (*(folder / "streams").iterdir(), *(folder / FOLDER).glob("*")):
+        if str(old.relative_to(folder)) not in wanted:
             old.unlink()
     return manifest
 
@@ -179,10 +192,13 @@ async def _revived(stack: AsyncExitStack, folder: Path, home: Path) -> Any:
 
 def _put_state(folder: Path, home: Path, manifest: dict[str, Any]) -> None:
     _private_folder(home)
-    for one in manifest["state"]:
-        there = home / one["file"]
+    files = [("state", one["file"]) for one in manifest["state"]] + [
+        ("", one["file"]) for one in manifest.get("use", ())
+    ]
+    for where, file in files:
+        there = home / file
         there.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copyfile(folder / "state" / one["file"], there)
+        shutil.copyfile(folder / where / file, there)
         there.chmod(0o600)
 
 
@@ -209,6 +225,7 @@ def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
     """Raises NotCopied for a file that is not as it was written: before anything is made of it."""
     files = [(folder / one["file"], one["sha256"]) for one in manifest["streams"]]
     files += [(folder / "state" / one["file"], one["sha256"]) for one in manifest["state"]]
+    files += [(folder / one["file"], one["sha256"]) for one in manifest.get("use", ())]
     for path, digest in files:
         if not path.is_file() or sha256(path) != digest:
             raise NotCopied(f"{path} is not what the backup wrote: it is missing, cut short or changed")

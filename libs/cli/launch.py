@@ -25,6 +25,7 @@ from libs.bus.narrowing import Narrowing
 from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
+from libs.cli.backup_use import take_in_use
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch_options import SERVICES, LaunchOptions
 from libs.cli.stores import MONGO_SERVICES, REDIS_RIGHTS, redis_user, redis_users
@@ -205,6 +206,8 @@ class LocalStack:
             if options.external and self.keyring.exists:
                 await tell(self.nats_url, self.keyring, self.keyring.accounts)
             undo.push_async_callback(await self._provision())
+            if taken := await take_in_use(self.mongo_url, self.state_dir):
+                log.info("restored: %d hours of use are in MongoDB again", taken)
             specs = self._specs(undo)
             self._write_client_file()
             undo.callback((self.state_dir / CLIENT_FILE).unlink, missing_ok=True)
@@ -379,6 +382,7 @@ class LocalStack:
             "pools": self.options.pools,
             "url": self.nats_url,
             "creds": str(self.keyring.creds),
+            "mongo_url": self.mongo_url,
             "http": self.http,
             "http_tokens": self.http_tokens,
         }

@@ -18,6 +18,7 @@ from libs.cli.options import Output, Url
 from libs.cli.output import Column, Format, document, hint, say, show
 from libs.cli.session import run
 from libs.client import Baton
+from libs.core.billing.accounts import Account
 from schemas.billing import BillQuery, BillReply
 from schemas.subjects import OPERATOR
 
@@ -262,6 +263,8 @@ def _counts(report: Any) -> Iterable[tuple[str, object]]:
     yield "unit-us of capacity that existed (7,000 a device)", report.capacity_unit_us
     for account, amount in report.accounts.items():
         yield f"unit-us {account}", amount
+        if account == Account.IDLE:
+            yield "unit-us of these fragmented", report.fragmented_unit_us
     if report.accounts:
         yield "unit-us of all accounts together", sum(report.accounts.values())
     yield "violations", report.violations_total

@@ -6,7 +6,7 @@ from libs.core.billing.accounts import Accounts, Posting
 from libs.core.billing.credits import Credit, Credits
 from libs.core.billing.metering import Unbillable
 from libs.core.projections.verify import Checker, Verification
-from schemas.ledger import LedgerRecord
+from schemas.ledger import DevicesFragmented, LedgerRecord
 
 
 class AuditedLedger:
@@ -40,9 +40,16 @@ class AuditedLedger:
                     self._posting(posting)
                 if self._credit is not None:
                     self.credits += self._credit.apply(record, seq, made)
+                if any(isinstance(event, DevicesFragmented) for event in record.events):
+                    self._check_split(seq)
             except Unbillable as e:
                 self._stopped = f"the accounts end here: {e}"
                 self._checker.report.violated("I16", seq, self._stopped)
+
+    def _check_split(self, seq: int) -> None:
+        if kind := self._accounts.overstated:
+            what = f"more of {kind} is told to be fragmented than is idle ({self._accounts.idle[kind]} units)"
+            self._checker.report.violated("I16", seq, what)
 
     def finish(self) -> Verification:
         """The report so far, with the accounts: that they sum to what existed, and attempts' to the bill, is checked here."""
@@ -55,6 +62,7 @@ class AuditedLedger:
 def reconciled(report: Verification, accounts: Accounts) -> Verification:
     """The checker's report of a ledger with the accounts of the same one, and with what they do not agree upon (I16)."""
     report.accounts = {account.value: amount for account, amount in accounts.balances().items()}
+    report.fragmented_unit_us = accounts.fragmented_unit_us()
     total, paid = sum(report.accounts.values()), accounts.of_attempts()
     if total != report.capacity_unit_us:
         what = f"the accounts sum to {total} unit-us, {report.capacity_unit_us} existed"

@@ -59,6 +59,7 @@ def figure(report: Report, curves: AccountCurves | None) -> str:
     total = sum(report.accounts.values())
     exact = total == report.capacity_unit_us
     rows = "".join(_row(name, amount, total) for name, amount in report.accounts.items())
+    rows += _row("fragmented", report.fragmented_unit_us, total)
     said = "exactly what existed" if exact else f"NOT what existed ({report.capacity_unit_us:,})"
     foot = f"<tr><td>All: {said}</td><td>{total:,}</td><td>{_device_s(total)}</td><td></td></tr>"
     head = "<tr><th>Account</th><th>Unit-microseconds</th><th>Device-seconds</th><th>Share</th></tr>"
@@ -69,10 +70,11 @@ def figure(report: Report, curves: AccountCurves | None) -> str:
 
 
 def _row(name: str, amount: int, total: int) -> str:
-    colour = _COLOURS[Account(name)]
+    """Of an account, or of the split of one, which is in no sum and has no colour."""
+    colour = _COLOURS[Account(name)] if name in set(Account) else ""
     share = f"{amount / total:.2%}" if total else ""
     cells = (
-        f'<i class="swatch" style="background:{colour}"></i>{escape(name)}',
+        f'<i class="swatch" style="background:{colour}"></i>{escape(name)}' if colour else f"of idle: {escape(name)}",
         f"{amount:,}",
         _device_s(amount),
         share,

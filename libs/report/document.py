@@ -101,6 +101,9 @@ class Report(_Part):
         default_factory=dict,
         description="account -> capacity units x microseconds, over the whole ledger (docs/billing.md)",
     )
+    fragmented_unit_us: int = Field(
+        default=0, description="what of the account `idle` was of no use to what waited, by placement's decisions"
+    )
     capacity_unit_us: int = Field(default=0, description="what existed, capacity units (7,000 a device) x microseconds")
     steps: list[Step] = Field(description="the story's checks, in order; empty for a report without a story")
     ok: bool = Field(description="ledger verified, bill equal, accounts sum to what existed, and every step ok")

@@ -105,7 +105,7 @@ class Facts:
         "queues.applied", "prices.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "node.cordoned", "node.uncordoned", "devices.reserved",
+        "node.cordoned", "node.uncordoned", "devices.reserved", "devices.fragmented",
         "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip
     """Steps on the way to what a report shows."""

@@ -152,6 +152,7 @@ def report(
         ledger=ledger,
         bill=money,
         accounts=audit.accounts,
+        fragmented_unit_us=audit.fragmented_unit_us,
         capacity_unit_us=audit.capacity_unit_us,
         steps=list(steps),
         ok=ledger.verified and money.equal and sums_up(audit) and all(step.ok for step in steps),

@@ -69,7 +69,8 @@ def _accounts(report: Report) -> str:
     total = sum(report.accounts.values())
     parts = ", ".join(f"{name} {n / total:.1%}" for name, n in report.accounts.items() if n)
     exact = "is exactly what existed" if total == report.capacity_unit_us else f"is NOT {report.capacity_unit_us:,}"
-    return f"{parts}: {total:,} unit-us, which {exact}"
+    split = f" (of idle {report.fragmented_unit_us / total:.1%} fragmented)" if report.fragmented_unit_us else ""
+    return f"{parts}{split}: {total:,} unit-us, which {exact}"
 
 
 def _money(report: Report, micros: int) -> str:

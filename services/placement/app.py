@@ -97,7 +97,8 @@ class Placement:
             await nats.publish(message.subject, message.payload, headers=message.headers)
 
         self.teller = Teller(self.pool, publish, self._registry, nats.max_payload)
-        self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=nats.max_payload - RECORD_ROOM)
+        largest = nats.max_payload - RECORD_ROOM
+        self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=largest, head=lambda: self.seq)
         self.writer = LedgerWriter(
             js,
             self.pool,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from libs.core.billing.accounts import DEVICE_UNITS
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices
 
@@ -84,6 +85,7 @@ class BillingMetrics(Collector):
             jobs.add_metric([team, "queued"], use.queued_jobs)
             jobs.add_metric([team, "running"], use.running_jobs)
         yield from (seconds, cost, credits, unpriced, limit, held, limit_by_type, held_by_type, jobs)
+        yield from _free(meter)
         yield from self._as_opencost(meter)
         yield GaugeMetricFamily("baton_billing_rows", "rows kept: attempt x day x model", value=meter.rows)
 
@@ -112,6 +114,18 @@ class BillingMetrics(Collector):
         for key, milli in held.items():
             allocated.add_metric(list(key), milli / 1000)
         yield from (hourly, allocated)
+
+
+def _free(meter: Meter) -> Iterator[Metric]:
+    accounts = meter.accounts
+    idle = GaugeMetricFamily("baton_idle_devices", "capacity in the account `idle` now, in devices", labels=["model"])
+    fragmented = GaugeMetricFamily(
+        "baton_fragmented_devices", "of these, what is of no use to any job that waits for devices", labels=["model"]
+    )
+    for kind, units in accounts.idle.items():
+        idle.add_metric([kind], units / DEVICE_UNITS)
+        fragmented.add_metric([kind], accounts.fragmented.get(kind, 0) / DEVICE_UNITS)
+    yield from (idle, fragmented)
 
 
 _ByModel = dict[tuple[str, str], float]

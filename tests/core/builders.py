@@ -12,7 +12,7 @@ from libs.ledger.audited import reconciled
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy
-from schemas.ledger import LedgerRecord
+from schemas.ledger import DevicesFragmented, LedgerRecord
 from schemas.resources import Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 
 GIB = 1024
@@ -89,7 +89,7 @@ class World:
 
     def __init__(self, *nodes: Inventory, allowed: int = NEWEST) -> None:
         """`allowed`: the format of the ledger that all readers understand."""
-        self.decider = Decider(allowed=lambda: allowed)
+        self.decider = Decider(allowed=lambda: allowed, head=lambda: len(self.records))
         self.allowed = allowed
         self.replica = Decider()
         self.checker = Checker()
@@ -174,6 +174,8 @@ class World:
         accounts = Accounts()
         for seq, record in enumerate(self.records, 1):
             accounts.apply(record, seq)
+            if any(isinstance(event, DevicesFragmented) for event in record.events):
+                assert not accounts.overstated, f"more of {accounts.overstated} is told to be fragmented than is idle"
         report = reconciled(self.checker.finish(), accounts)
         assert report.violations == []
         parts = list(self.decider.dump())

@@ -11,7 +11,7 @@ from libs.core.explain.waiting import explain
 from libs.core.projections.hot_state import HotState
 from libs.core.scheduling import preemption
 from libs.core.state import snapshot
-from libs.core.state.formats import NEWEST
+from libs.core.state.formats import FORMAT_OF
 from schemas import inbox
 from schemas.ledger import DevicesReserved, InputRejected
 from tests.core.builders import World, job, node
@@ -101,7 +101,7 @@ def test_what_cannot_be_is_refused_with_the_reason(wrong) -> None:  # type: igno
 
 
 def test_readers_of_before_keep_a_node_in_use() -> None:
-    world = World(node("n0", 1), allowed=NEWEST - 1)
+    world = World(node("n0", 1), allowed=FORMAT_OF["node.cordoned"] - 1)
     (refused,) = cordon(world)
     assert "a reader of this ledger is of a release" in refused.reason
 

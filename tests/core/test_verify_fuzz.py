@@ -44,6 +44,7 @@ UNSEEN: dict[str, str] = {
     "gang.promised promise": f"{FIGURE}: it may be told with another time",
     "gang.promised job_id": f"{FIGURE}: of another gang that waits",
     "devices.reserved devices": f"{FIGURE}: others may be kept free",
+    "devices.fragmented units": f"{FIGURE}: less, or more as long as there is so much",
     "attempt.progress progress": f"{NODES}: it may be further, or slower, as long as it is possible",
     "job.queued priority": CLASS, "job.queued preempts": CLASS, "job.queued lease_s": CLASS, "job.queued latency": CLASS,
     "job.queued network": CLASS,

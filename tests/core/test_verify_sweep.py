@@ -51,6 +51,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "segment.sealed": "the last one: where the ledger lies now is seen by whoever reads on",
         "device.returned": f"the last one, or before a new life of its node: {NEVER_USED}",
         "devices.reserved": "what the cycle keeps free is its own, and told for the accounts",
+        "devices.fragmented": "what the cycle could not place is its own, and told for the accounts",
         "operator.acted": "a hole in a book: `baton audit verify` shows it, and its lines may still be told",
         "command.refused": NEVER_USED,
         "ledger.summed": "the last one, or one of two that are told",
@@ -58,6 +59,7 @@ UNSEEN: dict[str, dict[str, str]] = {
     "doubled": {
         "gang.promised": SAID_ALREADY,
         "devices.reserved": SAID_ALREADY,
+        "devices.fragmented": SAID_ALREADY,
         "job.boosted": f"{SAID_ALREADY}, as long as the budget has another",
         "quota.set": SAID_ALREADY,
         "team.suspended": SAID_ALREADY,
@@ -78,6 +80,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "gang.promised": f"{APART}: another gang, or an end that frees nothing yet",
         "budget.holds-renewed": f"{APART}: a warning",
         "budget.reached": APART,
+        "board.recut": f"{APART}: what is told to be of no use",
         "clock.jumped": "it tells of its record's time, wherever it stands in it",
     },
     "later": {
@@ -102,6 +105,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "device.quarantined": IN_TIME,
         "node.cordoned": IN_TIME,
         "devices.reserved": IN_TIME,
+        "devices.fragmented": IN_TIME,
         "device.returned": IN_TIME,
         "operator.acted": IN_TIME,
         "command.refused": IN_TIME,

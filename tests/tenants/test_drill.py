@@ -9,18 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from libs.adapters.mongo.use import UseStore
 from libs.bus.connect import Address
 from libs.cli.backup_files import put_into, write
 from libs.cli.fencing import Fence, verified
 from libs.cli.launch import LaunchOptions, LocalStack
 from libs.cli.team_offboard import Leaving, offboard
 from libs.client import Baton, NotFound, Unreachable, connect
+from libs.core.billing.use_hours import WHOLE, UseHour
+from libs.core.billing.used import DeviceUseSums
+from libs.core.billing.wall import HOUR_US
 from libs.walls.people import PEOPLE_FILE, People
 from libs.walls.resolver import tell
 from schemas.billing import BillQuery
 from schemas.jobs import JobSpec, JobState, Simulation
 from schemas.resources import Resources
 from schemas.subjects import OPERATOR
+from schemas.use import UseQuery
 from tests.kit.waiting import until
 
 FLEET = "groups:\n  - {name: 'n-{i:02d}', count: 2, devices: {model: H100, count: 2, memory_gib: 80}}\n"
@@ -71,7 +76,10 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
             await reaches(red, runs.job_id, JobState.RUNNING)
             bill = await billed(red)
             await red.set_secret("token", b"value")
-            await write(before.state_dir, folder, before.address())
+            long_ago = int(time.time() * 1e6) // HOUR_US - 40 * 24
+            use = UseHour("red", long_ago, {WHOLE: {("ana", done.job_id): DeviceUseSums(7)}})
+            await UseStore(before.mongo_url, "main").save([use], long_ago)
+            await write(before.state_dir, folder, before.address(), before.mongo_url)
             after = await red.submit(timer(600), "after the backup")
             await reaches(red, after.job_id, JobState.RUNNING)
         key.write_text(creds.read_text())
@@ -92,6 +100,8 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
             assert repeated.job_id == after.job_id
             await reaches(red, after.job_id, JobState.SUCCEEDED)
             assert [secret.name for secret in await red.secrets()] == ["token"]
+            use = await red.use(UseQuery(to_us=(long_ago + 1) * HOUR_US))
+            assert [row.allocated_unit_us for row in use.rows] == [7], "no ledger has it"
         print(f"restored and at work again in {time.monotonic() - began:.1f} s")
         async with await connect(again.address(OPERATOR), OPERATOR) as operator:
             rekeyed = await operator.rekey_secrets()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from pymongo import ReplaceOne
@@ -56,6 +57,32 @@ class UseStore:
         with away():
             found = await self._hours.find(query).sort([(field, 1)]).limit(limit).to_list(None)
         return await asyncio.to_thread(lambda: [_read(body) for body in found])
+
+    async def first_hour(self) -> int:
+        """The first hour that is kept, since the epoch; 0: none."""
+        with away():
+            found = await self._hours.find(self._all()).sort([("by_hour", 1)]).limit(1).to_list(None)
+        return int(found[0]["hour_us"]) // HOUR_US if found else 0
+
+    async def bodies(self, first: int, last: int) -> list[dict[str, Any]]:
+        """The documents of the hours [first, last) since the epoch, as they are kept, in order."""
+        with away():
+            found: list[dict[str, Any]] = await (
+                self._hours.find(self._all(first, last)).sort([("by_hour", 1)]).to_list(None)
+            )
+        return found
+
+    async def put(self, bodies: Iterable[dict[str, Any]]) -> int:
+        """Puts documents back, each in place of what is there of its hour; how many. Raises KeyError for what is none."""
+        count, rest = 0, iter(bodies)
+        while some := [ReplaceOne({"_id": body["_id"]}, body, upsert=True) for body in islice(rest, _AT_ONCE)]:
+            with away():
+                await self._hours.bulk_write(some, ordered=False)
+            count += len(some)
+        return count
+
+    def _all(self, first: int = 0, last: int = 10**8 - 1) -> dict[str, Any]:
+        return {"by_hour": {"$gte": f"{self._pool}|{first:08d}", "$lt": f"{self._pool}|{last:08d}"}}
 
     async def forget(self, before: int) -> None:
         """Removes the hours before one, since the epoch."""

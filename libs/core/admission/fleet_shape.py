@@ -66,7 +66,7 @@ class FleetShape:
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
         "plan.declined", "clock.jumped", "segment.sealed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "node.cordoned", "node.uncordoned", "devices.reserved",
+        "node.cordoned", "node.uncordoned", "devices.reserved", "devices.fragmented",
         "operator.acted", "command.refused", "ledger.summed", "prices.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
     })  # fmt: skip

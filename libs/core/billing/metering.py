@@ -219,6 +219,11 @@ class Meter:
         """The wall's time of the last record."""
         return self._calendar.wall(self.t_us)
 
+    @property
+    def accounts(self) -> Accounts:
+        """Where all capacity is; empty where nothing is given back."""
+        return self._credited.accounts if self._credited is not None else Accounts()
+
     def recent_postings(self) -> Iterable[Posting]:
         """Of attempts, as they closed, since `forget_postings`."""
         return self._credited.recent if self._credited is not None else ()

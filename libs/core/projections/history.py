@@ -49,7 +49,7 @@ _IGNORED = frozenset({
         "team.suspended", "team.resumed", "queues.applied", "prices.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "node.cordoned", "node.uncordoned", "devices.reserved",
+        "node.cordoned", "node.uncordoned", "devices.reserved", "devices.fragmented",
         "operator.acted", "command.refused", "ledger.summed",
 })  # fmt: skip
 """They are about nodes, teams, boards and plans; no job's document says anything of them."""

@@ -86,7 +86,7 @@ class HotState:
     ignored: ClassVar = frozenset({
         "attempt.checkpointed", "attempt.progress", "gang.promised",
         "attempt.closed", "devices.held", "hold.released", "board.recut",
-        "devices.reserved",
+        "devices.reserved", "devices.fragmented",
         "input.rejected", "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended",
         "team.resumed", "queues.applied", "lease.granter", "node.declared-dead", "operator.acted", "command.refused",
         "ledger.summed",

@@ -158,6 +158,7 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.NodeCordoned: _devices_went,
     led.NodeUncordoned: _anything,
     led.DevicesReserved: _nothing,  # the cycle that reserved them knows
+    led.DevicesFragmented: _nothing,
     led.OperatorActed: _nothing,
     led.CommandRefused: _nothing,
     led.LedgerSummed: _nothing,

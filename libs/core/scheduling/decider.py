@@ -15,6 +15,7 @@ from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
 from libs.core.scheduling.allowances import NodeAllowances
 from libs.core.scheduling.backlog import Backlog
+from libs.core.scheduling.fragments import fragments
 from libs.core.scheduling.limits import hold_of
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
@@ -97,9 +98,10 @@ class Decider:
         *,
         nodes: NodeAllowances | None = None,
         beside: Sequence[bytes] = (),
+        head: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         """`allowed`: the newest format of the ledger that may be written now (`libs.core.state.formats`). `beside`: what was
-        learned beside `state`, as a snapshot has it."""
+        learned beside `state`, as a snapshot has it. `head`: the ledger's last record that is there."""
         self.state = state if state is not None else State()
         self.turns = policy.precedence or Precedence.beside(self.state, beside)
         """What orders the jobs of a class."""
@@ -108,6 +110,7 @@ class Decider:
         self.learner = learner
         self.policy = policy
         self._allowed = allowed
+        self._head = head
         self.plan = cycle.Plan()
         """The last cycle's plan: why each queue waits (explain, queue list)."""
         self._backlog = Backlog()
@@ -157,6 +160,7 @@ class Decider:
             self._allowed(),
             self.policy.precedence,
             nodes=self._nodes,
+            head_seq=self._head(),
         )
         self.faults = []
         self._nodes.decide(self.state.inbox_seq)
@@ -185,6 +189,7 @@ class Decider:
             self._promise(decision, t_us)
             if self.plan.complete:
                 self._reserve(decision)
+                self._tell_fragments(decision)
         self.state.t_us = t_us
         if inputs:
             self.state.inbox_seq = inputs[-1].seq
@@ -288,6 +293,18 @@ class Decider:
                 decision.emit(told)
                 decision.may_end_here()
 
+    def _tell_fragments(self, decision: Decision) -> None:
+        """Tells what is free and of no use to what waits, where that is not what was told last: a split of what is idle."""
+        try:
+            told = ledger.DevicesFragmented(units=fragments(self.state, self.plan.waiting))
+            if told.units != self.state.fragmented and decision.may(told):
+                decision.emit(told)
+                decision.may_end_here()
+        except Exception:
+            if not decision.whole:
+                raise
+            self.faults.append(DecisionFault(0, "fragments", _stack(sys.exc_info()[1] or RuntimeError())))
+
     def _end_condemned(self, decision: Decision) -> None:
         for job_id, why in list(self._condemned.items()):
             job = self.state.jobs.get(job_id)
@@ -347,13 +364,14 @@ class Deciders:
         learner: Callable[[], Learner] | None = None,
         allowed: Callable[[], int] = lambda: NEWEST,
         largest_event: int = sys.maxsize,
+        head: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         self.policy = policy
         self._learner = learner
         self.nodes = NodeAllowances(policy.node_devices)
         """What nodes have used up: of all deciders, so that folding again gives nothing back."""
         self._how: dict[str, Any] = {
-            "allowed": allowed, "largest_event": largest_event, "condemned": {}, "nodes": self.nodes
+            "allowed": allowed, "largest_event": largest_event, "condemned": {}, "nodes": self.nodes, "head": head
         }  # fmt: skip
 
     def new(self) -> Decider:

@@ -468,6 +468,10 @@ def _devices_reserved(state: State, e: led.DevicesReserved, t_us: int) -> None:
         state.reserved.pop(e.gang, None)
 
 
+def _devices_fragmented(state: State, e: led.DevicesFragmented, t_us: int) -> None:
+    state.fragmented = e.units
+
+
 def _forget_quarantines(state: State, inventory: Inventory) -> None:
     """Of devices that the node no longer has, or has from another one."""
     offered = {device.id for device in inventory.devices}
@@ -577,6 +581,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.NodeCordoned: _node_cordoned,
     led.NodeUncordoned: _node_uncordoned,
     led.DevicesReserved: _devices_reserved,
+    led.DevicesFragmented: _devices_fragmented,
     led.OperatorActed: _for_auditors,
     led.CommandRefused: _for_auditors,
     led.LedgerSummed: _for_auditors,

@@ -14,6 +14,7 @@ then each decision falls back to what the format before it could say:
     device.quarantined      left out, .returned too: the node refuses what it is granted there
     node.cordoned           refused: the node stays in use
     devices.reserved        left out: what is kept for a gang is idle in the accounts
+    devices.fragmented      left out: what is idle is not split
     attempt.progress        left out: jobs are ordered as if none told how far it is
     gang.promised           left out: a gang waits as it did, and is told nothing
     operator.acted          left out, and command.refused: the operator's book and the team's answer have them
@@ -46,6 +47,7 @@ KINDS: tuple[frozenset[str], ...] = (
     }),
     frozenset(),  # no kinds: rules that came while records of the second format were written (below)
     frozenset({"devices.reserved", "node.cordoned", "node.uncordoned"}),
+    frozenset({"devices.fragmented"}),
 )  # fmt: skip
 """What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
 and knows just these. A new kind begins the next list, however soon that comes. So does a rule by which the checker would find

@@ -124,6 +124,7 @@ TABLE: Mapping[type, Rule] = {
     led.NodeCordoned: _NOTHING,
     led.NodeUncordoned: _NOTHING,
     led.DevicesReserved: _NOTHING,
+    led.DevicesFragmented: _NOTHING,
     led.OperatorActed: _NOTHING,
     led.CommandRefused: _NOTHING,
     led.LedgerSummed: _NOTHING,

@@ -570,6 +570,8 @@ class State:
     """Nodes that an operator has taken out of use, and why. Nothing new is granted there."""
     reserved: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Gangs that wait -> the devices that are told to be kept free for them. What keeps them is the cycle."""
+    fragmented: dict[str, int] = field(default_factory=dict)
+    """Kind of device -> capacity units that are told to be free and of no use to what waits."""
     granter_epoch: int = 0
     """Of the last process that got the right to grant leases."""
     limited: dict[str, int] = field(default_factory=dict)

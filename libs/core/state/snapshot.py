@@ -97,6 +97,8 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
         **{name: getattr(state, name) for name in (*_PLAIN, *_LATER)},
     }
+    if state.fragmented:  # only then: so a state that a release of before has saved is still the same as its fold
+        header["fragmented"] = dict(sorted(state.fragmented.items()))
     first = b"H" + _json(header)
     nodes, devices, limited = _nodes(state.fleet), _devices(state.fleet), list(state.limited.items())
     beside = state.turns.dump() if state.turns is not None else iter(())
@@ -208,6 +210,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     state.cordoned = body.get("cordoned", {})
     mark_cordoned(state)
     state.reserved = {gang: tuple(devices) for gang, devices in body.get("reserved", ())}
+    state.fragmented = body.get("fragmented", {})
     return Loaded(state, body["learned"], beside)
 
 

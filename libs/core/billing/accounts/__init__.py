@@ -20,6 +20,8 @@ is in the first account of these that is true of it:
     reserved       it is kept for a gang whose reservation is due, in that job's name
     idle           none of these
 
+What of `idle` is of no use to what waits (`fragmented_unit_us`) was told by placement. It is a split, and no account.
+
 Of a node that is silent nobody knows what it does. It is lost if its part is freed because its lease has ended, because it
 was declared dead, or because it begins a new life: then the time since it was heard last is `unconfirmed`, in the name of
 whose attempt it was. If it is heard again, or says itself that a part is gone, there is proof, and the time is what it was

@@ -14,7 +14,7 @@ from libs.core.state.clock import Calendar
 from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
 from schemas.attempts import Evidence
-from schemas.resources import Inventory
+from schemas.resources import Inventory, kind_of
 
 _NO_WORD = frozenset({Evidence.LEASE_ENDED, Evidence.NEW_INCARNATION})
 """Evidence that is no word of the life in which the part ran: what it did in silence is not known."""
@@ -73,6 +73,11 @@ class Accounts:
         self._freed: dict[tuple[str, Key], tuple[int, str]] = {}
         """Of this record: what was freed without a word of its node -> when that was heard last, and the proof."""
         self._touched: dict[str, None] = {}
+        self.idle: Counter[str] = Counter()
+        """Kind of device -> units that are idle now, as far as is known."""
+        self._told_fragmented: Mapping[str, int] = {}
+        """Kind of device -> units that were told to be of no use to what waits, last."""
+        self._fragmented_unit_us = 0
         self._tree = QueueTree()
         self._calendar = Calendar()
         self._units = 0
@@ -92,6 +97,7 @@ class Accounts:
         self._calendar.hear(record)
         self._pool = record.pool
         self._capacity_unit_us += self._units * (t_us - self.t_us)
+        self._fragmented_unit_us += sum(self.fragmented.values()) * (t_us - self.t_us)
         self._out = []
         for event in record.events:
             fold = _FOLD.get(type(event))
@@ -133,6 +139,24 @@ class Accounts:
     def capacity_unit_us(self, until_us: int | None = None) -> int:
         """What existed, units x microseconds, up to `until_us`, which is not before the last record (default: that)."""
         return self._capacity_unit_us + self._units * (0 if until_us is None else until_us - self.t_us)
+
+    @property
+    def fragmented(self) -> dict[str, int]:
+        """Kind of device -> units of what is idle now that are of no use to what waits: what was told last, and of that no more
+        than is still idle."""
+        return {kind: min(units, self.idle[kind]) for kind, units in self._told_fragmented.items()}
+
+    @property
+    def overstated(self) -> str:
+        """A kind of device of which more was told to be fragmented than is idle; "" for none."""
+        return next((kind for kind, units in self._told_fragmented.items() if units > self.idle[kind]), "")
+
+    def fragmented_unit_us(self, until_us: int | None = None) -> int:
+        """What of the balance of `idle` was of no use to what waited, unit-microseconds up to `until_us` (default: the last
+        record). Nothing that turns out not to have been idle is in it: it is never more than that balance."""
+        after_us = 0 if until_us is None else until_us - self.t_us
+        told = self._fragmented_unit_us + sum(self.fragmented.values()) * after_us
+        return min(told, self.balances(until_us)[Account.IDLE])
 
     @property
     def calendar(self) -> list[tuple[int, int]]:
@@ -263,6 +287,9 @@ class Accounts:
     def _reserve(self, event: led.DevicesReserved, t_us: int) -> None:
         self._keep(event.gang, event.devices)
 
+    def _split(self, event: led.DevicesFragmented, t_us: int) -> None:
+        self._told_fragmented = event.units
+
     def _keep(self, job_id: str, devices: tuple[str, ...]) -> None:
         """From now on these are kept free for a gang, and no others."""
         for device in [device for device, payer in self._reserved.items() if payer.job_id == job_id]:
@@ -331,16 +358,21 @@ class Accounts:
             if new is not None and new.same(line) and not (lost is not None and key == REST):
                 now[key] = line
                 continue
-            self._units -= line.units
+            self._count(line, -line.units)
             self._close(book, key, line, t_us, seq)
         for key, line in now.items():
             if before.get(key) is not line:
                 line.since_us, line.seq = t_us, seq
-                self._units += line.units
+                self._count(line, line.units)
         book.lines = now
         if not now and not book.exists and book.quarantine is None:
             del self._devices[book.id]
             self._on_node.get(book.node, set()).discard(book.id)
+
+    def _count(self, line: BookLine, units: int) -> None:
+        self._units += units
+        if line.account is Account.IDLE:
+            self.idle[kind_of(line.about.model, line.about.profile)] += units
 
     def _close(self, book: DeviceBook, key: Key, line: BookLine, t_us: int, seq: int) -> None:
         if key == REST:
@@ -375,6 +407,7 @@ class Accounts:
         about = {
             "at": [self.seq, self.t_us, self._pool, self._capacity_unit_us, self.posted_to_attempts],
             "posted": {account.value: self.posted[account] for account in Account if self.posted[account]},
+            "fragmented": [self._fragmented_unit_us, self._told_fragmented],
             "calendar": self._calendar.pieces,
             "tree": self._tree.dump(),
         }
@@ -398,6 +431,7 @@ class Accounts:
         books, (about, tables) = cls(), parts.read(dumped)
         books.seq, books.t_us, books._pool, books._capacity_unit_us, books.posted_to_attempts = about["at"]
         books.posted = Counter({Account(name): amount for name, amount in about["posted"].items()})
+        books._fragmented_unit_us, books._told_fragmented = about.get("fragmented", (0, {}))
         books._calendar, books._tree = Calendar(about["calendar"]), QueueTree.load(about["tree"])
         loads: dict[str, Callable[[list[Any]], None]] = {
             "devices": lambda row: books._add(DeviceBook.load(row)),
@@ -417,7 +451,8 @@ class Accounts:
     def _add(self, book: DeviceBook) -> None:
         self._devices[book.id] = book
         self._on_node.setdefault(book.node, set()).add(book.id)
-        self._units += sum(line.units for line in book.lines.values())
+        for line in book.lines.values():
+            self._count(line, line.units)
 
 
 def _silence(row: list[Any]) -> _Silence:
@@ -436,6 +471,7 @@ _FOLD: Mapping[type, Callable[[Accounts, Any, int], None]] = {
     led.NodeCordoned: Accounts._cordon,
     led.NodeUncordoned: Accounts._uncordon,
     led.DevicesReserved: Accounts._reserve,
+    led.DevicesFragmented: Accounts._split,
     led.QueuesApplied: Accounts._queues,
     led.JobQueued: Accounts._queued,
     led.JobGranted: Accounts._granted,

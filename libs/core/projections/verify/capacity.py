@@ -8,7 +8,7 @@ which some is in no instance is a whole one all the same.
 from collections.abc import Iterable
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, Subject
+from libs.core.projections.verify.books import Books, Subject, Where
 from libs.core.projections.verify.limit_books import part_of_board
 from schemas import ledger as led
 from schemas.resources import WHOLE_MILLI, Claim, Inventory
@@ -24,6 +24,7 @@ class CapacityBooks(Subject):
         led.BoardCutDone: "offered",
         led.NodeLeft: "left",
         led.DevicesFreed: "freed",
+        led.DevicesFragmented: "split",
     }
 
     def __init__(self, books: Books) -> None:
@@ -44,6 +45,13 @@ class CapacityBooks(Subject):
         found = self.books.attempt(e.job_id, e.attempt)
         if found is not None:
             self._held += self._of(found[1].parts.get(e.node, ())) * (self.books.t_us - found[1].opened_us)
+
+    def split(self, e: led.DevicesFragmented) -> None:
+        """That it is no more than is idle, the accounts say."""
+        if (told := sum(e.units.values())) > self._units:
+            self.books.broken("I16", f"{told} units are told to be fragmented, and there are {self._units}")
+        if e.units and not any(job.where is Where.WAITING for job in self.books.jobs.values()):
+            self.books.broken("I16", "devices are told to be fragmented, and no job waits")
 
     def finish(self) -> None:
         books, report = self.books, self.books.report

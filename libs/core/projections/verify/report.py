@@ -35,6 +35,8 @@ class Verification:
     """What of it attempts held, those that still hold as well."""
     accounts: dict[str, int] = field(default_factory=dict)
     """Account -> unit-microseconds: their sum is `capacity_unit_us`. Empty: nobody kept the accounts beside the checker."""
+    fragmented_unit_us: int = 0
+    """What of the account `idle` was of no use to what waited, as placement told it."""
     violations: list[str] = field(default_factory=list)
     violations_total: int = 0
     last_seq: int = 0

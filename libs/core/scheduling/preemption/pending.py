@@ -35,6 +35,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.GranterNamed,
         ledger.NodeDeclaredDead,
         ledger.DevicesReserved,
+        ledger.DevicesFragmented,
         ledger.OperatorActed,
         ledger.CommandRefused,
         ledger.LedgerSummed,

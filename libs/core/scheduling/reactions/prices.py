@@ -58,6 +58,11 @@ def period_closed(d: Decision, m: inbox.ClosePeriod) -> None:
         raise InputRefused(
             f"the period ends at {_when(period.to_us)}, and it is {_when(d.wall_us)}: close it when it is over"
         )
+    if not 0 < period.upto_seq <= d.head_seq:
+        raise InputRefused(
+            f"upto_seq = {period.upto_seq}: the ledger's last record is {d.head_seq}, and a seal names one that is there: "
+            f"close the period with `baton bill close`, which reads this pool's ledger"
+        )
     event = ledger.PeriodClosed(period=period, reason=m.reason, user=m.user)
     if not d.may(event):
         raise InputRefused("a reader of this ledger is of a release that closes no periods: `baton ledger readers`")
