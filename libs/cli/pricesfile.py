@@ -48,6 +48,8 @@ from schemas.prices import (
 )
 
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_PARTS_OF_A_MICROSECOND = re.compile(r"[.,][0-9]{7,}")
+_SECONDS_OF_A_ZONE = re.compile(r"[+-][0-9]{2}:?[0-9]{2}:?[0-9]{2}(\.[0-9]+)?")
 _MOST_US = 4_102_444_800_000_000
 """2100-01-01: what is later is a slip of the pen."""
 
@@ -62,12 +64,16 @@ def _moment(text: Any) -> int:
         moment = datetime.fromisoformat(said)
     except ValueError:
         raise ValueError("write a day (2026-01-01) or a moment with its zone (2026-01-01T12:00:00Z)") from None
+    if _PARTS_OF_A_MICROSECOND.search(said):
+        raise ValueError("is told more exactly than a microsecond: write at most six places of a second")
     if moment.tzinfo is None:
         if not _DAY.fullmatch(said):
             if "T" not in said and " " not in said:
                 raise ValueError("write a day with its hyphens, e.g. 2026-01-01")
             raise ValueError("a moment needs its time zone: end it with Z for UTC")
         moment = moment.replace(tzinfo=UTC)
+    elif _SECONDS_OF_A_ZONE.search(said, said.find(":")):
+        raise ValueError("has a zone with seconds: write Z, or hours and minutes like +01:00")
     if not 0 <= us_of(moment) <= _MOST_US:
         raise ValueError("lies outside 1970 to 2100: correct the year")
     return us_of(moment)

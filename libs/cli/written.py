@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 _PLAIN = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+_LARGE = re.compile(r"[0-9]{10,}(\.[0-9]*)?")
 _GROUPED = re.compile(r"(?<=[0-9])_(?=[0-9]{3}(?![0-9]))")
 """1_000 is 1000."""
 
@@ -14,6 +15,8 @@ def millionths(text: Any, what: str, without: str, example: str) -> int:
     said = _GROUPED.sub("", str(text))
     if said.startswith("-"):
         raise ValueError(f"{what} is not negative: {without}")
+    if _LARGE.fullmatch(said):
+        raise ValueError(f"{what} is below 1000000000: correct the value")
     if not _PLAIN.fullmatch(said):
         raise ValueError(f"write a decimal with at most six places, e.g. {example}")
     return int(Decimal(said) * 1_000_000)

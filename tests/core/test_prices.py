@@ -93,6 +93,12 @@ def wrong(text: str) -> list[tuple[int, str]]:
             "20260101", "2026-W01-1", "2026-01-01T00:00:00", "'2026-01-01 00:00'", "true", "9999-01-01",
             "0001-01-01", "2027-02-29",
         )),
+        *((f"prices:\n- {{device: {said}, price: 1, from: 2026-01-01}}", 4, "prices.0.device") for said in (
+            "' H100'", "'H100 '", r'"H100\n"', "'H100: 1g.10gb'",
+        )),
+        *((f"prices:\n- {{device: H100, price: 1, from: {said}}}", 4, "prices.0.from") for said in (
+            "'2026-06-30T23:00:00.1234567Z'", "2026-06-30T23:00:00+01:00:30", "'2026-06-30T23:00:00-010030'",
+        )),
         (f"{ONE}version: 2", 5, "version"),
         *((f"{ONE}contracts:\n- {{team: a, contract: c, device: H100, from: 2026-01-01, tiers: {said}}}", 6,
            f"contracts.0.tiers{field}") for said, field in (("[{above_hours: no, price: 1}]", ".0.above_hours"), ("[]", ""))),
@@ -102,10 +108,45 @@ def test_what_is_wrong_with_a_book_is_said_with_line_field_and_fix(text: str, li
     assert wrong(HEAD + text) == [(line, field)]
 
 
-def test_a_wrong_currency_is_refused() -> None:
-    assert wrong("version: 1\ncurrency: dollars\nprices:\n- {device: H100, price: 1, from: 2026-01-01}") == [
-        (2, "currency")
-    ]
+@pytest.mark.parametrize("said", ["dollars", "usd", "UDS", "XXX", "XAU", "NO", "[USD]"])
+def test_a_wrong_currency_is_refused(said: str) -> None:
+    """A pool has it for good: one that there is not could never be mended."""
+    assert wrong(f"version: 1\ncurrency: {said}\n{ONE}") == [(2, "currency")]
+
+
+def test_a_pool_that_has_a_currency_keeps_it() -> None:
+    """Also one that books of before could name."""
+    world, book = World(), RateBook(version=1, currency="UDS", prices=(ListRate(device="H100", micros=1, from_us=0),))
+    (refused,) = world.send(inbox.ApplyPrices(book=book, user="olga"))
+    assert refused.reason.startswith("currency = UDS: is no currency that there is")
+    world.decider.state.book = book
+    (applied,) = world.send(inbox.ApplyPrices(book=book.model_copy(update={"version": 2}), user="olga"))
+    assert applied.kind == "prices.applied"
+
+
+LISTED = st.tuples(st.integers(0, 9), st.none() | st.integers(1, 12), st.sampled_from(("*", "experiment")))
+
+
+@given(st.lists(LISTED, min_size=1, max_size=6), st.tuples(st.integers(0, 9), st.none() | st.integers(1, 12)))
+@settings(max_examples=200)
+def test_a_contract_has_a_list_price_at_each_of_its_moments(listed: list, time: tuple) -> None:
+    """By brute force; that its prices overlap or leave gaps is told besides. `far` stands for all moments to come."""
+    (from_us, to_us), far = time, 20
+    prices = tuple(ListRate(device="H100", priority_class=k, micros=1, from_us=f, to_us=t) for f, t, k in listed)
+    contract = ContractRate(
+        team="a", contract="c", device="H100", priority_class="experiment", tiers=(RateTier(above_hours=0, micros=1),),
+        from_us=from_us, to_us=to_us,
+    )  # fmt: skip
+    book = RateBook(version=1, currency="USD", prices=prices, contracts=(contract,))
+    moments = range(from_us, far if to_us is None else to_us)
+    lacks = [at for at in moments if not any(p.from_us <= at < (p.to_us or far) for p in prices)]
+    told = [one for one in problems(book) if one.place == ("contracts", 0, "device")]
+    assert bool(told) == bool(lacks) or not moments
+
+
+def test_a_price_that_is_too_large_is_said_to_be() -> None:
+    with pytest.raises(PricesFileError, match="below 1000000000"):
+        read_book(f"{HEAD}prices:\n- {{device: H100, price: 1000000000, from: 2026-01-01}}")
 
 
 @pytest.mark.parametrize("said", ["true", "1.0", "'1'", "0", "9" * 5000])

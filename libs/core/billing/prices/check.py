@@ -1,10 +1,13 @@
 """Everything that is wrong with a price book."""
 
+import math
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from libs.core.accelerators.kinds import catalogued, problem_with
+from libs.core.billing.prices.currencies import CURRENCIES
 from libs.core.billing.wall import text_of
 from schemas.prices import ContractRate, ListRate, RateBook, Term
 
@@ -20,13 +23,15 @@ class RateProblem(NamedTuple):
     fix: str
 
 
-def problems(book: RateBook, offered: Collection[str] = ()) -> list[RateProblem]:
+def problems(book: RateBook, offered: Collection[str] = (), *, first: bool = True) -> list[RateProblem]:
     """Everything that is wrong; empty: nothing is.
 
     Args:
         offered: kinds of device that the pool has, besides those of the catalogue.
+        first: the pool has no book yet. A later one has the currency of the one before, whatever that is.
     """
     found = [
+        *(_currency(book.currency) if first else ()),
         *_each("prices", book.prices, offered),
         *_each("contracts", book.contracts, offered),
         *_series("prices", book.prices, gaps=True),
@@ -36,10 +41,13 @@ def problems(book: RateBook, offered: Collection[str] = ()) -> list[RateProblem]
     for price in book.prices:
         if price.term is not Term.RESERVATION:
             listed.setdefault((catalogued(price.device), price.priority_class), []).append(price)
+    covered: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for number, contract in enumerate(book.contracts):
         found += _tiers(number, contract)
-        device = catalogued(contract.device)
-        if not _covers([*listed.get((device, contract.priority_class), ()), *listed.get((device, "*"), ())], contract):
+        key = device, klass = catalogued(contract.device), contract.priority_class
+        if key not in covered:
+            covered[key] = _spans(chain(listed.get(key, ()), listed.get((device, "*"), ()) if klass != "*" else ()))
+        if not _covers(covered[key], contract):
             found.append(
                 RateProblem(
                     ("contracts", number, "device"),
@@ -51,9 +59,24 @@ def problems(book: RateBook, offered: Collection[str] = ()) -> list[RateProblem]
     return found
 
 
+def _currency(code: str) -> Iterator[RateProblem]:
+    if code not in CURRENCIES:
+        yield RateProblem(
+            ("currency",),
+            code,
+            "is no currency that there is",
+            "write its code of ISO 4217, e.g. USD: it is the pool's for good",
+        )
+
+
 def _each(what: str, entries: Sequence[Entry], offered: Collection[str]) -> Iterator[RateProblem]:
     for number, entry in enumerate(entries):
-        if wrong := problem_with(catalogued(entry.device), offered):
+        if entry.device != entry.device.strip() or not entry.device.isprintable():
+            yield RateProblem(
+                (what, number, "device"), repr(entry.device), "has blanks around it, or what cannot be printed",
+                "write the device's name alone",
+            )  # fmt: skip
+        elif wrong := problem_with(catalogued(entry.device), offered):
             yield RateProblem((what, number, "device"), entry.device, wrong, "correct the device, or remove the entry")
         if entry.to_us is not None and entry.to_us <= entry.from_us:
             yield RateProblem(
@@ -93,17 +116,21 @@ def _series(what: str, entries: Sequence[Entry], *, gaps: bool) -> Iterator[Rate
                 )  # fmt: skip
 
 
-def _covers(listed: Iterable[ListRate], contract: ContractRate) -> bool:
-    reached = contract.from_us
+def _spans(listed: Iterable[ListRate]) -> list[tuple[int, float]]:
+    """The times that these prices cover together, in order, none of them touching the next."""
+    found: list[tuple[int, float]] = []
     for price in sorted(listed, key=lambda p: p.from_us):
-        if price.from_us > reached:
-            return False
-        if price.to_us is None:
-            return True
-        reached = max(reached, price.to_us)
-        if contract.to_us is not None and reached >= contract.to_us:
-            return True
-    return False
+        until = math.inf if price.to_us is None else price.to_us
+        if found and price.from_us <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], until)
+        else:
+            found.append((price.from_us, until))
+    return found
+
+
+def _covers(spans: list[tuple[int, float]], contract: ContractRate) -> bool:
+    at = bisect_right(spans, (contract.from_us, math.inf)) - 1
+    return at >= 0 and (math.inf if contract.to_us is None else contract.to_us) <= spans[at][1]
 
 
 def _tiers(number: int, contract: ContractRate) -> Iterator[RateProblem]:

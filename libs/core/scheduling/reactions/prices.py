@@ -24,7 +24,7 @@ def prices_applied(d: Decision, m: inbox.ApplyPrices) -> None:
             f"currency {m.book.currency} is not {now.currency}, which the pool bills in: convert the prices, or give "
             f"another currency a pool of its own"
         )
-    if wrong := problems(m.book, d.state.fleet.offered()):
+    if wrong := problems(m.book, d.state.fleet.offered(), first=now is None):
         first = wrong[0]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise InputRefused(f"{'.'.join(map(str, first.place))} = {first.value}: {first.problem}; {first.fix}{more}")
