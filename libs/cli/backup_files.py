@@ -3,7 +3,7 @@
     manifest.json        what is there, with the SHA-256 of each file; written last, so that it never names half a backup
     streams/             each stream as the broker had it at one moment: ledger, inboxes, requests, events, cursors, snapshots
     state/               keys.json, creds/ and what else the state directory has that nothing can make again
-    use/                 hours of use, which MongoDB alone has (`libs.cli.backup_use`)
+    use/                 hours of use, which MongoDB alone has (`services.quota_billing.use_files`)
 
 Redis, what else is in MongoDB, bills and what queries know are folds of the ledger: services make them again. What is in the
 folder can make any credential: its files are 0600, and the folder 0700.
@@ -24,11 +24,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from libs.adapters.mongo.store import StoreAway
 from libs.bus.connect import Address, close, connect
 from libs.bus.copies import NotCopied, copy_stream, put_back, sha256
 from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SNAPSHOTS_BUCKET, SNAPSHOTS_MIB, snapshots_of
-from libs.cli.backup_use import FOLDER, copy_use
+from libs.cli.backup_use import FOLDER, UseAway, copy_use
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, fence, verified
 from libs.cli.launch import RESTORED, VAULT_FOLDER
@@ -81,7 +80,7 @@ async def write(home: Path, folder: Path, address: Address, mongo_url: str | Non
     if mongo_url is not None:
         try:
             use, lacks = await copy_use(mongo_url, _pools({"streams": done}), folder, use, int(taken_s * 1e6)), ""
-        except StoreAway as e:  # the ledger is worth more than what MongoDB has
+        except UseAway as e:  # the ledger is worth more than what MongoDB has
             lacks = f"MongoDB does not answer: {e}"
     manifest = {
         "version": VERSION,

@@ -1,95 +1,46 @@
-"""Hours of use in a backup (`baton bill used`): what devices did is known by samples, which nobody keeps. MongoDB alone has it.
+"""Hours of use in a backup and out of it: the process that does it (`services.quota_billing.use_files`)."""
 
-    use/<pool>-<month>-<when it was copied>.jsonl     a line for each hour of a team, as it is kept
-
-A month that was over when it was copied is not copied again. Restoring puts the files into the state directory; `baton up`
-takes them into its MongoDB, once, before its services begin. What is told of an hour replaces it: twice changes nothing.
-"""
-
+import asyncio
 import json
-import shutil
-from collections.abc import Iterator
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from libs.adapters.mongo.use import UseStore
-from libs.bus.copies import sha256
-from libs.core.billing.wall import HOUR_US, month_of, month_us
-from libs.embedded.records import write_private
-
 FOLDER = "use"
-_SETTLED_US = 48 * HOUR_US
-"""So long after its end a month is written again: an absence of up to a day is told later."""
-_HOURS = 24
-"""Of all teams, that are asked for at once."""
+"""Of a backup, and of a state directory that was restored and not yet started."""
+_MODULE = "services.quota_billing.use_files"
+
+
+class UseAway(Exception):
+    """MongoDB, which alone has the hours of use, does not answer."""
 
 
 async def copy_use(
-    url: str, pools: list[str], folder: Path, before: list[dict[str, Any]], now_us: int
+    mongo_url: str, pools: list[str], folder: Path, before: list[dict[str, Any]], now_us: int
 ) -> list[dict[str, Any]]:
     """Copies the hours of these pools into the backup; returns what is there, for its manifest. `before`: the same of the
-    backup before, whose files are left alone.
-
-    Raises StoreAway, OSError."""
-    known = {one["of"]: one for one in before}
-    into = folder / FOLDER
-    into.mkdir(mode=0o700, parents=True, exist_ok=True)
-    done = []
-    for pool in pools:
-        store = UseStore(url, pool)
-        try:
-            for first_us, end_us in _months(await store.first_hour() * HOUR_US, now_us):
-                year, month = month_of(first_us)
-                of = f"{pool}-{year}-{month:02d}"
-                had = known.get(of)
-                if had is None or not had["over"] or not is_whole(folder, had):
-                    path = into / f"{of}-{now_us // 1000}.jsonl"
-                    await _write(store, path, first_us // HOUR_US, end_us // HOUR_US)
-                    over = now_us >= end_us + _SETTLED_US
-                    had = {"of": of, "file": f"{FOLDER}/{path.name}", "sha256": sha256(path), "over": over}
-                done.append(had)
-        finally:
-            store.close()
-    return done
+    backup before. Raises UseAway."""
+    told = {"do": "copy", "pools": pools, "folder": str(folder), "before": before, "now_us": now_us}
+    found: list[dict[str, Any]] = await _done(mongo_url, told)
+    return found
 
 
-def is_whole(folder: Path, one: dict[str, Any]) -> bool:
-    """Whether a file of the backup is as it was written."""
-    path = folder / one["file"]
-    return path.is_file() and sha256(path) == one["sha256"]
-
-
-async def take_in_use(url: str, home: Path) -> int:
-    """Puts the hours that were restored into `home` into MongoDB, and removes the files; how many hours they have.
-
-    Raises StoreAway, OSError, ValueError."""
-    taken = 0
-    for path in sorted((home / FOLDER).glob("*.jsonl")):
-        store = UseStore(url, path.stem.rsplit("-", 3)[0])
-        try:
-            await store.prepare()
-            with path.open(encoding="utf-8") as file:
-                taken += await store.put(json.loads(line) for line in file)
-        finally:
-            store.close()
-        path.unlink()
-    shutil.rmtree(home / FOLDER, ignore_errors=True)
+async def take_in_use(mongo_url: str, home: Path) -> int:
+    """Puts restored hours into MongoDB; how many. Raises UseAway: they stay where they are."""
+    if not (home / FOLDER).exists():
+        return 0
+    taken: int = await _done(mongo_url, {"do": "take in", "home": str(home)})
     return taken
 
 
-async def _write(store: UseStore, path: Path, first: int, last: int) -> None:
-    part = path.with_suffix(".part")
-    write_private(part, "")
-    for hour in range(first, last, _HOURS):
-        bodies = await store.bodies(hour, min(last, hour + _HOURS))
-        with part.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(body, separators=(",", ":"), sort_keys=True) + "\n" for body in bodies)
-    part.replace(path)
-
-
-def _months(first_us: int, now_us: int) -> Iterator[tuple[int, int]]:
-    """The calendar months (UTC) from the one of `first_us` up to now, each with its beginning and its end."""
-    while first_us and first_us <= now_us:
-        begin_us, end_us = month_us(*month_of(first_us))
-        yield begin_us, end_us
-        first_us = end_us
+async def _done(mongo_url: str, request: dict[str, Any]) -> Any:
+    pipe = asyncio.subprocess.PIPE
+    env = os.environ | {"BATON_MONGO_URL": mongo_url}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", _MODULE, stdin=pipe, stdout=pipe, stderr=pipe, env=env
+    )
+    out, err = await process.communicate(json.dumps(request).encode())
+    if process.returncode:
+        raise UseAway((err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1])
+    return json.loads(out)

@@ -112,11 +112,18 @@ def verify(
         if not problems and digest_of(again) != digest:
             problems.append(f"{file} is not what the ledger comes to, or another version of the writer wrote it")
         problems += _against_seal(source, period, made, told[2])
+        closed, newest = any(p.from_us <= period[0] and period[1] <= p.to_us for p in source.closed), source.head.seq
     for problem in problems:
         hint(f"differs: {problem}")
     if problems:
         raise Ended(Exit.FAILED)
-    say(f"{about['x_RowCount']} rows are what the ledger comes to, up to record {told[3]}")
+    whose = f" of team {told[2]}" if told[2] is not None else ""
+    when = f"from {text_of(period[0])} to {text_of(period[1])}{whose}"
+    say(f"{about['x_RowCount']} rows {when} are what the ledger comes to, up to record {told[3]}")
+    if told[3] < newest and not closed:
+        hint(
+            f"the ledger goes on to record {newest}: what was billed in that period since is not in {file.name}; export again"
+        )
 
 
 def statement(

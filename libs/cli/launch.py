@@ -25,7 +25,7 @@ from libs.bus.narrowing import Narrowing
 from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
-from libs.cli.backup_use import take_in_use
+from libs.cli.backup_use import UseAway, take_in_use
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch_options import SERVICES, LaunchOptions
 from libs.cli.stores import MONGO_SERVICES, REDIS_RIGHTS, redis_user, redis_users
@@ -206,8 +206,7 @@ class LocalStack:
             if options.external and self.keyring.exists:
                 await tell(self.nats_url, self.keyring, self.keyring.accounts)
             undo.push_async_callback(await self._provision())
-            if taken := await take_in_use(self.mongo_url, self.state_dir):
-                log.info("restored: %d hours of use are in MongoDB again", taken)
+            await self._take_in_use()
             specs = self._specs(undo)
             self._write_client_file()
             undo.callback((self.state_dir / CLIENT_FILE).unlink, missing_ok=True)
@@ -229,6 +228,14 @@ class LocalStack:
         await self.stop()
 
     # ------------------------------------------------------------------------------------------------------- internals
+
+    async def _take_in_use(self) -> None:
+        """What was restored. Nothing waits for it: the next start tries again."""
+        try:
+            if taken := await take_in_use(self.mongo_url, self.state_dir):
+                log.info("restored: %d hours of use are in MongoDB again", taken)
+        except UseAway as error:
+            log.warning("restored hours of use are not in MongoDB yet, start again for them: %s", error)
 
     def _running(self) -> Servers:
         if self._servers is None:

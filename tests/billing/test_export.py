@@ -406,7 +406,7 @@ def test_metadata_that_was_changed_is_found(
 ) -> None:
     path = tmp_path / "bill.csv"
     baton("bill", "export", path, "--ledger", ledger, "--from", "2026-11")
-    assert "rows are what the ledger comes to" in baton("bill", "verify", path, "--ledger", ledger)
+    assert "are what the ledger comes to" in baton("bill", "verify", path, "--ledger", ledger)
     beside = focus_files.metadata_of(path)
     beside.write_text(json.dumps(json.loads(beside.read_text("utf-8")) | {name: value}), "utf-8")
     assert said in baton("bill", "verify", path, "--ledger", ledger, code=code)
@@ -532,6 +532,50 @@ def test_what_was_changed_in_an_export_is_found(ledger: Path, tmp_path: Path) ->
     assert "by the ledger it is" in baton(*words, code=1)
     (tmp_path / "bill.csv.metadata.json").write_text("{}")
     assert "no metadata" in baton(*words, code=2)
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_file_that_was_tampered_with_is_told_also_when_its_metadata_agrees(
+    ledger: Path, tmp_path: Path, format: str
+) -> None:
+    """A cell, a row less, a row twice, the end cut off, another period's metadata."""
+    path, other = tmp_path / f"bill.{format}", tmp_path / f"other.{format}"
+    words = ("--ledger", ledger, "--format", format)
+    baton("bill", "export", path, *words, "--from", "2026-11")
+    baton("bill", "export", other, *words, "--from", "2026-12")
+    good, beside = path.read_bytes(), focus_files.metadata_of(path)
+    told = beside.read_text("utf-8")
+    lines = good.splitlines(keepends=True)
+    wrong = [good[: len(good) * 2 // 3], good[:-1], b""]
+    if format == "csv":
+        wrong += [
+            b"".join([*lines[:1], *lines[2:]]),
+            b"".join([*lines, lines[-1]]),
+            good.replace(b"research", b"resEarch", 1),
+        ]
+    for changed in wrong:
+        path.write_bytes(changed)
+        beside.write_text(told, "utf-8")
+        assert "has another SHA-256 than its metadata says" in baton("bill", "verify", path, "--ledger", ledger, code=1)
+        beside.write_text(json.dumps(json.loads(told) | {"x_Sha256": focus_files.digest_of(path)}), "utf-8")
+        assert "by the ledger it is" in baton("bill", "verify", path, "--ledger", ledger, code=1)
+    path.write_bytes(good)
+    beside.write_text(focus_files.metadata_of(other).read_text("utf-8"), "utf-8")
+    assert "has another SHA-256" in baton("bill", "verify", path, "--ledger", ledger, code=1)
+    path.write_bytes(other.read_bytes())  # both: a whole export, under another's name
+    assert "from 2026-12-01T00:00:00Z to 2027-01-01T00:00:00Z are what" in baton(
+        "bill", "verify", path, "--ledger", ledger
+    )
+
+
+def test_an_export_of_an_early_record_is_told_to_lack_what_came_since(
+    world: World, ledger: Path, tmp_path: Path
+) -> None:
+    """Whoever keeps the later half from finance names an early record: rows, hashes and metadata are right then."""
+    path, early = tmp_path / "bill.csv", filed(world.records[:-1], tmp_path / "early.jsonl")
+    baton("bill", "export", path, "--ledger", early, "--from", "2026-11")
+    assert "since is not in bill.csv" in baton("bill", "verify", path, "--ledger", ledger)
+    assert "since is not in" not in baton("bill", "verify", path, "--ledger", early)
 
 
 @pytest.mark.parametrize(

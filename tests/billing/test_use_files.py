@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from libs.adapters.mongo.use import UseStore
-from libs.cli.backup_use import copy_use, is_whole, take_in_use
 from libs.core.billing.use_hours import WHOLE, UseHour
 from libs.core.billing.used import DeviceUseSums
 from libs.core.billing.wall import HOUR_US, month_us
+from services.quota_billing.use_files import copy_use, is_whole, take_in_use
 
 NOVEMBER, DECEMBER = (month_us(2026, month)[0] // HOUR_US for month in (11, 12))
 
