@@ -1,5 +1,6 @@
 """Bills that are kept in MongoDB are those that were posted, up to the record that they name, and can be made again."""
 
+import signal
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,9 +17,9 @@ from services.quota_billing.app import make_app as make_billing
 from services.quota_billing.settings import QuotaBillingSettings
 from tests.admission.running import running
 from tests.billing.ledgers import priced_world
-from tests.billing.test_service import billed
+from tests.billing.test_service import billed, environment
 from tests.core.builders import World
-from tests.history.written import Written, until
+from tests.history.written import Service, Written, until
 from tests.kit.background import ServerInBackground
 
 
@@ -106,7 +107,7 @@ async def test_what_is_kept_names_its_record_and_is_made_again_from_the_ledger(
 async def test_bills_wait_for_no_mongodb_and_are_kept_once_it_answers(
     nats: Client, nats_url: str, pool: str, tmp_path: Path
 ) -> None:
-    """MongoDB is frozen, the service ends and begins anew, and answers; then MongoDB goes on."""
+    """MongoDB is frozen, the service is killed and begins anew, and answers; then MongoDB goes on, and has each bill once."""
     world, written = priced_world(), Written(nats.jetstream(), pool)
     half = len(world.records) - 3
     await written.write(world.records[:half])
@@ -116,11 +117,15 @@ async def test_bills_wait_for_no_mongodb_and_are_kept_once_it_answers(
             found = client[pool]["bills"].find({"upto_seq": written.records[-1][0]})
             return {(body["team"], body["month"]): body["rows"] for body in found}
 
-        async with billing(nats_url, pool, f"{mongo.url}/{pool}"):
+        where = environment(nats_url, pool, tmp_path) | {
+            "BATON_MONGO_URL": f"{mongo.url}/{pool}", "BATON_QUOTA_BILLING_KEEP_BILLS_S": "0.05",
+        }  # fmt: skip
+        async with Service("quota_billing", **where) as service:
             await until(newest, "bills of the first half")
             frozen.enter_context(mongo.frozen())
             await written.write(world.records[half:])
             told = await billed(nats, pool, written, "research")
+            assert await service.end(signal.SIGKILL) == -signal.SIGKILL
         async with billing(nats_url, pool, f"{mongo.url}/{pool}"):
             assert await billed(nats, pool, written, "research") == told
             frozen.close()
@@ -130,6 +135,7 @@ async def test_bills_wait_for_no_mongodb_and_are_kept_once_it_answers(
                 return await newest() == wanted
 
             await until(whole, "all bills, as of the last record")
+            assert client[pool]["bills"].count_documents({}) == len(wanted)
 
 
 async def _is(kept: Any, key: str, seq: int) -> bool:
