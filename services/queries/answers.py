@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from libs.bus.queries import NothingFound
+from libs.bus.queries import InvalidQuestion, NothingFound
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.explain.budgets import budgets_of
 from libs.core.explain.dry_run import DryRunInputs, dry_run
@@ -21,6 +21,7 @@ from libs.core.projections.pool_status import Glance
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
+from schemas.jobs import MOST_STEPS, Reason
 from schemas.queries import (
     BudgetsQuery,
     BudgetsReply,
@@ -135,7 +136,12 @@ class Answers:
         return reply.model_copy(update={"ledger_seq": asked.seq})
 
     def plan(self, replica: Replica, query: PlanQuery, asked: AskedBy) -> PlanReply:
-        """What would become of a job that is submitted now."""
+        """What would become of a job that is submitted now. Raises InvalidQuestion."""
+        if query.steps is not None and not 1 / MOST_STEPS <= query.steps <= MOST_STEPS:
+            fix = f"ask for {1 / MOST_STEPS:g} to {MOST_STEPS:g}"
+            raise InvalidQuestion(
+                [Reason(field="steps", value=f"{query.steps:g}", problem="no job has so many", fix=fix)]
+            )
         began = time.perf_counter()
         state, t_us = replica.state, replica.now_us(self._now_us())
         reply = dry_run(

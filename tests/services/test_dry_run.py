@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.bus.queries import ask
+from libs.bus.queries import QueryError, ask
 from libs.service.cycle import dry_run_inputs
 from schemas import inbox
 from schemas.catalog import BY_TYPE
@@ -111,6 +111,10 @@ async def test_of_another_teams_victims_a_team_learns_nothing(
         )
         await world.started(await world.event(JobGranted))
         await world.event(AttemptRunning)
+        for steps in (1e308, 5e-324):  # of a job whose rate is known, their cost is beyond any number
+            asked = query.model_copy(update={"steps": steps})
+            with pytest.raises(QueryError, match="no job has so many"):
+                await ask(world.nats, message, asked, pool=world.name, team="red", user="ana")
         told: dict[str, PlanReply] = {
             team: await ask(world.nats, message, query, pool=world.name, team=team, user="ana")
             for team in ("red", "blue")
