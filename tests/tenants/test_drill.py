@@ -1,11 +1,13 @@
 """The drill: everything is destroyed but the backup; it is restored elsewhere, and work, books and credentials go on. Then the
 team leaves, and nothing that is left says who its people were."""
 
+import asyncio
 import json
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -59,6 +61,30 @@ async def billed(team: Baton) -> dict[str, int]:
     return {row.key: row.milli_us for row in (await team.bill(BillQuery(group_by="job"))).rows}
 
 
+async def too_few_are_free_for_a_gang(cluster: LocalStack, red: Baton) -> None:
+    """Placement tells it with a tick, and quota_billing keeps it: until the gang waits no more."""
+    url, token = cluster.http["quota_billing"], cluster.http_tokens["quota_billing"]
+    asked = Request(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"})
+
+    def metrics() -> dict[str, float]:
+        with urlopen(asked) as answer:
+            lines = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
+
+    async def free(idle: float, fragmented: float) -> None:
+        wanted = {'baton_idle_devices{model="H100"}': idle, 'baton_fragmented_devices{model="H100"}': fragmented}
+
+        async def seen() -> bool:
+            return wanted.items() <= (await asyncio.to_thread(metrics)).items()
+
+        await until(seen)
+
+    gang = await red.submit(timer(600, devices=3))
+    await free(idle=2.0, fragmented=2.0)
+    await red.cancel(gang.job_id)
+    await free(idle=2.0, fragmented=0.0)
+
+
 async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
     fleet, folder, home = tmp_path / "fleet.yaml", tmp_path / "backup", tmp_path / "again"
     fleet.write_text(FLEET)
@@ -74,6 +100,7 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
             runs = await red.submit(timer(600, devices=2))
             await reaches(red, done.job_id, JobState.SUCCEEDED)
             await reaches(red, runs.job_id, JobState.RUNNING)
+            await too_few_are_free_for_a_gang(before, red)
             bill = await billed(red)
             await red.set_secret("token", b"value")
             long_ago = int(time.time() * 1e6) // HOUR_US - 40 * 24
@@ -135,7 +162,7 @@ async def leaves(cluster: LocalStack, export: Path, ana: str, key: Path) -> None
         "0 removed",
     )
     assert (again["export"], again["revoke"]) == (f"was written already: {export}", "0 credentials are void")
-    assert json.loads((export / "about.json").read_text())["counts"]["jobs"] == 3
+    assert json.loads((export / "about.json").read_text())["counts"]["jobs"] == 4
     assert ana in (export / "jobs.jsonl").read_text()
     with pytest.raises(Unreachable, match="revoked or rotated"):
         await connect(Address(cluster.nats_url, key))
