@@ -79,8 +79,11 @@ def kill9(cluster: LocalStack, name: str) -> int:
 
 
 async def back(cluster: LocalStack, name: str, killed: int) -> int:
-    """Waits until the supervisor has replaced the process `killed`; returns the new pid."""
-    return await cluster.supervisor.wait_ready(name, replaced_pid=killed, timeout_s=READY_S)
+    """Waits until the supervisor has replaced the process `killed`, and it is ready; returns the new pid."""
+    pid = await cluster.supervisor.wait_ready(name, replaced_pid=killed, timeout_s=READY_S)
+    if name in cluster.http:
+        await cluster.wait_ready(name, timeout_s=READY_S)
+    return pid
 
 
 def deaths(cluster: LocalStack) -> list[ProcessEvent]:
