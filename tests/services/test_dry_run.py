@@ -22,6 +22,7 @@ from services.queries.settings import QueriesSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
 from tests.kit.commands import fork
+from tests.kit.waiting import until
 from tests.services.pool import Pool
 
 ROOT = Path(__file__).parents[2]
@@ -115,10 +116,16 @@ async def test_of_another_teams_victims_a_team_learns_nothing(
             asked = query.model_copy(update={"steps": steps})
             with pytest.raises(QueryError, match="no job has so many"):
                 await ask(world.nats, message, asked, pool=world.name, team="red", user="ana")
-        told: dict[str, PlanReply] = {
-            team: await ask(world.nats, message, query, pool=world.name, team=team, user="ana")
-            for team in ("red", "blue")
-        }
+
+        async def asked_by(team: str) -> PlanReply:
+            reply: PlanReply = await ask(world.nats, message, query, pool=world.name, team=team, user="ana")
+            return reply
+
+        async def shown() -> bool:
+            return (await asked_by("red")).verdict is not PlanVerdict.UNKNOWN
+
+        await until(shown)  # a plan names no record: it is of a moment ago
+        told = {team: await asked_by(team) for team in ("red", "blue")}
     assert {reply.verdict for reply in told.values()} == {PlanVerdict.AFTER_PREEMPTION}
     assert told["red"].victims[0].team == "red"
     assert told["blue"].victims == ()

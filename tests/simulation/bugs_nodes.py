@@ -65,7 +65,11 @@ def lease_from_receipt(stack: ExitStack) -> None:
     set_on(stack, Lease, "renew", lambda self, sent, now: real(self, now + 2.0, now))
 
 
-@bug("a lease that has ended revives", findings=(4,))
+@bug(
+    "a lease that has ended revives",
+    harmless="the keeper ends the work all the same, and says that it did",
+    findings=(4,),
+)
 def lease_revives(stack: ExitStack) -> None:
     def check(self: Lease, now: float) -> bool:
         return False
