@@ -171,11 +171,11 @@ class _Shell:
 
     async def on_batch(self, raw: Any) -> None:
         messages: Sequence[Msg] = raw if isinstance(raw, list) else [raw]
+        left = list(messages)
         try:
             if self._excused is None:
                 self._excused = Excused(Cursors(self._outbox().js, self._origin), self._durable)
             excused = self._excused
-            left = list(messages)
             async with hold(left, self._standstill) as held:
                 while left:
                     count = len(left) if self._portion is None else await self._portion(left)
@@ -183,7 +183,8 @@ class _Shell:
                         await self._handle(left[:count], excused, held)
                     del left[:count]
         except NotHeld as e:
-            log.warning("%s: a batch of %d was given to another process: %s", self._origin, len(messages), e)
+            log.warning("%s: %d of a batch were given to another process: %s", self._origin, len(left), e)
+            await excused.excuse(received_of(message) for message in left)
         except (NatsError, OSError) as e:
             # Whatever was not acknowledged is delivered again after ack_wait.
             log.warning("%s: a batch of %d could not be acknowledged: %s", self._origin, len(messages), e)

@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 from libs.bus import holding, settle
 from libs.bus.broker import Broker, make_broker
 from libs.bus.connect import BusConnection, close, connect
+from libs.bus.cursors import Cursors
 from libs.bus.dead import AT, ORIGIN, REASON, SEQ, STREAM, SUBJECT, TRUNCATED
 from libs.bus.messages import Outgoing, decode_bare, outgoing
 from libs.bus.outbox import MAX_PAYLOAD_BYTES, Outbox
@@ -167,6 +168,7 @@ async def test_a_process_that_stood_still_stores_nothing_of_what_another_may_dec
     await until(lambda: consumer.deliveries["late"])
     await asyncio.sleep(0.5)
     assert (await consumer.js.consumer_info(REQUESTS, "admission")).num_ack_pending == 1, "it is delivered again"
+    assert await Cursors(consumer.js, "admission").load("excused-admission") == {"2": 1}, "it reached no decision"
     assert [CancelRequested.model_validate_json(m.data).reason for m in await stored(consumer.js, "INBOX-p", OUT)] == [
         "early"
     ]
