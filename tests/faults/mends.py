@@ -110,11 +110,32 @@ MENDS: tuple[Undone, ...] = (
         "cli/test_operators::test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_do",
     ),
     Undone(
+        "4. whom the keeper kills at the end of its lease seems to have ended by itself, when a renewal comes at that moment",
+        "services/agent/processes.py",
+        "self._lease_ended = self.launch.kept.doomed",
+        "self._lease_ended = False",
+        "agent/test_processes::test_whom_the_keeper_kills_at_the_end_of_its_lease_has_not_ended_by_itself",
+    ),
+    Undone(
         "5. an event of a kind that leases does not know stops all leases",
         "services/leases/app.py",
         ", only=NodeLives.handled",
         "",
         "leases/test_service::test_events_of_kinds_that_nobody_knows_stop_no_lease",
+    ),
+    Undone(
+        "5. while older readers keep quarantines out of the ledger, refusals of a busy device end a job as lost",
+        "libs/core/scheduling/reactions/attempts.py",
+        "lost and _counts(d, attempt)",
+        "lost",
+        "core/test_retry::test_a_node_that_refuses_again_and_again_costs_a_job_nothing_while_nobody_can_be_told_why",
+    ),
+    Undone(
+        "5. the same device is granted and refused a hundred times a second meanwhile",
+        "services/agent/node.py",
+        "if self._refusal_at <= now:",
+        "if True:",
+        "agent/test_quarantine::test_the_same_broken_device_is_refused_again_and_again_in_its_time_alone",
     ),
     Undone(
         "6. a snapshot of another version is read as if it were of this one",
@@ -173,6 +194,13 @@ MENDS: tuple[Undone, ...] = (
         "admission/test_rejected_ids::test_a_job_for_which_there_was_no_room_is_refused_by_its_name_when_it_comes_again_and_counted_once",
     ),
     Undone(
+        "9. deliveries that were given to another process count as if they had reached a decision",
+        "libs/bus/settle.py",
+        "await excused.excuse(received_of(message) for message in left)",
+        "pass",
+        "bus/test_settle::test_a_process_that_stood_still_stores_nothing_of_what_another_may_decide_by_now",
+    ),
+    Undone(
         "10. ledger time goes where the broker's clock is set",
         "libs/core/state/clock.py",
         "if abs(passed - elapsed) <= TOLERANCE_US + elapsed // RATE:",
@@ -201,13 +229,6 @@ MENDS: tuple[Undone, ...] = (
         "ledger/test_writer::test_an_error_in_a_decision_rejects_the_input_at_fault_and_no_other",
     ),
     Undone(
-        "12. sizes of acknowledgements are not those of their bytes",
-        "services/agent/reports.py",
-        "if piece and (size + extra > most or len(piece) >= _BATCH_COUNT):",
-        "if piece and len(piece) >= _BATCH_COUNT:",
-        "services/test_telling::test_a_start_behind_hostile_acknowledgements_reaches_the_ledger",
-    ),
-    Undone(
         "11. a number that becomes infinite is stored as null, and no reader goes on behind that record",
         "schemas/base.py",
         'extra="ignore", allow_inf_nan=False',
@@ -215,11 +236,25 @@ MENDS: tuple[Undone, ...] = (
         "schemas/test_tolerance::test_no_number_becomes_infinite",
     ),
     Undone(
+        "12. sizes of acknowledgements are not those of their bytes",
+        "services/agent/reports.py",
+        "if piece and (size + extra > most or len(piece) >= _BATCH_COUNT):",
+        "if piece and len(piece) >= _BATCH_COUNT:",
+        "services/test_telling::test_a_start_behind_hostile_acknowledgements_reaches_the_ledger",
+    ),
+    Undone(
         "13. of two bodies under one key the second is followed by silence",
         "libs/core/scheduling/reactions/__init__.py",
         "requests.refused(d, asked) if asked is not None else None",
         "None",
         "core/test_early_cancels::test_a_second_body_under_a_key_is_told_to_its_team_and_names_no_job",
+    ),
+    Undone(
+        "13. an admission that was frozen says yes to what another has refused meanwhile",
+        "libs/bus/outbox.py",
+        "if held is not None and not held():",
+        "if False:",
+        "bus/test_settle::test_a_process_that_stood_still_stores_nothing_of_what_another_may_decide_by_now",
     ),
     Undone(
         "14. a cancel that comes before its submit is forgotten",
