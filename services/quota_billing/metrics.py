@@ -122,9 +122,10 @@ def _free(meter: Meter) -> Iterator[Metric]:
     fragmented = GaugeMetricFamily(
         "baton_fragmented_devices", "of these, what is of no use to any job that waits for devices", labels=["model"]
     )
+    of_no_use = accounts.fragmented
     for kind, units in accounts.idle.items():
         idle.add_metric([kind], units / DEVICE_UNITS)
-        fragmented.add_metric([kind], accounts.fragmented.get(kind, 0) / DEVICE_UNITS)
+        fragmented.add_metric([kind], of_no_use.get(kind, 0) / DEVICE_UNITS)
     yield from (idle, fragmented)
 
 
