@@ -6,7 +6,8 @@ Units are part of every field's name: `_us` microseconds since the Unix epoch (o
 No number is infinite, and none is no number: JSON has neither, and what is written would be `null` to who reads it.
 """
 
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -39,3 +40,23 @@ class Fact(BaseModel):
     """Written by Baton's services: readers ignore fields they do not know, so a v1 message may gain fields."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def of_known(kind: type[M], fields: dict[str, Any]) -> M:
+    """A model of values that are known to be right, as `model_construct`, at a fifth of its cost. `fields` names every field
+    there is, defaults too, and belongs to the model from then on."""
+    model = kind.__new__(kind)
+    for name, value in (("__dict__", fields), ("__pydantic_fields_set__", _names(kind)), *_NOTHING_ELSE):
+        object.__setattr__(model, name, value)
+    return model
+
+
+_NOTHING_ELSE: tuple[tuple[str, None], ...] = (("__pydantic_extra__", None), ("__pydantic_private__", None))
+
+
+@cache
+def _names(kind: type[BaseModel]) -> set[str]:
+    return set(kind.model_fields)

@@ -8,6 +8,7 @@ first, that would make the earlier grant look stale.
 from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 
+from schemas.base import of_known
 from schemas.jobs import JobSpec
 from schemas.nodes import (
     SPECS_PER_QUESTION,
@@ -115,23 +116,26 @@ class Wanted:
                     waits_for |= devices
                     continue
             parts.append(part)
-        return DesiredState.model_construct(
-            pool=self._pool,
-            node=self._node,
-            incarnation=self.incarnation,
-            ledger_seq=self.seq,
-            parts=tuple(map(self._whole, parts)),
-            recuts=self._recuts,
-            withdrawn=self._withdrawn,
-            lifted=self._lifted,
+        return of_known(
+            DesiredState,
+            {
+                "pool": self._pool,
+                "node": self._node,
+                "incarnation": self.incarnation,
+                "ledger_seq": self.seq,
+                "parts": tuple(map(self._whole, parts)),
+                "recuts": self._recuts,
+                "withdrawn": self._withdrawn,
+                "lifted": self._lifted,
+            },
         )
 
     def _whole(self, part: ReferencedPart) -> DesiredPart:
         if part.spec not in self._specs:
-            return DesiredPart.model_construct(**{**dict(part), "spec": _UNKNOWN})
+            return of_known(DesiredPart, {**part.__dict__, "spec": _UNKNOWN})
         made = self._made.get(part.job_id)
         if made is None or made[0] is not part:
-            whole = DesiredPart.model_construct(**{**dict(part), "spec": self._specs[part.spec]})
+            whole = of_known(DesiredPart, {**part.__dict__, "spec": self._specs[part.spec]})
             made = self._made[part.job_id] = (part, whole)
         return made[1]
 

@@ -96,7 +96,7 @@ class Placement:
         async def publish(message: Outgoing) -> None:
             await nats.publish(message.subject, message.payload, headers=message.headers)
 
-        self.teller = Teller(self.pool, publish, self._registry, nats.max_payload)
+        self.teller = Teller(self.pool, publish, self._registry, nats.max_payload, self._shown)
         largest = nats.max_payload - RECORD_ROOM
         self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=largest, head=lambda: self.seq)
         self.writer = LedgerWriter(
@@ -112,6 +112,10 @@ class Placement:
             on_commit=[self._committed],
             on_refold=[self._refolded],
         )
+
+    def _shown(self) -> Decider | None:
+        writer = self.writer
+        return writer.decider if writer is not None and writer.settled else None
 
     def _format(self) -> int:
         """Of the ledger: what a decision may say."""

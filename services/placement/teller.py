@@ -9,6 +9,9 @@ ask every few seconds anyway.
 
 Naively every touched node is sent all that should run there. That grows with the jobs of a node, and whoever submits
 large ones makes it more than the broker takes.
+
+What asks nothing of a node, that its reports of starts and ends were heard, waits for something to go with, `LATER_S` at
+the most: a gang's nodes report its starts in several records, and each record would be told to all of them.
 """
 
 import asyncio
@@ -34,6 +37,8 @@ log = logging.getLogger("baton.placement")
 
 _WAITING_BYTES = 32 * 1024 * 1024
 """What waits to be published at the most, when the connection is slow: the rest is dropped, and asked for."""
+LATER_S = 0.25
+"""How long a node may go on without hearing that what it reported is known. It reports nothing again sooner than that."""
 _ROOM = 4096
 """Of a broker's largest message, for subject and headers, bytes."""
 
@@ -48,12 +53,28 @@ class Touched:
     started: set[str] = field(default_factory=set)
     new_life: bool = False
     """Nothing was told before."""
+    asks: bool = False
+    """Of the node: to start, save or stop something, or to look at its boards. The rest only says what is known."""
+
+    def after(self, earlier: "Touched | None") -> None:
+        """Takes in what an earlier record changed and nobody was told."""
+        if earlier is not None and not self.new_life:
+            self.jobs |= earlier.jobs
+            self.started |= earlier.started
 
 
 class Teller:
     """Of one placement process. `refolded` and `committed` never raise and never wait; `run` is a task."""
 
-    def __init__(self, pool: str, publish: Publish, registry: CollectorRegistry, max_payload: int) -> None:
+    def __init__(
+        self,
+        pool: str,
+        publish: Publish,
+        registry: CollectorRegistry,
+        max_payload: int,
+        settled: Callable[[], Decider | None],
+    ) -> None:
+        """`settled`: the writer's state while it is what is committed, else None."""
         self.pool = pool
         self.largest = max_payload - _ROOM
         self.limit = min(PIECE_BYTES, self.largest)
@@ -62,6 +83,13 @@ class Teller:
         """The ledger sequence from which on this process knows of every change."""
         self._changed: dict[str, int] = {}
         """Node -> sequence of the last change after `_base`."""
+        self._told_to: dict[str, int] = {}
+        """Node -> sequence of the last change that it was told; what came since is in `_later`."""
+        self._later: dict[str, Touched] = {}
+        self._seq = 0
+        self._due: asyncio.TimerHandle | None = None
+        self._overdue = False
+        self._settled = settled
         self._reads_whole: dict[str, None] = {}
         """Nodes whose agents read `DesiredState` only (0.1.0)."""
         self._waiting: deque[Outgoing] = deque()
@@ -76,29 +104,61 @@ class Teller:
 
     def refolded(self, decider: Decider, seq: int) -> None:
         """Earlier commits may not have been told: every node that is up hears that there is something to ask for."""
-        self._base = seq
-        self._changed.clear()
+        self._begin(seq)
         for name, node in decider.state.fleet.nodes.items():
             if node.up:
                 self._note(decider.state, name, Touched(), since=seq, seq=seq)
 
     def committed(self, record: LedgerRecord, decider: Decider, seq: int) -> None:
         """Notes for each node that the record touched what it changed there."""
+        self._seq = seq
         try:
             changes = touched(record, decider.state)
         except Exception:
             log.exception("what record %d changed for nodes could not be worked out: they ask for it", seq)
             self._failed.inc()
-            self._base = seq
-            self._changed.clear()
+            self._begin(seq)
             return
         for name, change in changes.items():
-            if decider.state.fleet.nodes[name].up:
-                since = seq if change.new_life else self._changed.get(name, self._base)
-                self._note(decider.state, name, change, since=since, seq=seq)
+            change.after(self._later.pop(name, None))
+            if change.asks:
+                self._tell(decider.state, name, change)
+            else:
+                self._changed[name] = seq
+                self._later[name] = change
+        if self._overdue:
+            self._tell_later(decider.state)
+        elif self._later and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(LATER_S, self._fall_due)
+
+    def _fall_due(self) -> None:
+        """While a commit is under way the state has what nobody may hear yet: then the commit tells, or the next look."""
+        self._due, self._overdue = None, bool(self._later)
+        if self._overdue:
+            if (decider := self._settled()) is not None:
+                self._tell_later(decider.state)
+            else:
+                self._due = asyncio.get_running_loop().call_later(LATER_S, self._fall_due)
+
+    def _tell_later(self, state: State) -> None:
+        self._overdue = False
+        later, self._later = self._later, {}
+        for name, change in later.items():
+            self._tell(state, name, change)
+
+    def _begin(self, seq: int) -> None:
+        self._base = self._seq = seq
+        for kept in (self._changed, self._told_to, self._later):
+            kept.clear()
+
+    def _tell(self, state: State, name: str, change: Touched) -> None:
+        if state.fleet.nodes[name].up:
+            since = self._seq if change.new_life else self._told_to.get(name, self._base)
+            self._note(state, name, change, since=since, seq=self._seq)
 
     def _note(self, state: State, name: str, touch: Touched, *, since: int, seq: int) -> None:
-        self._changed[name] = seq  # first of all: a change that is not told is missed by the next one's `since`
+        # First of all: a change that is not told is missed by the next one's `since`.
+        self._changed[name] = self._told_to[name] = seq
         try:
             change = node_change(
                 state, name, touch.jobs, self.pool, since=since, ledger_seq=seq, started=touch.started, limit=self.limit
@@ -169,8 +229,10 @@ def touched(record: LedgerRecord, state: State) -> Mapping[str, Touched]:
     """Node -> what a record changed of what should run there."""
     out: dict[str, Touched] = {}
 
-    def on(node: str) -> Touched:
-        return out.setdefault(node, Touched())
+    def on(node: str, asks: bool = True) -> Touched:
+        found = out.setdefault(node, Touched())
+        found.asks |= asks
+        return found
 
     for event in record.events:
         match event:
@@ -178,12 +240,12 @@ def touched(record: LedgerRecord, state: State) -> Mapping[str, Touched]:
                 for node in _nodes_of(state, event.job_id):
                     on(node).jobs.add(event.job_id)
             case led.DevicesFreed():
-                on(event.node).jobs.add(event.job_id)
+                on(event.node, asks=False).jobs.add(event.job_id)
             case led.AttemptStarting():
-                on(event.node).started.add(event.job_id)
+                on(event.node, asks=False).started.add(event.job_id)
             case led.AttemptRunning():
                 for node in _nodes_of(state, event.job_id):
-                    on(node).started.add(event.job_id)
+                    on(node, asks=False).started.add(event.job_id)
             case led.BoardRecut() | led.BoardRecutWithdrawn() | led.DeviceQuarantined() | led.DeviceReturned():
                 on(event.node)
             case led.BoardCutDone():

@@ -5,6 +5,7 @@ are more than a broker takes. So a state comes in pieces, a change is told as on
 whoever lacks some asks for them.
 """
 
+import sys
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ from typing import Any
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.model import Job, State, grant_order
 from schemas.attempts import Cause
+from schemas.base import of_known
 from schemas.nodes import (
     PIECE_BYTES,
     Action,
@@ -31,6 +33,9 @@ from schemas.resources import Claim
 _ACTIONS = {AttemptState.PREEMPTING: Action.CHECKPOINT, AttemptState.STOPPING: Action.STOP}
 _SAVES = frozenset({Cause.SUSPENDED, Cause.BUDGET_SPENT})
 """Causes of a stop before which an attempt saves its work."""
+
+_NAME, _RANK = 72, 384
+"""Bytes that the name of a node or job takes at the most, and a rank that serves no role."""
 
 
 def desired(state: State, node: str, pool: str, ledger_seq: int) -> DesiredState:
@@ -74,32 +79,33 @@ def node_change(
 ) -> NodeChanged:
     """What has become of `job_ids` on `node` between `since` and `ledger_seq`: their parts, the specs that fit, or that
     they are gone. When the parts alone are too large it tells no more than that something has changed."""
-    told = NodeChanged.model_construct(
-        pool=pool,
-        node=node,
-        incarnation=state.fleet.nodes[node].incarnation,
-        since=since,
-        ledger_seq=ledger_seq,
-        **_of_devices(state, node),
-    )
     here, wanted = state.on_node[node], set(job_ids)
     present = [state.jobs[job_id] for job_id in wanted if job_id in here]
     present.sort(key=grant_order)
-    gone = tuple(sorted(wanted.difference(here)))
-    run = tuple(sorted(job_id for job_id in started if job_id in here and job_id not in wanted))
-    parts = tuple(_referenced(job, node) for job in present)
-    change = told.model_copy(update={"parts": parts, "gone": gone, "started": run})
-    size = _size(change)
-    if size > limit:
-        return told.model_copy(update={"since": ledger_seq})
     specs: dict[str, Any] = {}
+    told: dict[str, Any] = {
+        "pool": pool,
+        "node": node,
+        "incarnation": state.fleet.nodes[node].incarnation,
+        "since": since,
+        "ledger_seq": ledger_seq,
+        "parts": tuple(_referenced(job, node) for job in present),
+        "gone": tuple(sorted(wanted.difference(here))),
+        "started": tuple(sorted(job_id for job_id in started if job_id in here and job_id not in wanted)),
+        "specs": specs,
+        **_of_devices(state, node),
+    }
+    change = of_known(NodeChanged, told)
+    size = _at_most(change)
+    if size > limit and (size := _size(change)) > limit:
+        return change.model_copy(update={"since": ledger_seq, "parts": (), "gone": (), "started": ()})
     for job in present:
         if job.current is not None and job.current.state is AttemptState.GRANTED and job.spec_digest() not in specs:
-            size += _size(job.spec)
+            size += job.spec_bytes()
             if size > limit:
                 break
             specs[job.spec_digest()] = job.spec
-    return change.model_copy(update={"specs": specs})
+    return change
 
 
 def specs_of(state: State, node: str, digests: Set[str], limit: int = PIECE_BYTES) -> NodeSpecs:
@@ -109,7 +115,7 @@ def specs_of(state: State, node: str, digests: Set[str], limit: int = PIECE_BYTE
     for job_id in state.on_node.get(node, ()):
         job = state.jobs[job_id]
         if job.spec_digest() in digests and job.spec_digest() not in found:
-            size += _size(job.spec)
+            size += job.spec_bytes()
             if found and size > limit:
                 break
             found[job.spec_digest()] = job.spec
@@ -131,6 +137,18 @@ def _size(model: Any) -> int:
     return len(model.__pydantic_serializer__.to_json(model))
 
 
+def _at_most(told: NodeChanged) -> int:
+    """Bytes that it takes without specs, or more: of a usual one reckoned from how long names may be, which is soon done."""
+    size = 1024 + _NAME * (len(told.gone) + len(told.started))
+    if told.recuts or told.withdrawn or told.lifted:
+        return sys.maxsize
+    for part in told.parts:
+        if part.roles or part.resume is not None:
+            return sys.maxsize
+        size += 1024 + _RANK * len(part.ranks) + _NAME * len(part.nodes)
+    return size
+
+
 def _of_devices(state: State, node: str) -> dict[str, Any]:
     """What is asked of the node beside its parts."""
     asked = [asked.recut for asked in state.repartitions.values() if asked.node == node]
@@ -150,7 +168,7 @@ def _part(job: Job, node: str) -> DesiredPart:
 
 
 def _referenced(job: Job, node: str) -> ReferencedPart:
-    return ReferencedPart.model_construct(spec=job.spec_digest(), **_about(job, node))
+    return of_known(ReferencedPart, {**_about(job, node), "spec": job.spec_digest()})
 
 
 def _about(job: Job, node: str) -> dict[str, Any]:
@@ -213,14 +231,17 @@ def _seating(same: _Same) -> _Seating:
             role_rank = served.get(claim.role, 0)
             served[claim.role] = role_rank + 1
             hosts.setdefault(claim.role, {})[at] = None
-        rank = Rank.model_construct(
-            rank=number,
-            device=claim.device,
-            epoch=claim.epoch,
-            milli=claim.milli,
-            memory_mib=claim.memory_mib,
-            role=claim.role,
-            role_rank=role_rank,
+        rank = of_known(
+            Rank,
+            {
+                "rank": number,
+                "device": claim.device,
+                "epoch": claim.epoch,
+                "milli": claim.milli,
+                "memory_mib": claim.memory_mib,
+                "role": claim.role,
+                "role_rank": role_rank,
+            },
         )
         ranks.setdefault(claim.node, []).append(rank)
     roles = tuple(RoleHosts.model_construct(name=r, devices=n, nodes=tuple(hosts[r])) for r, n in served.items())

@@ -314,7 +314,8 @@ class Past:
     preempted_us: tuple[int, ...] = ()
     first_grant_us: int = 0
     boost: Boost | None = None
-    digest: str = field(default="", compare=False)
+    written: tuple[str, int] = field(default=("", 0), compare=False)
+    """Its spec's digest, and the bytes that it takes, once it was told."""
 
 
 _NOTHING = Past()
@@ -477,10 +478,17 @@ class Job:
 
     def spec_digest(self) -> str:
         """Names the spec where it is told by reference; worked out once, when it is told first."""
-        if not self.past.digest:
-            digest = content_hash(self.spec.__pydantic_serializer__.to_json(self.spec))
-            self.past = replace(self.past, digest=digest)
-        return self.past.digest
+        return self._written()[0]
+
+    def spec_bytes(self) -> int:
+        """What the spec takes where it is told."""
+        return self._written()[1]
+
+    def _written(self) -> tuple[str, int]:
+        if not self.past.written[0]:
+            written = self.spec.__pydantic_serializer__.to_json(self.spec)
+            self.past = replace(self.past, written=(content_hash(written), len(written)))
+        return self.past.written
 
     @property
     def states(self) -> tuple[JobState, AttemptState | None]:
