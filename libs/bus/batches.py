@@ -26,6 +26,7 @@ BATCH_ID: Final = f"{BATCH_PREFIX}Id"
 BATCH_SEQUENCE: Final = f"{BATCH_PREFIX}Sequence"
 BATCH_COMMIT: Final = f"{BATCH_PREFIX}Commit"
 
+_NOT_ALLOWED = 10174
 _FEWEST = 8
 """A batch costs the broker a few syncs of its own."""
 _MOST = 256
@@ -36,8 +37,10 @@ _MOST_BYTES = 4 * 1024 * 1024
 class Batches:
     """Sends batches on one connection."""
 
-    def __init__(self, js: JetStreamContext, ack_timeout_s: float) -> None:
+    def __init__(self, js: JetStreamContext, ack_timeout_s: float, *, asks: bool = True) -> None:
+        """`asks`: whether the connection may ask what a stream allows; else the first batch shows it."""
         self._js = js
+        self._asks = asks
         self._nats: Client = js._nc
         self._ack_timeout_s = ack_timeout_s
         self._allowed: dict[str, bool] = {}
@@ -51,7 +54,7 @@ class Batches:
         by_stream: dict[str, list[int]] = {}
         for i in positions:
             by_stream.setdefault(atomic_stream_of(items[i].subject), []).append(i)
-        waiting: list[tuple[list[int], asyncio.Future[PubAck]]] = []
+        waiting: list[tuple[str, list[int], asyncio.Future[PubAck]]] = []
         replies = await Replies.of(self._nats)
         try:
             async with asyncio.timeout(self._ack_timeout_s):
@@ -60,18 +63,24 @@ class Batches:
                         single += found
                         continue
                     for batch in _cut(items, found):
-                        waiting.append((batch, await self._publish(items, batch, replies)))
+                        waiting.append((stream, batch, await self._publish(items, batch, replies)))
                 if waiting:
-                    await asyncio.wait([future for _, future in waiting])
+                    await asyncio.wait([future for _, _, future in waiting])
         except (TimeoutError, OutboundBufferLimitError):
             pass
-        begun = {i for batch, _ in waiting for i in batch}.union(single)
+        begun = {i for _, batch, _ in waiting for i in batch}.union(single)
         unheard = [i for i in positions if i not in begun]
-        for batch, future in waiting:
+        for stream, batch, future in waiting:
             future.cancel()  # of no effect on those that are done
             if not future.done() or future.cancelled():
                 unheard += batch
             elif future.exception() is not None:
+                self._learn(stream, future.exception())
+                single += batch
+            elif future.result().batch_size != len(
+                batch
+            ):  # a broker that knows no batches has stored the last message alone
+                self._allowed[stream] = False
                 single += batch
             else:
                 acks |= _each(batch, future.result())
@@ -94,12 +103,18 @@ class Batches:
         """Whether the stream takes batches; asked once. A broker before 2.12 shows no such setting."""
         if not stream:
             return False
+        if not self._asks:
+            return self._allowed.get(stream, True)
         if stream not in self._allowed:
             try:
                 self._allowed[stream] = bool((await self._js.stream_info(stream)).config.allow_atomic)
             except (NotFoundError, ServiceUnavailableError, APIError, NatsError):
                 return False
         return self._allowed[stream]
+
+    def _learn(self, stream: str, refusal: BaseException | None) -> None:
+        if isinstance(refusal, APIError) and refusal.err_code == _NOT_ALLOWED:
+            self._allowed[stream] = False
 
 
 def _cut(items: Sequence[Outgoing], positions: Sequence[int]) -> Iterator[list[int]]:

@@ -80,12 +80,18 @@ class Outbox:
     """Acknowledged, retrying, de-duplicated publish. Cheap to make; calls may overlap."""
 
     def __init__(
-        self, js: JetStreamContext, *, ack_timeout_s: float = 2.0, give_up_s: float = 60.0, batches: bool = False
+        self,
+        js: JetStreamContext,
+        *,
+        ack_timeout_s: float = 2.0,
+        give_up_s: float = 60.0,
+        batches: bool = False,
+        asks: bool = True,
     ) -> None:
-        """`batches`: many messages of a stream that allows it go as one (`libs.bus.batches`). For services: it takes the
-        right to ask what a stream allows."""
+        """`batches`: many messages of a stream that allows it go as one (`libs.bus.batches`). `asks`: what a stream allows is
+        asked first, which takes the right to; else a refusal tells it."""
         self.js = js
-        self._batches = Batches(js, ack_timeout_s) if batches else None
+        self._batches = Batches(js, ack_timeout_s, asks=asks) if batches else None
         self._nats: Client = js._nc
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s

@@ -53,8 +53,10 @@ class Replies:
             answer = json.loads(msg.data)
             if "error" in answer:
                 APIError.from_error(answer["error"])  # raises
-            future.set_result(
-                PubAck(answer["stream"], answer["seq"], domain=answer.get("domain"), duplicate=answer.get("duplicate"))
-            )
+            stored = PubAck(
+                answer["stream"], answer["seq"], domain=answer.get("domain"), duplicate=answer.get("duplicate"),
+                batch_size=answer.get("count"),
+            )  # fmt: skip
+            future.set_result(stored)
         except Exception as e:
             future.set_exception(e)

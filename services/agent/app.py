@@ -76,7 +76,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
     """An agent whose nodes have begun a life, or go on with the one that they had. Raises NoKeeper."""
     names = [one.inventory.node for one in host.found]
     reports = Reports(
-        Outbox(nats.jetstream()).publish_many,
+        Outbox(nats.jetstream(), batches=True, asks=False).publish_many,
         pool=settings.pool,
         source=f"/baton/{settings.pool}/agent",
         max_payload=nats.max_payload,

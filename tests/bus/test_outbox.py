@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
 from libs.bus.batches import BATCH_ID
@@ -164,6 +165,37 @@ async def test_what_is_refused_as_a_batch_goes_one_by_one(nats: BusConnection, p
         assert len({a.seq for a in acks}) == 20
     await provision(js, [pool], scale=0.01)
     assert (await js.stream_info(f"INBOX-{pool}")).config.allow_atomic, "what stood in the table before is changed"
+
+
+async def test_who_may_not_ask_what_a_stream_allows_learns_it_from_a_refusal(nats: BusConnection, pool: str) -> None:
+    js = nats.jetstream()
+    config = (await js.stream_info(f"INBOX-{pool}")).config
+    await js.update_stream(config.evolve(allow_atomic=False))
+    outbox = Outbox(js, batches=True, asks=False)
+    await outbox.publish_many(ticks(pool, range(20)))
+    await js.update_stream(config)
+    await outbox.publish_many(ticks(pool, range(20, 40)))
+    await Outbox(js, batches=True, asks=False).publish_many(ticks(pool, range(40, 60)))
+    messages = await stored(js, f"INBOX-{pool}", inbox("clock", "tick", pool))
+    assert [BATCH_ID in m.headers for m in messages] == [False] * 40 + [True] * 20
+
+
+async def test_a_broker_that_knows_no_batches_is_sent_each_message(own_server: ServerInBackground) -> None:
+    """It stores what it gets, and acknowledges the last message alone, as one."""
+    connection = await connect(own_server.url, name="test")
+    asked = list[str]()
+
+    async def former(message: Msg) -> None:
+        if message.reply:
+            asked.append(message.headers["Nats-Msg-Id"])
+            await message.respond(b'{"stream": "INBOX-p", "seq": %d}' % len(asked))
+
+    await connection.subscribe("baton.in.>", cb=former)
+    items = ticks("p", range(20))
+    acks = await Outbox(connection.jetstream(), batches=True, asks=False).publish_many(items)
+    assert asked[1:] == [item.headers["Nats-Msg-Id"] for item in items]
+    assert [ack.seq for ack in acks] == list(range(2, 22))
+    await close(connection)
 
 
 @pytest.mark.faults

@@ -128,6 +128,25 @@ async def test_batches_that_a_node_never_ends_fill_no_disk_and_hold_up_no_servic
         await close(core)
 
 
+async def test_an_agent_stores_the_reports_of_its_nodes_as_one_batch(tmp_path: Path) -> None:
+    """Sixty-four reports of one gang's nodes were synced one after the other. Agents may not ask what a stream allows."""
+    with broker(tmp_path) as (url, ring):
+        agent = await connect(
+            Address(url, ring.nodes("main")), name="agent", inbox_prefix=subjects.node_reply_prefix("main", "n0")
+        )
+        said = [
+            Outgoing(subjects.node_inbox("observed", "main", f"n{n}"), b"{}", {"Nats-Msg-Id": f"r{n}"})
+            for n in range(64)
+        ]
+        acks = await Outbox(agent.jetstream(), batches=True, asks=False).publish_many(said)
+        core = await connect(Address(url, ring.service()), name="core", inbox_prefix="_INBOX.core")
+        kept = [await core.jetstream().get_msg("INBOX-main", seq=ack.seq) for ack in acks]
+        assert [one.subject for one in kept] == [one.subject for one in said]
+        assert len({(one.headers or {})["Nats-Batch-Id"] for one in kept}) == 1
+        await close(agent)
+        await close(core)
+
+
 async def test_a_broker_that_did_not_hear_who_was_cut_off_hears_it_at_the_next_look(tmp_path: Path) -> None:
     """What it was told failed, and the look at nodes ended for good: the next flood was nobody's affair."""
     ring, heard = Keyring(tmp_path), list[list[str]]()

@@ -354,7 +354,8 @@ class AgentService:
 
 
 def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: Inventory, before: bool) -> Agent:
-    reports = Reports(Outbox(nats.jetstream()).publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
+    outbox = Outbox(nats.jetstream(), batches=True, asks=False)
+    reports = Reports(outbox.publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
     launcher: Any = SimLauncher(machine, SecretSource(nats, settings.pool, settings.secrets_wait_s))
     node = NodeRunner(
         inventory=inventory,

@@ -162,9 +162,9 @@ class SimBrokerServer:
             self.world.stored(stream.name, outcome)
             answer = reply if number == len(batch) else ""
             if self.disk.slow_s:
-                self.after(self.disk.slow_s, self._stored, stream, outcome, answer)
+                self.after(self.disk.slow_s, self._stored, stream, outcome, answer, len(batch))
             else:
-                self._stored(stream, outcome, answer)
+                self._stored(stream, outcome, answer, len(batch))
 
     def _refusal(
         self, stream: Stream, batch: list[tuple[str, dict[str, str], bytes]], count: int
@@ -180,12 +180,12 @@ class SimBrokerServer:
             return 503, 10077, "maximum bytes exceeded"
         return None
 
-    def _stored(self, stream: Stream, kept: Kept, reply: str) -> None:
+    def _stored(self, stream: Stream, kept: Kept, reply: str, count: int = 0) -> None:
         if reply and self.disk.denies and self.world.random.random() < self.disk.denies:
             self.world.sometimes("a message was stored, and its sender told that it was not")
             self._acked(reply, {"error": {"code": 503, "err_code": 10008, "description": _UNAVAILABLE}})
         else:
-            self._acked(reply, {"stream": stream.name, "seq": kept.seq})
+            self._acked(reply, {"stream": stream.name, "seq": kept.seq, **({"count": count} if count else {})})
         for consumer in list(self.disk.consumers[stream.name].values()):
             if consumer.requests:
                 consumer.pump()
