@@ -261,10 +261,10 @@ class Follower(Generic[P]):
     # ------------------------------------------------------------------------------------------------------ follow
 
     async def _follow(self, reader: LedgerReader, after: After | None) -> None:
+        self._note_place(reader)  # where nothing is to be read the first batch may be long in coming
         while True:
             steps = await self._batch(reader)
-            if reader.position >= self.began_at:
-                self.caught_up.set()
+            self._note_place(reader)
             failpoint("follower.applied")
             if after is not None:
                 await after(steps)
@@ -272,6 +272,10 @@ class Follower(Generic[P]):
                 self._done_s = asyncio.get_running_loop().time()
             failpoint("follower.done")
             await self._save_when_due()
+
+    def _note_place(self, reader: LedgerReader) -> None:
+        if reader.position >= self.began_at:
+            self.caught_up.set()
 
     async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
         if (self._rest_s or self._busy_rest_s) and not reader.lag():

@@ -35,6 +35,7 @@ log = logging.getLogger("baton.agent")
 
 WATCH_S = 0.1
 _BARE_S = 0.5
+_FIRST_BARE_S = 0.1
 _PRUNE_S = 60.0
 _DISK_S = 1.0
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
@@ -124,10 +125,11 @@ class Agent:
 
     def _renewed_every_s(self) -> float:
         """At least three times in the shortest lease that runs here: an answer that is lost ends no work. A node without a
-        lease can start nothing: it asks more often, until somebody grants."""
+        lease can start nothing: it asks more often, until somebody grants; most of all at first, as who grants starts, too."""
         nodes = self.nodes.values()
         usual_s = min(self.settings.heartbeat_s, min(node.shortest_lease_s() for node in nodes) / 3)
-        return min(usual_s, _BARE_S) if any(node.lease.deadline is None for node in nodes) else usual_s
+        bare_s = min(usual_s, _BARE_S, _FIRST_BARE_S * (1 + self._beats))
+        return bare_s if any(node.lease.deadline is None for node in nodes) else usual_s
 
     async def _heartbeat(self, node: NodeRunner, timeout_s: float) -> str:
         """Renews one lease, and says why it could not. It counts from `sent`, taken before the message is even made."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from faststream.asgi import AsgiFastStream
 from nats.aio.client import Client
@@ -24,12 +24,15 @@ from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
 from libs.service.connection import connected
 from libs.service.following import readiness, show
+from schemas.ledger import GranterNamed
 from services.leases.grants import Grants
 from services.leases.settings import LeaseSettings
 
 log = logging.getLogger("baton.leases")
 
 _PUBLISH_S = 2.0
+_NOBODY_S = 0.1
+"""So often it is looked while the ledger has never named a granter: nothing can start in a new pool before."""
 _NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
 
 
@@ -40,6 +43,8 @@ class Leases:
         self.settings = settings
         self.grants = Grants(settings, f"{process_name()}-{int(now() * 1000):x}", registry)
         self.follower: Follower[NodeLives] | None = None
+        self._named = asyncio.Event()
+        """A record has named a granter that `confirm` has not seen yet."""
         self._ticks = Counter("baton_ticks", "ticks and reports by what became of them", ["outcome"], registry=registry)
         show(registry, lambda: [self.follower])
 
@@ -58,18 +63,27 @@ class Leases:
             for step in steps:
                 if step.told:
                     self.grants.learn(step.told, now())
+                    if any(isinstance(event, GranterNamed) for event in step.told):
+                        self._named.set()
 
         await follower.run(after, begin=begin)
 
     async def confirm(self, js: JetStreamContext) -> None:
-        """For ever: looks whether the ledger still names us. Apart from the ticks, which may wait for a slow disk."""
-        readers = Readers(js)
+        """For ever: looks whether the ledger still names us, at once when it has just named somebody; claims the right when it
+        is time. Apart from the ticks, which may wait for a slow disk."""
+        readers, grants = Readers(js), self.grants
         while True:
             await self._confirm(now(), readers)
-            await asyncio.sleep(min(1.0, self.settings.term_s / 5))
+            at = now()
+            if self._caught_up() and not grants.ticks(at) and (claim := grants.claim(at)) is not None:
+                await self._publish(js, [claim])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(1.0, self.settings.term_s / 5) if grants.granter.right.epoch else _NOBODY_S):
+                    await self._named.wait()
+            self._named.clear()
 
     async def beat(self, nats: Client, js: JetStreamContext) -> None:
-        """For ever: a tick, while the right is ours, with what is to be told of nodes; else a claim, when it is time."""
+        """For ever: a tick, while the right is ours, with what is to be told of nodes."""
         settings, grants = self.settings, self.grants
         last, reconnects = now(), nats.stats["reconnects"]
         while True:
@@ -81,8 +95,6 @@ class Leases:
             last, reconnects = at, nats.stats["reconnects"]
             if grants.ticks(at):
                 await self._publish(js, list(grants.reports(at)))
-            elif (claim := grants.claim(at)) is not None and self._caught_up():
-                await self._publish(js, [claim])
 
     async def _confirm(self, asked_at: float, readers: Readers) -> None:
         """Asks where the ledger ends. What was read up to there names the granter as of `asked_at`."""

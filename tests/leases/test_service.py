@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from libs.bus.messages import outgoing
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.state.formats import NEWEST
+from libs.ledger.follower import Follower
 from libs.ledger.readers import Readers
 from libs.ledger.writer import LedgerWriter
 from libs.service.bootclock import now
@@ -122,6 +123,23 @@ async def test_the_right_is_a_record_and_a_renewal_writes_nothing(bench: Bench) 
         assert bench.writer.position == records
         assert await bench.beat("a", ("b", 1)) is None, "a node speaks for itself only"
         assert await bench.beat("a", ("a", 1), lease_s=9) == (), "longer than any lease"
+
+
+async def test_a_new_pool_has_a_granter_as_soon_as_the_ledger_is_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim counted as made before it could be sent, and the next one came `standby_s` later."""
+    start = Follower._start
+
+    async def late(follower: Any) -> Any:
+        await asyncio.sleep(0.5)
+        return await start(follower)
+
+    monkeypatch.setattr(Follower, "_start", late)
+    await bench.join("a")
+    async with running(bench.app(standby_s=600.0, tick_s=0.05)):
+        await until(lambda: bench.beat("a", ("a", 1)))
+        assert bench.epoch == 1
 
 
 async def test_silence_is_told_and_so_is_its_end_and_a_lost_node(bench: Bench) -> None:
