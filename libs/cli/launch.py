@@ -25,6 +25,7 @@ from libs.bus.narrowing import Narrowing
 from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
+from libs.cli import forking
 from libs.cli.backup_use import UseAway, take_in_use
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch_options import SERVICES, LaunchOptions
@@ -54,13 +55,7 @@ log = logging.getLogger("baton.launch")
 FOR_ALL_POOLS = "admission"
 """The one service that serves every pool; each pool has the others for itself."""
 SIMULATED, REAL = "agent-sim", "agent"
-ROOT = Path(__file__).parents[2]
-"""Of the source tree: shipped fleets, prices and traces lie under it."""
-
-_SERVING = ("uvloop", "uvicorn.lifespan.on")
-"""What each service would import only once it runs, and have for itself."""
-_KERNELS = "libs.core.placement.find:warm"
-"""Loads what is compiled of placement: three of the services decide or explain by it."""
+ROOT = forking.ROOT
 
 VAULT_FOLDER = "vault"
 """In the state directory: where the master key of secrets lies."""
@@ -199,8 +194,10 @@ class LocalStack:
         self._servers = Servers(self.state_dir, self._server_options(), on_event=self._on_event)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._servers.supervisor.stop)
-            if shared := self._shared():
-                await self._servers.supervisor.prepare(shared, _interpreter())
+            shared = self._shared()
+            early = forking.take(shared)
+            if shared:
+                await self._servers.supervisor.prepare(shared, forking.interpreter(), early)
             await self._servers.start()
             undo.push_async_callback(self._servers.stop)
             if options.external and self.keyring.exists:
@@ -306,11 +303,9 @@ class LocalStack:
         return specs
 
     def _shared(self) -> list[str]:
-        """What the processes will import and load, for them to be forked from one that has it."""
         options = self.options
         agents = ("agent",) if options.fleet is not None or options.real_node != "none" else ()
-        kernels = [_KERNELS] if "placement" in options.services else []
-        return [*(f"services.{service}.app" for service in (*options.services, *agents)), *_SERVING, *kernels]
+        return forking.shared((*options.services, *agents))
 
     def _replicas(self, name: str, service: str, undo: contextlib.AsyncExitStack, pool: str = "") -> list[ProcessSpec]:
         """The first is called as the service is, the others have a number."""
@@ -344,7 +339,7 @@ class LocalStack:
             module=f"services.{service}",
             log_path=self.state_dir / "logs" / f"{name}.log",
             env={
-                **_interpreter(),
+                **forking.interpreter(),
                 **address.environ(),
                 "BATON_INSECURE": str(int(options.insecure)),
                 **self._stores(service, pool),
@@ -394,12 +389,6 @@ class LocalStack:
             "http_tokens": self.http_tokens,
         }
         write_private(self.state_dir / CLIENT_FILE, json.dumps(document, indent=1) + "\n")
-
-
-def _interpreter() -> dict[str, str]:
-    """What the interpreter of a service reads when it starts."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
 
 
 def _simulated(fleet: Path) -> dict[str, str]:

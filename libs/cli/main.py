@@ -22,11 +22,13 @@ class CommandEntry:
 
     module: str
     help: str
+    serves: bool = False
+    """It starts services."""
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "demo": CommandEntry("demo", "Show Baton at work on this machine, with simulated GPUs"),
-    "up": CommandEntry("up", "Run Baton on this machine: servers, services, agents"),
+    "demo": CommandEntry("demo", "Show Baton at work on this machine, with simulated GPUs", serves=True),
+    "up": CommandEntry("up", "Run Baton on this machine: servers, services, agents", serves=True),
     "submit": CommandEntry("submit", "Ask for jobs to be run, from a file or a command line"),
     "plan": CommandEntry("plan", "What would become of a job: where, when, at what price; nothing is submitted"),
     "get": CommandEntry("get", "List jobs, waiting jobs, nodes, devices, queues or quotas"),
@@ -79,9 +81,13 @@ class Lazy(TyperCommand):
 
     def __init__(self, name: str, entry: CommandEntry) -> None:
         super().__init__(name=name, help=entry.help, short_help=entry.help)
-        self._module = entry.module
+        self._module, self._serves = entry.module, entry.serves
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if self._serves and not {"-h", "--help"} & set(args):
+            from libs.cli import forking
+
+            forking.early()
         return load(self._module).make_context(info_name, args, parent, **extra)
 
 

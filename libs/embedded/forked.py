@@ -1,10 +1,12 @@
 """The fork server's own process: imports what services need once, then forks a process for each that is to run.
 
-Started by `libs.embedded.forkserver`, as `python -m libs.embedded.forked FD WHAT...`, where WHAT is a module to import, or
-`module:function` to call, too. FD is a socket of whole
-messages (SOCK_SEQPACKET): in comes `{"module", "title", "env", "cwd"}` with the descriptor of a log; out goes
-`{"pid"}` at once and `{"pid", "status"}` (as of waitpid) when that process has ended. At the socket's end this process ends,
-and the kernel ends with it what it forked.
+Started by `libs.embedded.forkserver` with FD WHAT..., where WHAT is a module to import, or
+`module:function` to call, too. FD is a socket of whole messages (SOCK_SEQPACKET): in comes `{"number", "module", "env", "cwd"}`
+with the descriptor of a log; out goes `{"number", "pid"}` once it is forked, `{"pid", "status"}` (as of waitpid) when it has
+ended, and `{"prepared"}` when all is. At the socket's end this process ends, and the kernel ends with it what it forked.
+
+What is prepared is prepared in order. A process whose own module, or one below it, is among that is forked as soon as this
+one is there; every other once all is.
 
 Nothing here may start a thread: a fork copies the one that calls it, and the locks of all others.
 """
@@ -21,6 +23,8 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +51,7 @@ def main() -> None:
         "baton fork server"
     )  # before anything moves the environment, behind which it looks for the title
     gc.disable()  # a fifth of what imports cost; what it frees are holes, which each fork would fill with pages of its own
-    for what in prepared:
-        module, _, function = what.partition(":")
-        try:
-            found = importlib.import_module(module)
-            if function:
-                getattr(found, function)()
-        except Exception as error:  # whoever is forked to run it says so in its own log
-            print(f"fork server: {what} failed: {error!r}", file=sys.stderr)
-    gc.freeze()  # whoever is forked looks for cycles among its own objects, and leaves these pages shared
-    _let_go_of_programs()
-    request = _serve(channel, wakes)
+    request = _serve(_Server(channel, wakes, prepared))
     if request is None:
         return
     gc.enable()
@@ -66,6 +60,16 @@ def main() -> None:
     channel.close()
     sys.argv = [request["module"]]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def _prepare(what: str) -> None:
+    module, _, function = what.partition(":")
+    try:
+        found = importlib.import_module(module)
+        if function:
+            getattr(found, function)()
+    except Exception as error:  # whoever is forked to run it says so in its own log
+        print(f"fork server: {what} failed: {error!r}", file=sys.stderr)
 
 
 def _let_go_of_programs() -> None:
@@ -82,27 +86,66 @@ def _let_go_of_programs() -> None:
             libc.madvise(int(start, 16), int(end, 16) - int(start, 16), _MADV_DONTNEED)
 
 
-def _serve(channel: socket.socket, wakes: int) -> dict[str, Any] | None:
+@dataclass
+class _Server:
+    """`prepared`, the first `done` of it; `asked`: requests that wait for more of it, each with its log."""
+
+    channel: socket.socket
+    wakes: int
+    prepared: Sequence[str]
+    done: int = 0
+    asked: list[tuple[dict[str, Any], int]] = field(default_factory=list)
+
+    def may_fork(self, module: str) -> bool:
+        own = [n for n, what in enumerate(self.prepared, 1) if f"{what}.".startswith(f"{module}.")]
+        return self.done >= max(own, default=len(self.prepared))
+
+
+def _serve(server: _Server) -> dict[str, Any] | None:
     """What a forked process is to run, in that process; None in this one, at the socket's end."""
-    while True:
-        readable, _, _ = select.select([channel.fileno(), wakes], [], [])
-        if wakes in readable:
-            os.read(wakes, 4096)
+    shared = -1
+    while _hear(server):
+        for request, log in [one for one in server.asked if server.may_fork(one[0]["module"])]:
+            if shared != server.done:
+                gc.freeze()  # whoever is forked looks for cycles among its own objects, and leaves these pages shared
+                _let_go_of_programs()
+                shared = server.done
+            server.asked.remove((request, log))
+            parent, pid = os.getpid(), os.fork()
+            if pid == 0:
+                for _, others in server.asked:
+                    os.close(others)
+                _become(request, log, parent)
+                return request
+            os.close(log)
+            _tell(server.channel, {"number": request["number"], "pid": pid})
+        if server.done < len(server.prepared):
+            _prepare(server.prepared[server.done])
+            server.done += 1
+            if server.done == len(server.prepared):
+                _tell(server.channel, {"prepared": server.done})
+    return None
+
+
+def _hear(server: _Server) -> bool:
+    """Takes in all that is there; waits for something when there is nothing to do. False at the socket's end."""
+    channel, patience_s = server.channel, 0.0 if server.asked or server.done < len(server.prepared) else None
+    while ready := select.select([channel.fileno(), server.wakes], [], [], patience_s)[0]:
+        patience_s = 0.0
+        if server.wakes in ready:
+            os.read(server.wakes, 4096)
             _bury(channel)
-        if channel.fileno() not in readable:
-            continue
-        data, ancillary, _, _ = channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
-        if not data:
-            return None
-        [(_, _, packed)] = ancillary
-        [log] = array.array("i", packed)
-        request, parent = json.loads(data), os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _become(request, log, parent)
-            return dict(request)
-        os.close(log)
-        channel.send(json.dumps({"pid": pid}).encode())
+        if channel.fileno() in ready:
+            data, ancillary, _, _ = channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
+            if not data:
+                return False
+            [(_, _, packed)] = ancillary
+            server.asked.append((json.loads(data), array.array("i", packed)[0]))
+    return True
+
+
+def _tell(channel: socket.socket, told: dict[str, int]) -> None:
+    channel.send(json.dumps(told).encode())
 
 
 def _bury(channel: socket.socket) -> None:
@@ -113,7 +156,7 @@ def _bury(channel: socket.socket) -> None:
             return
         if pid == 0:
             return
-        channel.send(json.dumps({"pid": pid, "status": status}).encode())
+        _tell(channel, {"pid": pid, "status": status})
 
 
 def _become(request: dict[str, Any], log: int, parent: int) -> None:
@@ -132,8 +175,4 @@ def _become(request: dict[str, Any], log: int, parent: int) -> None:
     os.environ.update(request["env"])
     if request["cwd"] is not None:
         os.chdir(request["cwd"])
-    setproctitle.setproctitle(request["title"])
-
-
-if __name__ == "__main__":
-    main()
+    setproctitle.setproctitle(request["module"])

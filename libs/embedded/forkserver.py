@@ -8,14 +8,16 @@ dies, so does by the kernel what it forked, and the supervisor starts all that a
 import array
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,14 +27,61 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
 """An answer takes a millisecond. After this a process starts by itself."""
 _FIRST_ANSWER_S = 180.0
-"""Before the first answer come the imports, and the kernels where nobody compiled them before: half a minute when busy.
+"""Until all is prepared: the imports, and the kernels where nobody compiled them before: half a minute when busy.
 Processes that start by themselves meanwhile would all do the same, at the same time."""
 _CODE_S = 1.0
 """How long after its end a process's exit code is waited for."""
 
 
+_MAIN = "from libs.embedded.forked import main; main()"
+"""Not `-m`: the package imports that module, and it would be there twice."""
+
+
 class NotForked(RuntimeError):
     """The fork server cannot start this process: start it by itself."""
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """A fork server's process, which prepares while nobody has taken it over yet (`ForkServer`)."""
+
+    what: Sequence[str]
+    environment: Mapping[str, str]
+    process: "subprocess.Popen[bytes]"
+    channel: socket.socket
+
+    @classmethod
+    def start(
+        cls, what: Sequence[str], argv: Iterable[str], environment: Mapping[str, str], log: BinaryIO | None
+    ) -> "Spawned":
+        """Returns at once; meanwhile it imports the modules `what`, and calls what is given as `module:function`. `argv` comes
+        before the interpreter's own. Without a `log` it complains where the caller does.
+
+        Raises OSError when the system refuses to make a process.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [*argv, sys.executable, "-c", _MAIN, str(theirs.fileno()), *what],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # numpy's library starts a thread for each core
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                raise
+        return cls(what, environment, process, ours)
+
+    def end(self) -> None:
+        """Nobody takes it over."""
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
 
 
 class Forked:
@@ -75,51 +124,21 @@ class Forked:
 
 
 class ForkServer:
-    """`await ForkServer.start(...)`; then `fork` as often as wanted; `stop` ends it and all that it forked."""
+    """Then `fork` as often as wanted; `stop` ends it and all that it forked."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, channel: socket.socket, environment: Mapping[str, str]
-    ) -> None:
-        self._process = process
-        self._channel = channel
-        self._interpreter = _of_interpreter(environment)
-        self._asked: deque[asyncio.Future[Forked]] = deque()
+    def __init__(self, spawned: Spawned) -> None:
+        """Takes over what was spawned; in a running event loop."""
+        self._process, self._channel = spawned.process, spawned.channel
+        self._interpreter = _of_interpreter(spawned.environment)
+        self._asked: dict[int, asyncio.Future[Forked]] = {}
+        self._numbers = itertools.count()
         self._forked: dict[int, Forked] = {}
-        self._answered = False
-        asyncio.get_running_loop().add_reader(channel.fileno(), self._read)
-
-    @classmethod
-    async def start(
-        cls, prepared: Iterable[str], argv: Iterable[str], environment: Mapping[str, str], log: BinaryIO
-    ) -> "ForkServer":
-        """Returns at once; meanwhile it imports the modules `prepared`, and calls what is given as `module:function`. `argv`
-        comes before the interpreter's own.
-
-        Raises OSError when the system refuses to make a process.
-        """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        environment = {**environment, "OPENBLAS_NUM_THREADS": "1"}  # numpy's library starts a thread for each core
-        with theirs:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    *(sys.executable, "-m", "libs.embedded.forked", str(theirs.fileno()), *prepared),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-            except OSError:
-                ours.close()
-                raise
-        return cls(process, ours, environment)
+        self._prepared = False
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None and self._channel.fileno() >= 0
+        return self._process.poll() is None and self._channel.fileno() >= 0
 
     async def fork(self, module: str, environment: Mapping[str, str], cwd: Path | None, log: BinaryIO) -> Forked:
         """A process that runs `module` as `python -m` does, its output appended to `log`.
@@ -130,7 +149,8 @@ class ForkServer:
             raise NotForked("the fork server is gone")
         if _of_interpreter(environment) != self._interpreter:
             raise NotForked("its environment is for an interpreter of its own")
-        request = {"module": module, "title": module, "env": dict(environment), "cwd": cwd and str(cwd)}
+        number = next(self._numbers)
+        request = {"number": number, "module": module, "env": dict(environment), "cwd": cwd and str(cwd)}
         message = json.dumps(request).encode()
         if len(message) > MESSAGE_BYTES:
             raise NotForked("its environment is too long")
@@ -138,8 +158,8 @@ class ForkServer:
         try:
             descriptor = array.array("i", [log.fileno()])
             self._channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
-            self._asked.append(answer)
-            within_s = _ANSWER_S if self._answered else _FIRST_ANSWER_S
+            self._asked[number] = answer
+            within_s = _ANSWER_S if self._prepared else _FIRST_ANSWER_S
             return await asyncio.wait_for(asyncio.shield(answer), within_s)
         except (OSError, TimeoutError) as error:
             answer.add_done_callback(_end)  # if it comes after all
@@ -153,7 +173,7 @@ class ForkServer:
         self._close()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.wait()
+        await asyncio.to_thread(self._process.wait)
 
     def _read(self) -> None:
         try:
@@ -165,26 +185,27 @@ class ForkServer:
         if not data:
             self._close()
             return
-        self._answered = True
-        told = json.loads(data)
-        pid = told["pid"]
-        if "status" in told:
-            if forked := self._forked.pop(pid, None):
-                forked.ended(os.waitstatus_to_exitcode(told["status"]))
-            return
-        try:
-            self._forked[pid] = forked = Forked(pid)
-        except OSError as error:  # gone already, and buried
-            self._asked.popleft().set_exception(NotForked(f"it ended at once: {error}"))
-            return
-        self._asked.popleft().set_result(forked)
+        match json.loads(data):
+            case {"prepared": _}:
+                self._prepared = True
+            case {"pid": pid, "status": status}:
+                if forked := self._forked.pop(pid, None):
+                    forked.ended(os.waitstatus_to_exitcode(status))
+            case {"pid": pid, "number": number}:
+                answer = self._asked.pop(number)
+                try:
+                    self._forked[pid] = forked = Forked(pid)
+                except OSError as error:  # gone already, and buried
+                    answer.set_exception(NotForked(f"it ended at once: {error}"))
+                else:
+                    answer.set_result(forked)
 
     def _close(self) -> None:
         if self._channel.fileno() < 0:
             return
         asyncio.get_running_loop().remove_reader(self._channel.fileno())
         self._channel.close()
-        for answer in self._asked:
+        for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(NotForked("the fork server is gone"))
                 answer.exception()  # seen

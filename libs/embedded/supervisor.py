@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from libs.embedded.events import Backoff, EventKind, ProcessEvent, ServerState
-from libs.embedded.forkserver import ForkServer
+from libs.embedded.forkserver import ForkServer, Spawned
 from libs.embedded.process import Child, Ill, ProcessSpec, StartFailed, cap_log, describe_exit, guarded, open_log
 from libs.embedded.records import ProcessRecord, start_ticks, write_processes
 
@@ -84,10 +84,12 @@ class Supervisor:
                 del self._entries[entry.spec.name]
             raise
 
-    async def prepare(self, what: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start the process from which those with a `module` will be forked (see `ForkServer.start`); `env` is added to the
-        caller's environment. Returns at once."""
+    async def prepare(self, what: Sequence[str], env: Mapping[str, str], spawned: Spawned | None = None) -> None:
+        """Start the process from which those with a `module` will be forked (see `Spawned.start`), or take over one that has
+        been `spawned`; `env` is added to the caller's environment. Returns at once."""
         self._forkable = tuple(what), {**os.environ, **env}
+        if spawned is not None:
+            self._forks = ForkServer(spawned)
         await self._keep_forks()
 
     async def stop(self, *names: str) -> None:
@@ -249,7 +251,7 @@ class Supervisor:
             what, environment = self._forkable
             try:
                 with open_log(self.state_dir / "logs" / _FORKS_LOG) as log:
-                    self._forks = await ForkServer.start(what, guarded(), environment, log)
+                    self._forks = ForkServer(Spawned.start(what, guarded(), environment, log))
             except OSError as error:
                 _log.warning("no fork server, processes start by themselves: %s", error)
 

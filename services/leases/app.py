@@ -78,7 +78,9 @@ class Leases:
             if self._caught_up() and not grants.ticks(at) and (claim := grants.claim(at)) is not None:
                 await self._publish(js, [claim])
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(1.0, self.settings.term_s / 5) if grants.granter.right.epoch else _NOBODY_S):
+                async with asyncio.timeout(
+                    min(1.0, self.settings.term_s / 5) if grants.granter.right.epoch else _NOBODY_S
+                ):
                     await self._named.wait()
             self._named.clear()
 

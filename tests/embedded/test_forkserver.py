@@ -1,9 +1,11 @@
 """Services forked from one process that has imported what they need: as if started by themselves, and no worse when it dies."""
 
+import asyncio
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from libs.embedded import EventKind, ProcessSpec, Supervisor
 from libs.embedded.events import Backoff
+from libs.embedded.forkserver import Spawned
+from libs.embedded.process import guarded
 
 Until = Callable[..., Awaitable[Any]]
 
@@ -163,3 +167,38 @@ async def test_what_cannot_be_prepared_is_said_in_its_log(
 ) -> None:
     log = state_dir / "logs" / "forkserver.log"
     await until(lambda: "no_such_module failed: ModuleNotFoundError" in log.read_text())
+
+
+async def test_a_process_is_forked_as_soon_as_its_own_imports_are_there(
+    state_dir: Path, tmp_path: Path, spec: Callable[..., ProcessSpec]
+) -> None:
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "__init__.py").write_text("")
+    (tmp_path / "early" / "__main__.py").write_text("import time\n\ntime.sleep(3600)\n")
+    (tmp_path / "early" / "app.py").write_text("")
+    (tmp_path / "waits.py").write_text(
+        f"import pathlib, time\n\nwhile not pathlib.Path('{tmp_path}/go').exists():\n    time.sleep(0.01)\n"
+    )
+    async with Supervisor(state_dir) as supervisor:
+        await supervisor.prepare(["early.app", "waits"], {"PYTHONPATH": path(tmp_path)})
+        early = spec("early")
+        await supervisor.start(replace(early, module="early", argv=[sys.executable, "-m", "early"]))
+        assert psutil.Process(supervisor.pid("early")).parent() == fork_server()
+        later = asyncio.ensure_future(supervisor.start(spec("other")))
+        await asyncio.sleep(0.2)
+        assert not later.done(), "nobody said what it needs: it waits for all"
+        (tmp_path / "go").touch()
+        await later
+        assert psutil.Process(supervisor.pid("other")).parent() == fork_server()
+
+
+async def test_one_that_was_spawned_before_is_taken_over(
+    state_dir: Path, tmp_path: Path, spec: Callable[..., ProcessSpec]
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": path(tmp_path)}
+    spawned = Spawned.start(["colorsys"], guarded(), environment, None)
+    async with Supervisor(state_dir) as supervisor:
+        await supervisor.prepare(["colorsys"], {"PYTHONPATH": path(tmp_path)}, spawned)
+        await supervisor.start(spec("one"))
+        assert psutil.Process(supervisor.pid("one")).ppid() == spawned.process.pid
+    assert spawned.process.returncode is not None, "it ends with the supervisor"

@@ -1,0 +1,64 @@
+"""What is imported once and forked for all processes of Baton on one machine, and an early start of that.
+
+Importing takes longer than all the rest of a start, so a command that surely starts services begins with it (`early`), before
+it imports what it needs itself: this module imports next to nothing.
+"""
+
+import contextlib
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from libs.embedded.forkserver import Spawned
+from libs.embedded.process import guarded
+
+ROOT = Path(__file__).parents[2]
+"""Of the source tree: shipped fleets, prices and traces lie under it."""
+
+_SERVING = (
+    "uvloop", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvicorn.protocols.websockets.auto", "anyio._backends._asyncio",
+    "anyio.to_thread",
+)  # fmt: skip
+"""What each service would import only once it runs, and have for itself."""
+_KERNELS = "libs.core.placement.find:warm"
+"""Loads what is compiled of placement: three of the services decide or explain by it."""
+ALL = (
+    "vault", "leases", "telemetry", "agent", "history", "placement", "admission", "quota_billing", "preemption", "queries",
+)  # fmt: skip
+"""In the order in which they are forked: those before placement import nothing of it, which takes as long again."""
+
+_early: Spawned | None = None
+
+
+def shared(services: Collection[str]) -> list[str]:
+    """What the processes of `services`, of which `agent` may be one, import and load, in the order in which it is prepared."""
+    if not services:
+        return []
+    found = [*_SERVING]
+    for name in (name for name in ALL if name in services):
+        found += [_KERNELS] * (name == "placement")
+        found.append(f"services.{name}.app")
+    return found
+
+
+def interpreter() -> dict[str, str]:
+    """What the interpreter of a service reads when it starts."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+
+
+def early() -> None:
+    """Starts the fork server of all services and an agent, for whoever will `take` it."""
+    global _early
+    with contextlib.suppress(OSError):
+        _early = Spawned.start(shared(ALL), guarded(), {**os.environ, **interpreter()}, None)
+
+
+def take(what: Sequence[str]) -> Spawned | None:
+    """The one that was started early, if it prepares just that; if it does not, it ends."""
+    global _early
+    spawned, _early = _early, None
+    if spawned is not None and list(spawned.what) != list(what):
+        spawned.end()
+        return None
+    return spawned
