@@ -51,7 +51,7 @@ def main() -> None:
         "baton fork server"
     )  # before anything moves the environment, behind which it looks for the title
     gc.disable()  # a fifth of what imports cost; what it frees are holes, which each fork would fill with pages of its own
-    request = _serve(_Server(channel, wakes, prepared))
+    request = _serve(_Preparing(channel, wakes, prepared))
     if request is None:
         return
     gc.enable()
@@ -87,7 +87,7 @@ def _let_go_of_programs() -> None:
 
 
 @dataclass
-class _Server:
+class _Preparing:
     """`prepared`, the first `done` of it; `asked`: requests that wait for more of it, each with its log."""
 
     channel: socket.socket
@@ -101,7 +101,7 @@ class _Server:
         return self.done >= max(own, default=len(self.prepared))
 
 
-def _serve(server: _Server) -> dict[str, Any] | None:
+def _serve(server: _Preparing) -> dict[str, Any] | None:
     """What a forked process is to run, in that process; None in this one, at the socket's end."""
     shared = -1
     while _hear(server):
@@ -127,7 +127,7 @@ def _serve(server: _Server) -> dict[str, Any] | None:
     return None
 
 
-def _hear(server: _Server) -> bool:
+def _hear(server: _Preparing) -> bool:
     """Takes in all that is there; waits for something when there is nothing to do. False at the socket's end."""
     channel, patience_s = server.channel, 0.0 if server.asked or server.done < len(server.prepared) else None
     while ready := select.select([channel.fileno(), server.wakes], [], [], patience_s)[0]:
