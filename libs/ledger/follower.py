@@ -60,11 +60,18 @@ class FollowedEntry:
 class Gather:
     """Makes batches larger: after the first records, wait `seconds` for more, or until there are `enough` (None: as many as
     are read at once). With `busy_s` only when the batch before ended no longer ago than that: a record that comes alone is
-    not held up."""
+    not held up. With `busy_seconds` so long when the batch before ended no longer ago than `seconds`: records keep coming."""
 
     seconds: float
     enough: Callable[[Sequence[FollowedEntry]], bool] | None = None
     busy_s: float | None = None
+    busy_seconds: float | None = None
+
+    def waits_s(self, since_s: float) -> float:
+        """How long, `since_s` after the batch before."""
+        if self.busy_s is not None and since_s > self.busy_s:
+            return 0.0
+        return self.seconds if self.busy_seconds is None or since_s > self.seconds else self.busy_seconds
 
 
 @dataclass(slots=True)
@@ -89,8 +96,8 @@ class Follower(Generic[P]):
     state and where it stands, None for the beginning. It is asked at each start, and nothing is saved here.
 
     `rest_s`: of a reader that nobody waits for. So long after a record has come it is left alone, and the processors are left
-    to those who do what it says; what comes meanwhile is read with it. `hurry` ends that. `busy_rest_s`: the same while records
-    keep coming, that is after one that was read no longer ago than that.
+    to those who do what it says; what comes meanwhile is read with it. `busy_rest_s`: the same while records keep coming, that
+    is after one that was read no longer ago than that. `hurry` ends either, and gathering.
 
     `only`: kinds of events; the projection gets these alone, and no other kind need be understood.
 
@@ -281,12 +288,18 @@ class Follower(Generic[P]):
         if (self._rest_s or self._busy_rest_s) and not reader.lag():
             await self._rest(reader)
         steps = await self._apply(await reader.next(self._max_batch, self._idle_s))
-        gather, loop = self._gather, asyncio.get_running_loop()
+        if steps and self._gather is not None:
+            await self._more(reader, self._gather, steps)
+        if steps:
+            self._hurried.clear()
+        return steps
+
+    async def _more(self, reader: LedgerReader, gather: Gather, steps: list[FollowedEntry]) -> None:
+        """Adds what comes while it gathers to `steps`."""
+        loop = asyncio.get_running_loop()
         now = loop.time()
-        if not steps or gather is None or (gather.busy_s is not None and now - self._done_s > gather.busy_s):
-            return steps
-        end = now + gather.seconds
-        while not self._enough(gather, steps) and (left := end - loop.time()) > 0:
+        end = now + gather.waits_s(now - self._done_s)
+        while not self._enough(gather, steps) and not self._hurried.is_set() and (left := end - loop.time()) > 0:
             if not reader.lag():
                 await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
             try:
@@ -294,7 +307,6 @@ class Follower(Generic[P]):
             except LedgerStopped:
                 break  # what came before counts; the next call meets the fault again
             steps += await self._apply(more)
-        return steps
 
     async def _rest(self, reader: LedgerReader) -> None:
         if await reader.come(self._idle_s):
@@ -302,7 +314,6 @@ class Follower(Generic[P]):
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(self._rest_s, self._busy_rest_s) if busy else self._rest_s):
                     await self._hurried.wait()
-            self._hurried.clear()
 
     def _enough(self, gather: Gather, steps: Sequence[FollowedEntry]) -> bool:
         return gather.enough(steps) if gather.enough is not None else len(steps) >= self._max_batch

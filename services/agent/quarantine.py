@@ -102,6 +102,8 @@ async def still_busy(
     layer: DeviceLayer, devices: Collection[str], since: Since, kept: Collection[int], grace_s: float
 ) -> dict[str, DeviceInUse]:
     """The devices that strangers still use after `grace_s`; returns as soon as there are none."""
+    if layer.at_once and not any(layer.users(devices).values()):
+        return {}
     loop = asyncio.get_running_loop()
     end, pause_s = loop.time() + grace_s, 0.02
     while found := await asyncio.to_thread(strangers, layer, devices, since, kept):

@@ -1,8 +1,8 @@
 """History's wiring: the only place that builds its clients."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from faststream.asgi import AsgiFastStream
 from faststream.nats import NatsBroker
@@ -13,7 +13,7 @@ from libs.adapters.mongo.store import JobStore
 from libs.bus.broker import make_broker
 from libs.bus.connect import BusConnection
 from libs.bus.leader import Leadership
-from libs.bus.queries import serve
+from libs.bus.queries import NothingFound, serve
 from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
@@ -27,6 +27,8 @@ from services.history.logs import LogRelay
 from services.history.proofs import ProofLoop, Proofs
 from services.history.settings import HistorySettings
 from services.history.trim import EventTrimmer
+
+A = TypeVar("A")
 
 
 class History:
@@ -44,6 +46,15 @@ class History:
 
     def followers(self) -> list[Follower[Any]]:
         return [loop.follower for loop in (self.documents, self.feed, self.proof_loop) if loop is not None]
+
+    async def soon(self, document: Awaitable[A]) -> A:
+        """What is asked of a job. One that has no document may have come a moment ago: it is written at once then."""
+        try:
+            return await document
+        except NothingFound:
+            if self.documents is not None:
+                self.documents.follower.hurry()
+            raise
 
 
 def make_app(settings: HistorySettings) -> AsgiFastStream:
@@ -106,7 +117,7 @@ def _serve_questions(broker: NatsBroker, history: History, pool: str) -> None:
     serve(
         broker,
         BY_TYPE["io.baton.job.get.query.v1"],
-        lambda query, team: handlers.get_job(history.store, query, team, history.log),
+        lambda query, team: history.soon(handlers.get_job(history.store, query, team, history.log)),
         queue="history",
     )
     serve(
@@ -116,7 +127,9 @@ def _serve_questions(broker: NatsBroker, history: History, pool: str) -> None:
         pool=pool,
         queue="history",
     )
-    logs = LogRelay(lambda: history.nats, lambda job_id, team: handlers.document_of(history.store, job_id, team))
+    logs = LogRelay(
+        lambda: history.nats, lambda job_id, team: history.soon(handlers.document_of(history.store, job_id, team))
+    )
     serve(broker, BY_TYPE["io.baton.log.read.query.v1"], logs.read, queue="history", workers=logs.MOST)
     serve(
         broker,

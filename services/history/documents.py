@@ -1,6 +1,7 @@
 """Keeps one document per job in MongoDB, in step with the ledger.
 
-    window     records of up to 200 ms or 500 changed jobs: a job that changes five times is written once
+    window     records of up to 200 ms (1 s while they keep coming) or 500 changed jobs: a job that changes five times is
+               written once
     write      all changed documents in bulk, then the checkpoint: a crash between the two repeats the window
     repeat     each document knows the last record in it, and skips what it has seen
 
@@ -28,6 +29,8 @@ log = logging.getLogger("baton.history")
 
 _REST_S = 0.02
 """Nobody waits for a document before its window is over."""
+_BUSY_WINDOWS = 5
+"""A window is so many times as long while records keep coming: a job of a second or two is then written once less."""
 _READ = 64  # records at a time: each may hold hundreds of events
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -55,7 +58,7 @@ class Documents:
         self.position = 0
         self.follower = Follower(
             js, pool, JobChanges, name="history-documents", place=self._place, max_batch=_READ,
-            gather=Gather(window_s, self._enough), rest_s=min(_REST_S, window_s),
+            gather=Gather(window_s, self._enough, busy_seconds=_BUSY_WINDOWS * window_s), rest_s=min(_REST_S, window_s),
         )  # fmt: skip
         self._store = store
         self._window_jobs = window_jobs

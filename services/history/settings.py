@@ -10,7 +10,10 @@ class HistorySettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="BATON_HISTORY_")
 
     window_ms: float = Field(
-        default=200.0, ge=0, le=10_000, description="changes are gathered for so long, ms: a job is written once in it"
+        default=200.0,
+        ge=0,
+        le=10_000,
+        description="changes are gathered for so long, five times as long while they keep coming, ms: a job is written once",
     )
     window_jobs: int = Field(default=500, ge=1, le=5000, description="and at the most for so many changed jobs")
     cache_jobs: int = Field(

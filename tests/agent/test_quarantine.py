@@ -143,6 +143,13 @@ async def test_a_driver_has_some_time_to_let_go():
     assert await still_busy(LetsGo(inventory().devices), ["n0-gpu0"], Since.now(), [], 60.0) == {}
 
 
+def test_what_is_answered_from_memory_is_asked_without_a_thread():
+    layer = SimulatedLayer(inventory().devices)
+    with pytest.raises(StopIteration) as at_once:  # nothing is awaited
+        still_busy(layer, ["n0-gpu0"], Since.now(), [], 60.0).send(None)
+    assert at_once.value.value == {}
+
+
 # -------------------------------------------------------------------------------------------------------- the agent
 
 

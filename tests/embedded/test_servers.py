@@ -18,6 +18,8 @@ import pytest
 import redis.asyncio as redis
 from motor.motor_asyncio import AsyncIOMotorClient
 from nats.errors import Error as NatsError
+from pymongo import ReplaceOne
+from pymongo.errors import BulkWriteError
 from redis.exceptions import NoPermissionError, RedisError
 
 from libs.embedded import (
@@ -205,6 +207,27 @@ async def test_the_stores_are_reached_by_our_own_user_alone(
             client.close()
     finally:
         shutil.rmtree(state_dir, ignore_errors=True)
+
+
+async def test_what_one_command_changes_is_stored_as_a_whole_and_what_fails_of_it_is_told(state_dir: Path) -> None:
+    async with Servers(state_dir, ServerOptions(run=["mongo"])) as servers:
+        client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(f"{servers.mongo_url}/words")
+        words = client.get_default_database()["words"]
+        await words.create_index([("by", 1)])
+        await words.bulk_write([newer(f"word-{i}", 5) for i in range(200)], ordered=False)
+        (journal,) = state_dir.rglob("words.db-wal")
+        assert journal.stat().st_size < 1_000_000, "3.7 MB when each is written by itself"
+        with pytest.raises(BulkWriteError) as told:
+            await words.bulk_write([newer("word-0", 4), newer("word-1", 6), newer("new", 1)], ordered=False)
+        assert [(one["index"], one["code"]) for one in told.value.details["writeErrors"]] == [(0, 11000)]
+        found = await words.find({"_id": {"$in": ["word-0", "word-1", "new"]}}, {"seq": 1}).to_list(None)
+        assert {one["_id"]: one["seq"] for one in found} == {"word-0": 5, "word-1": 6, "new": 1}
+        client.close()
+
+
+def newer(name: str, seq: int) -> ReplaceOne[dict[str, Any]]:
+    body = {"_id": name, "seq": seq, "by": name[::-1], "text": "x" * 500}
+    return ReplaceOne({"_id": name, "seq": {"$lte": seq}}, body, upsert=True)
 
 
 def test_a_folder_of_sockets_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:

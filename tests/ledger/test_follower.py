@@ -203,6 +203,28 @@ async def test_a_reader_that_rests_does_not_while_it_is_behind(world: World) -> 
         assert await reads(made, 20) == expected(20)
 
 
+def test_a_reader_gathers_for_longer_while_records_keep_coming() -> None:
+    gather = Gather(0.2, busy_seconds=1.0)
+    assert [gather.waits_s(since_s) for since_s in (0.1, 0.3, float("inf"))] == [1.0, 0.2, 0.2]
+    lone = Gather(0.2, busy_s=0.5)
+    assert [lone.waits_s(since_s) for since_s in (0.4, 0.6)] == [0.2, 0.0]
+
+
+async def test_a_reader_that_gathers_goes_on_when_it_is_hurried(world: World) -> None:
+    batches: list[int] = []
+
+    async def after(steps: Sequence[FollowedEntry]) -> None:
+        if steps:
+            batches.append(len(steps))
+
+    async with running(follower(world, gather=Gather(600.0)), after) as made:
+        await grow(world, 3)
+        await reads(made, 3)
+        assert batches == []
+        made.hurry()
+        await until(lambda: batches == [3])
+
+
 async def test_what_came_before_a_fault_is_told_though_it_was_being_gathered(world: World) -> None:
     told: list[int] = []
 

@@ -15,6 +15,8 @@ _MIB = 1024 * 1024
 class CpuLayer(NoMig):
     """One device: all processors and the memory of the host. Jobs share it by thousandths."""
 
+    at_once = True
+
     def __init__(self, node: str) -> None:
         self._id = f"{node}-cpu0"
 

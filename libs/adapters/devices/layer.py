@@ -19,6 +19,10 @@ class RepartitionFailed(RuntimeError):
 class DeviceLayer(Protocol):
     """One node's devices. Calls may block for some milliseconds (a driver answers them)."""
 
+    @property
+    def at_once(self) -> bool:
+        """`users` is answered from memory, so that it needs no thread."""
+
     def discover(self) -> tuple[Device, ...]:
         """All devices that may be granted now, in index order, each with a stable id. Raises NoDevices."""
 

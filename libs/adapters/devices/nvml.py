@@ -53,6 +53,8 @@ class NvmlLayer:
     Raises NoDevices when there is no driver, saying how to go on without.
     """
 
+    at_once = False
+
     def __init__(
         self,
         api: Any = pynvml,

@@ -51,6 +51,8 @@ def neuron_ls() -> str:
 class ScannedLayer(NoMig):
     """The devices found below `root` on the node `node`. `neuron` gives what neuron-ls prints."""
 
+    at_once = False
+
     def __init__(self, node: str, root: Path = Path("/"), neuron: Callable[[], str] = neuron_ls) -> None:
         self._node, self._root, self._neuron = node, root, neuron
         self._devices: dict[str, Device] = {}

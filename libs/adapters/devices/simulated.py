@@ -30,6 +30,8 @@ class SimulatedLayer:
     Instances that a repartition makes are called `<board>-<name>`, each with a name of `fresh`.
     """
 
+    at_once = True
+
     def __init__(
         self, devices: tuple[Device, ...], boards: tuple[MigBoard, ...] = (), fresh: Callable[[], str] | None = None
     ) -> None:

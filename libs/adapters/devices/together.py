@@ -18,6 +18,10 @@ class WithProcessors:
     def __init__(self, accelerators: DeviceLayer, processors: CpuLayer) -> None:
         self._accelerators, self._processors = accelerators, processors
 
+    @property
+    def at_once(self) -> bool:
+        return self._accelerators.at_once
+
     def discover(self) -> tuple[Device, ...]:
         found = self._accelerators.discover()
         behind = 1 + max((device.index for device in found), default=-1)
