@@ -28,6 +28,9 @@ _ATTRIBUTES = {
     "correlationid": "ce-correlationid",
     "causationid": "ce-causationid",
 }
+_WRITTEN = tuple(
+    _ATTRIBUTES[name] for name in ("id", "type", "source", "subject", "time", "correlationid", "causationid")
+)
 _NAME = re.compile(r"[a-z0-9]+")  # names become headers, so what comes from outside may hold nothing else
 _SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) not in '"%')
 _is_safe = re.compile(f"[{re.escape(_SAFE)}]*").fullmatch
@@ -53,14 +56,13 @@ class Envelope:
 
     def headers(self) -> dict[str, str]:
         """NATS headers of the binary mode, `Nats-Msg-Id` among them."""
-        out = {
-            MSG_ID: _quoted(self.id),
-            "ce-specversion": "1.0",
-            "Content-Type": "application/json",
-        }
-        for name in ("id", "type", "source", "subject", "time", "correlationid", "causationid"):
-            if value := getattr(self, name):
-                out[_ATTRIBUTES[name]] = _quoted(value)
+        said: tuple[str, ...] = (
+            self.id, self.type, self.source, self.subject, self.time, self.correlationid, self.causationid,
+        )  # fmt: skip
+        if not _is_safe("".join(said)):
+            said = tuple(map(_quoted, said))
+        out = {MSG_ID: said[0], "ce-specversion": "1.0", "Content-Type": "application/json"}
+        out |= {header: value for header, value in zip(_WRITTEN, said, strict=True) if value}
         if self.traceparent:
             out[TRACEPARENT] = _quoted(self.traceparent)
         for name, value in self.extensions.items():

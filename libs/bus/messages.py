@@ -47,11 +47,9 @@ class Outgoing:
 
 def header_bytes(headers: Mapping[str, str]) -> int:
     """What headers take on the bus: a line each, beside the first and the empty last one."""
-    return sum(len(name) + _bytes(value) + 4 for name, value in headers.items()) + _HEADER_FRAME
-
-
-def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+    said = "".join(headers.values())
+    size = len(said) if said.isascii() else len(said.encode(errors="surrogatepass"))
+    return size + len("".join(headers)) + 4 * len(headers) + _HEADER_FRAME
 
 
 _HEADER_FRAME = len("NATS/1.0\r\n\r\n")

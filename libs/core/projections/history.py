@@ -10,11 +10,14 @@ attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS`
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
+
+from pydantic import BaseModel
 
 from libs.core.state import lifecycle, parts
 from libs.core.state.by_job import ByJob
 from schemas import ledger as led
+from schemas.base import of_known
 from schemas.jobs import JobEvent, JobRejected, JobState, Reason, TeamEvent
 from schemas.queries import AttemptDocument, JobDocument
 
@@ -74,6 +77,9 @@ _OF_TEAMS = frozenset({"input.rejected", "team.suspended", "team.resumed", "budg
 """They are news for a team, and change no job."""
 
 
+M = TypeVar("M", bound=BaseModel)
+
+
 class UnknownJob(LookupError):
     """An event of a job that was never queued, as far as this fold knows: its stored state lacks a part."""
 
@@ -110,7 +116,7 @@ def advance(story: JobStory | None, events: Sequence[JobLedgerEvent], t_us: int,
         if (news := _told(event, t_us, about)) is not None:
             if news.what == "progress":  # only the last: they would push out what happened
                 told = [old for old in told if old.what != "progress"]
-            told.append(news.model_copy(update={"nodes": (), "devices": ()}) if news.what == "granted" else news)
+            told.append(_with(news, {"nodes": (), "devices": ()}) if news.what == "granted" else news)
     assert document is not None
     return JobStory(document, tuple(told[-KEEP_EVENTS:]))
 
@@ -159,7 +165,7 @@ def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: i
             )
         case led.JobFinished():
             change |= {"reason": event.reason, "finished_us": t_us}
-    return document.model_copy(update=change)
+    return _with(document, change)
 
 
 def tell(story: JobStory) -> list[JobEvent]:
@@ -169,7 +175,7 @@ def tell(story: JobStory) -> list[JobEvent]:
     for event in story.events:
         attempt = attempts.get(event.attempt) if event.what == "granted" else None
         filled = {"nodes": attempt.nodes, "devices": attempt.devices} if attempt else {}
-        out.append(event.model_copy(update=filled))
+        out.append(_with(event, filled))
     return out
 
 
@@ -356,10 +362,19 @@ def _told(event: JobLedgerEvent, t_us: int, job: _About, **numbered: Any) -> Job
             news = {"reason": event.reason, "checkpoint": event.resume}
         case led.JobFinished():
             news = {"reason": event.reason, "exit_code": event.exit_code}
-    return JobEvent(
-        job_id=event.job_id, team=job.team, name=job.name, what=what, state=job.state, attempt=job.attempt,
-        at_us=t_us, **news, **numbered,
-    )  # fmt: skip
+    about = {
+        "job_id": event.job_id, "team": job.team, "name": job.name, "what": what, "state": job.state,
+        "attempt": job.attempt, "at_us": t_us,
+    }  # fmt: skip
+    return of_known(JobEvent, {**_NO_NEWS, **about, **news, **numbered})
+
+
+_NO_NEWS = {name: field.default for name, field in JobEvent.model_fields.items()}
+
+
+def _with(model: M, change: dict[str, Any]) -> M:
+    """A copy in which some fields are others."""
+    return of_known(type(model), {**model.__dict__, **change})
 
 
 def _state_after(event: JobLedgerEvent, state: JobState) -> JobState:
@@ -404,7 +419,7 @@ def _begun(
     kept = [*attempts[-(KEEP_ATTEMPTS - 1) :], new]
     if len(kept) > KEEP_DEVICES and kept[-KEEP_DEVICES - 1].devices:
         bare = {"nodes": (), "devices": (), "milli": (), "places": ()}
-        kept[-KEEP_DEVICES - 1] = kept[-KEEP_DEVICES - 1].model_copy(update=bare)
+        kept[-KEEP_DEVICES - 1] = _with(kept[-KEEP_DEVICES - 1], bare)
     return tuple(kept)
 
 
@@ -412,4 +427,4 @@ def _changed(document: JobDocument, attempt: int, **change: Any) -> tuple[Attemp
     """The document's attempts with the last one changed. Raises UnknownJob when that is not `attempt`."""
     if _attempt_of(document) != attempt:
         raise UnknownJob(f"{document.job_id}: an event of attempt {attempt}, the last known is {_attempt_of(document)}")
-    return (*document.attempts[:-1], document.attempts[-1].model_copy(update=change))
+    return (*document.attempts[:-1], _with(document.attempts[-1], change))
