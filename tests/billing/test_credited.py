@@ -3,19 +3,14 @@
 import csv
 import json
 from collections import Counter
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from libs.cli.main import app
-from libs.core.billing.accounts import Accounts
 from libs.core.billing.charges import Charge, charges
-from libs.core.billing.credits import Credits
 from libs.core.billing.kept_bills import kept_bills
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices
@@ -30,10 +25,7 @@ from services.quota_billing.metrics import BillingMetrics
 from tests.billing.focus_rules import problems
 from tests.billing.ledgers import filed
 from tests.core.builders import World
-from tests.core.money_oracle import costs
-from tests.core.priced_ledgers import PricedLedger
 from tests.core.test_credits import lost_node
-from tests.core.test_money import LEDGERS
 
 HOUR_US = 3_600_000_000
 PAGE = Path(__file__).parents[2] / "docs/billing.md"
@@ -72,44 +64,6 @@ def test_the_example_of_the_documentation() -> None:
     rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     told = {row[0]: int(row[-1].replace(" ", "")) for row in rows[2:]}
     assert told == {**sums, "all": sums.total()}
-
-
-@given(st.integers(0, 2**63))
-@settings(max_examples=LEDGERS, deadline=None)
-def test_what_is_given_back_is_what_was_billed_of_the_time_that_is_credited(seed: int) -> None:
-    ledger = PricedLedger(seed, credited=True)
-    found = charged(ledger.records)
-    back: Counter[tuple[str, int, str, int]] = Counter()
-    for c in found:
-        key = (c.use.job_id, c.use.attempt, c.use.device, c.amount.hour)
-        back[key] += c.amount.cost_micros if c.credit is not None else 0
-    books, credit, policy = Accounts(), Credits(), dict[CreditCause, int]()
-    weights: Counter[tuple[str, int, str, int]] = Counter()
-    for seq, record in enumerate(ledger.records, 1):
-        for one in credit.apply(record, seq, books.apply(record, seq)):
-            p = one.posting
-            for hour in range(p.wall_start_us // HOUR_US, p.wall_end_us // HOUR_US + 1):
-                us = min(p.wall_end_us, (hour + 1) * HOUR_US) - max(p.wall_start_us, hour * HOUR_US)
-                weights[p.job_id, p.attempt, p.device, hour] += max(0, us) * policy.get(one.cause, 0)
-        for event in record.events:
-            policy = dict(event.book.credits) if isinstance(event, PricesApplied) else policy
-    wanted: Counter[tuple[str, int, str, int]] = Counter()
-    by_now = costs(ledger.records)
-    for (job_id, attempt, device, hour), weight in weights.items():
-        held_us, pieces = by_now.get(((job_id, attempt, device), hour), (1, []))
-        assert weight <= held_us * 1000 or not pieces, "nothing is credited twice"
-        wanted[job_id, attempt, device, hour] = -sum(round(Fraction(cost * weight, held_us * 1000)) for cost in pieces)
-    assert {k: n for k, n in back.items() if n} == {k: n for k, n in wanted.items() if n}, "also after a later book"
-    plain = [c for c in found if c.credit is None]
-    for n, record in enumerate(ledger.records):
-        events = tuple(
-            e.model_copy(update={"book": e.book.model_copy(update={"credits": {}})})
-            if isinstance(e, PricesApplied)
-            else e
-            for e in record.events
-        )
-        ledger.records[n] = record.model_copy(update={"events": events})
-    assert charged(ledger.records) == plain, "a credit changes nothing that was billed"
 
 
 def test_a_price_of_the_past_corrects_what_was_given_back_with_what_was_billed() -> None:

@@ -1,6 +1,6 @@
 """What a ledger's use costs, by brute force: every claim is cut at every moment at which anything may change, each piece is
-priced by looking at all of the book, and every later book is worked out from the first record again. It shares no code with the
-bill; it is slow, and easy to believe.
+priced by looking at all of the book, and every later book is worked out from the first record again. So is what is given back:
+each span of an attempt that is closed says why it is. It shares no code with the bill; it is slow, and easy to believe.
 """
 
 from collections import defaultdict
@@ -10,6 +10,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from schemas import ledger as led
+from schemas.attempts import Category, Outcome
+from schemas.jobs import PromiseCause
 from schemas.ledger import LedgerRecord
 from schemas.prices import ClosedPeriod, RateBook
 
@@ -39,17 +41,36 @@ class Posted(NamedTuple):
     cost: int
 
 
-Key = tuple[tuple[str, int, str], int, int, int]
-"""(job, attempt, device), hour, the record that posted it, when it is billed (by the wall)."""
+Name = tuple[str, int, str]
+"""Job, attempt, device."""
+Key = tuple[Name, int, int, int]
+"""Whose, hour, the record that posted it, when it is billed (by the wall)."""
+Part = tuple[str, int, int]
+"""Why it is given back; from when until when by the wall. Of a claim in the order of its time."""
+PAID_FOR_NOTHING = (Category.NODE_LOST, Category.HARDWARE)
 
 
-def posted(records: list[LedgerRecord], closed: list[ClosedPeriod]) -> dict[Key, Posted]:
-    """Everything that is posted."""
+class Billed(NamedTuple):
+    """An hour of a claim by the last book."""
+
+    listed: int
+    cost: int
+    priced: bool
+    us: int
+    costs: list[int]
+
+
+def posted(
+    records: list[LedgerRecord], closed: list[ClosedPeriod]
+) -> tuple[dict[Key, Posted], dict[tuple[Key, str], int]]:
+    """Everything that is posted, and by cause what is given back, below 0."""
     claims = _claims(records)
-    offsets = [(r.t_us, (r.wall_us if r.wall_us is not None else r.t_us) - r.t_us) for r in records]
+    offsets, nothing = _offsets(records), lost(records)
     out: dict[Key, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    credits: dict[tuple[Key, str], int] = defaultdict(int)
     book: RateBook | None = None
-    billed: dict[tuple[Any, int], tuple[int, int, bool]] = {}  # (claim, hour) -> list, cost, whether it was billed
+    billed: dict[tuple[Name, int], Billed] = {}
+    shares: dict[Name, dict[str, int]] = {}
     spent: dict[Any, int] = {}
     for number, record in enumerate(records, 1):
         over = max((period.to_us for period in closed if period.upto_seq < number), default=0)
@@ -61,43 +82,141 @@ def posted(records: list[LedgerRecord], closed: list[ClosedPeriod]) -> dict[Key,
                     row[1 if listed is None else 0] += units
                     row[2] += listed or 0
                     row[3] += cost
-                billed[claim.name, hour] = _sum(pieces)
+                billed[claim.name, hour] = _billed(claim, pieces)
+        for name in (c.name for c in claims if nothing.get(c.name, (0,))[0] == number):
+            shares[name] = {cause.value: share for cause, share in book.credits.items()} if book is not None else {}
+            for (whose, hour), was in billed.items():
+                for cause, back in _back(was, hour, nothing[name][1], shares[name]) if whose == name else ():
+                    credits[(name, hour, number, hour * HOUR if hour * HOUR >= over else now), cause] -= back
         for event in record.events:
             if isinstance(event, led.PricesApplied):
                 book, spent = event.book, {}
                 for claim in (c for c in claims if c.freed <= number):
                     for hour, pieces in _rated(claim, book, offsets, spent).items():
-                        listed, cost, priced = _sum(pieces)
-                        was = billed[claim.name, hour]
-                        billed[claim.name, hour] = (listed, cost, was[2] or priced)
-                        if (listed, cost) == was[:2] and (was[2] or not priced):
+                        was, then = billed[claim.name, hour], _billed(claim, pieces)
+                        billed[claim.name, hour] = then._replace(priced=was.priced or then.priced)
+                        for sign, of in ((1, was), (-1, then)) if claim.name in shares else ():
+                            for cause, back in _back(of, hour, nothing[claim.name][1], shares[claim.name]):
+                                credits[(claim.name, hour, number, now), cause] += sign * back
+                        if then[:2] == was[:2] and (was.priced or not then.priced):
                             continue
                         row = out[claim.name, hour, number, now]
-                        row[0] += 0 if was[2] else sum(units for units, of, _ in pieces if of is not None)
-                        row[2] += listed - was[0]
-                        row[3] += cost - was[1]
-    return {key: Posted(*row) for key, row in out.items()}
+                        row[0] += 0 if was.priced else sum(units for units, of, _ in pieces if of is not None)
+                        row[2] += then.listed - was.listed
+                        row[3] += then.cost - was.cost
+    return {key: Posted(*row) for key, row in out.items()}, {key: back for key, back in credits.items() if back}
 
 
-def costs(records: list[LedgerRecord]) -> dict[tuple[tuple[str, int, str], int], tuple[int, list[int]]]:
-    """Each hour of each claim by the book that is applied at the end: microseconds, and what each of its pieces costs."""
-    books = [e.book for record in records for e in record.events if isinstance(e, led.PricesApplied)]
-    offsets = [(r.t_us, (r.wall_us if r.wall_us is not None else r.t_us) - r.t_us) for r in records]
-    spent: dict[Any, int] = {}
-    return {
-        (claim.name, hour): (sum(units for units, _, _ in pieces) // claim.milli, [cost for _, _, cost in pieces])
-        for claim in _claims(records)
-        for hour, pieces in _rated(claim, books[-1] if books else None, offsets, spent).items()
-    }
+def _billed(claim: Held, pieces: list[tuple[int, int | None, int]]) -> Billed:
+    return Billed(
+        sum(p[1] or 0 for p in pieces), sum(p[2] for p in pieces), any(p[1] is not None for p in pieces),
+        sum(p[0] for p in pieces) // claim.milli, [p[2] for p in pieces],
+    )  # fmt: skip
+
+
+def _back(billed: Billed, hour: int, parts: list[Part], shares: dict[str, int]) -> list[tuple[str, int]]:
+    """What these parts come to of an hour: each what the sum so far, rounded, becomes more by it."""
+    out, so_far = [], 0
+    for cause, start, end in parts:
+        before = so_far
+        so_far += max(0, min(end, (hour + 1) * HOUR) - max(start, hour * HOUR)) * shares.get(cause, 0)
+        assert so_far <= billed.us * 1000, "nothing is given back twice"
+        for cost in billed.costs:
+            of = Fraction(cost, billed.us * 1000)
+            out.append((cause, round(of * so_far) - round(of * before)))
+    return out
+
+
+def lost(records: list[LedgerRecord]) -> dict[Name, tuple[int, list[Part]]]:
+    """What attempts that were closed, and by which record, had nothing from."""
+    out: dict[Name, tuple[int, list[Part]]] = {}
+    claims, offsets = _claims(records), _offsets(records)
+    unknown = _unknown(records)
+    for number, record in enumerate(records, 1):
+        for e in record.events:
+            if not isinstance(e, led.AttemptClosed):
+                continue
+            mine = [c for c in claims if c.name[:2] == (e.job_id, e.attempt)]
+            saved = _last(records[:number], e, led.AttemptCheckpointed)
+            told = _last(records[:number], e, led.AttemptPreempting)
+            on_time = _on_time(records, e.job_id, e.attempt)
+            why = ""
+            if e.category in PAID_FOR_NOTHING or (e.category is None and e.outcome is Outcome.LOST):
+                why = "hardware-fault"
+            elif e.outcome is Outcome.PREEMPTED and told > 0 and saved < told:
+                why = "preempted-unsaved"
+            for c in mine:
+                silent = unknown.get(c.name, c.end)
+                points = {c.start, c.end, silent, saved, on_time, *(t for t, _ in offsets)}
+                parts = list[Part]()
+                for low, high in pairwise(sorted(t for t in points if c.start <= t <= c.end)):
+                    cause = "node-lost" if low >= silent else "promise-broken" if low < on_time else why
+                    if cause and not (cause == why and low < saved):
+                        offset = next(add for t, add in reversed(offsets) if t <= low)
+                        on = parts and parts[-1][0] == cause and parts[-1][2] == low + offset
+                        start = parts.pop()[1] if on else low + offset
+                        parts.append((cause, start, high + offset))
+                out[c.name] = number, parts
+    return out
+
+
+def _offsets(records: list[LedgerRecord]) -> list[tuple[int, int]]:
+    """From when on the wall's clock is ahead of ledger time by how much."""
+    return [(r.t_us, (r.wall_us if r.wall_us is not None else r.t_us) - r.t_us) for r in records]
+
+
+def _last(records: list[LedgerRecord], of: led.AttemptClosed, kind: type[Any]) -> int:
+    about = (of.job_id, of.attempt)
+    told = [r.t_us for r in records for e in r.events if isinstance(e, kind) and (e.job_id, e.attempt) == about]
+    return max(told, default=0)
+
+
+def _on_time(records: list[LedgerRecord], job_id: str, attempt: int) -> int:
+    """From when on an attempt has what its job was promised, 0 if it started by then."""
+    promised = 0
+    for record in records:
+        for e in record.events:
+            if isinstance(e, led.GangPromised) and e.job_id == job_id:
+                mine = not promised or e.promise.cause is PromiseCause.HIGHER_CLASS
+                promised = e.promise.start_us if mine else promised
+            elif isinstance(e, led.JobGranted) and e.job_id == job_id:
+                if e.attempt == attempt:
+                    return 2 * record.t_us - promised if 0 < promised < record.t_us else 0
+                promised = 0
+    raise AssertionError(f"{job_id}.{attempt} was not granted")
+
+
+def _unknown(records: list[LedgerRecord]) -> dict[Name, int]:
+    """Claims that ended with their node lost -> when it was heard last, or their grant if that was later."""
+    out: dict[Name, int] = {}
+    silent: dict[str, int] = {}
+    joined: dict[str, int] = {}
+    for record in records:
+        before = dict(silent)
+        for e in record.events:
+            if isinstance(e, led.NodeJoined):
+                silent.pop(e.inventory.node, None)
+                joined[e.inventory.node] = record.t_us
+            elif isinstance(e, led.NodeLeft):
+                silent.pop(e.node, None)
+            elif isinstance(e, led.NodeHeard):
+                del silent[e.node]
+                before.pop(e.node)
+            elif isinstance(e, led.NodeSilence):
+                silent.setdefault(e.node, max(joined[e.node], record.t_us - int(e.silent_s * 1e6)))
+                before.setdefault(e.node, silent[e.node])
+            elif isinstance(e, led.DevicesFreed) and e.evidence.value in ("lease-ended", "new-incarnation"):
+                since = before.get(e.node)
+                if since is None and e.silent_s is not None:
+                    since = record.t_us - int(e.silent_s * 1e6)
+                for device in e.devices if since is not None else ():
+                    out[e.job_id, e.attempt, device] = since
+    return out
 
 
 def used(records: list[LedgerRecord]) -> int:
     """All units of all claims that were freed."""
     return sum((claim.end - claim.start) * claim.milli for claim in _claims(records))
-
-
-def _sum(pieces: list[tuple[int, int | None, int]]) -> tuple[int, int, bool]:
-    return sum(p[1] or 0 for p in pieces), sum(p[2] for p in pieces), any(p[1] is not None for p in pieces)
 
 
 def _claims(records: list[LedgerRecord]) -> list[Held]:

@@ -30,21 +30,18 @@ PRICES = (0, 1, 7, 333_333, 999_999, 1_000_001, 2_990_000, 10**9 + 1)
 
 
 class PricedLedger(RandomLedger):
-    """A ledger with books and seals. `closed` are its seals."""
+    """A ledger with books, most of which say what bills give back, and seals. `closed` are its seals."""
 
-    def __init__(self, seed: int, steps: int = 40, *, credited: bool = False) -> None:
-        """`credited`: some books say what bills give back."""
-        self.credited = credited
+    def __init__(self, seed: int, steps: int = 40) -> None:
         self.closed: list[ClosedPeriod] = []
         self.version = 0
         super().__init__(seed, steps, STARTS[seed % len(STARTS)] + seed % 3_600_000_011)
 
     def _prices(self) -> Iterator[Any]:
         self.version += 1
-        book = self._book()
-        if self.credited:
-            causes = self.random.sample(list(CreditCause), self.random.randint(0, len(CreditCause)))
-            book = book.model_copy(update={"credits": {cause: self.random.choice((1, 333, 1000)) for cause in causes}})
+        causes = self.random.sample(list(CreditCause), self.random.choice((0, 1, 2, 3, 4, 4)))
+        credits = {cause: self.random.choice((1, 333, 1000)) for cause in causes}
+        book = self._book().model_copy(update={"credits": credits})
         if not problems(book):
             yield led.PricesApplied(book=book, reason="so", user="olga")
 

@@ -1,8 +1,8 @@
 """Random ledgers, written event by event without any scheduler: what a pool may live through, at any instant.
 
 Nodes join, leave, fall silent, are heard again, lost, declared dead; boards are repartitioned; devices break; jobs are granted
-parts of devices, give way, are freed by every kind of evidence; devices are reserved for gangs, nodes are taken out of use; the
-queues change; the wall clock is set; the control plane is
+parts of devices, later than promised or in time, save, give way, are freed by every kind of evidence; devices are reserved for
+gangs, nodes are taken out of use; the queues change; the wall clock is set; the control plane is
 down for a while. Only what the accounts read is made; the checker would ask for more (`tests/core/lives.py` has whole lives).
 """
 
@@ -11,14 +11,18 @@ from random import Random
 from typing import Any
 
 from schemas import ledger as led
-from schemas.attempts import Evidence, Outcome
-from schemas.jobs import JobState
+from schemas.attempts import Category, Cause, Evidence, Outcome
+from schemas.jobs import Checkpoint, JobState, PromiseCause, StartPromise
 from schemas.queues import Queue
 from schemas.resources import Claim, Device, DeviceKind, Inventory, MigBoard, MigPlace, Recut
 from tests.core.builders import job
 
 STEPS_US = (0, 1, 7, 999, 1_000_003, 61_000_000, 3_600_000_001, 86_400_000_000)
 CUTS = ((), ("1g.10gb",) * 7, ("3g.40gb", "4g.40gb"), ("1g.10gb", "2g.20gb", "3g.40gb"), ("7g.80gb",), ("3g.40gb",))
+ENDS = (
+    (Outcome.LOST, None), (Outcome.LOST, Category.NODE_LOST), (Outcome.LOST, Category.HARDWARE),
+    (Outcome.SUCCEEDED, Category.SUCCESS), (Outcome.FAILED, Category.USER_ERROR),
+)  # fmt: skip
 T0_US = 1_798_761_500_000_000  # minutes before a new year
 
 
@@ -147,11 +151,42 @@ class RandomLedger:
             known["attempt"] -= 1
 
     def _release(self) -> Iterator[Any]:
-        runs = [j for j, known in self.jobs.items() if known["parts"]]
-        if runs:
+        if runs := self._runs():
             job_id = self.random.choice(runs)
             name = self.random.choice(sorted(self.jobs[job_id]["parts"]))
             yield from self._free(job_id, name, self.random.choice((Evidence.RELEASED, Evidence.REFUSED)))
+
+    def _runs(self) -> list[str]:
+        return [j for j, known in self.jobs.items() if known["parts"]]
+
+    def _save(self) -> Iterator[Any]:
+        for job_id in self.random.sample(runs := self._runs(), min(len(runs), 1)):
+            self.number += 1
+            saved = Checkpoint(step=self.number, reference="s3://it")
+            yield led.AttemptCheckpointed(job_id=job_id, attempt=self.jobs[job_id]["attempt"], checkpoint=saved)
+
+    def _preempt(self) -> Iterator[Any]:
+        runs = [j for j in self._runs() if not self.jobs[j].get("told")]
+        for job_id in self.random.sample(runs, min(len(runs), 2)):
+            self.number += 1
+            self.jobs[job_id]["told"] = True
+            yield led.AttemptPreempting(
+                job_id=job_id, attempt=self.jobs[job_id]["attempt"], beneficiary=job_id, plan_id=f"p{self.number}",
+                reason="for another",
+            )  # fmt: skip
+
+    def _stop(self) -> Iterator[Any]:
+        for job_id in self.random.sample(runs := self._runs(), min(len(runs), 1)):
+            attempt = self.jobs[job_id]["attempt"]
+            yield led.AttemptStopping(job_id=job_id, attempt=attempt, cause=Cause.PART_LOST, reason="a part")
+
+    def _promise(self) -> Iterator[Any]:
+        waiting = [j for j, known in self.jobs.items() if not known["parts"]]
+        for job_id in self.random.sample(waiting, min(len(waiting), 2)):
+            start_us = self.t_us + self.random.choice(STEPS_US)
+            cause = self.random.choice((None, *PromiseCause))
+            promise = StartPromise(start_us=start_us, p50_us=start_us, p90_us=start_us, cause=cause)
+            yield led.GangPromised(job_id=job_id, promise=promise)
 
     def _free(self, job_id: str, name: str, how: Evidence, silent_s: float | None = None) -> Iterator[Any]:
         known = self.jobs[job_id]
@@ -166,7 +201,9 @@ class RandomLedger:
             reason="so",
         )
         if not known["parts"]:
-            yield led.AttemptClosed(job_id=job_id, attempt=known["attempt"], outcome=Outcome.LOST)
+            gave_way = known.pop("told", False)
+            outcome, category = (Outcome.PREEMPTED, Category.PREEMPTED) if gave_way else self.random.choice(ENDS)
+            yield led.AttemptClosed(job_id=job_id, attempt=known["attempt"], outcome=outcome, category=category)
             if self.random.random() < 0.5:
                 del self.jobs[job_id]
                 yield led.JobFinished(job_id=job_id, state=JobState.FAILED)
@@ -338,5 +375,5 @@ class RandomLedger:
 RandomLedger.verbs = (
     "joins", "leave", "fall_silent", "fall_silent", "be_heard", "queue", "queue", "queue", "grant", "grant", "grant", "grant",
     "release", "release", "hold", "hold", "unhold", "break", "mend", "recut", "recut", "queues",
-    "reserve", "reserve", "cordon", "uncordon",
+    "reserve", "reserve", "cordon", "uncordon", "save", "preempt", "stop", "promise",
 )  # fmt: skip
