@@ -16,13 +16,14 @@ from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, bill, days_of
 from libs.core.billing.wall import DAY_US, HOUR_US, day_text
 from schemas.billing import BillQuery, BillReply, Price, PriceBook
-from schemas.ledger import PricesApplied
+from schemas.ledger import JobGranted, PricesApplied
+from schemas.prices import ContractRate, ListRate, RateBook, RateTier
 from schemas.subjects import OPERATOR
 from services.quota_billing import handlers
 from services.quota_billing.handlers import get_bill
 from services.quota_billing.metrics import BillingMetrics
-from tests.billing.ledgers import DECEMBER, NOVEMBER, over_the_month, priced_world
-from tests.core.builders import World
+from tests.billing.ledgers import DECEMBER, NOVEMBER, ask, over_the_month, priced_world
+from tests.core.builders import World, node
 
 FILE = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=77),)))
 
@@ -76,6 +77,35 @@ def test_a_price_that_comes_later_rewrites_no_day_that_was_billed() -> None:
     assert {row: row.posted for row in after.usage() if row.day == 20_757} == october
     costs = [sum(row.posted[0] for row in meter.usage("research") if row.posted) for meter in (before, after)]
     assert costs[1] < costs[0], "the correction is there, on its own day"
+
+
+def test_tiers_are_used_up_claim_by_claim_also_of_unlike_claims() -> None:
+    """The second claim is a share: the third one is the first's like, and uses the tiers up after both."""
+    world = World(node("n0", 3))
+    world.send(after_us=NOVEMBER - HOUR_US - world.now_us)
+    runs = ask(world, "runs", 3)
+    world.send(after_us=2 * HOUR_US)
+    world.released(runs)
+    tiers = tuple(RateTier(above_hours=hours, micros=micros) for hours, micros in ((0, 1_000_000), (2, 7_000_000)))
+    book = RateBook(
+        version=1, currency="USD", prices=(ListRate(device="H100", micros=9_000_000, from_us=0),),
+        contracts=(ContractRate(team="research", contract="c-1", device="H100", from_us=0, tiers=tiers),),
+    )  # fmt: skip
+    for n, record in enumerate(world.records):
+        events = [PricesApplied(book=book, user="olga")] if n == 0 else []
+        for e in record.events:
+            if isinstance(e, JobGranted):
+                claims = (e.claims[0], e.claims[1].model_copy(update={"milli": 400}), e.claims[2])
+                events.append(e.model_copy(update={"claims": claims}))
+            else:
+                events.append(e)
+        world.records[n] = record.model_copy(update={"events": tuple(events)})
+    wanted: Counter[int] = Counter()
+    for c in charges(lambda: list(enumerate(world.records, start=1))):
+        wanted[c.billed_us // DAY_US] += c.amount.cost_micros
+    (of_team,) = metered(world).money.rows.values()
+    assert {day: sum(row[0] for row in rows.values()) for day, rows in of_team.items()} == wanted
+    assert len(wanted) == 2
 
 
 def test_days_that_nobody_asks_for_are_passed_over_and_the_others_are_whole() -> None:

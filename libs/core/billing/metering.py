@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from libs.core.accelerators.kinds import accelerators_milli, counted_milli
@@ -357,10 +358,9 @@ class Meter:
     ) -> None:
         team, klass, user = self._jobs[job_id]
         straight, posted_us = tuple(self._calendar.straight(held.opened_us, until_us)), self._calendar.wall(until_us)
-        alike: dict[tuple[str, int], list[str]] = {}
-        for device, model, milli in claims:
-            alike.setdefault((model, milli), []).append(device)
-        for (model, milli), devices in alike.items():
+        in_order = sorted(claims, key=itemgetter(1))  # tiers are of a model, and used up in the order of the claims
+        for (model, milli), some in groupby(in_order, key=itemgetter(1, 2)):
+            devices = [device for device, _, _ in some]
             uses = AlikeUses(
                 team, user, job_id, held.attempt, model, klass, milli, len(devices), seq, posted_us, straight
             )

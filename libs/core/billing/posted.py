@@ -36,8 +36,8 @@ def utc_day(wall_us: int) -> int:
 
 
 class AlikeUses(NamedTuple):
-    """`alike` claims of one attempt of devices of one kind, by the wall: (start, end, start by the wall) pieces. Record `seq`
-    posted them, at `posted_us` of the wall."""
+    """`alike` claims of one attempt of devices of one kind, one after the other, by the wall: (start, end, start by the wall)
+    pieces. Record `seq` posted them, at `posted_us` of the wall."""
 
     team: str
     user: str
