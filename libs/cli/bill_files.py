@@ -25,8 +25,9 @@ from libs.core.billing.focus import VERSIONS, columns_of, facts_of
 from libs.core.billing.sealing import Sealing
 from libs.core.billing.wall import month_us, text_of
 from libs.ledger.export import BadLedgerFile
+from libs.ledger.readers import release
 from libs.ledger.records import FiledLedger
-from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, digest_of, metadata_of, write, write_metadata
+from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, described, digest_of, metadata_of, write
 from schemas import subjects
 from schemas.inbox import ClosePeriod
 from schemas.prices import ClosedPeriod
@@ -225,23 +226,30 @@ def _export(
         "x_Currency": currency, "x_Closed": sealed is not None,
         "x_Rounding": "each row once, half to even, to a millionth of the currency unit; totals are sums of rows",
     }  # fmt: skip
+
+    def beside(rows: int, digest: str) -> dict[str, Any]:
+        about.update(
+            {
+                "x_LedgerTime": text_of(wall_us),
+                "x_RowCount": rows,
+                "x_Rows": sealing.digest,
+                "x_Sha256": digest,
+                "x_Totals": [total.model_dump() for total in sealing.totals],
+                "x_Unpriced": [
+                    {"team": t, "device": d, "units": n} for (t, d), n in sorted(sealing.unpriced.items()) if n
+                ],
+            }
+        )
+        return described(columns, version, about)
+
     taken = (c for c in rows_in(charges(source, source.closed, upto_seq=upto), period, of) if sealing.take(c))
     facts = (facts_of(charge, source.pool, currency) for charge in taken)
     try:
         with _progress() as told:
-            rows, digest = write(facts, columns, format, file, about | {"version": version}, told)
+            write(facts, columns, format, file, about | {"version": version, "writer": release()}, beside, told=told)
     except (NoParquet, ExportBusy) as error:
         raise UsageFault(str(error)) from None
-    about |= {
-        "x_LedgerTime": text_of(wall_us),
-        "x_RowCount": rows,
-        "x_Rows": sealing.digest,
-        "x_Sha256": digest,
-        "x_Totals": [total.model_dump() for total in sealing.totals],
-        "x_Unpriced": [{"team": t, "device": d, "units": n} for (t, d), n in sorted(sealing.unpriced.items()) if n],
-    }
-    write_metadata(file, columns, version, about)
-    return rows, about
+    return about["x_RowCount"], about
 
 
 def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) -> Iterator[Charge]:

@@ -59,16 +59,23 @@ def write(
     format: str,
     path: Path,
     about: Mapping[str, Any],
+    beside: Callable[[int, str], Mapping[str, Any]],
+    *,
     told: Callable[[int], None] = lambda rows: None,
-) -> tuple[int, str]:
-    """Writes the file at `path`; (rows, SHA-256 of it). `about` says what the export is of: parts of another are thrown away.
+) -> None:
+    """Writes the file at `path` and its metadata. While they are made, nobody else makes them.
+
+    Args:
+        about: what the export is of, and who makes it: parts of another are thrown away.
+        beside: the metadata (`described`) of so many rows in a file with this SHA-256.
+        told: how many rows are made.
 
     Raises NoParquet, ExportBusy, and OSError of the files.
     """
     rendering = _RENDERINGS[format](columns)
     folder = path.with_name(path.name + ".parts")
     with _alone(folder):
-        _begin(folder, {**about, "columns": [c.name for c in columns], "format": format})
+        _begin(folder, {**about, "columns": [c.name for c in columns], "format": format, "part_rows": PART_ROWS})
         parts, rows = list[Path](), 0
         source = iter(facts)
         while some := list(islice(source, PART_ROWS)):
@@ -84,9 +91,11 @@ def write(
         rendering.whole(parts, whole)
         digest = digest_of(whole)
         _place(whole, path)
+        made = folder / "making"
+        made.write_text(json.dumps(beside(rows, digest), indent=1) + "\n", "utf-8")
+        _place(made, metadata_of(path))
         _sync_folder(path.parent)
         shutil.rmtree(folder)
-    return rows, digest
 
 
 def cells_of(some: Sequence[RowFacts], columns: Sequence[FocusColumn]) -> list[Cells]:
@@ -115,8 +124,8 @@ def _alike(some: Sequence[RowFacts], key_of: Callable[[RowFacts], Hashable]) -> 
     return firsts, codes
 
 
-def write_metadata(path: Path, columns: Sequence[FocusColumn], version: str, about: Mapping[str, Any]) -> Path:
-    """The metadata beside the file at `path`. `about`: what is told besides, each key custom."""
+def described(columns: Sequence[FocusColumn], version: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of an export. `about`: what is told besides, each key custom."""
     definitions = [
         {"ColumnName": c.name, "DataType": c.kind.value, "AllowsNulls": c.nulls, "FeatureLevel": c.level}
         | ({"NumericPrecision": 38, "NumericScale": 12} if c.kind is ColumnKind.DECIMAL else {})
@@ -129,12 +138,7 @@ def write_metadata(path: Path, columns: Sequence[FocusColumn], version: str, abo
         "CreationDate": about["x_LedgerTime"],
         "ColumnDefinition": definitions,
     }
-    target = metadata_of(path)
-    made = target.with_name(target.name + ".part")
-    made.write_text(json.dumps(told | dict(about), indent=1, sort_keys=False) + "\n", "utf-8")
-    _place(made, target)
-    _sync_folder(path.parent)
-    return target
+    return told | dict(about)
 
 
 def metadata_of(path: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
+from libs.cli import bill_files
 from libs.cli.exits import UsageFault
 from libs.cli.main import app
 from libs.core.billing.charges import charges
@@ -321,6 +322,32 @@ def test_two_exports_to_one_file_at_once_do_not_mix(ledger: Path, tmp_path: Path
     baton("bill", "export", tmp_path / "one", *words)
 
 
+def test_who_makes_a_file_makes_its_metadata_before_another_begins(
+    ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, describe = tmp_path / "one", bill_files.described
+    words = ("--ledger", ledger, "--from", "2026-10-01", "--to")
+
+    def as_another_comes(*of: Any) -> Any:
+        monkeypatch.setattr(bill_files, "described", describe)
+        assert "another process is making it" in baton("bill", "export", path, *words, "2026-11-01", code=2)
+        return describe(*of)
+
+    monkeypatch.setattr(bill_files, "described", as_another_comes)
+    baton("bill", "export", path, *words, "2027-02-01")
+    assert "are what the ledger comes to" in baton("bill", "verify", path, "--ledger", ledger)
+
+
+def test_parts_of_another_release_are_not_used(ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("bill", "export", tmp_path / "one", "--ledger", ledger, "--from", "2026-10-01", "--to", "2027-02-01")
+    assert not killed_after(0, lambda: baton(*words), [(bill_files, "described")])
+    part = tmp_path / "one.parts" / "000000"
+    part.write_bytes(b"of a release that wrote otherwise\r\n")
+    monkeypatch.setattr(bill_files, "release", lambda: "0.0.1")
+    baton(*words)
+    assert "are what the ledger comes to" in baton("bill", "verify", tmp_path / "one", "--ledger", ledger)
+
+
 def test_all_formats_say_the_same(ledger: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = exported(tmp_path / "bill.csv", ledger)
@@ -359,7 +386,7 @@ def test_a_csv_export_opens_in_a_spreadsheet_as_it_is_and_computes_nothing(
         facts.append(facts_of(charge._replace(use=use, amount=amount), "test", "USD"))
     columns = columns_of(version)
     path = tmp_path / "bill.csv"
-    focus_files.write(facts, columns, "csv", path, {})
+    focus_files.write(facts, columns, "csv", path, {}, lambda rows, digest: {})
     raw = path.read_bytes()
     assert not raw.startswith(b"\xef\xbb\xbf"), "the first column's name is its name for every reader"
     assert raw.endswith(b"\r\n")
@@ -381,7 +408,7 @@ def test_a_csv_export_opens_in_a_spreadsheet_as_it_is_and_computes_nothing(
     assert problems(names, rows, version) == []
     users = [row["x_User"] for row in rows]
     assert users == [f"'{f.charge.use.user}" if f.charge.use.user[0] in "=+-@\t" else f.charge.use.user for f in facts]
-    focus_files.write(facts, columns, "json", tmp_path / "bill.json", {})
+    focus_files.write(facts, columns, "json", tmp_path / "bill.json", {}, lambda rows, digest: {})
     told = json.loads((tmp_path / "bill.json").read_text("utf-8"))
     assert [row["x_User"] for row in told] == [f.charge.use.user for f in facts], (
         "where nothing computes, it is as it is"
