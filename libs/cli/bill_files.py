@@ -303,9 +303,10 @@ def ledger_of(files: list[Path] | None, pool: str | None, url: str | None) -> It
             run(work, subjects.OPERATOR, url, pool=pool)
             files = [target]
         try:
-            yield FiledLedger(files)
+            source = FiledLedger(files)
         except (BadLedgerFile, OSError) as error:
             raise UsageFault(str(error)) from None
+        yield source
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Exports conform to FOCUS, come to the oracle's money, are the same bytes again, also when cut off, and are verified."""
 
 import csv
+import errno
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from libs.cli import bill_files
-from libs.cli.exits import UsageFault
+from libs.cli.exits import UsageFault, code_of
 from libs.cli.main import app
 from libs.core.billing.charges import charges
 from libs.core.billing.focus import COLUMNS, ColumnKind, columns_of, facts_of
@@ -336,6 +337,22 @@ def test_who_makes_a_file_makes_its_metadata_before_another_begins(
     monkeypatch.setattr(bill_files, "described", as_another_comes)
     baton("bill", "export", path, *words, "2027-02-01")
     assert "are what the ledger comes to" in baton("bill", "verify", path, "--ledger", ledger)
+
+
+def test_a_disk_that_is_full_is_said_and_the_export_goes_on_once_there_is_room(ledger: Path, tmp_path: Path) -> None:
+    words = ("bill", "export", tmp_path / "one", "--ledger", ledger, "--from", "2026-10-01", "--to", "2027-02-01")
+    assert not killed_after(0, lambda: baton(*words), [(bill_files, "described")])
+    (tmp_path / "one").unlink()
+    full = tmp_path / "one.parts" / "whole"
+    full.unlink(missing_ok=True)
+    full.symlink_to("/dev/full")
+    error = CliRunner().invoke(app, [str(word) for word in words]).exception
+    assert error is not None
+    assert (getattr(error, "errno", 0), code_of(error)) == (errno.ENOSPC, 1), "the command says: make room"
+    assert [p.name for p in tmp_path.iterdir()] == ["one.parts"]
+    full.unlink()
+    baton(*words)
+    assert "are what the ledger comes to" in baton("bill", "verify", tmp_path / "one", "--ledger", ledger)
 
 
 def test_parts_of_another_release_are_not_used(ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
