@@ -31,6 +31,7 @@ from schemas.billing import BillQuery, BillReply, PriceBook
 from schemas.prices import RateBook
 from schemas.proofs import MOST_LINES, AuditPart, AuditRead, Sum, TeamProof
 from schemas.resources import kind_of
+from schemas.yamlfile import Broken, plain
 
 
 def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path | None, output: Format) -> None:
@@ -102,11 +103,9 @@ def prices_of(text: str, name: str, offered: Collection[str] = ()) -> Prices | R
     """A price book with versions, or the file by which a pool without one in its ledger bills (deploy/prices.yaml).
 
     Raises PricesFileError as `baton prices check` does; UsageFault when a file of the other kind is wrong."""
-    import yaml
-
     try:
-        said = yaml.safe_load(text)
-    except yaml.YAMLError:
+        said = plain(text)
+    except Broken:
         return read_book(text, name, offered)
     listed = said.get("prices") if isinstance(said, dict) and "version" not in said else None
     if not isinstance(listed, list) or not any(isinstance(item, dict) and "model" in item for item in listed):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.cli.exits import UsageFault
-from libs.cli.yamlfile import Broken, Document, YamlProblem, read
 from schemas.billing import BillRow
+from schemas.yamlfile import Broken, Document, YamlProblem, read
 
 NO_CENTRE = "(none)"
 

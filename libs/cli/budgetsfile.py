@@ -18,7 +18,6 @@ from pydantic import BeforeValidator, Field, ValidationError
 from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_duration
 from libs.cli.written import millionths, whole
-from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, read
 from libs.core.billing.budgets import problems
 from schemas.base import Name, Strict
 from schemas.budgets import (
@@ -31,6 +30,7 @@ from schemas.budgets import (
     TimeZone,
     WhenSpent,
 )
+from schemas.yamlfile import Broken, Document, Path, YamlProblem, read
 
 _AMOUNTS = ("soft", "hard", "carry_over")
 

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_gpus, parse_memory
-from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 from schemas.jobs import JobSpec
+from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 
 SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources", "secret": ""}
 _USUAL_NAMES = {

@@ -11,9 +11,9 @@ from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.options import Output, Url
 from libs.cli.output import Column, Format, document, hint, show
 from libs.cli.session import run
-from libs.cli.yamlfile import Broken, Document, YamlProblem, read
 from libs.client import Baton
 from schemas.subjects import OPERATOR
+from schemas.yamlfile import Broken, Document, YamlProblem, read
 
 if TYPE_CHECKING:
     from libs.core.billing.credits import Credit, CreditCause

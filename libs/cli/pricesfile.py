@@ -29,7 +29,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from libs.bus.reasons import reasons_of
 from libs.cli.written import millionths, whole
-from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, read
 from libs.core.billing.prices import problems
 from libs.core.billing.wall import us_of
 from schemas.base import Name, Strict
@@ -46,6 +45,7 @@ from schemas.prices import (
     RateTier,
     Term,
 )
+from schemas.yamlfile import Broken, Document, Path, YamlProblem, read
 
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PARTS_OF_A_MICROSECOND = re.compile(r"[.,][0-9]{7,}")

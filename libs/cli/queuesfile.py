@@ -28,7 +28,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_duration
-from libs.cli.yamlfile import Broken, Document, YamlProblem, read
 from libs.core.scheduling.queues import problems
 from libs.core.state.queue_tree import QueueTree
 from schemas.base import Name, Strict
@@ -51,6 +50,7 @@ from schemas.queues import (
     ShareGrace,
 )
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
+from schemas.yamlfile import Broken, Document, YamlProblem, read
 
 DAY_S = 86_400
 

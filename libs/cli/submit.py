@@ -12,8 +12,8 @@ from libs.cli.jobfile import JobRequest, read_jobs
 from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
 from libs.cli.session import run, short
-from libs.cli.yamlfile import MAX_BYTES
 from libs.client import Baton, Submitted
+from schemas.yamlfile import MAX_BYTES
 
 
 def command(

@@ -4,15 +4,15 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from schemas.yamlfile import ungrouped
+
 _PLAIN = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _LARGE = re.compile(r"[0-9]{10,}(\.[0-9]*)?")
-_GROUPED = re.compile(r"(?<=[0-9])_(?=[0-9]{3}(?![0-9]))")
-"""1_000 is 1000."""
 
 
 def millionths(text: Any, what: str, without: str, example: str) -> int:
     """Of a decimal. Raises ValueError with the fix; `what` may not be negative, `without` says what to write instead."""
-    said = _GROUPED.sub("", str(text))
+    said = ungrouped(str(text))
     if said.startswith("-"):
         raise ValueError(f"{what} is not negative: {without}")
     if _LARGE.fullmatch(said):

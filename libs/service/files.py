@@ -2,9 +2,8 @@
 
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from libs.core.admission.evaluate import PriorityClass
@@ -12,6 +11,7 @@ from libs.core.billing.pricing import Prices
 from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict
 from schemas.billing import PriceBook
+from schemas.yamlfile import Broken, plain
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -29,11 +29,13 @@ class ClassesFile(Strict):
 def read(path: Path, model: type[M], setting: str) -> M:
     """The file at `path` as a `model`. Raises BadFile; `setting` is the variable that names another file."""
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = plain(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadFile(f"{path} cannot be read ({error.strerror}): name another with {setting}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path} is not YAML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{path} is not UTF-8 text: {error}") from None
+    except Broken as error:
+        raise BadFile(f"{path}: {error}") from None
     try:
         return model.model_validate(content)
     except ValidationError as error:

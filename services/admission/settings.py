@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
@@ -12,6 +11,7 @@ from libs.core.admission.intake import IntakeLimits
 from libs.service.settings import ServiceSettings
 from libs.service.teams_file import load_intake
 from schemas.base import Name
+from schemas.yamlfile import Broken, plain
 
 
 class AdmissionSettings(ServiceSettings):
@@ -83,9 +83,9 @@ class AdmissionSettings(ServiceSettings):
 def read_classes(path: Path) -> dict[str, PriorityClass]:
     """Classes by name. Raises ValueError naming the file and what is wrong in it."""
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+        body = plain(path.read_text(encoding="utf-8"))
         entries = [PriorityClass.model_validate(entry) for entry in body["classes"]]
-    except (OSError, yaml.YAMLError, ValidationError, KeyError, TypeError) as e:
+    except (OSError, UnicodeDecodeError, Broken, ValidationError, KeyError, TypeError) as e:
         raise ValueError(f"{path}: {e}; write it like deploy/classes.yaml") from None
     names = [entry.name for entry in entries]
     if not names or len(set(names)) != len(names):

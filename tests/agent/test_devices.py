@@ -296,7 +296,8 @@ GROUP = "groups: [{name: 'n{i}', count: 2, devices: {model: H100, count: 4, memo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GROUP % ("", ", count: many"), "not YAML|groups.0.count is 'many'"),
+        (GROUP % ("", ", count: many"), "line 1: groups.0.count: the key stands twice, first in line 1; keep one"),
+        (GROUP % ("", ", cpus: many"), "groups.0.cpus is 'many'"),
         (
             GROUP % (", mig: [4g.40gb, 4g.40gb]", ""),
             "no board can be partitioned into 4g.40gb, 4g.40gb at once; its profiles",
@@ -313,6 +314,7 @@ GROUP = "groups: [{name: 'n{i}', count: 2, devices: {model: H100, count: 4, memo
         (GROUP.replace("n{i}", "n{rack}") % ("", ""), "groups.0.name is 'n{rack}': .*use {i} and {leaf} only"),
         (GROUP.replace("n{i}", "n.{i}") % ("", ""), r"gives 'n.0': .*use letters, digits"),
         ("{", "not YAML"),
+        (GROUP % ("", ", cpus: 1_0"), "line 1: groups.0.cpus: '1_0' is not a number that is read; write it in decimal"),
     ],
 )
 def test_fleet_errors_name_field_value_and_fix(text, message):

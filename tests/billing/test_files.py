@@ -71,6 +71,10 @@ def test_a_model_may_be_spelt_as_drivers_and_shops_do(tmp_path: Path) -> None:
         ("currency: USD\nprices: [{model: H100, price: 1}]", r"prices\.0\.micros_per_device_hour.*prices\.0\.price"),
         ("currency: USD\nprices: [{model: H100, micros_per_device_hour: -1}]", "greater than or equal to 0"),
         ("currency: [", "not YAML"),
+        (
+            "currency: USD\nprices:\n- {model: H100, micros_per_device_hour: 1_0}",
+            r"line 3: prices\.0\.micros_per_device_hour: '1_0' is not a number.*write it in decimal",
+        ),
     ],
 )
 def test_a_bad_price_book_is_refused(tmp_path: Path, content: str, problem: str) -> None:

@@ -149,7 +149,7 @@ def test_a_price_that_is_too_large_is_said_to_be() -> None:
         read_book(f"{HEAD}prices:\n- {{device: H100, price: 1000000000, from: 2026-01-01}}")
 
 
-@pytest.mark.parametrize("said", ["true", "1.0", "'1'", "0", "9" * 5000])
+@pytest.mark.parametrize("said", ["true", "1.0", "'1'", "0", "1_0", "9" * 5000])
 def test_a_version_is_a_whole_number(said: str) -> None:
     assert wrong(f"version: {said}\ncurrency: USD\n{ONE}") == [(1, "version")]
 

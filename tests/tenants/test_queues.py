@@ -213,6 +213,7 @@ async def budgets_are_applied_shown_held_to_and_topped_up(
         ("version: 1\npreemption:\n  per_job: {most: 0}\nqueues: []\n", 3, "1"),
         ("version: 1\npreemption:\n  per_pool: {within: 2h}\nqueues: []\n", 3, "3600"),
         ("queues: []\n", 1, "version"),
+        ("version: 1_0\nqueues: []\n", 1, "'1_0' is not a number"),
         ("version: 1\nqueues:\n  - name: a\n   bad\n", 4, "not YAML"),
         ("version: 1\nqueues: &x []\n", 2, "anchors"),
         ("", 1, "not one mapping"),

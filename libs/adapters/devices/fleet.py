@@ -31,7 +31,6 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from libs.core.accelerators.catalog import CPU, Accelerator, find_model
@@ -39,6 +38,7 @@ from libs.core.accelerators.mig_boards import Geometry, geometry_for
 from libs.core.placement.mig.layouts import Layout, layouts
 from schemas.base import NodeName, Strict
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Position, Runtime
+from schemas.yamlfile import Broken, plain
 
 MIB_PER_GIB = 1024
 
@@ -191,10 +191,9 @@ def read_fleet(path: str | Path) -> tuple[Inventory, ...]:
 def parse_fleet(text: str, path: str) -> tuple[Inventory, ...]:
     """As `read_fleet`, from text; `path` is for messages."""
     try:
-        raw: Any = yaml.safe_load(text)
-        fleet = SimulatedFleet.model_validate(raw)
-    except yaml.YAMLError as e:
-        raise FleetError(f"fleet file {path}: not YAML ({' '.join(str(e).split())})") from None
+        fleet = SimulatedFleet.model_validate(plain(text))
+    except Broken as e:
+        raise FleetError(f"fleet file {path}: {e}") from None
     except ValidationError as e:
         raise FleetError("\n".join(_line(path, error) for error in e.errors())) from None
     nodes = [_node(path, g, group, i) for g, group in enumerate(fleet.groups) for i in range(group.count)]

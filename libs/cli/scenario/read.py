@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from libs.bus.reasons import reasons_of
 from libs.cli.queuesfile import QueueFile, wrong_queues
 from libs.cli.scenario.schema import Expected, ScenarioFile
-from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 from libs.core.admission.evaluate import DEFAULT_CLASSES
 from schemas.subjects import OPERATOR
+from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 
 CLASSES = tuple(one.name for one in DEFAULT_CLASSES)
 

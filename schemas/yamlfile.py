@@ -6,6 +6,7 @@ are errors, sizes and depth are bounded before a tree is built, and a plain numb
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
 
+_GROUPED = re.compile(r"(?<=[0-9])_(?=[0-9]{3}(?![0-9]))")
 Path = tuple[str | int, ...]
 
 
@@ -34,7 +36,8 @@ class Broken(Exception):
     """The text is not YAML that we read: there is no document to look further into."""
 
     def __init__(self, problem: YamlProblem) -> None:
-        super().__init__(problem.problem)
+        where = f"line {problem.line}: {problem.field}: " if problem.field else f"line {problem.line}: "
+        super().__init__(f"{where}{problem.problem}; {problem.fix}")
         self.problem = problem
 
 
@@ -81,6 +84,22 @@ def read(text: str) -> list[Document]:
     except (yaml.YAMLError, ValueError) as e:
         raise Broken(YamlProblem(1, 1, "", f"not YAML: {e}", "correct the syntax")) from None
     return [document for node in nodes if (document := _document(node)).data is not None or document.problems]
+
+
+def plain(text: str) -> Any:
+    """The data of a text that is one document, for who looks at no marks; None of an empty one.
+
+    Raises Broken: as `read`, and for the first value that is wrong.
+    """
+    documents = read(text)
+    if len(documents) > 1:
+        line, column = documents[1].at(())
+        raise Broken(YamlProblem(line, column, "", "a second document begins", "write a file for each"))
+    for document in documents:
+        if document.problems:
+            raise Broken(min(document.problems))
+        return document.data
+    return None
 
 
 def _check(events: Iterator[Any]) -> None:
@@ -171,19 +190,25 @@ def _scalar(node: Any, path: Path, document: Document) -> Any:
 
 
 def _number(kind: str, text: str) -> bool | int | float | None:
-    """The value of a plain bool, int or float; None for forms that surprise people: 0777, 12:30, 0b1, .inf."""
+    """The value of a plain bool, int or float; None for forms that surprise people: 0777, 12:30, 0b1, 1_0, .inf."""
     if kind == "bool":
         return text.lower() in ("true", "yes", "on")
-    digits = text.lstrip("+-")
-    if len(digits) > 40 or ":" in digits:
+    said = ungrouped(text)
+    digits = said.lstrip("+-")
+    if len(digits) > 40 or ":" in digits or "_" in digits:
         return None
     try:
         if kind == "int":
-            return None if len(digits) > 1 and digits[0] == "0" else int(text.replace("_", ""))
-        value = float(text.replace("_", ""))
+            return None if len(digits) > 1 and digits[0] == "0" else int(said)
+        value = float(said)
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def ungrouped(text: str) -> str:
+    """A number without the underscores that stand before three digits: 3_590_000 is 3590000. No other is read."""
+    return _GROUPED.sub("", text)
 
 
 def dotted(path: Path) -> str:
