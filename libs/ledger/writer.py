@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Generic
 
 from nats.errors import ConnectionClosedError
@@ -35,12 +36,14 @@ from libs.ledger.pieces import Piece, pieces
 from libs.ledger.readers import Declarer
 from libs.ledger.rolling import Rolling
 from libs.ledger.saver import SaveCounters, SnapshotSaver
+from libs.ledger.sealer import unknown_ledger
 from libs.ledger.segments import name_of, readable
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.standby import follow
 from libs.ledger.tail import Stored, Tail
 from libs.ledger.timing import timed
 from libs.ports.host import failpoint, present_host
+from schemas.inbox import ClosePeriod
 from schemas.ledger import LedgerEvent, LedgerRecord, SegmentSealed
 from schemas.subjects import inbox_stream
 
@@ -291,6 +294,10 @@ class LedgerWriter(Generic[D]):
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
         """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
         items = [self._culprits.read(message) for message in stored]
+        for place, item in enumerate(items):
+            if isinstance(item.message, ClosePeriod):
+                why = await unknown_ledger(self._js, self.pool, self.head, item.message.period)
+                items[place] = replace(item, message=None, error=why) if why else item
         clock, found = timed(self._ledger.clock, items)
         self._ledger.clock, self.settled = clock, False
         self.counters.clock_jumps += len(found)

@@ -98,7 +98,7 @@ class Placement:
 
         self.teller = Teller(self.pool, publish, self._registry, nats.max_payload, self._shown)
         largest = nats.max_payload - RECORD_ROOM
-        self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=largest, head=lambda: self.seq)
+        self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=largest)
         self.writer = LedgerWriter(
             js,
             self.pool,

@@ -1,6 +1,7 @@
 """What operators say: of nodes and devices into the pool's inbox, of readers of the ledger; and what teams may not say."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -17,26 +18,31 @@ from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.streams import provision
-from libs.cli.decided import say_to_pool
+from libs.cli.decided import PoolRefused, say_to_pool
 from libs.client import TimedOut, connect
+from libs.core.billing.wall import month_us
 from libs.core.scheduling.decider import Deciders
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.readers import Declared, Readers
+from libs.ledger.segments import last_seq, stored_at
 from libs.ledger.tail import Stored
 from libs.ledger.writer import LedgerWriter
 from schemas.catalog import BY_TYPE, TYPE_OF
+from schemas.ids import content_hash
 from schemas.inbox import (
     BusyDevice,
     CancelRequested,
+    ClosePeriod,
     NodeDead,
     NodeQuarantine,
     NodeRegistered,
     NodeSilent,
     QuarantineLifted,
 )
+from schemas.prices import ClosedPeriod
 from schemas.queries import NodeList, NodeListQuery, NodeView
-from schemas.subjects import OPERATOR, declare_dead, inbox_stream
+from schemas.subjects import OPERATOR, close_period, declare_dead, inbox_stream
 from tests.cli.test_command import baton
 from tests.core.builders import node
 from tests.kit.inputs import input_subject
@@ -273,6 +279,22 @@ async def test_a_book_is_applied_a_bill_is_exported_and_a_period_closed(
     assert "close it when it is over" in wrong.err
     closed = await baton("bill", "close", "--from", "2020-01", "--user", "olga", "--pool", DECIDED, url=url)
     assert closed.code == 0, closed.err
+    async with await connect(url, operator=True) as client:
+        js = client.nats.jetstream()
+        payloads = [await stored_at(js, DECIDED, seq) or b"" for seq in range(1, await last_seq(js, DECIDED) + 1)]
+        last = len(payloads)
+        for upto, head, why in (
+            (last, "a" * 64, f"record {last} of this ledger has the hash"),
+            (1, content_hash(payloads[0]), "before the period ends"),
+            (last + 99, "a" * 64, "a seal names one that is there"),
+            (0, "a" * 64, "a seal names one that is there"),
+        ):
+            lie = ClosedPeriod(
+                from_us=month_us(2020, 2)[0], to_us=time.time_ns() // 1000, upto_seq=upto, head=head, rows="b" * 64,
+                currency="USD",
+            )  # fmt: skip
+            with pytest.raises(PoolRefused, match=why):
+                await say_to_pool(client, DECIDED, ClosePeriod(period=lie), close_period(DECIDED, "olga"), "a lie")
     told = await baton("bill", "export", str(bill), "--from", "2020-01", "--pool", DECIDED, url=url)
     assert (told.code, told.out[:6]) == (0, "0 rows"), told.err
 

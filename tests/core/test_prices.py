@@ -15,7 +15,7 @@ from libs.core.state.clock import Calendar
 from schemas import inbox
 from schemas.ledger import InputRejected, PeriodClosed, PricesApplied
 from schemas.prices import ClosedPeriod, ContractRate, ListRate, RateBook, RateTier, Term
-from tests.core.builders import World, node
+from tests.core.builders import World
 from tests.core.lives import records_of
 
 CUT = month_us(2026, 3)[0]
@@ -176,20 +176,6 @@ def test_a_period_that_cannot_be_is_refused_in_the_words_of_a_calendar(from_us: 
     (refused,) = World().send(inbox.ClosePeriod(period=period, user="olga"))
     assert isinstance(refused, InputRejected)
     assert refused.reason.startswith(said)
-
-
-@pytest.mark.parametrize("upto_seq", [0, 3, 10**18])
-def test_a_seal_names_a_record_that_is_there(upto_seq: int) -> None:
-    """One that does not is a violation that nothing mends (I17)."""
-    world, until_us = World(node("n0"), node("n1")), 2000
-    world.send(inbox.Tick(), after_us=until_us)
-    period = ClosedPeriod(from_us=0, to_us=until_us, upto_seq=2, head="a" * 64, rows="b" * 64, currency="USD")
-    wrong = period.model_copy(update={"upto_seq": upto_seq})
-    (refused,) = world.send(inbox.ClosePeriod(period=wrong, user="olga"))
-    assert isinstance(refused, InputRejected)
-    assert refused.reason.startswith(f"upto_seq = {upto_seq}: the ledger's last record is 2,")
-    (closed,) = world.send(inbox.ClosePeriod(period=period, user="olga"))
-    assert closed.kind == "period.closed"
 
 
 # ---------------------------------------------------------------------------------------------------------------- money

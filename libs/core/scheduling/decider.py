@@ -98,10 +98,9 @@ class Decider:
         *,
         nodes: NodeAllowances | None = None,
         beside: Sequence[bytes] = (),
-        head: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         """`allowed`: the newest format of the ledger that may be written now (`libs.core.state.formats`). `beside`: what was
-        learned beside `state`, as a snapshot has it. `head`: the ledger's last record that is there."""
+        learned beside `state`, as a snapshot has it."""
         self.state = state if state is not None else State()
         self.turns = policy.precedence or Precedence.beside(self.state, beside)
         """What orders the jobs of a class."""
@@ -110,7 +109,6 @@ class Decider:
         self.learner = learner
         self.policy = policy
         self._allowed = allowed
-        self._head = head
         self.plan = cycle.Plan()
         """The last cycle's plan: why each queue waits (explain, queue list)."""
         self._backlog = Backlog()
@@ -160,7 +158,6 @@ class Decider:
             self._allowed(),
             self.policy.precedence,
             nodes=self._nodes,
-            head_seq=self._head(),
         )
         self.faults = []
         self._nodes.decide(self.state.inbox_seq)
@@ -364,14 +361,13 @@ class Deciders:
         learner: Callable[[], Learner] | None = None,
         allowed: Callable[[], int] = lambda: NEWEST,
         largest_event: int = sys.maxsize,
-        head: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
         self.policy = policy
         self._learner = learner
         self.nodes = NodeAllowances(policy.node_devices)
         """What nodes have used up: of all deciders, so that folding again gives nothing back."""
         self._how: dict[str, Any] = {
-            "allowed": allowed, "largest_event": largest_event, "condemned": {}, "nodes": self.nodes, "head": head
+            "allowed": allowed, "largest_event": largest_event, "condemned": {}, "nodes": self.nodes
         }  # fmt: skip
 
     def new(self) -> Decider:

@@ -1,7 +1,5 @@
 """What a reaction works on: the state, and the events decided so far."""
 
-import sys
-
 from libs.core.scheduling.allowances import NodeAllowances
 from libs.core.scheduling.changes import Changes
 from libs.core.scheduling.precedence import Precedence
@@ -33,13 +31,11 @@ class Decision:
         precedence: Precedence | None = None,
         *,
         nodes: NodeAllowances | None = None,
-        head_seq: int = sys.maxsize,
     ) -> None:
         """`precedence`: by which jobs of one class give way to each other. `wall_us`: the broker's clock at `t_us`, where it is
         known; 0: ledger time is its time. `allowed`: the newest format that events may be of. `nodes`: what nodes have used up
-        of what they may say. `head_seq`: the ledger's last record that is there."""
+        of what they may say."""
         self.state = state
-        self.head_seq = head_seq
         self._allowed = allowed
         self.t_us = t_us
         self.precedence = precedence

@@ -39,8 +39,9 @@ def prices_applied(d: Decision, m: inbox.ApplyPrices) -> None:
 
 
 def period_closed(d: Decision, m: inbox.ClosePeriod) -> None:
-    """Periods follow each other without a gap, and none that is not over yet is closed. That the totals are right is no matter
-    of placement: whoever has the ledger recomputes them (`baton ledger verify`, `baton bill verify`)."""
+    """Periods follow each other without a gap, and none that is not over yet is closed. Whether who closes it knew this ledger
+    was looked at before (`libs.ledger.sealer`). That the totals are right is no matter of placement: whoever has the ledger
+    recomputes them (`baton ledger verify`, `baton bill verify`)."""
     period, closed = m.period, d.state.closed_us
     if period.to_us <= period.from_us:
         raise InputRefused(
@@ -57,11 +58,6 @@ def period_closed(d: Decision, m: inbox.ClosePeriod) -> None:
     if period.to_us > d.wall_us:
         raise InputRefused(
             f"the period ends at {_when(period.to_us)}, and it is {_when(d.wall_us)}: close it when it is over"
-        )
-    if not 0 < period.upto_seq <= d.head_seq:
-        raise InputRefused(
-            f"upto_seq = {period.upto_seq}: the ledger's last record is {d.head_seq}, and a seal names one that is there: "
-            f"close the period with `baton bill close`, which reads this pool's ledger"
         )
     event = ledger.PeriodClosed(period=period, reason=m.reason, user=m.user)
     if not d.may(event):
