@@ -4,6 +4,7 @@ A handler that runs again after a crash publishes the same ids, and the broker's
 idempotent readers) drop the second copy.
 """
 
+from functools import lru_cache
 from hashlib import sha1, sha256
 from uuid import UUID
 
@@ -61,6 +62,7 @@ FIRST_TEAM_UID, TEAM_UIDS = 0x7000_0000, 0x0FFF_0000
 """User ids that no distribution, directory or container runtime gives out (systemd.io/UIDS-GIDS: "unused")."""
 
 
+@lru_cache(maxsize=4096)
 def team_uid(team: str) -> int:
     """The user and group id of a team's processes, on every node. It follows from the name alone, so nobody need be asked or
     told. A node that has served one of two teams with one id refuses the other."""

@@ -6,6 +6,7 @@ import struct
 import pytest
 
 from services.agent.keeper import table, wire
+from services.agent.keeper.client import packed
 from services.agent.keeper.table import GONE, STARTING, HeldAttempt, StartRefused, Table
 
 
@@ -122,6 +123,18 @@ def test_a_message_that_the_other_side_would_refuse_is_not_sent(monkeypatch):
     monkeypatch.setattr(wire, "LARGEST", 100)
     with pytest.raises(wire.BadMessage):
         wire.pack({"text": "x" * 100})
+
+
+def test_an_agent_says_the_same_in_its_own_way(monkeypatch):
+    messages = [
+        {"do": "start", "early": None, "ranks": ({"rank": 0, "environment": {"A": "ä\n\x01"}},), "until": 1.5},
+        {"workdir": "/work/\udcff"},  # a file's name that is no UTF-8
+    ]
+    ours = wire.Reader().feed(b"".join(map(packed, messages)))
+    assert ours == wire.Reader().feed(b"".join(map(wire.pack, messages)))
+    monkeypatch.setattr(wire, "LARGEST", 100)
+    with pytest.raises(wire.BadMessage):
+        packed({"text": "x" * 100})
 
 
 def test_two_sides_use_the_newest_version_that_both_speak(monkeypatch):

@@ -65,10 +65,11 @@ def apply(state: State, event: led.LedgerEvent, t_us: int) -> None:
 def _of_job(state: State, about: led.EventOfJob, event: led.LedgerEvent, t_us: int) -> None:
     if state.cuts:
         state.cuts.before_change(about.job_id)
-    job = state.jobs.get(about.job_id)
+    jobs, job_id = state.jobs, about.job_id
+    job = jobs.get(job_id)
     job_state, attempt_state = lifecycle.after(about, *(job.states if job is not None else (None, None)))
     _FOLD[type(event)](state, event, t_us)
-    job = state.jobs.get(about.job_id)
+    job = jobs.get(job_id)
     if job is not None and job_state is not None:
         job.state = job_state
         if job.current is not None and attempt_state is not None:

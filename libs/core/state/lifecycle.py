@@ -141,6 +141,9 @@ def of_job(event: led.LedgerEvent) -> led.EventOfJob | None:
 
 def after(event: led.EventOfJob, job: J | None, attempt: A | None) -> tuple[J | None, A | None]:
     """The states of job and attempt after `event`. Raises Forbidden naming state and event when they do not allow it."""
+    moves = _MOVES.get(type(event))
+    if moves is not None and job in moves[0] and attempt in moves[1]:
+        return moves[0][job], moves[1][attempt]
     rule = TABLE[type(event)]
     wanted = event.state if isinstance(event, led.JobFinished) else None
     return _next(event, "unknown", rule.job, job, wanted), _next(event, "no open attempt", rule.attempt, attempt, None)
@@ -186,5 +189,16 @@ def _target(rule: Rule) -> J | None:
     targets = {target for before, after in (rule.job or {}).items() for target in after if target != before}
     return targets.pop() if len(targets) == 1 else None
 
+
+def _only(moves: Moves[S]) -> dict[S | None, S | None]:
+    return {before: next(iter(after)) for before, after in moves.items() if len(after) == 1}
+
+
+_MOVES: Mapping[type, tuple[dict[J | None, J | None], dict[A | None, A | None]]] = {
+    event: (_only(rule.job), _only(rule.attempt))
+    for event, rule in TABLE.items()
+    if rule.job is not None and rule.attempt is not None and event is not led.JobFinished
+}
+"""Of events that leave no choice: where each state leads, of job and attempt."""
 
 _LEADS_TO: Mapping[type, J | None] = {event: _target(rule) for event, rule in TABLE.items()}

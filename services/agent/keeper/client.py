@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from services.agent.keeper import find, wire
 from services.agent.keeper.find import Found
 from services.agent.keeper.moves import favour_moves
@@ -107,6 +109,14 @@ class KeptAttempt:
                 self._started.set_exception(error)
 
 
+def packed(message: wire.WireMessage) -> bytes:
+    """`wire.pack` in a quarter of the time, of what an agent has in memory and a keeper had better not."""
+    try:
+        return wire.framed(to_json(message))
+    except PydanticSerializationError:  # a file's name that is no UTF-8
+        return wire.pack(message)
+
+
 def _error(told: Mapping[str, Any]) -> Exception:
     if told.get("refused"):
         return StartRefused(told["error"])
@@ -202,7 +212,7 @@ class KeeperClient:
         if self._writer is not None:
             if not self._out:
                 asyncio.get_running_loop().call_soon(self._flush_soon)
-            self._out.append(wire.pack(message))
+            self._out.append(packed(message))
 
     def _flush_soon(self) -> None:
         """What was begun in this turn, the start of an attempt say, has more to tell in the next: the keeper is woken once."""

@@ -36,7 +36,11 @@ def agreed(oldest: int, newest: int) -> int:
 
 
 def pack(message: WireMessage) -> bytes:
-    data = json.dumps(message, separators=(",", ":")).encode()
+    return framed(json.dumps(message, separators=(",", ":")).encode())
+
+
+def framed(data: bytes) -> bytes:
+    """A message that is written already."""
     if len(data) > LARGEST:
         raise BadMessage(f"a message of {len(data)} bytes: at most {LARGEST} may be sent")
     return _LENGTH.pack(len(data)) + data
