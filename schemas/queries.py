@@ -8,7 +8,7 @@ A job of another team is `not-found`, exactly like one that does not exist.
 """
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -116,7 +116,7 @@ class EventListQuery(Strict):
     job_id: JobId | None = None
     after_us: Micros | None = None
     limit: int = Field(default=1000, ge=1, le=10_000)
-    seen: dict[Name, int] | None = Field(
+    seen: dict[Name, Annotated[int, Field(ge=0)]] | None = Field(
         default=None,
         max_length=1000,
         description="pool -> number of the last event that the asker has; what was dropped after it is told as `lost`",

@@ -61,9 +61,17 @@ def document(value: Any, format: Format) -> None:
     if format is Format.YAML:
         import yaml
 
-        _lines([yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip()])
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+        text = text if _harmless(text) else yaml.safe_dump(plain, sort_keys=False)
     else:
-        _lines([json.dumps(plain, indent=2, ensure_ascii=not sys.stdout.isatty())])
+        text = json.dumps(plain, indent=2, ensure_ascii=not sys.stdout.isatty())
+        text = text if _harmless(text) else json.dumps(plain, indent=2)
+    _lines([text.rstrip()])
+
+
+def _harmless(text: str) -> bool:
+    """Whether nothing in it steers a terminal; else all but ASCII is escaped, as JSON and YAML do by themselves."""
+    return text.isascii() or clean(text, keep_newlines=True) == text
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:

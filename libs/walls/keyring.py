@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.bus.wire import CA_FILE
@@ -29,6 +29,7 @@ from libs.walls import accounts, claims
 from libs.walls.accounts import ADMIN, CORE, LOGS, NODE, POOL_LOGS, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.people import People
+from schemas.base import Name, NodeName
 from schemas.ids import team_uid
 from schemas.subjects import OPERATOR, token
 
@@ -125,10 +126,27 @@ class Keys(BaseModel):
         return sorted({name.partition(".")[0] for name in self.nodes})
 
 
+_NAMES: dict[str, TypeAdapter[str]] = {
+    "team": TypeAdapter(Name), "pool": TypeAdapter(Name), "node": TypeAdapter(NodeName)
+}  # fmt: skip
+
+
+def _name(what: str, name: str) -> str:
+    """`name`, if messages may name a team, pool or node so: a credential for another could say nothing that is taken. Raises
+    ValueError with the fix."""
+    try:
+        return _NAMES[what].validate_python(token(name))
+    except ValidationError:
+        letters = "letters, digits, '-' and '_'" if what == "node" else "lower-case letters, digits and '-'"
+        raise ValueError(
+            f"{name!r} is not a {what}'s name: use {letters}, with a letter or a digit first and last"
+        ) from None
+
+
 def check_teams(teams: Sequence[str]) -> None:
-    """Raises ValueError when a team's name is taken, stands twice, or cannot be a subject token."""
+    """Raises ValueError when a team's name is taken, stands twice, or is none that messages may have."""
     for team in teams:
-        if token(team) in accounts.RESERVED:
+        if _name("team", team) in accounts.RESERVED:
             raise ValueError(f"a team cannot be called {team!r}: that name is Baton's own; choose another")
     if twice := {team for team in teams if list(teams).count(team) > 1}:
         raise ValueError(f"teams named twice: {', '.join(sorted(twice))}")
@@ -212,11 +230,11 @@ class Keyring:
 
     def nodes(self, pool: str) -> Path:
         """Of agents that stand for every node of a pool: a simulated fleet."""
-        return self._agent(token(pool))
+        return self._agent(_name("pool", pool))
 
     def node(self, pool: str, node: str) -> Path:
         """Of one node, which speaks for itself only."""
-        return self._agent(f"{token(pool)}.{token(node)}")
+        return self._agent(f"{_name('pool', pool)}.{_name('node', node)}")
 
     def _agent(self, name: str) -> Path:
         folder = self.creds / "nodes" / name
@@ -232,7 +250,7 @@ class Keyring:
         """Of a whole team, or of a user `<team>.<user>`; a new team gets an account. `admin`: a user who manages the others;
         what it had as a plain user is void then. `lasts_s`: how long one that is made now is good, by default until it is void.
 
-        Raises ValueError as `check_teams` and `check_numbers`, and for a name that cannot be a subject token.
+        Raises ValueError as `check_teams` and `check_numbers`, and for a user's name that cannot be a subject token.
         """
         team, dot, user = name.partition(".")
         check_teams([team])

@@ -16,6 +16,7 @@ from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 _BATCH = 512
 _STORED_WITHIN_US = 600_000_000
+_LAST_US = 253_402_300_799_000_000  # the end of the year 9999: what is later no calendar can write
 _PROBED = 32  # messages, where the numbers of all pools are looked for
 _OF_TEAM = subjects.team_event("-", "-").split("-")[0]
 _LOOKED_AT = 5_000  # rejections, when one job's is asked for
@@ -36,7 +37,8 @@ class EventLog:
         pattern = _pattern(team)
         if after_us:
             lead_us = await self._lead(pattern)
-            start: dict[str, Any] = {"start_time": datetime.fromtimestamp((after_us - lead_us) / 1e6, UTC).isoformat()}
+            after_s = min(max(0, after_us - lead_us), _LAST_US) / 1e6
+            start: dict[str, Any] = {"start_time": datetime.fromtimestamp(after_s, UTC).isoformat()}
         elif after_us == 0:
             start = {"seq": 1}
         elif seen:

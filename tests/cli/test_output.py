@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from nats.errors import TimeoutError as NatsTimeout
 
 from libs.cli import units
 from libs.cli.exits import Exit, code_of, tell
-from libs.cli.output import Column, Format, clean, show
+from libs.cli.output import Column, Format, clean, document, show
 from libs.cli.up import report
 from libs.client.errors import Rejected, Unreachable
 from libs.embedded.events import EventKind, ProcessEvent
@@ -18,6 +19,21 @@ def test_nothing_steers_a_terminal() -> None:
     hostile = "a\x1b]0;title\x07\x1b[2Jb\x9bc\u202ed\r\n"
     assert clean(hostile, keep_newlines=True) == "a]0;title[2Jbcd\n"
     assert clean("a\tb\nc") == "a b c"
+
+
+@pytest.mark.parametrize("format", [Format.JSON, Format.YAML])
+def test_what_programs_read_steers_no_terminal_either(
+    format: Format, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eight-bit terminal takes one character above ASCII for an escape, and another turns the text around."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    said = {"said": "é\x9b2J\u202e", "more": "\x1b]0;x\x07\x7f"}
+    document([said], format)
+    shown = capsys.readouterr().out
+    assert yaml.safe_load(shown) == [said]
+    assert clean(shown.replace("\x7f", ""), keep_newlines=True) == shown.replace("\x7f", "")
+    document(["é"], format)
+    assert "é" in capsys.readouterr().out
 
 
 def test_a_cell_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:

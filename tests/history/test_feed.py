@@ -157,6 +157,11 @@ async def test_events_are_read_back_by_team_time_and_number(
     assert await log.read(team, after_us=0, limit=7) == all_of_them[:7]
     middle = all_of_them[len(all_of_them) // 2].at_us
     assert await log.read(team, after_us=middle, limit=10_000) == [e for e in all_of_them if e.at_us > middle]
+    for never in (
+        253_402_300_800_000_000,
+        2**63 - 1,
+    ):  # the first moment that no calendar has a year for, and the last there is
+        assert await log.read(team, after_us=never, limit=10_000) == []
     last = await log.read(team, after_us=None, limit=8)  # the rejection counts among what is looked at
     assert last == all_of_them[-len(last) :]
     assert len(last) >= 7

@@ -124,10 +124,20 @@ def test_every_claim_of_an_account_is_newer_than_the_last(tmp_path: Path) -> Non
     assert claims.read(ring.account("blue")[1])["iat"] > issued[-1] + 1
 
 
-@pytest.mark.parametrize("name", [SYSTEM, CORE, "operator", "services", "a b", "", "..", "a.b.c", "a.*", ">"])
+@pytest.mark.parametrize(
+    "name", [SYSTEM, CORE, "operator", "services", "a b", "", "..", "a.b.c", "a.*", ">", "Red", "r_d", "-a"]
+)
 def test_no_team_has_a_name_that_means_something_else(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError):
         Keyring(tmp_path).team(name)
+
+
+@pytest.mark.parametrize(
+    ("pool", "node"), [("Main", "n1"), ("main", "-n1"), ("main", "n1."), ("main", "e\u0301"), ("main", "*")]
+)
+def test_no_node_has_a_name_that_no_message_may_have(tmp_path: Path, pool: str, node: str) -> None:
+    with pytest.raises(ValueError):
+        Keyring(tmp_path).node(pool, node)
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN NATS USER JWT-----", "-----BEGIN NATS USER JWT-----\na.b\n"])

@@ -23,6 +23,8 @@ QUARANTINES, QUARANTINES_PER_S = 200.0, 1.0
 """Times that a node may say what uses its devices."""
 NODE_DEVICES = 65_536
 """Ids of devices that one node may ever have had. Each cut of a MIG board makes up to seven."""
+NAMES, NAMES_PER_S = 65_536.0, 1 / 60
+"""Names of places, models, profiles, islands and tori of which no node has told yet, that one may bring: kept for ever, too."""
 POOL_DEVICES = 2_000_000
 POOL_NODES = 100_000
 A = TypeVar("A")
@@ -38,12 +40,12 @@ class _Used:
     left: float
     t_us: int
 
-    def take(self, most: float, per_s: float, t_us: int) -> bool:
+    def take(self, most: float, per_s: float, t_us: int, count: int) -> bool:
         self.left = min(most, self.left + max(0, t_us - self.t_us) / 1e6 * per_s)
         self.t_us = max(self.t_us, t_us)
-        if self.left < 1.0:
+        if self.left < count:
             return False
-        self.left -= 1.0
+        self.left -= count
         return True
 
 
@@ -90,8 +92,9 @@ class NodeAllowances:
             f"`baton node revoke {node}`"
         )
 
-    def offers(self, fleet: Fleet, inventory: Inventory) -> str:
-        """Why a node may not have these devices: too many that nobody has heard of; "" when it may."""
+    def offers(self, fleet: Fleet, inventory: Inventory, t_us: int) -> str:
+        """Why a node may not have these devices: too many that nobody has heard of, or too many other names; "" when it
+        may: then it has brought them."""
         name = inventory.node
         if name not in fleet.nodes and len(fleet.nodes) >= POOL_NODES:
             return f"node {name}: the pool has had {len(fleet.nodes)} nodes and keeps no more names: begin a new pool"
@@ -104,7 +107,13 @@ class NodeAllowances:
             )
         if new and len(fleet) + new > POOL_DEVICES:
             return f"node {name}: the pool has had {len(fleet)} devices and keeps no more ids: begin a new pool"
-        return ""
+        names = fleet.new_names(inventory)
+        if not names or self._once(name, "names", lambda: self._take(name, "names", NAMES, NAMES_PER_S, t_us, names)):
+            return ""
+        return (
+            f"node {name} has brought {NAMES:g} names of models, islands, tori and places, which are kept for ever, and may "
+            f"bring one a minute: see why they change at each start, or `baton node revoke {name}`"
+        )
 
     def quarantines(self, node: str, t_us: int) -> str:
         """Why `node` may not say what uses its devices; "" when it may: then it has."""
@@ -124,10 +133,10 @@ class NodeAllowances:
         given: A = self._answers[asked]
         return given
 
-    def _take(self, node: str, what: str, most: float, per_s: float, t_us: int) -> bool:
+    def _take(self, node: str, what: str, most: float, per_s: float, t_us: int, count: int = 1) -> bool:
         key = (node, what)
         used = self._used.setdefault(key, _Used(most, t_us))
         self._used.move_to_end(key)
         if len(self._used) > _KEPT:
             self._used.popitem(last=False)
-        return used.take(most, per_s, t_us)
+        return used.take(most, per_s, t_us, count)

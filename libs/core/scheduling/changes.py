@@ -2,8 +2,8 @@
 
 A job that did not fit can fit later only because of what is noted here: devices, processors, power or a place among spread
 peers that were given back, nodes that joined, limits that were raised or are less in use. An event that only takes something
-(a grant, a node that left) helps nobody, with one exception. The place of a gang's reservation depends on what is free and
-on which nodes there are, so such an event is noted as `moved`.
+(a grant, a node that left) helps nobody, with two exceptions: a node that is gone no longer caps its leaf's power; and the
+place of a gang's reservation depends on what is free and on which nodes there are, so such an event is noted as `moved`.
 """
 
 from collections.abc import Callable
@@ -69,8 +69,14 @@ def _devices_came(changes: Changes, state: State, event: led.NodeJoined | led.Bo
     changes.moved = True
 
 
+def _node_left(changes: Changes, state: State, event: led.NodeLeft) -> None:
+    """What it said of its leaf's power holds no longer, which may help whoever waits for that leaf."""
+    changes.moved = True
+    changes.anything = changes.anything or bool(state.fleet.rack_w[state.fleet.node_names.find(event.node)])
+
+
 def _devices_went(
-    changes: Changes, state: State, event: led.NodeLeft | led.BoardRecut | led.DeviceQuarantined | led.NodeCordoned
+    changes: Changes, state: State, event: led.BoardRecut | led.DeviceQuarantined | led.NodeCordoned
 ) -> None:
     changes.moved = True
 
@@ -114,7 +120,7 @@ def _hold_released(changes: Changes, state: State, event: led.HoldReleased) -> N
 
 NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.NodeJoined: _devices_came,
-    led.NodeLeft: _devices_went,
+    led.NodeLeft: _node_left,
     led.QuotaSet: _limit_set,
     led.QueuesApplied: _anything,
     led.PricesApplied: _nothing,

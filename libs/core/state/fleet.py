@@ -82,11 +82,14 @@ class FleetNode:
     incarnation: int
     up: bool
     rows: list[int] = field(default_factory=list)
+    boards: frozenset[str] = frozenset()
+    """Ids of all its MIG boards."""
 
     @classmethod
     def of(cls, inventory: Inventory, incarnation: int, rows: list[int]) -> "FleetNode":
         packed = zlib.compress(inventory.model_dump_json(exclude_defaults=True).encode(), level=1)
-        return cls(inventory.node, labels_of(inventory), packed, incarnation, up=True, rows=rows)
+        labels, boards = labels_of(inventory), frozenset(boards_of(inventory))
+        return cls(inventory.node, labels, packed, incarnation, up=True, rows=rows, boards=boards)
 
     @property
     def inventory(self) -> Inventory:
@@ -101,6 +104,11 @@ class Board:
     node: str
     board: MigBoard
     rows: dict[int, tuple[str, int]]
+
+
+def boards_of(inventory: Inventory) -> set[str]:
+    """Ids of the MIG boards that it names, those that only their instances name among them."""
+    return {b.id for b in inventory.boards} | {d.parent for d in inventory.devices if d.mig_profile and d.parent}
 
 
 _NO_ROW = -1
@@ -138,6 +146,8 @@ class Fleet:
         """Boards that may be repartitioned, by id, of nodes that are up or were."""
         self.board_of: dict[int, str] = {}
         """Row of an instance of such a board -> the board's id."""
+        self._board_nodes: dict[str, str] = {}
+        """Any board -> the node that named it last."""
         self.full: set[int] = set()
         """Codes of nodes that run as many parts as a node may: nothing new is granted there."""
         self.lasting: dict[Any, Any] = {}
@@ -191,20 +201,46 @@ class Fleet:
         node_code = self._node_row(inventory)
         rows = [self._device_row(device, node_code, inventory.node) for device in inventory.devices]
         old = self.nodes.get(inventory.node)
+        node = FleetNode.of(inventory, incarnation, rows)
         if old is not None:
             self.up[old.rows] = False
+            for gone in old.boards - node.boards:
+                if self._board_nodes.get(gone) == node.name:
+                    del self._board_nodes[gone]
         self.up[rows] = True
-        node = FleetNode.of(inventory, incarnation, rows)
+        self._board_nodes.update(dict.fromkeys(node.boards, node.name))
         self.nodes[inventory.node] = node
         self._set_boards(inventory, rows)
         return node
 
     def leave(self, name: str) -> None:
-        """A node's devices are gone until it joins again."""
+        """A node's devices are gone until it joins again, and so is what it says of its leaf's power."""
         self.version += 1
         node = self.nodes[name]
         node.up = False
         self.up[node.rows] = False
+        self.rack_w[self.node_names.find(name)] = 0
+
+    def owner(self, id: str) -> str:
+        """The node that is up and has a device, or a MIG board, of this id; "": none."""
+        row = self.devices.find(id)
+        if row != _NO_ROW and self.up[row]:
+            return self.node_names.names[int(self.node[row])]
+        known = self.nodes.get(self._board_nodes.get(id, ""))
+        return known.name if known is not None and known.up else ""
+
+    def new_names(self, inventory: Inventory) -> int:
+        """How many names it has that no node had before, of those that are kept for ever beside ids of devices."""
+        where, node = inventory.position, inventory.node
+        found = [
+            (self.zones, where.zone),
+            (self.spines, f"{where.zone}/{where.spine}"),
+            (self.leaves, f"{where.zone}/{where.spine}/{where.leaf}"),
+        ]
+        for device in inventory.devices:
+            found += (self.models, device.model), (self.profiles, device.mig_profile)
+            found += (self.domains, _island(device, node)), (self.tori, _torus(device))
+        return len({(id(index), name) for index, name in found if name and index.find(name) < 0})
 
     def had(self, node: str) -> int:
         """How many devices were last seen at `node`, those that it has now among them."""
@@ -373,7 +409,7 @@ class Fleet:
         self.node[row] = node_code
         self.model[row] = self.models.code(device.model)
         self.profile[row] = self.profiles.code(device.mig_profile)
-        island = device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
+        island = _island(device, node)
         self.domain[row] = self.domains.code(island) if island else -1
         self.index[row] = device.index
         self.memory_mib[row] = memory_mib
@@ -387,17 +423,28 @@ class Fleet:
         """A chip whose coordinates do not lie in its torus, or whose torus is larger than any, belongs to none, so that no
         slice uses it. One that tells another shape than others of its torus lies in another torus: no node's word changes
         where the chips of the others lie."""
-        shape, at = device.torus_shape, device.torus_at
-        known = (
-            bool(device.torus and shape)
-            and len(shape) == len(at)
-            and all(0 <= x < n for x, n in zip(at, shape, strict=True))
-            and prod(shape) <= MOST_DEVICES
-        )
-        self.torus[row] = self.tori.code(f"{device.torus} {shape}") if known else -1
-        if known:
-            self.torus_shapes[int(self.torus[row])] = shape
-        self.t0[row], self.t1[row], self.t2[row] = (*at, 0, 0, 0)[:3] if known else (0, 0, 0)
+        torus = _torus(device)
+        self.torus[row] = self.tori.code(torus) if torus else -1
+        if torus:
+            self.torus_shapes[int(self.torus[row])] = device.torus_shape
+        self.t0[row], self.t1[row], self.t2[row] = (*device.torus_at, 0, 0, 0)[:3] if torus else (0, 0, 0)
+
+
+def _island(device: Device, node: str) -> str:
+    """The NVLink island; "": none."""
+    return device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
+
+
+def _torus(device: Device) -> str:
+    """The torus in which a chip lies; "": none."""
+    shape, at = device.torus_shape, device.torus_at
+    known = (
+        bool(device.torus and shape)
+        and len(shape) == len(at)
+        and all(0 <= x < n for x, n in zip(at, shape, strict=True))
+        and prod(shape) <= MOST_DEVICES
+    )
+    return f"{device.torus} {shape}" if known else ""
 
 
 def _few_layouts(board: MigBoard) -> bool:

@@ -58,9 +58,10 @@ class Hosts(Subject):
             self.books.broken("I1", f"{name} is granted its part {node.parts}, and runs {MOST_PARTS} at the most")
 
     def _power(self, leaf: tuple[str, str, str]) -> None:
-        """A leaf's power cap is the smallest that a node of it declares; a share of a device draws its part of the limit."""
+        """A leaf's power cap is the smallest that a node of it that is up declares; a share of a device draws its part of the
+        limit."""
         books = self.books
-        caps = [node.rack_w for node in books.nodes.values() if node.leaf == leaf and node.rack_w]
+        caps = [node.rack_w for node in books.nodes.values() if node.leaf == leaf and node.rack_w and node.up]
         if not caps:
             return
         drawn_mw = sum(

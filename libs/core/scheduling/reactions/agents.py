@@ -1,18 +1,22 @@
 """What a node's agent says: its life begins, what became of the parts it runs, a board that it has repartitioned."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from libs.core.scheduling.progress import believed
 from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, vacate
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.scheduling.reactions.inventories import refuse_inventory
 from libs.core.scheduling.reactions.quarantine import follow
 from libs.core.state import lifecycle
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
 from schemas.attempts import Cause, Evidence
-from schemas.resources import Inventory
+
+MOST_AHEAD = 2**32
+"""By so much a life's number may be above the last one's and the time in seconds, which agents count by: a clock may be a
+century ahead, and a node that makes numbers up never comes near the last one there is (2^63 - 1), after which it could not
+begin another life."""
 
 
 def node_registered(d: Decision, m: inbox.NodeRegistered) -> None:
@@ -24,7 +28,13 @@ def node_registered(d: Decision, m: inbox.NodeRegistered) -> None:
         raise InputRefused(
             f"node {name}: incarnation {m.incarnation} is not newer than {known.incarnation}; restart its agent"
         )
-    _refuse_devices(d, m.inventory)
+    highest = max(d.t_us // 1_000_000, known.incarnation if known is not None else 0) + MOST_AHEAD
+    if m.incarnation > highest:
+        raise InputRefused(
+            f"node {name}: incarnation {m.incarnation} is above {highest}, the most that may come next: see what its clock "
+            "says, remove incarnations.json of its agent's state folder, and restart the agent"
+        )
+    refuse_inventory(d, m.inventory)
     if why := d.nodes.begins(name, d.t_us):
         raise InputRefused(why)
     vacate(d, name, Evidence.NEW_INCARNATION, f"node {name} started anew")
@@ -115,7 +125,7 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
         raise InputRefused(f"node {m.node} was not asked for repartition {m.number} of board {m.board}")
     if m.inventory.node != m.node:
         raise InputRefused(f"node {m.node} reports a repartition with the inventory of {m.inventory.node}")
-    _refuse_devices(d, m.inventory)
+    refuse_inventory(d, m.inventory)
     offered = {device.id for device in m.inventory.devices}
     for job_id in d.state.on_node.get(m.node, {}):
         attempt = d.state.jobs[job_id].current
@@ -134,24 +144,6 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
             inventory=m.inventory,
         )
     )
-
-
-def _refuse_devices(d: Decision, inventory: Inventory) -> None:
-    """Raises InputRefused when a device is named twice, or belongs to another node that is up, or there are too many of which
-    nobody has heard."""
-    fleet = d.state.fleet
-    ids = {device.id for device in inventory.devices}
-    if len(ids) < len(inventory.devices):
-        twice = next(id_ for id_, count in Counter(device.id for device in inventory.devices).items() if count > 1)
-        raise InputRefused(f"node {inventory.node}: its inventory names device {twice} twice; device ids are unique")
-    for device in inventory.devices:
-        row = fleet.devices.find(device.id)
-        if row >= 0 and fleet.up[row] and (owner := fleet.node_names.names[int(fleet.node[row])]) != inventory.node:
-            raise InputRefused(
-                f"node {inventory.node}: device {device.id} already belongs to node {owner}; device ids are unique"
-            )
-    if why := d.nodes.offers(fleet, inventory):
-        raise InputRefused(why)
 
 
 _OBSERVE: dict[type, Callable[[Decision, str, Job, Attempt, Any], None]] = {

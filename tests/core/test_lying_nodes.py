@@ -1,0 +1,99 @@
+"""A node that says of others what is not so: what it says is refused, and theirs is as it was."""
+
+from typing import Any
+
+import pytest
+
+from schemas import inbox, ledger
+from schemas.resources import Device, DeviceKind, Inventory, MigBoard, MigProfile, Position
+from tests.core.builders import GIB, World, job, node
+
+ONE_G = MigProfile(name="1g.10gb", compute_slices=1, memory_slices=1, memory_mib=9728, starts=(0, 1), limit=7)
+
+
+def cut(name: str, board: str, *devices: str, told: bool = True) -> Inventory:
+    """A node with one MIG board; not `told`: its instances alone name it."""
+    one = MigBoard(id=board, index=0, model="H100", memory_mib=80 * GIB, profiles=(ONE_G,), dynamic=True)
+    instances = tuple(
+        Device(
+            id=id, index=0, kind=DeviceKind.MIG, model="H100", memory_mib=9728, mig_profile="1g.10gb", parent=board,
+            mig_start=n,
+        )
+        for n, id in enumerate(devices)
+    )  # fmt: skip
+    return Inventory(node=name, devices=instances, boards=(one,) if told else (), simulated=True)
+
+
+def answer(w: World, inventory: Inventory, incarnation: int = 1) -> str:
+    """Why it may not join; "" when it did."""
+    (event,) = w.send(inbox.NodeRegistered(incarnation=incarnation, inventory=inventory, lease_s=10))
+    return "" if isinstance(event, ledger.NodeJoined) else event.reason
+
+
+def test_a_board_of_another_node_is_refused() -> None:
+    """Its rows, its repartitions and its account are kept under its id: a node that named another's had them."""
+    w = World(cut("n0", "board-0", "n0-a"), node("n1"))
+    for liar in (
+        cut("n9", "board-0", "n9-a"),
+        cut("n9", "board-0", "n9-a", told=False),
+        cut("n9", "n1-gpu3", "n9-a"),
+        node("n9").model_copy(update={"devices": (node("n1").devices[0].model_copy(update={"id": "board-0"}),)}),
+    ):
+        assert "already belongs to node" in answer(w, liar)
+    assert w.decider.state.fleet.boards["board-0"].node == "n0"
+    assert "names board n9-a twice" in answer(w, cut("n9", "n9-a", "n9-a"))
+    assert answer(w, cut("n9", "board-9", "n9-a")) == ""
+    w.send(inbox.NodeLost(node="n0", incarnation=1, silent_s=30))
+    assert answer(w, cut("n8", "board-0", "n8-a")) == "", "the board was moved from a machine that is gone"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"fetch_mib_s": 2**63 - 1},
+        {"devices": (Device(id="n9-a", index=2**62, model="H100", memory_mib=1),)},
+        {"devices": (Device(id="n9-a", index=0, model="H100", memory_mib=1, memory_free_mib=2**63 - 1),)},
+        {"labels": {"a" * 600: "b"}},
+        {"position": Position(leaf="l" * 600)},
+    ],
+)
+def test_numbers_and_names_beyond_any_machine_are_refused_with_a_word(lie: dict[str, Any]) -> None:
+    """Arrays do not take them, so the decision failed, and the whole batch was decided again without it."""
+    assert "node n9:" in answer(World(), node("n9").model_copy(update=lie))
+
+
+def test_a_life_of_a_number_made_up_leaves_the_name_others() -> None:
+    """2^63 - 1 is the last one there is: after it nobody could have used the name again."""
+    w = World(node("n0"))
+    assert "remove incarnations.json" in answer(w, node("n0"), incarnation=2**63 - 1)
+    number = 1
+    for _ in range(10):
+        number += 2**32
+        assert answer(w, node("n0"), incarnation=number) == ""
+    assert number < 2**40, "at one a minute the others last for thousands of years"
+
+
+def test_what_a_node_says_of_its_racks_power_ends_with_it() -> None:
+    """A node that says it stands in another's rack, which may draw one watt, holds that rack up until it is cut off."""
+    watts = [one.model_copy(update={"power_limit_w": 700}) for one in node("n0").devices]
+    w = World(node("n0").model_copy(update={"devices": tuple(watts)}))
+    assert answer(w, node("n9", 1).model_copy(update={"rack_power_w": 1})) == ""
+    waits = w.submit(job("train", 8))
+    assert w.state_of(waits) == "queued"
+    w.send(inbox.NodeLost(node="n9", incarnation=1, silent_s=30))
+    assert w.state_of(waits) == "granted"
+    assert not w.checker.finish().violations
+
+
+def test_names_that_are_kept_for_ever_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.core.scheduling.allowances.NAMES", 40)
+    w = World()
+
+    def anew(life: int) -> Inventory:
+        told = [one.model_copy(update={"nvlink_domain": f"{life}-{one.index}"}) for one in node("n9").devices]
+        return node("n9").model_copy(update={"devices": tuple(told)})
+
+    said = [answer(w, anew(life), life) for life in range(1, 7)]
+    assert [bool(why) for why in said] == [False] * 4 + [True] * 2
+    assert "kept for ever" in said[-1]
+    assert answer(w, anew(4), 8) == "", "what is known costs nothing"
