@@ -43,6 +43,25 @@ def disk_used(folders: Iterable[Path], limit: int) -> int:
     return total
 
 
+def files_below(folder: Path) -> int:
+    """How many files and folders are below it, no further than is needed to know that it is too many to look at. A folder that
+    cannot be looked into counts as more."""
+    entries, todo = 0, [str(folder)]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    if entries > MOST_ENTRIES:
+                        return entries
+        except OSError as e:
+            if e.errno not in _GONE:
+                return MOST_ENTRIES + 1
+    return entries
+
+
 def nameless_used(pids: Iterable[int], folders: Iterable[Path]) -> int:
     """Bytes of files on these folders' disks that have no name any more, which these processes hold open or have mapped: they
     take room until they are closed, and no folder shows them."""

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from schemas.jobs import Network
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.failures import why_not_prepared
-from services.agent.folders import disk_used, remove_tree
+from services.agent.folders import disk_used, files_below, remove_tree
 from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
@@ -305,20 +304,33 @@ def _could_not_start(part: DesiredPart, error: Exception) -> Released:
 
 
 def make_room(root: Path, ended: Sequence[Path]) -> None:
-    """While the disk of `root` has less than a tenth free, removes what ended attempts left there, the largest first: who left
-    little keeps it. Blocks: call it in a thread."""
-    if not _full(root):
+    """While the disk of `root` has less than a tenth of its room or of its files free, removes what ended attempts left there,
+    the largest first: who left little keeps it. Blocks: call it in a thread."""
+    if not (lacks := _lacks(root)):
         return
-    for folder in sorted(ended, key=lambda one: disk_used([one], sys.maxsize), reverse=True):
-        log.warning("the disk of %s has less than a tenth free: %s of an ended attempt is removed", root, folder)
+    left = files_below if lacks == _FILES else _bytes_below
+    for folder in sorted(ended, key=left, reverse=True):
+        log.warning(
+            "the disk of %s has less than a tenth of %s free: %s of an ended attempt is removed", root, lacks, folder
+        )
         remove_tree(folder)
-        if not _full(root):
+        if not _lacks(root):
             return
 
 
-def _full(root: Path) -> bool:
-    found = shutil.disk_usage(root)
-    return found.free < found.total // _FREE
+_ROOM, _FILES = "its room", "its files"
+
+
+def _lacks(root: Path) -> str:
+    """What of the disk is nearly used up; "": nothing. A file takes one of so many whatever is in it, on most disks."""
+    found = os.statvfs(root)
+    if found.f_bavail < found.f_blocks // _FREE:
+        return _ROOM
+    return _FILES if found.f_favail < found.f_files // _FREE else ""
+
+
+def _bytes_below(folder: Path) -> int:
+    return disk_used([folder], sys.maxsize)
 
 
 def prune(folders: Sequence[Path]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from services.agent import folders, launcher
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
-from services.agent.folders import disk_used, nameless_used, remove_tree
+from services.agent.folders import disk_used, files_below, nameless_used, remove_tree
 from services.agent.secrets import SecretFolders
 
 MIB = 2**20
@@ -123,11 +123,30 @@ def test_who_left_most_makes_room_first(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_bytes(bytes(mib * MIB))
     ended = [tmp_path / name for name in sizes]
-    monkeypatch.setattr(launcher, "_full", lambda root: disk_used([root], 100 * MIB) > 6 * MIB)
+    monkeypatch.setattr(launcher, "_lacks", lambda root: "its room" if disk_used([root], 100 * MIB) > 6 * MIB else "")
     launcher.make_room(tmp_path, ended)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["middle", "small"]
     launcher.make_room(tmp_path, ended[:1])
     assert (tmp_path / "small").exists(), "there is room"
+
+
+def test_who_left_most_files_makes_room_first_when_the_disk_has_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty files take no room, and a disk has so many: forty jobs of half a million could have used up one of 16 millions."""
+    for name, files, mib in (("large", 1, 4), ("many", 300, 0), ("few", 20, 0)):
+        for number in range(files):
+            (tmp_path / name / str(number)).mkdir(parents=True)
+        (tmp_path / name / "x").write_bytes(bytes(mib * MIB))
+    real = os.statvfs(tmp_path)
+
+    def disk(root: Path) -> os.statvfs_result:
+        left = 340 - files_below(root)
+        return os.statvfs_result((*real[:2], 1000, 900, 900, 340, left, left, *real[8:10]))
+
+    monkeypatch.setattr("os.statvfs", disk)
+    launcher.make_room(tmp_path, [tmp_path / name for name in ("large", "many", "few")])
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["few", "large"]
 
 
 def test_an_acknowledgement_that_is_nested_too_deep_is_told_like_any_bad_one(tmp_path: Path) -> None:
