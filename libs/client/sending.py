@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from nats.aio.client import Client
+from nats.errors import ConnectionClosedError
 from nats.js.api import PubAck
 from nats.js.errors import APIError
 from pydantic import BaseModel, ValidationError
@@ -80,7 +81,8 @@ async def store(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) ->
 
 
 async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Raises Denied as soon as the server reports a permission violation meanwhile."""
+    """The result of `work`. Raises Denied as soon as the server reports a permission violation meanwhile, or takes the
+    credential no longer: it closes the connection of who was revoked, and refuses each that follows."""
     before = nats.last_error
     task = asyncio.ensure_future(work)
     try:
@@ -93,6 +95,12 @@ async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
                     "speak as the team of the credential (BATON_TEAM), or use the operator's",
                 )
         return task.result()
+    except ConnectionClosedError:
+        raise Denied(
+            "the connection was closed for good",
+            str(nats.last_error or "").removeprefix("nats: "),
+            "if the credential was revoked, rotated or has ended, ask who gave it to you for the new file",
+        ) from None
     finally:
         task.cancel()
 

@@ -11,6 +11,8 @@ from libs.bus.connect import Address, BusConnection, BusUnavailable, close, conn
 from libs.bus.creds import LOGS_CREDS
 from libs.cli.launch import LaunchOptions, LocalStack
 from libs.client import connect as connect_client
+from libs.client.errors import Denied
+from libs.client.sending import unless_denied
 from libs.client.where import find
 from libs.embedded.servers import NATS
 from libs.walls.keyring import Keyring, NoCredential
@@ -87,6 +89,8 @@ async def test_a_user_goes_and_the_others_of_the_team_stay(cluster: LocalStack) 
     assert ring.ends("red").keys() == {"red.dan"}
     dan = await connect(short, name="dan")
     await until(lambda: not dan.is_connected)
+    with pytest.raises(Denied, match="has ended"):  # what it was doing ends with a word, and not as a bug of ours
+        await unless_denied(dan, dan.request("baton.qry.job.v1.list.red.dan", timeout=60))
     await close(dan)
 
     async def refused() -> bool:
