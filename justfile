@@ -91,8 +91,12 @@ schemas: _house
 lock *args: _house
     #!/bin/sh
     set -eu
-    [ -x .venv/uv/bin/uv ] || { python -m venv .venv/uv && .venv/uv/bin/pip install --quiet uv; }
-    for name in base build dev audit; do
+    if ! cmp -s requirements/lock.txt .venv/uv/installed; then
+        python -m venv --clear .venv/uv
+        .venv/uv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
+        cp requirements/lock.txt .venv/uv/installed
+    fi
+    for name in base build dev audit lock; do
         .venv/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
             --no-annotate --no-header --no-emit-index-url "$@" -o "requirements/$name.txt" "requirements/$name.in"
     done
@@ -117,7 +121,7 @@ audit *args: _house
         .venv/audit/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/audit.txt
         cp requirements/audit.txt .venv/audit/installed
     fi
-    for name in base build dev audit; do
+    for name in base build dev audit lock; do
         .venv/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement "requirements/$name.txt" "$@"
     done
 

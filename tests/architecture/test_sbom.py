@@ -63,6 +63,14 @@ def test_what_is_no_pin_is_refused() -> None:
             SBOM["pins"](text)
 
 
+def test_nothing_is_installed_without_its_hash() -> None:
+    """What pins is pinned as well: who replaced it could pin what it liked."""
+    texts = [(ROOT / name).read_text() for name in ("dev", "justfile", "deploy/Dockerfile")]
+    installs = re.findall(r"pip (?:install|wheel|download)\b.*", "\n".join(texts))
+    assert len(installs) >= 7
+    assert [line for line in installs if "--require-hashes" not in line and "--no-deps" not in line] == []
+
+
 def test_there_are_recipes_for_a_release_and_an_audit() -> None:
     recipes = (ROOT / "justfile").read_text()
     assert "deploy/sbom.py" in recipes
