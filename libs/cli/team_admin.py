@@ -24,6 +24,7 @@ from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import ClientError
+from libs.client.sending import valid
 from libs.client.where import Place, find, read_instance, state_dir
 from libs.embedded.records import write_private
 from libs.walls import claims
@@ -69,7 +70,7 @@ def manage(
     async def work(baton: Baton) -> TeamManaged:
         if name and team != baton.team:
             raise UsageFault(f"{name!r} is of another team than yours, {baton.team}")
-        asked = ManageTeam(what=what, user=user, public_key=public_key, pseudonym=pseudonym)  # type: ignore[arg-type]
+        asked = valid(ManageTeam, what=what, user=user, public_key=public_key, pseudonym=pseudonym)
         done: TeamManaged = await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=15.0)
         return done
 
