@@ -4,6 +4,7 @@ from libs.core.placement.answer import Placed
 from libs.core.placement.search.gang import gap
 from libs.core.placement.view import View, host_of, memory_of
 from libs.core.state.model import Shape
+from schemas.base import of_known
 from schemas.resources import Claim, Span
 
 
@@ -12,21 +13,24 @@ def claims_of(view: View, shape: Shape, placed: Placed) -> tuple[Claim, ...]:
     fleet, rows = view.fleet, placed.rows
     cpu_milli, host_mib = host_of(view, rows, shape, placed.roles)
     memory = memory_of(view, rows, shape)
-    epochs = view.epoch[rows] + 1
-    fleet_nodes, fleet_devices = fleet.node_names.names, fleet.devices.names
+    nodes, devices = fleet.node_names.names, fleet.devices.names
     roles = [""] * len(rows) if placed.roles is None else [shape.roles[i].name for i in placed.roles.tolist()]
+    columns = (rows, fleet.node[rows], memory, cpu_milli, host_mib, view.epoch[rows] + 1)
     return tuple(
-        Claim(
-            device=fleet_devices[row],
-            node=fleet_nodes[int(fleet.node[row])],
-            milli=shape.milli,
-            memory_mib=int(memory[i]),
-            cpu_milli=int(cpu_milli[i]),
-            host_memory_mib=int(host_mib[i]),
-            epoch=int(epochs[i]),
-            role=roles[i],
+        of_known(
+            Claim,
+            {
+                "device": devices[row],
+                "node": nodes[node],
+                "milli": shape.milli,
+                "memory_mib": memory_mib,
+                "cpu_milli": cpus,
+                "host_memory_mib": host,
+                "epoch": epoch,
+                "role": role,
+            },
         )
-        for i, row in enumerate(rows.tolist())
+        for row, node, memory_mib, cpus, host, epoch, role in zip(*(c.tolist() for c in columns), roles, strict=True)
     )
 
 

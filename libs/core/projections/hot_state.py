@@ -7,6 +7,7 @@ are absolute, never increments, so a delta that is applied twice, or a later one
 import json
 import marshal
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 from libs.core.accelerators.kinds import accelerators_milli
@@ -73,8 +74,24 @@ class _JobRows(MutableMapping[str, Row]):
     def pack(self, job_id: str) -> None:
         """The row has been changed."""
         row = self._of.get(job_id)
-        if isinstance(row, dict) and row["state"] == JobState.QUEUED and not row["attempt"]:
-            self._of[job_id] = marshal.dumps(tuple(row[name] for name in _OF_JOBS), 2)
+        if isinstance(row, dict) and _waits(row):
+            self._of[job_id] = _as_bytes(row)
+
+    def load(self, rows: Iterable[tuple[str, Row]]) -> None:
+        """Rows of a snapshot."""
+        for job_id, row in rows:
+            self._of[job_id] = _as_bytes(row) if _waits(row) else row
+
+
+def _waits(row: Row) -> bool:
+    return row["state"] == JobState.QUEUED and not row["attempt"]
+
+
+def _as_bytes(row: Row) -> bytes:
+    return marshal.dumps(_of_jobs(row), 2)
+
+
+_of_jobs = itemgetter(*_OF_JOBS)
 
 
 class HotState:
@@ -114,7 +131,7 @@ class HotState:
             if fold is not None:
                 fold(self, event, record.t_us)
         self.seq, self.t_us = seq, record.t_us
-        deltas = [Delta(table, key, _copy(getattr(self, table).get(key))) for table, key in self._touched]
+        deltas = [Delta(table, key, _copy(table, getattr(self, table).get(key))) for table, key in self._touched]
         for table, key in self._touched:
             if table == "jobs":
                 self.jobs.pack(key)
@@ -127,7 +144,7 @@ class HotState:
         """Every row, as if all were new."""
         for table in TABLES:
             for key, row in getattr(self, table).items():
-                yield Delta(table, key, _copy(row))
+                yield Delta(table, key, _copy(table, row))
 
     def milli(self) -> tuple[int, int]:
         """(held, all) compute of the accelerators of nodes that are up and in use, thousandths of a device. No CPUs."""
@@ -156,9 +173,10 @@ class HotState:
         for name in _COUNTERS:
             setattr(state, name, about[name])
         for table, rows in tables:
-            getattr(state, table).update(rows)
-            for key, _ in rows if table == "jobs" else ():
-                state.jobs.pack(key)
+            if table == "jobs":
+                state.jobs.load(rows)
+            else:
+                getattr(state, table).update(rows)
         return state
 
     def _row(self, table: str, key: str) -> Row:
@@ -299,12 +317,15 @@ class HotState:
         job = self.jobs[e.job_id]
         job["attempt"], job["granted_us"] = e.attempt, t_us
         job["claims"] = {c.device: [c.milli, c.memory_mib] for c in e.claims}
+        used: dict[str, int] = {}
         for claim in e.claims:
             device = self._row("devices", claim.device)
             device["milli_used"] += claim.milli
             device["memory_used_mib"] += claim.memory_mib
             device["jobs"][e.job_id] = job["team"]
-            self._count_use(job["team"], device, claim.milli)
+            kind = kind_of(device["model"], device["mig_profile"])
+            used[kind] = used.get(kind, 0) + claim.milli
+        self._count_use(job["team"], used, 1)
         self.grants += 1
 
     def _attempt_preempting(self, e: led.AttemptPreempting, t_us: int) -> None:
@@ -313,19 +334,23 @@ class HotState:
 
     def _devices_freed(self, e: led.DevicesFreed, t_us: int) -> None:
         job = self._row("jobs", e.job_id)
+        used: dict[str, int] = {}
         for name in e.devices:
             milli, memory_mib = job["claims"].pop(name)
             device = self._row("devices", name)
             device["milli_used"] -= milli
             device["memory_used_mib"] -= memory_mib
             del device["jobs"][e.job_id]
-            self._count_use(job["team"], device, -milli)
+            kind = kind_of(device["model"], device["mig_profile"])
+            used[kind] = used.get(kind, 0) + milli
+        self._count_use(job["team"], used, -1)
 
-    def _count_use(self, name: str, device: Row, milli: int) -> None:
-        team, kind = self._team(name), kind_of(device["model"], device["mig_profile"])
-        team["used"][kind] = team["used"].get(kind, 0) + milli
-        if not team["used"][kind]:
-            del team["used"][kind]
+    def _count_use(self, name: str, milli: dict[str, int], sign: int) -> None:
+        team = self._team(name)
+        for kind, share in milli.items():
+            team["used"][kind] = team["used"].get(kind, 0) + sign * share
+            if not team["used"][kind]:
+                del team["used"][kind]
         team["used_milli"] = accelerators_milli(team["used"])
 
     def _job_finished(self, e: led.JobFinished, t_us: int) -> None:
@@ -340,11 +365,20 @@ def encode(row: Row) -> str:
     return json.dumps(row, sort_keys=True, separators=(",", ":"))
 
 
-def _copy(row: Row | None) -> Row | None:
+def _copy(table: str, row: Row | None) -> Row | None:
     """A row as of now: later records change rows in place."""
     if row is None:
         return None
-    return {key: value.copy() if isinstance(value, dict | list) else value for key, value in row.items()}
+    copied = row.copy()
+    for column in _CHANGE_INSIDE[table]:
+        copied[column] = copied[column].copy()
+    return copied
+
+
+_CHANGE_INSIDE: dict[str, tuple[str, ...]] = {
+    "nodes": (), "devices": ("jobs",), "teams": ("used",), "jobs": ("claims",)
+}  # fmt: skip
+"""The columns of each table in which something is changed; in the others another value is put in place of the last."""
 
 
 _COUNTERS = ("seq", "t_us", "grants", "preemptions")

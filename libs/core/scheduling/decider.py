@@ -246,6 +246,8 @@ class Decider:
         decision.may_end_here()
 
     def _hold(self, grant: cycle.Grant, t_us: int) -> BudgetHold | None:
+        if not self.state.budgets:
+            return None
         fleet = self.state.fleet
         devices = [(fleet.kind(fleet.row(claim.device)), claim.milli) for claim in grant.claims]
         return hold_of(self.state, grant.job, devices, t_us)

@@ -262,7 +262,9 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
 
 def _attempt_starting(state: State, e: led.AttemptStarting, t_us: int) -> None:
     _, attempt = _current(state, e.job_id, e.attempt)
-    attempt.parts[e.node].started = True
+    part = attempt.parts[e.node]
+    attempt.unstarted -= not part.started
+    part.started = True
 
 
 def _attempt_running(state: State, e: led.AttemptRunning, t_us: int) -> None:
@@ -270,6 +272,7 @@ def _attempt_running(state: State, e: led.AttemptRunning, t_us: int) -> None:
     attempt.running_us = t_us
     for part in attempt.parts.values():
         part.started = True
+    attempt.unstarted = 0
     if job.spec.time_limit_s:
         state.limited[job.id] = t_us + int(job.spec.time_limit_s * 1_000_000)
 
@@ -340,6 +343,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
     if part.freed:
         raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt}: its part on {e.node} is freed twice")
     part.freed, part.exit_code, part.own_exit = True, e.exit_code, e.own_exit
+    attempt.unfreed -= 1
     if attempt.cause is None and not (e.own_exit and e.exit_code == 0):
         attempt.ended_us = state.silent[e.node].since_us if e.node in state.silent else t_us
         attempt.failed_category = e.category
@@ -356,7 +360,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
 
 def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
     job, attempt = _current(state, e.job_id, e.attempt)
-    if not all(part.freed for part in attempt.parts.values()):
+    if attempt.unfreed:
         raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt} is closed while a part of it still holds devices")
     category = e.category or _CATEGORIES[e.outcome]
     job.endings = {**job.endings, category: job.endings.get(category, 0) + 1}

@@ -239,6 +239,13 @@ class Attempt:
     progress_us: int = 0
     span: Span | None = None
     """Of a gang: how close together it is."""
+    unstarted: int = field(init=False, compare=False)
+    """Parts that were not seen to start. Kept beside the parts: each of a thousand asks whether it is the last."""
+    unfreed: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.unstarted = sum(not part.started for part in self.parts.values())
+        self.unfreed = sum(not part.freed for part in self.parts.values())
 
     @property
     def ran_us(self) -> int:

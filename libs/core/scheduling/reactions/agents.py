@@ -61,7 +61,7 @@ def node_observed(d: Decision, m: inbox.NodeObserved) -> None:
 def _started(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Started) -> None:
     if attempt.parts[node].started or not lifecycle.allows(ledger.AttemptRunning, *job.states):
         return
-    if sum(not part.started for part in attempt.parts.values()) == 1:
+    if attempt.unstarted == 1:
         d.emit(ledger.AttemptRunning(job_id=job.id, attempt=attempt.number))
     else:
         d.emit(ledger.AttemptStarting(job_id=job.id, attempt=attempt.number, node=node))

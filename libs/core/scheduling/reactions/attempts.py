@@ -88,7 +88,7 @@ def stop(d: Decision, job: Job, cause: StopCause, reason: str, user: str = "") -
 
 def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
     """The last part is gone: what kind of end that was, and what becomes of the job."""
-    if not all(part.freed for part in attempt.parts.values()):
+    if attempt.unfreed:
         return
     category = retry.classify(retry.ending_of(attempt))
     outcome = retry.POLICY[category].outcome
