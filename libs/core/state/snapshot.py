@@ -12,6 +12,7 @@ A part is bounded (some milliseconds of work) and begins with one letter that sa
 """
 
 import json
+import marshal
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds
-from libs.core.state.forms import Form, own_again, own_of, read, rest_of, spec_of, written
+from libs.core.state.forms import Form, Rest, own_again, own_of, read, rest_of, spec_of, written
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import (
@@ -176,10 +177,11 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     devices: list[Any] = []
     ended: list[tuple[list[int], bytes]] = []
     beside: list[bytes] = []
+    kinds: _Kinds = {}
     for part in source:
         kind, data = part[:1], part[1:]
         if kind == b"J":
-            state.jobs.update((job.id, job) for job in _load_jobs(json.loads(data), state.tree))
+            state.jobs.update((job.id, job) for job in _load_jobs(json.loads(data), state.tree, kinds))
         elif kind == b"E":
             numbers, _, table = data.partition(b"\n")
             ended.append((json.loads(numbers), table))
@@ -367,8 +369,13 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _load_jobs(part: dict[str, Any], tree: QueueTree) -> Iterator[Job]:
-    kinds = [(first := _load_kind(raw, tree), own_of(first.own)[2]) for raw in part["kinds"]]
+_Kinds = dict[bytes, tuple[Job, Rest | None]]
+"""Kinds of jobs that earlier parts told, by all that a part tells of one but the name of its first job."""
+_KNOWN_KINDS = 4096
+
+
+def _load_jobs(part: dict[str, Any], tree: QueueTree, known: _Kinds) -> Iterator[Job]:
+    kinds = [_kind_again(raw, tree, known) for raw in part["kinds"]]
     for number, id, spec_hash, name, submitted_us, queued_us, rest, more in part["jobs"]:
         first, own = kinds[number]
         if rest is not None:
@@ -377,6 +384,20 @@ def _load_jobs(part: dict[str, Any], tree: QueueTree) -> Iterator[Job]:
         if more is not None:
             _load_more(job, more)
         yield job
+
+
+def _kind_again(raw: dict[str, Any], tree: QueueTree, known: _Kinds) -> tuple[Job, Rest | None]:
+    """Each part tells its kinds anew, and a part has no more jobs than some hundred: a spec is read once for all of them."""
+    name = raw["spec"].pop("name")
+    mark = marshal.dumps(raw, 2)
+    kind = known.get(mark)
+    if kind is None:
+        raw["spec"]["name"] = name
+        first = _load_kind(raw, tree)
+        if len(known) >= _KNOWN_KINDS:
+            known.clear()
+        kind = known[mark] = first, own_of(first.own)[2]
+    return kind
 
 
 def _load_kind(raw: dict[str, Any], tree: QueueTree) -> Job:
@@ -401,9 +422,10 @@ def _load_more(job: Job, raw: dict[str, Any]) -> None:
 
 def _load_attempt(raw: dict[str, Any]) -> Attempt:
     claims = tuple(Claim.model_validate(c) for c in raw["claims"])
-    parts = {
-        p["node"]: NodePart(**p | {"claims": tuple(c for c in claims if c.node == p["node"])}) for p in raw["parts"]
-    }
+    on_node: dict[str, list[Claim]] = {}
+    for claim in claims:
+        on_node.setdefault(claim.node, []).append(claim)
+    parts = {p["node"]: NodePart(**p | {"claims": tuple(on_node[p["node"]])}) for p in raw["parts"]}
     progress, progress_us = raw.get("progress") or (None, 0)
     return Attempt(
         **{name: raw[name] for name in _ATTEMPT_PLAIN},
