@@ -257,11 +257,11 @@ def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) ->
 
 
 def _compared(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
-    """What the metadata tells otherwise than the ledger. Whether its period is closed is as of when it was made."""
+    """What the metadata tells otherwise than the ledger. A period may have been closed since it was made."""
     return [
         f"{name} is {_short(told.get(name))}, by the ledger it is {_short(made.get(name))}"
         for name in sorted(made.keys() | told.keys())
-        if name != "x_Closed" and told.get(name) != made.get(name)
+        if told.get(name) != made.get(name) and not (name == "x_Closed" and told.get(name) is False)
     ]
 
 

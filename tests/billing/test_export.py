@@ -437,6 +437,7 @@ def test_a_csv_export_opens_in_a_spreadsheet_as_it_is_and_computes_nothing(
     [
         ("x_Totals", [], 1, "differs: x_Totals is []"),
         ("x_Rounding", "up", 1, 'differs: x_Rounding is "up"'),
+        ("x_Closed", True, 1, "differs: x_Closed is true, by the ledger it is false"),
         ("ColumnDefinition", [], 1, "differs: ColumnDefinition is []"),
         ("x_UptoSeq", 5, 1, "differs: x_LedgerTime"),
         ("x_UptoSeq", -1, 2, "has no record -1"),
