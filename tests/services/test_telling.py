@@ -164,7 +164,7 @@ async def test_a_node_whose_life_was_over_before_its_agent_heard_of_it_begins_an
 async def test_an_agent_with_a_restored_state_folder_goes_above_what_placement_knows(
     world: Pool, tmp_path: Path, redis_url: str
 ) -> None:
-    known = 7_000_000_000
+    known = 6_000_000_000
     await world.put(NodeRegistered(incarnation=known, inventory=node("n1", 8), lease_s=10))
     async with placing(world, redis_url), agent(world, tmp_path / "a") as one:
         await world.event(NodeJoined)
