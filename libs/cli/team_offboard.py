@@ -72,6 +72,8 @@ def command(
     ring = Keyring(folder or state_dir())
     if not ring.exists:
         raise UsageFault(f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did")
+    if export.is_symlink() or (export.exists() and not (export / "about.json").is_file() and not _is_empty(export)):
+        raise UsageFault(f"{export} is there already, and no export of this team: name a new folder")
     asked = Leaving(team, export, reason, cancel, wait)
     with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
         run(lambda baton: offboard(baton, ring, asked), OPERATOR, url, user=user)
@@ -144,6 +146,10 @@ async def _export(baton: Baton, asked: Leaving) -> str:
     about = await team_export.write(_as(baton, asked.team), half)
     half.rename(asked.folder)
     return f"{asked.folder}: " + ", ".join(f"{count} {what}" for what, count in about["counts"].items())
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _empty(folder: Path) -> None:

@@ -1,13 +1,17 @@
 """How an export reads lists that come in pieces."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from libs.cli import team_offboard
+from libs.cli.exits import UsageFault
 from libs.cli.team_export import jobs
 from libs.client import Baton
 from libs.client.errors import Failed
+from libs.walls.keyring import Keyring
 
 
 @dataclass(frozen=True)
@@ -41,3 +45,14 @@ async def test_every_job_is_read_once(times: tuple[int, ...]) -> None:
 async def test_more_of_one_moment_than_an_answer_holds_is_said() -> None:
     with pytest.raises(Failed, match="cannot be read on"):
         await read(Lister(3, 5, 5, 5, 5, 1))
+
+
+def test_a_team_leaves_into_a_folder_of_its_own_or_nothing_begins(tmp_path: Path) -> None:
+    """It was suspended, its jobs ended and all exported before the folder's place was found to be taken."""
+    Keyring(tmp_path).team("red")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    for taken in ("link", "full", "full/x"):
+        with pytest.raises(UsageFault, match="name a new folder"):
+            team_offboard.command("red", tmp_path / taken, "gone", folder=tmp_path, url="nats://127.0.0.1:1")
