@@ -71,4 +71,11 @@ class LogRelay:
             piece: LogPiece = await ask(self._nats(), _PIECE, asked, timeout_s=_TRY_S, pool=pool, node=node)
         except (NoAnswer, QueryError, ValidationError):
             return None  # the asker hears nothing, as of a node that is gone
-        return piece if (piece.job_id, piece.attempt, piece.rank) == (asked.job_id, asked.attempt, asked.rank) else None
+        return piece if _answers(piece, asked) else None
+
+
+def _answers(piece: LogPiece, asked: NodeLogQuery) -> bool:
+    """Whether it is of what was asked, and goes on from there by what it has: else who reads on would never come to an end."""
+    of_it = (piece.job_id, piece.attempt, piece.rank) == (asked.job_id, asked.attempt, asked.rank)
+    taken = piece.next_offset - asked.offset
+    return of_it and 0 <= taken <= asked.limit and bool(taken) == bool(piece.text)

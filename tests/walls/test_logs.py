@@ -49,6 +49,7 @@ class Node:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.next_offset = 4
         self.heard: list[str] = []
         self.refused: list[str] = []
 
@@ -61,7 +62,7 @@ class Node:
 
         async def answer(message: Msg) -> None:
             self.heard.append(message.subject)
-            piece = LogPiece(job_id=JOB, attempt=1, rank=1, text=text, next_offset=4, ended=False)
+            piece = LogPiece(job_id=JOB, attempt=1, rank=1, text=text, next_offset=self.next_offset, ended=False)
             await message.respond(piece.model_dump_json().encode())
 
         nc = await nats.connect(url, error_cb=note, **Address("", creds).options())
@@ -89,6 +90,22 @@ async def test_only_the_node_that_has_it_hears_and_answers(bus: tuple[str, Keyri
     assert hostile.heard == []
     for nc in (first, second, history):
         await nc.close()
+
+
+@pytest.mark.parametrize(("text", "next_offset"), [("", 4), ("more", 0), ("back", -4), ("more", 2**62)])
+async def test_a_node_cannot_keep_who_reads_its_output_reading(
+    bus: tuple[str, Keyring], text: str, next_offset: int
+) -> None:
+    """`baton logs` asks for the next piece at once, until one ends where it began."""
+    url, ring = bus
+    hostile = Node("n1")
+    hostile.next_offset = next_offset
+    nc = await hostile.start(bus, ("baton.qry.log.v1.piece.main.n1",), text)
+    history = await connect(Address(url, ring.service("history")), name="history")
+    assert await LogRelay(lambda: history, find).read(LogQuery(job_id=JOB, rank=1), "blue") is None
+    assert hostile.heard
+    await nc.close()
+    await history.close()
 
 
 async def test_a_node_cannot_answer_for_another_rank(bus: tuple[str, Keyring]) -> None:
