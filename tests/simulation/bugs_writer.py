@@ -161,9 +161,9 @@ def requeue_before_release(stack: ExitStack) -> None:
     real = attempts.close_if_gone
 
     def close_if_gone(d: Any, job: Any, attempt: Any) -> None:
-        freed = [part for part in attempt.parts.values() if not part.freed]
-        for part in freed:
+        for part in attempt.parts.values():
             part.freed = True
+        attempt.unfreed = 0
         real(d, job, attempt)
 
     for module in (attempts, agents):
