@@ -29,7 +29,7 @@ from tests.core.priced_ledgers import ZONES, PricedLedger
 
 _FILE = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=77),)))
 LEDGERS = int(os.environ.get("RANDOM_LEDGERS", "40"))
-"""How many random ledgers; 10,000 take ten minutes."""
+"""How many random ledgers; 10,000 take twelve minutes of a processor."""
 
 
 def rows_of(found: list[Charge]) -> dict[tuple[tuple[str, int, str], int, int, int], Posted]:
