@@ -64,7 +64,7 @@ def posted(
     records: list[LedgerRecord], closed: list[ClosedPeriod]
 ) -> tuple[dict[Key, Posted], dict[tuple[Key, str], int]]:
     """Everything that is posted, and by cause what is given back, below 0."""
-    claims = _claims(records)
+    claims = claims_of(records)
     offsets, nothing = _offsets(records), lost(records)
     out: dict[Key, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     credits: dict[tuple[Key, str], int] = defaultdict(int)
@@ -76,7 +76,7 @@ def posted(
         over = max((period.to_us for period in closed if period.upto_seq < number), default=0)
         now = max(record.t_us + offsets[number - 1][1], over)
         for claim in (c for c in claims if c.freed == number):
-            for hour, pieces in _rated(claim, book, offsets, spent).items():
+            for hour, pieces in rated(claim, book, offsets, spent).items():
                 for units, listed, cost in pieces:
                     row = out[claim.name, hour, number, hour * HOUR if hour * HOUR >= over else now]
                     row[1 if listed is None else 0] += units
@@ -92,7 +92,7 @@ def posted(
             if isinstance(event, led.PricesApplied):
                 book, spent = event.book, {}
                 for claim in (c for c in claims if c.freed <= number):
-                    for hour, pieces in _rated(claim, book, offsets, spent).items():
+                    for hour, pieces in rated(claim, book, offsets, spent).items():
                         was, then = billed[claim.name, hour], _billed(claim, pieces)
                         billed[claim.name, hour] = then._replace(priced=was.priced or then.priced)
                         for sign, of in ((1, was), (-1, then)) if claim.name in shares else ():
@@ -130,7 +130,7 @@ def _back(billed: Billed, hour: int, parts: list[Part], shares: dict[str, int]) 
 def lost(records: list[LedgerRecord]) -> dict[Name, tuple[int, list[Part]]]:
     """What attempts that were closed, and by which record, had nothing from."""
     out: dict[Name, tuple[int, list[Part]]] = {}
-    claims, offsets = _claims(records), _offsets(records)
+    claims, offsets = claims_of(records), _offsets(records)
     unknown = _unknown(records)
     for number, record in enumerate(records, 1):
         for e in record.events:
@@ -216,10 +216,10 @@ def _unknown(records: list[LedgerRecord]) -> dict[Name, int]:
 
 def used(records: list[LedgerRecord]) -> int:
     """All units of all claims that were freed."""
-    return sum((claim.end - claim.start) * claim.milli for claim in _claims(records))
+    return sum((claim.end - claim.start) * claim.milli for claim in claims_of(records))
 
 
-def _claims(records: list[LedgerRecord]) -> list[Held]:
+def claims_of(records: list[LedgerRecord]) -> list[Held]:
     """All claims that were freed, in the order of the ledger."""
     kinds: dict[str, str] = {}
     jobs: dict[str, tuple[str, str]] = {}
@@ -247,7 +247,7 @@ def _claims(records: list[LedgerRecord]) -> list[Held]:
     return out
 
 
-def _rated(
+def rated(
     claim: Held, book: RateBook | None, offsets: list[tuple[int, int]], spent: dict[Any, int]
 ) -> dict[int, list[tuple[int, int | None, int]]]:
     """Hour -> pieces of (units, list millionths or None without a price, millionths). `spent`: what contracts have used."""
