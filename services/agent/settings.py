@@ -80,7 +80,9 @@ class AgentSettings(ServiceSettings):
     )
     labels: dict[str, str] = Field(default_factory=dict, description='JSON object, e.g. {"site": "west"}')
     rack_power_w: int = Field(
-        default=0, ge=0, description="power cap of this machine's rack (its leaf), watts; 0: none"
+        default=0,
+        ge=0,
+        description="power cap of this machine's rack (its leaf), watts, to be said on each of its nodes; 0: none",
     )
     contents: tuple[str, ...] = Field(
         default=(), description='images and datasets on its disk, by content name, a JSON list: ["sha256:9f86..."]'

@@ -469,4 +469,18 @@ MENDS: tuple[Undone, ...] = (
         "_CUT_SHORT = 100",
         "core/test_verify_lies::test_no_decision_begins_for_ever",
     ),
+    Undone(
+        "10. a node names the MIG board of another as its own, and has its account",
+        "libs/core/scheduling/reactions/inventories.py",
+        'if (owner := fleet.owner(id)) not in ("", node):',
+        'if (owner := fleet.owner(id)) not in ("", node) and id not in boards:',
+        "core/test_lying_nodes::test_a_board_of_another_node_is_refused",
+    ),
+    Undone(
+        "10. a node that says that it is in another's rack caps that rack's power when it is long gone",
+        "libs/core/state/fleet.py",
+        "        self.rack_w[self.node_names.find(name)] = 0\n",
+        "",
+        "core/test_lying_nodes::test_what_a_node_says_of_its_racks_power_ends_with_it",
+    ),
 )

@@ -125,7 +125,7 @@ class Fleet:
     (0 along axes that the torus has not).
     Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1), `cpu_milli` and `host_mib`
     (what the node has), `free_cpu` and `free_host` (what of it no claim holds), `rack_w` (the power cap that it declares
-    for its leaf, watts, 0: none), `fetch_mib_s`.
+    for its leaf, watts, 0: none, or it is not up), `fetch_mib_s`.
     """
 
     def __init__(self) -> None:
