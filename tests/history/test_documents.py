@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 
 from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
 from libs.bus.queries import NothingFound
@@ -283,3 +284,9 @@ async def test_an_answer_is_cut_to_what_the_broker_carries(
     listed = await handlers.list_jobs(store, JobListQuery(), team)
     assert 0 < len(listed.jobs) < 12
     assert len(listed.model_dump_json()) < 5100
+
+
+def test_no_number_below_zero_was_seen() -> None:
+    """The gap behind it began at 0, which no event has, and the question failed in the service."""
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        EventListQuery(seen={"main": -1})
