@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Generic
 
 from nats.errors import ConnectionClosedError
@@ -296,7 +297,8 @@ class LedgerWriter(Generic[D]):
         items = [self._culprits.read(message) for message in stored]
         for place, item in enumerate(items):
             if isinstance(item.message, ClosePeriod):
-                why = await unknown_ledger(self._js, self.pool, self.head, item.message.period)
+                looks = partial(unknown_ledger, self._js, self.pool, self.head, item.message.period)
+                why = await self._ledger.patiently(looks)
                 items[place] = replace(item, message=None, error=why) if why else item
         clock, found = timed(self._ledger.clock, items)
         self._ledger.clock, self.settled = clock, False

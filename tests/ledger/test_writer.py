@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 from nats.errors import MaxPayloadError
+from nats.errors import TimeoutError as NatsTimeout
 
 from libs.bus.dead import STACK
 from libs.core.state.formats import FIRST, NEWEST
@@ -16,6 +17,7 @@ from libs.ledger.writer import LedgerWriter
 from schemas import inbox
 from schemas.clock import BootReading, MeasuredBy
 from schemas.ledger import LedgerRecord
+from schemas.prices import ClosedPeriod
 from schemas.subjects import DEAD, ledger
 from tests.kit.waiting import until
 from tests.ledger.toy import Toy, admitted, cancelled, job
@@ -366,3 +368,25 @@ async def test_an_error_that_no_input_is_at_fault_for_is_loud_and_loses_no_input
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(LedgerWriter(world.js, POOL, Hopeless, writer_id="w1").run(), 30)
     assert await world.ledger_last() == 0
+
+
+async def test_a_seal_waits_for_a_broker_that_does_not_tell_its_record(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at while it is decided, and the writer went down with the question."""
+    looks = writer_module.unknown_ledger
+    away = iter([TimeoutError(), NatsTimeout()])
+
+    async def unknown_ledger(*asked: Any) -> str:
+        if error := next(away, None):
+            raise error
+        return await looks(*asked)
+
+    monkeypatch.setattr(writer_module, "unknown_ledger", unknown_ledger)
+    writer = world.writer("w1")
+    running = world.start(writer)
+    period = ClosedPeriod(from_us=0, to_us=1, upto_seq=9, head="a" * 64, rows="b" * 64, currency="USD")
+    await world.put(admitted(0), inbox.ClosePeriod(period=period))
+    await world.decided(writer)
+    assert not running.done()
+    assert next(away, None) is None, "it was asked again"
