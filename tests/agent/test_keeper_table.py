@@ -128,7 +128,7 @@ def test_a_message_that_the_other_side_would_refuse_is_not_sent(monkeypatch):
 def test_an_agent_says_the_same_in_its_own_way(monkeypatch):
     messages = [
         {"do": "start", "early": None, "ranks": ({"rank": 0, "environment": {"A": "ä\n\x01"}},), "until": 1.5},
-        {"workdir": "/work/\udcff"},  # a file's name that is no UTF-8
+        {"workdir": "/data/\udcff"},  # a file's name that is no UTF-8
     ]
     ours = wire.Reader().feed(b"".join(map(packed, messages)))
     assert ours == wire.Reader().feed(b"".join(map(wire.pack, messages)))
