@@ -16,6 +16,8 @@ import yaml
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_VALUES = 20_000
+OWN = 64
+"""Files that a service is started with may be so many times larger: they are its operator's, and may list all teams."""
 
 _GROUPED = re.compile(r"(?<=[0-9])_(?=[0-9]{3}(?![0-9]))")
 Path = tuple[str | int, ...]
@@ -58,15 +60,15 @@ class Document:
         return self.marks.get(path, (1, 1))
 
 
-def read(text: str) -> list[Document]:
-    """The documents of a YAML text; empty ones are left out.
+def read(text: str, *, times: int = 1) -> list[Document]:
+    """The documents of a YAML text; empty ones are left out. It may be so many `times` as large as one of strangers.
 
     Raises Broken: too large, not YAML, or with something that is refused wherever it stands.
     """
-    if (size := len(text.encode(errors="replace"))) > MAX_BYTES:
-        raise Broken(YamlProblem(1, 1, "", f"the file has {size} bytes, at most {MAX_BYTES} are read", "split it"))
+    if (size := len(text.encode(errors="replace"))) > (most := MAX_BYTES * times):
+        raise Broken(YamlProblem(1, 1, "", f"the file has {size} bytes, at most {most} are read", "split it"))
     try:
-        _check(yaml.parse(text, Loader=yaml.SafeLoader))
+        _check(yaml.parse(text, Loader=yaml.SafeLoader), MAX_VALUES * times)
         nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
@@ -87,11 +89,11 @@ def read(text: str) -> list[Document]:
 
 
 def plain(text: str) -> Any:
-    """The data of a text that is one document, for who looks at no marks; None of an empty one.
+    """The data of an operator's own text that is one document, for who looks at no marks; None of an empty one.
 
     Raises Broken: as `read`, and for the first value that is wrong.
     """
-    documents = read(text)
+    documents = read(text, times=OWN)
     if len(documents) > 1:
         line, column = documents[1].at(())
         raise Broken(YamlProblem(line, column, "", "a second document begins", "write a file for each"))
@@ -102,7 +104,7 @@ def plain(text: str) -> Any:
     return None
 
 
-def _check(events: Iterator[Any]) -> None:
+def _check(events: Iterator[Any], most_values: int) -> None:
     """Refuses what may not stand anywhere, before a tree is built from it."""
     depth = values = 0
     for event in events:
@@ -119,8 +121,8 @@ def _check(events: Iterator[Any]) -> None:
             values += 1
         if depth > MAX_DEPTH:
             raise _refused(mark, f"nested deeper than {MAX_DEPTH} levels", "flatten it")
-        if values > MAX_VALUES:
-            raise _refused(mark, f"more than {MAX_VALUES} values", "split the file")
+        if values > most_values:
+            raise _refused(mark, f"more than {most_values} values", "split the file")
 
 
 def _refused(mark: Any, problem: str, fix: str) -> Broken:

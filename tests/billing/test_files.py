@@ -59,6 +59,13 @@ def test_a_model_may_be_spelt_as_drivers_and_shops_do(tmp_path: Path) -> None:
     assert [prices.of(name) for name in ("v5e", "TPU v5e", "H100:1g.10gb", "H100", "v5p")] == [7, 7, 3, None, None]
 
 
+def test_a_book_may_list_more_than_a_strangers_file_may(tmp_path: Path) -> None:
+    rows = "".join(f"- {{model: M{n}, micros_per_device_hour: {n}}}\n" for n in range(6000))
+    book = tmp_path / "prices.yaml"
+    book.write_text(f"currency: USD\nprices:\n{rows}")
+    assert len(read(book, PriceBook, "").prices) == 6000
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
