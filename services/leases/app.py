@@ -31,8 +31,9 @@ from services.leases.settings import LeaseSettings
 log = logging.getLogger("baton.leases")
 
 _PUBLISH_S = 2.0
-_NOBODY_S = 0.1
-"""So often it is looked while the ledger has never named a granter: nothing can start in a new pool before."""
+_FIRST_LOOK_S = 0.1
+"""So soon it is looked again, each time a tenth later, while the ledger has never named a granter: in a new pool nothing can
+start before, and in one that names none, for its older readers, nothing will come of it."""
 _NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
 
 
@@ -72,15 +73,15 @@ class Leases:
         """For ever: looks whether the ledger still names us, at once when it has just named somebody; claims the right when it
         is time. Apart from the ticks, which may wait for a slow disk."""
         readers, grants = Readers(js), self.grants
+        look_s, seldom_s = _FIRST_LOOK_S, min(1.0, self.settings.term_s / 5)
         while True:
             await self._confirm(now(), readers)
             at = now()
             if self._caught_up() and not grants.ticks(at) and (claim := grants.claim(at)) is not None:
                 await self._publish(js, [claim])
+            look_s = seldom_s if grants.granter.right.epoch else min(seldom_s, 1.1 * look_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    min(1.0, self.settings.term_s / 5) if grants.granter.right.epoch else _NOBODY_S
-                ):
+                async with asyncio.timeout(look_s):
                     await self._named.wait()
             self._named.clear()
 
