@@ -42,6 +42,14 @@ def _a_command_in_this_process_silences_its_test_alone() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _an_agent_in_this_process_hides_the_files_of_its_test_alone() -> Iterator[None]:
+    """An agent sets its umask, and users of jobs could not read what later tests show them."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture(autouse=True)
 def _a_service_in_this_process_ends_its_test_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A service whose task fails ends its process, which is the test's where it runs in it: then the test fails instead."""
     codes: list[int] = []

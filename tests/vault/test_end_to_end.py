@@ -139,7 +139,6 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         log_level="DEBUG",
     )
     (tmp_path / "shown").mkdir()
-    (tmp_path / "shown").chmod(0o755)  # an agent that ran in this process has left its umask
     go = tmp_path / "shown" / "go"
     async with (
         LocalStack(options) as cluster,
