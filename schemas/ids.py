@@ -32,6 +32,12 @@ def rejection_id(team: str, client_key: str, stored_us: int, kind: str) -> str:
     return event_id(f"{team}\x1f{stored_us}", kind, client_key)
 
 
+def answer_id(cause: str, stored_us: int) -> str:
+    """The id of the place in a pool's inbox of the request `cause` (`REQUESTS:<sequence>`), which the broker stored then: one,
+    whatever its answer is."""
+    return event_id(f"{cause}@{stored_us}", "answer")
+
+
 def attempt_id(job: str, attempt: int) -> str:
     """`<job id>.<attempt number>`; attempts count from 1."""
     return f"{job}.{attempt}"

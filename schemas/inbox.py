@@ -21,6 +21,7 @@ from schemas.jobs import (
     UNSAID_LEASE_S,
     AcceptedSpec,
     Checkpoint,
+    JobRejected,
     Latency,
     Network,
     StepProgress,
@@ -289,9 +290,17 @@ class ActionTold(Fact):
 
 
 class RefusalTold(Fact):
-    """A command was refused. Sent by the service that refused it."""
+    """A command was refused. Sent by the service that refused it; by admission also to take the one place that a request has in
+    the inbox, with the answer and without a line in the ledger."""
 
     command: RefusedCommand
+    line: bool = Field(
+        default=True, description="whether the ledger is to have a line of it; an older writer writes it"
+    )
+    answer: JobRejected | None = Field(
+        default=None,
+        description="what its team is told; null: nothing, it is laid aside, or this is a line for the ledger",
+    )
 
 
 class SecretChanged(Fact):

@@ -73,6 +73,8 @@ class NoRoom(RuntimeError):
 Decide = Callable[[Received], Awaitable[list[Outgoing]] | list[Outgoing]]
 Portion = Callable[[Sequence[Msg]], Awaitable[int]]
 """Of the messages that are left of a batch: how many of the first are decided next, at least one."""
+LaidAside = Callable[[Received, str], list[Outgoing]]
+"""Given a message that cannot be processed and the reason: what is stored of it."""
 
 
 @dataclass(slots=True)
@@ -97,8 +99,8 @@ class _Delivery:
         self.outcome = outcome
         self.pause_s = PAUSES_S[min(self.received.deliveries, len(PAUSES_S)) - 1]
 
-    def bury(self, origin: str, outcome: str, reason: str) -> None:
-        self.out = [dead_letter(origin, self.received, reason)]
+    def bury(self, out: list[Outgoing], outcome: str) -> None:
+        self.out = out
         self.outcome = outcome
         self.pause_s = None
 
@@ -113,16 +115,18 @@ def consume(
     outbox: Callable[[], Outbox],
     batch: int = 256,
     portion: Portion | None = None,
+    laid_aside: LaidAside | None = None,
 ) -> None:
     """Registers a pull consumer on a provisioned durable: batches in, `decide` per message, outputs stored, then acks.
 
     `origin` is the service's name, for dead letters. `decide` returns what follows from a message; it may be async and
     may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. `portion` says how many of a
-    batch's messages are decided and stored together; while it waits, they are kept. Raises KeyError when the durable is not
+    batch's messages are decided and stored together; while it waits, they are kept. `laid_aside` gives what is stored of a
+    message that cannot be processed; by default its dead letter. Raises KeyError when the durable is not
     in the table of `libs.bus.table`, which also says what it filters.
     """
     entry = durable_of(stream, durable)
-    shell = _Shell(origin, durable, decide, outbox, portion)
+    shell = _Shell(origin, durable, decide, outbox, portion, laid_aside)
     broker.subscriber(
         entry.filter_subjects[0],
         stream=JStream(stream, declare=False),
@@ -159,8 +163,10 @@ class _Shell:
         decide: Decide,
         outbox: Callable[[], Outbox],
         portion: Portion | None = None,
+        laid_aside: LaidAside | None = None,
     ) -> None:
         self._portion = portion
+        self._laid_aside = laid_aside or (lambda received, reason: [dead_letter(origin, received, reason)])
         self._origin = origin
         self._durable = durable
         self._decide = decide
@@ -220,13 +226,14 @@ class _Shell:
         """`deliveries` are those that count."""
         case.deliveries = deliveries
         if deliveries > CRASH_DELIVERIES:
-            case.bury(self._origin, "crashed", f"delivered {deliveries} times and never settled")
+            reason = f"delivered {deliveries} times and never settled"
+            case.bury(self._laid_aside(case.received, reason), "crashed")
             return case
         try:
             result = self._decide(case.received)
             case.out = list(await result if inspect.isawaitable(result) else result)
         except Malformed as e:
-            case.bury(self._origin, "malformed", str(e))
+            case.bury(self._laid_aside(case.received, str(e)), "malformed")
         except NoRoom as e:
             self._busy(case, e)
         except Exception as e:
@@ -251,7 +258,7 @@ class _Shell:
             case.again("retried")
         else:
             why = f"given up after {case.deliveries} deliveries: {type(error).__name__}: {error}"
-            case.bury(self._origin, "exhausted" if passing else "bug", why)
+            case.bury(self._laid_aside(received, why), "exhausted" if passing else "bug")
 
     async def _store(self, cases: Sequence[_Delivery], held: StillOurs) -> None:
         """Stores what follows from the batch; a case whose outputs cannot be stored is to come again. Raises NotHeld."""

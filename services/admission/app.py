@@ -5,7 +5,7 @@ by what lies undecided in the inboxes, and by the requests of this process.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain
 
@@ -18,7 +18,7 @@ from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
 from libs.bus.secret_names import SecretNames
-from libs.bus.settle import NoRoom, Received, consume
+from libs.bus.settle import NoRoom, Received, consume, dead_letter
 from libs.bus.trim import Trimmer, trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
@@ -32,18 +32,19 @@ from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
 from libs.service.files import policy_version
 from libs.service.following import readiness, show
+from schemas import subjects
 from schemas.ledger import JobQueued
 from schemas.subjects import REQUESTS
-from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
+from services.admission.answered import Answered
+from services.admission.handlers import ORIGIN, AdmissionResult, Recent, busy_answer, handle
+from services.admission.one_answer import OneAnswer, placed
 from services.admission.overtaking import Overtaking
-from services.admission.pace import Pace, PacedOutbox
+from services.admission.pace import Pace
 from services.admission.peers import answer, check, watch
-from services.admission.refusals import ToldRefusals
-from services.admission.refusing import Refusing
+from services.admission.refusing import Refusing, command_of
 from services.admission.settings import AdmissionSettings
-from services.admission.undecided import undecided
 
-_ENDS = {AdmissionResult.ADMITTED: SUBMITS_END, AdmissionResult.CANCELLED: CANCELS_END}
+_REFUSED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD)
 DURABLE = "admission"
 FOLLOWER = "admission"
 """What is known of the pool: its devices, quotas and taken job ids."""
@@ -82,7 +83,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     followers: list[Follower[FleetShape]] = []  # made once the event loop runs, as the outbox is
     outboxes: list[Outbox] = []
     overtaking: list[Overtaking] = []
-    refused: list[ToldRefusals] = []
+    answered: list[Answered] = []
     metrics = Metrics(registry, lambda: [follower.projection for follower in followers])
     show(registry, lambda: followers)
     tasks = Tasks()
@@ -95,7 +96,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     async def portion(left: Sequence[Msg]) -> int:
         if any(message.metadata.num_delivered > 1 for message in left):
-            await refused[0].catch_up()
+            await answered[0].catch_up()
         return await overtaking[0].portion(left)
 
     def in_line(received: Received) -> list[Outgoing]:
@@ -107,8 +108,9 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         pools = {
             known.pool: AdmissionContext(known.projection, limits.room, classes, names[0].of) for known in followers
         }
-        handled = handle(received, pools, recent, intake, refused[0], policy)
-        if lack := _lacks_room(handled, rooms):
+        handled = handle(received, pools, recent, intake, answered[0], policy)
+        out = placed(received, handled.out, settings.all_pools[0], policy)
+        if lack := _lacks_room(out, handled.result, rooms):
             pool, why = lack
             if handled.job:
                 recent.put_off(handled.job)
@@ -118,8 +120,16 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()
         metrics.latency.observe(max(0.0, clock.wall_s() - received.time_us / 1e6))
-        refusing[0].note(received, handled)
-        return handled.out
+        if out is handled.out and handled.result in _REFUSED and (command := command_of(received, out, policy)):
+            refusing[0].note(command)
+        return out
+
+    def laid_aside(received: Received, reason: str) -> list[Outgoing]:
+        return placed(received, [dead_letter(ORIGIN, received, reason)], settings.all_pools[0], policy)
+
+    async def learn(requests: Iterable[tuple[str, bytes]]) -> None:
+        await answered[0].now_and_then()
+        await names[0].learn(requests)
 
     consume(
         broker,
@@ -128,6 +138,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         origin=ORIGIN,
         decide=in_line,
         portion=portion,
+        laid_aside=laid_aside,
         outbox=lambda: outboxes[0],
         batch=settings.batch,
     )
@@ -149,13 +160,15 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                 settings.undecided,
                 settings.undecided_alone,
             )
-            outbox = PacedOutbox(js, batches=True)
-            outbox.pace = pace
+            outbox = OneAnswer(js, batches=True)
+            outbox.pace, outbox.lost = pace, recent.put_off
             outboxes[:] = [outbox]
-            refused[:] = [ToldRefusals(js, DURABLE)]
+            inboxes = lambda: {name: known.projection.inbox_seq for name, known in decided.items()}  # noqa: E731
+            answered[:] = [Answered(js, DURABLE, inboxes, recent.add)]
             names[:] = [SecretNames(js)]
-            overtaking[:] = [Overtaking(js, decide, outbox, pace, names[0].learn)]
-            refusing[:] = [Refusing(settings.all_pools[0], policy)]
+            overtaking[:] = [Overtaking(js, decide, outbox, pace, learn)]
+            refusing[:] = [Refusing(settings.all_pools[0])]
+            outbox.refused = refusing[0].note
 
             async def moved(entries: Sequence[FollowedEntry]) -> None:
                 for event in chain.from_iterable(known.entry.record.events for known in entries if known.entry.valid):
@@ -168,9 +181,9 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                 room = rooms[known.pool] = room_of(js, known.pool)
                 tasks.start(f"room of {known.pool}", room.run())
             tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
-            answered, held_back = overtaking[0].ahead.settled, overtaking[0].held_back
+            settled, held_back = overtaking[0].ahead.settled, overtaking[0].held_back
             trimmers[:] = [
-                trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s, answered=answered, held_back=held_back)
+                trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s, answered=settled, held_back=held_back)
             ]
             tasks.start("trim of requests", trimmers[0].run())
             tasks.start("relief of who sends many requests", trimmers[0].relieve())
@@ -181,9 +194,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         for known in followers:
             await known.caught_up.wait()
             await rooms[known.pool].known.wait()
-            for job_id in await undecided(outboxes[0].js, known.pool, known.projection.inbox_seq):
-                recent.add(job_id, known.pool)
-        await refused[0].catch_up()
+        await answered[0].catch_up()
         home = rooms[settings.all_pools[0]]
         tasks.start(
             "refusals for the ledger",
@@ -202,11 +213,13 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     )
 
 
-def _lacks_room(handled: Handled, rooms: Mapping[str, StreamRoom]) -> tuple[str, str] | None:
-    """The pool that has no room for what follows from a request, and why; None when it has."""
-    end = _ENDS.get(handled.result)
-    if end is None:
+def _lacks_room(
+    out: Sequence[Outgoing], result: AdmissionResult, rooms: Mapping[str, StreamRoom]
+) -> tuple[str, str] | None:
+    """The pool that has no room in its inbox for what follows from a request, and why; None when it has."""
+    first = out[0] if out else None
+    pool = subjects.pool_of_input(first.subject) if first is not None else None
+    if first is None or pool is None or pool not in rooms:
         return None
-    pool = handled.out[0].subject.split(".")[-1]
-    why = rooms[pool].lacks(handled.out, end) if pool in rooms else ""
+    why = rooms[pool].lacks([first], CANCELS_END if result is AdmissionResult.CANCELLED else SUBMITS_END)
     return (pool, why) if why else None

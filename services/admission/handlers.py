@@ -83,7 +83,7 @@ class Recent(Mapping[str, str]):
 
     def put_off(self, job_id: str) -> None:
         """A job that was added is not sent after all."""
-        del self._jobs[job_id]
+        self._jobs.pop(job_id, None)
         self._put_off[job_id] = None
         if len(self._put_off) > self._limit:
             self._put_off.popitem(last=False)
@@ -113,7 +113,7 @@ class _Asked:
     pools: Pools
     recent: Recent
     intake: Intake
-    refused: Container[str]
+    answered: Container[str]
     policy: str
 
     @property
@@ -130,12 +130,14 @@ def handle(
     pools: Pools,
     recent: Recent | None = None,
     intake: Intake | None = None,
-    refused: Container[str] = (),
+    answered: Container[str] = (),
     policy: str = "",
 ) -> Handled:
     """A message of `baton.cmd.job.v1.*.<team>.<user>`. `pools` are those of the settings, in their order; `recent` and
-    `intake` are what the caller keeps from one request to the next, `refused` the ids of refusals that were told,
-    `policy` the version of the files that decide."""
+    `intake` are what the caller keeps from one request to the next, `answered` what is known to be answered
+    (`services/admission/answered.py`), `policy` the version of the files that decide."""
+    if ids.answer_id(received.cause, received.time_us) in answered:
+        return Handled(AdmissionResult.REPEATED, [])
     try:
         keys = subjects.read(_SUBJECT, received.subject)
     except ValueError as e:
@@ -147,7 +149,7 @@ def handle(
         reason = f"{team!r} is not a team's name: use lower-case letters, digits and hyphens"
         return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
     recent = Recent() if recent is None else recent
-    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent, intake or Intake(), refused, policy)
+    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent, intake or Intake(), answered, policy)
     try:
         return _cancel(asked) if asked.what == "cancel" else _submit(asked)
     except Malformed as e:
@@ -157,7 +159,7 @@ def handle(
 def _submit(asked: _Asked) -> Handled:
     received = asked.received
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
-    if ids.rejection_id(asked.team, request.client_key, received.time_us, _REJECTED) in asked.refused:
+    if ids.rejection_id(asked.team, request.client_key, received.time_us, _REJECTED) in asked.answered:
         return Handled(AdmissionResult.REPEATED, [])  # its team was told, and the pool may be another by now
     job = ids.job_id(asked.team, request.client_key)
     is_new = home_of(job, asked.pools, asked.recent) is None
@@ -192,13 +194,13 @@ def _submit(asked: _Asked) -> Handled:
         cause=asked.cause,
         policy=asked.policy,
     )
-    # Named by job and body: the same request sent twice at once is one message, another body is not hidden by it.
     message = outgoing(
         admitted,
         subject=subjects.inbox("job", "admitted", routed.pool),
         type="io.baton.job.admitted.v1",
+        id=ids.answer_id(asked.cause, asked.received.time_us),
         source=_source(routed.pool),
-        cause=f"{outcome.job_id}:{outcome.spec_hash}",
+        cause=asked.cause,
         correlation=envelope.correlationid or outcome.job_id,
         traceparent=envelope.traceparent,
     )
@@ -216,7 +218,6 @@ def _cancel(asked: _Asked) -> Handled:
     if (over := asked.intake.cancel(asked.team, job_id, own, received.time_us)) is not None:
         return _limited(asked, over)
     pool = home_of(job_id, asked.pools, asked.recent) or asked.first_pool
-    # Named by the request: a cancel that came before its job must not hide the one that comes after it.
     message = outgoing(
         CancelRequested(
             job_id=request.job_id,
@@ -227,6 +228,7 @@ def _cancel(asked: _Asked) -> Handled:
         ),
         subject=subjects.inbox("job", "cancel-requested", pool),
         type="io.baton.job.cancel-requested.v1",
+        id=ids.answer_id(asked.cause, asked.received.time_us),
         source=_source(pool),
         cause=asked.cause,
         correlation=envelope.correlationid or request.job_id,
@@ -276,25 +278,40 @@ def _rejected(
     if len(reasons) > _REASONS:
         more = f"and {len(reasons) - _REASONS} more reasons"
         shown += (Reason(field="", value="", problem=more, fix="put these right first, then send it again"),)
-    at_us, named = received.time_us, client_key and asked.what == "submit"
-    return outgoing(
-        JobRejected(
-            job_id=job_id,
-            team=asked.team,
-            user=asked.user,
-            client_key=client_key,
-            reasons=shown,
-            at_us=at_us,
-            stored_us=at_us,
-            retry_after_s=retry_after_s,
-        ),
-        subject=subjects.event("rejected", asked.team),
-        type=_REJECTED,
-        id=ids.rejection_id(asked.team, client_key, at_us, _REJECTED) if named else "",
+    rejected = JobRejected(
+        job_id=job_id,
+        team=asked.team,
+        user=asked.user,
+        client_key=client_key,
+        reasons=shown,
+        at_us=received.time_us,
+        stored_us=received.time_us,
+        retry_after_s=retry_after_s,
+    )
+    return told(
+        rejected,
+        what=asked.what,
         source=_source(pool or asked.first_pool),
         cause=asked.cause,
         correlation=(envelope.correlationid if envelope else _correlation(received)) or job_id,
         traceparent=envelope.traceparent if envelope else "",
+    )
+
+
+def told(
+    rejected: JobRejected, *, what: str, source: str, cause: str, correlation: str = "", traceparent: str = ""
+) -> Outgoing:
+    """A refusal, as its team hears it; `what` was asked for, by the request `cause`."""
+    named = rejected.client_key and what == "submit"
+    return outgoing(
+        rejected,
+        subject=subjects.event("rejected", rejected.team),
+        type=_REJECTED,
+        id=ids.rejection_id(rejected.team, rejected.client_key, rejected.stored_us, _REJECTED) if named else "",
+        source=source,
+        cause=cause,
+        correlation=correlation,
+        traceparent=traceparent,
     )
 
 

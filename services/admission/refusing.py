@@ -7,11 +7,12 @@ oldest give way, and a killed process loses those that it has not told.
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pydantic import ValidationError
 
+from libs.bus.dead import REASON
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.patience import patiently
@@ -22,11 +23,10 @@ from schemas import subjects
 from schemas.audit import RefusedCommand
 from schemas.ids import content_hash
 from schemas.inbox import RefusalTold
-from services.admission.handlers import ORIGIN, AdmissionResult, Handled
+from services.admission.handlers import ORIGIN
 
 _TYPE = "io.baton.job.refused.v1"
 _SUBJECT = subjects.fill(subjects.COMMAND, entity="job")
-_REFUSED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD)
 _WAITING = 10_000
 _LOOK_S = 5.0
 _REASONS = 4
@@ -36,32 +36,17 @@ _ANSWERS = subjects.event("rejected", "*").removesuffix("*")
 class Refusing:
     """Of one process. All lines go to the ledger of `pool`, the first one: who is refused is in no pool."""
 
-    def __init__(self, pool: str, policy: str) -> None:
-        self._pool, self._policy = pool, policy
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
         self._refusals = Refusals()
         self._lines: deque[RefusedCommand] = deque(maxlen=_WAITING)
         self._some = asyncio.Event()
 
-    def note(self, received: Received, handled: Handled) -> None:
-        """A request was decided. What its subject says was no team is left to the dead letters."""
-        if handled.result not in _REFUSED:
-            return
-        with suppress(ValueError, ValidationError):
-            keys = subjects.read(_SUBJECT, received.subject)
-            command = RefusedCommand(
-                service="admission",
-                what=keys["what"],
-                team=keys["team"],
-                user=keys["user"],
-                cause=received.cause,
-                stored_us=received.time_us,
-                digest=content_hash(received.payload),
-                reason=_reason(handled.out),
-                policy=self._policy,
-            )
-            if (line := self._refusals.note(command, received.time_us)) is not None:
-                self._lines.append(line)
-                self._some.set()
+    def note(self, command: RefusedCommand) -> None:
+        """It was refused."""
+        if (line := self._refusals.note(command, command.stored_us)) is not None:
+            self._lines.append(line)
+            self._some.set()
 
     async def run(
         self, outbox: Callable[[], Outbox], lacks: Callable[[list[Outgoing]], str], look_s: float = _LOOK_S
@@ -91,7 +76,25 @@ class Refusing:
         )
 
 
-def _reason(out: list[Outgoing]) -> str:
+def command_of(received: Received, out: Sequence[Outgoing], policy: str) -> RefusedCommand | None:
+    """A request that was refused, which `out` says; None when its subject names no team: that is left to the dead letters."""
+    with suppress(ValueError, ValidationError):
+        keys = subjects.read(_SUBJECT, received.subject)
+        return RefusedCommand(
+            service="admission",
+            what=keys["what"],
+            team=keys["team"],
+            user=keys["user"],
+            cause=received.cause,
+            stored_us=received.time_us,
+            digest=content_hash(received.payload),
+            reason=_reason(out),
+            policy=policy,
+        )
+    return None
+
+
+def _reason(out: Sequence[Outgoing]) -> str:
     """What the team was told, in short."""
     for item in out:
         if not item.subject.startswith(_ANSWERS):
@@ -99,4 +102,4 @@ def _reason(out: list[Outgoing]) -> str:
         with suppress(ValueError, KeyError, TypeError):
             told = json.loads(item.payload)["reasons"]
             return "; ".join(f"{one['field']}: {one['problem']}" for one in told[:_REASONS])[:512]
-    return "no request at all"
+    return next((item.headers[REASON][:512] for item in out if REASON in item.headers), "no request at all")

@@ -12,7 +12,8 @@ def action_told(d: Decision, m: inbox.ActionTold) -> None:
 
 
 def refusal_told(d: Decision, m: inbox.RefusalTold) -> None:
-    _keep(d, ledger.CommandRefused(command=m.command))
+    if m.line:
+        _keep(d, ledger.CommandRefused(command=m.command))
 
 
 def secret_changed(d: Decision, m: inbox.SecretChanged) -> None:

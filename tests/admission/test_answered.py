@@ -3,7 +3,7 @@
 import pytest
 from nats.aio.client import Client
 
-from services.admission.refusals import ToldRefusals
+from services.admission.answered import Answered
 
 
 async def test_that_refusals_cannot_be_read_is_said_once_an_outage(
@@ -11,7 +11,7 @@ async def test_that_refusals_cannot_be_read_is_said_once_an_outage(
 ) -> None:
     """Seen: a line for every try, while the broker was away."""
     told, tries = (
-        ToldRefusals(nats.jetstream(), "admission"),
+        Answered(nats.jetstream(), "admission"),
         iter([TimeoutError(), TimeoutError(), TimeoutError(), None]),
     )
 
@@ -19,7 +19,7 @@ async def test_that_refusals_cannot_be_read_is_said_once_an_outage(
         if (error := next(tries)) is not None:
             raise error
 
-    monkeypatch.setattr(told, "_read", read)
+    monkeypatch.setattr(told, "_refused", read)
     with caplog.at_level("WARNING", logger="baton.admission"):
         await told.catch_up()
     assert len([record for record in caplog.records if "cannot be read" in record.getMessage()]) == 1
