@@ -16,7 +16,8 @@ from schemas.envelope import MSG_ID
 from schemas.inbox import CancelRequested, JobAdmitted
 from schemas.jobs import JobRejected
 from schemas.resources import Level
-from services.admission.handlers import AdmissionResult, Handled, handle
+from services.admission.handlers import AdmissionResult, Handled, busy_answer, handle
+from services.admission.one_answer import placed
 from tests.core.builders import World, job, node
 from tests.core.test_admission import TWO_LEAVES, record
 
@@ -62,11 +63,37 @@ def test_a_plain_json_request_is_admitted_to_the_inbox() -> None:
     assert message.headers["ce-source"] == "/baton/main/admission"
 
 
-def test_the_same_request_twice_is_one_message_and_another_body_is_another() -> None:
-    first, again = judged(GOOD, seq=7).out[0], judged(GOOD, seq=8).out[0]
-    assert first.headers[MSG_ID] == again.headers[MSG_ID]
-    other = judged({**GOOD, "job": {"command": ["python", "other.py"]}}, seq=9).out[0]
-    assert other.headers[MSG_ID] != first.headers[MSG_ID]
+def test_a_request_has_one_place_in_the_inbox_however_it_is_judged_and_another_has_another() -> None:
+    """The broker stores one message of an id: a job hides no other request of its key, and no cancel its job."""
+    vip = {**GOOD, "job": {**GOOD["job"], "priority_class": "vip"}}
+    bodies = (
+        (GOOD, "submit"),
+        (vip, "submit"),
+        ({"job": 1}, "submit"),
+        ({"job_id": "job-1"}, "cancel"),
+        ({}, "cancel"),
+    )
+    places = [
+        {
+            placed(received(body, what=what, seq=seq), judged(body, what=what, seq=seq).out, "main")[0].headers[MSG_ID]
+            for body, what in bodies
+        }
+        for seq in (7, 8)
+    ]
+    assert [len(ids_) for ids_ in places] == [1, 1]
+    assert places[0] != places[1]
+
+
+def test_what_was_answered_has_no_other_answer() -> None:
+    asked = received(GOOD)
+    handled = handle(asked, {"main": CONTEXT}, answered={ids.answer_id(asked.cause, asked.time_us)})
+    assert (handled.result, handled.out) == (AdmissionResult.REPEATED, [])
+
+
+def test_who_may_send_it_again_takes_no_place() -> None:
+    """It is no end: a crowd's refusals cost placement nothing, and an inbox that is full keeps none of them from being told."""
+    busy = busy_answer(received(GOOD), "main", "INBOX-main is 95% full")
+    assert placed(received(GOOD), busy, "main") == busy
 
 
 def test_a_structured_cloudevent_is_admitted_and_keeps_its_correlation() -> None:

@@ -16,7 +16,7 @@ from libs.core.projections.audit import AuditLines
 from schemas.audit import RefusedCommand
 from schemas.ids import content_hash
 from schemas.inbox import RefusalTold, SecretChanged
-from services.admission.refusing import Refusing
+from services.admission.refusing import Refusing, command_of
 from services.quota_billing.quotas import set_quota
 from services.quota_billing.refused import RefusedQuotas
 from tests.admission.test_handlers import GOOD, judged, received
@@ -83,11 +83,14 @@ class Inbox:
 
 async def test_what_admission_refuses_is_told_and_what_it_lets_in_is_not() -> None:
     inbox: Any = Inbox()
-    telling, room = Refusing("main", "0123456789abcdef"), ["INBOX-main is 100% full"]
+    telling, room = Refusing("main"), ["INBOX-main is 100% full"]
     task = asyncio.create_task(telling.run(lambda: inbox, lambda items: room[0], look_s=0.05))
     bad = {"client_key": "k", "job": {"command": [], "resources": {"devices": -1}}}
     for body, team in ((GOOD, "research"), (bad, "research"), (b"no json", "red"), (bad, "Not A Team")):
-        telling.note(received(body, team=team, user="ana"), judged(body, team=team))
+        request = received(body, team=team, user="ana")
+        out = judged(body, team=team).out
+        if body != GOOD and (command := command_of(request, out, "0123456789abcdef")) is not None:
+            telling.note(command)
     await asyncio.sleep(0)
     assert inbox.told == [], "it waits for room, and the answers to teams do not wait for it"
     room[0] = ""
@@ -114,7 +117,8 @@ def test_a_refused_quota_is_a_line_of_the_audit() -> None:
     command = RefusalTold.model_validate_json(told.payload).command
     world = World()
     world.send(RefusalTold(command=command))
-    (line,) = AuditLines().of(world.records[-1], 1)
+    world.send(RefusalTold(command=command, line=False))
+    (line,) = [line for n, record in enumerate(world.records) for line in AuditLines().of(record, n)]
     assert (line.actor, line.kind, line.outcome, line.source) == ("operator.olga", "quota.set", "refused", "REQUESTS:9")
     assert (line.policy, line.digest) == ("0123456789abcdef", content_hash(body))
     assert "limit_milli" in line.reason

@@ -257,6 +257,27 @@ MENDS: tuple[Undone, ...] = (
         "bus/test_settle::test_a_process_that_stood_still_stores_nothing_of_what_another_may_decide_by_now",
     ),
     Undone(
+        "13. of two admissions that judge a request differently both answer it",
+        "services/admission/one_answer.py",
+        "if other.payload != mine.payload:",
+        "if False:",
+        "services/test_one_answer::test_of_two_that_judge_a_request_at_once_one_answers",
+    ),
+    Undone(
+        "13. a refusal whose process was killed before it told it is told by nobody",
+        "services/admission/one_answer.py",
+        "for item in await self._again(cause, other)]",
+        "for item in await self._again(cause, other)][:0]",
+        "services/test_one_answer::test_a_refusal_that_its_process_did_not_come_to_tell_is_told_by_the_next",
+    ),
+    Undone(
+        "13. what was passed on longer ago than the broker knows ids is answered again",
+        "services/admission/answered.py",
+        "self._add(one.answer)",
+        "self._add(one.job)",
+        "admission/test_answered::test_what_was_passed_on_and_not_decided_is_known_as_answered",
+    ),
+    Undone(
         "14. a cancel that comes before its submit is forgotten",
         "libs/core/scheduling/reactions/requests.py",
         "state.early_cancels.of(m.job_id, m.team, m.submitted_us)",

@@ -107,11 +107,11 @@ async def test_of_two_that_judge_a_request_at_once_one_answers(nats: BusConnecti
     one, other = process(nats, "asked"), process(nats, "unknown")
     requests = [request(team, f"k{number}", number) for number in range(1, 41)]
 
-    async def all_of(who: Process, order: Sequence[Received]) -> None:
-        for first in range(0, len(order), 4):
-            await who.answers(*order[first : first + 4], pool=pool)
+    async def all_of(who: Process, order: Sequence[Received], together: int = 10) -> None:
+        for first in range(0, len(order), together):  # ten go as one atomic batch, three do not
+            await who.answers(*order[first : first + together], pool=pool)
 
-    await asyncio.gather(all_of(one, requests), all_of(other, requests[::-1]))
+    await asyncio.gather(all_of(one, requests), all_of(other, requests[::-1], together=3))
     told, admitted = await _answers(nats.jetstream(), pool, team)
     keys = {f"k{number}" for number in range(1, 41)}
     assert told | admitted == keys

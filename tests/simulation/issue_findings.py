@@ -118,7 +118,12 @@ FINDINGS: dict[int, Finding] = {
     ),
     13: Finding(
         "the same key with two bodies within the ledger's lag",
-        ("services/test_two_admissions::test_of_two_bodies_under_one_key_one_is_queued_and_the_other_is_refused",),
+        (
+            "services/test_two_admissions::test_of_two_bodies_under_one_key_one_is_queued_and_the_other_is_refused",
+            "services/test_one_answer::test_a_request_whose_acknowledgement_was_lost_has_the_answer_that_it_had",
+            "services/test_one_answer::test_of_two_that_judge_a_request_at_once_one_answers",
+        ),
+        "the other tests: a request that two admissions judge differently",
     ),
     14: Finding(
         "a cancel before its submit",
