@@ -18,6 +18,8 @@ from libs.simulation.dst.stream import Stream
 from schemas import inbox, ledger
 from schemas.jobs import JobState
 from services.admission import handlers
+from services.admission.answered import Answered
+from services.admission.one_answer import OneAnswer, _Places
 from services.agent import node as agent_node
 from tests.simulation.bug import bug, set_on
 
@@ -194,6 +196,15 @@ def submit_not_deduplicated(stack: ExitStack) -> None:
         real(d, m)
 
     _react(stack, inbox.JobAdmitted, job_admitted)
+
+
+@bug("of two admissions that judge a request differently each stores its answer", aim="two minds", findings=(13,))
+def both_answer(stack: ExitStack) -> None:
+    async def nobody_was_before(self: OneAnswer, items: Any, acks: Any) -> Any:
+        return _Places()
+
+    set_on(stack, OneAnswer, "_places", nobody_was_before)
+    set_on(stack, Answered, "__contains__", lambda self, id_: False)
 
 
 @bug("an error in a decision ends the writer", findings=(11,))

@@ -57,11 +57,21 @@ def _brief(scenario: Scenario, chance: random.Random) -> None:
             job.spec = job.spec.model_copy(update={"simulation": brief})
 
 
+def _two_minds(scenario: Scenario, chance: random.Random) -> None:
+    """Two admissions judge by different files, and what one has answered comes to the other."""
+    scenario.admissions, scenario.two_minds = 2, True
+    scenario.older_until = 0.0
+    for job in scenario.jobs:
+        job.twin_at = None
+        move(job, chance.uniform(0.5, 8.0))
+
+
 AIMS: dict[str, Theme] = {
     "two vaults": Theme({"stop vault": 2, "messages": 1}, _two_vaults, ("vault.loaded",)),
     "deaf beside an older reader": Theme({"deaf standby": 1}, _older_for_long, ("leases.tick",)),
     "nothing saved": Theme({"nothing saved": 1, "roll": 3}, _unsaved, ("archive.deleted",)),
     "paused twice": Theme({"messages": 2, "kill": 1}, _paused_twice, ("writer.decided",)),
     "late words to agents": Theme({"old words": 4, "messages": 1}, _brief, ("writer.told", "agent.reported"), loses=0.0),
+    "two minds": Theme({"stop admission": 5, "messages": 2}, _two_minds, ("settle.stored", "settle.decided"), loses=0.5),
     "said again": Theme({"old input": 6, "kill agent": 1}, crowded, ("writer.told",)),
 }  # fmt: skip

@@ -44,6 +44,9 @@ class SimBooks:
     _rejected: dict[str, JobRejected] = field(default_factory=dict)
     _refused: dict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))
     """(team, client key) -> the requests of it that were refused for good, by when they were stored."""
+    _no: set[str] = field(default_factory=set)
+    _yes: set[str] = field(default_factory=set)
+    """Requests by their causes: refused for good by an admission, and queued."""
     _stream: str = ledger_stream(POOL)
     _sealed: bool = False
     _events_to: int = 0
@@ -80,6 +83,7 @@ class SimBooks:
                 self._rejected[rejected.job_id] = rejected
                 if rejected.retry_after_s is None:
                     self._refused[rejected.team, rejected.client_key].add(rejected.stored_us)
+                    self._no.add((kept.headers or {}).get("ce-causationid", ""))
 
     def _next(self) -> Kept | None:
         """The message behind `position`. Behind a seal it is in the next segment, once that takes records."""
@@ -118,6 +122,8 @@ class SimBooks:
                     self.world.sometimes("a job told how far it is")
                 case led.AttemptStopping(cause=Cause.BUDGET_SPENT):
                     self.world.sometimes("a budget was spent while jobs ran")
+                case led.JobQueued():
+                    self._yes.add(event.cause)
                 case led.QuotaSet():
                     self.quotas[event.team] = event.limit_milli
                 case led.NodeDeclaredDead():
@@ -216,6 +222,8 @@ class SimBooks:
                 world.violated("I4", f"{job.id} was sent with two bodies, and has {answers} answers")
             if job.twin_at is None and job.id in self.ended and job.id in self._rejected:
                 world.violated("I4", f"{job.id} is both in the ledger and refused")
+        for cause in self._yes & self._no if not world.offset_of("broker") else ():
+            world.violated("I4", f"request {cause} is both in the ledger and refused")
         for (subject, payload), times in self._events.items():
             # in one moment a team may be suspended, go on, and be suspended again with the same words
             often = times != max(1, self._facts[payload])

@@ -103,6 +103,7 @@ class Scenario:
         boards: nodes that have a MIG board besides their devices.
         older_until: a reader of an older version reads the ledger until then, s; 0: none.
         theme: what the seed dwells on (libs.simulation.dst.themes).
+        two_minds: the second admission refuses what the first lets in.
         vaults: processes of vault; 0: no secrets.
         archivists: operators who archive the ledger.
         trees: what an operator applies as the pool's queues, and when, s.
@@ -119,6 +120,7 @@ class Scenario:
     boards: int = 0
     older_until: float = 0.0
     theme: str = ""
+    two_minds: bool = False
     vaults: int = 0
     archivists: int = 0
     trees: list[tuple[float, ApplyQueues]] = field(default_factory=list)
@@ -308,12 +310,16 @@ class _Admission(AdmissionSettings):
 
     serving_s: float
     other_s: float
+    of_two_minds: bool = False
+    """It knows one class only: its file is an older one."""
 
     def priority_classes(self) -> dict[str, PriorityClass]:
         serving, other = f"{self.serving_s:g}s", f"{self.other_s:g}s"
         classes = {
             c.name: c.model_copy(update={"lease": serving if c.name == "serving" else other}) for c in DEFAULT_CLASSES
         }
+        if self.of_two_minds:
+            return {"serving": classes["serving"]}
         return classes | {KEPT: classes["experiment"].model_copy(update={"name": KEPT, "lease": "keep"})}
 
 
@@ -394,7 +400,8 @@ def populate(world: World, scenario: Scenario, *, doubled: bool = False) -> None
 
         world.add(name, name, make, after_s=_OLDER_FIRST_S if scenario.older_until else 0.0)
     for number in range(scenario.admissions):
-        world.add(f"admission-{number}", f"admission-{number}", lambda: make_admission(settings["admission"]))
+        judge = settings["admission"].model_copy(update={"of_two_minds": scenario.two_minds and number > 0})
+        world.add(f"admission-{number}", f"admission-{number}", partial(make_admission, judge))
     for number in range(2):
         world.add(f"leases-{number}", f"leases-{number}", lambda: make_leases(settings["leases"]))
     for name, makes in _MAKES.items():
