@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Callable
 
 FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 """Where the driver's libraries may be, if the linker does not know of them: they load each other by name."""
@@ -69,7 +70,9 @@ def found(cuda: ctypes.CDLL | None) -> list[str]:
     return devices
 
 
-def work(cuda: ctypes.CDLL, seconds: float, mib: int) -> None:
+def worker(cuda: ctypes.CDLL, mib: int) -> Callable[[], None]:
+    """What works some 10 ms each time that it is called, and holds so much memory of the first device."""
+
     def done(error: int) -> None:
         if error:
             sys.exit(f"CUDA says {error}")
@@ -82,14 +85,23 @@ def work(cuda: ctypes.CDLL, seconds: float, mib: int) -> None:
     done(cuda.cuModuleLoadData(ctypes.byref(module), SPIN))
     done(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin"))
     cycles = ctypes.c_uint64(20_000_000)  # some 10 ms
-    arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(cycles), ctypes.c_void_p))
-    end, said = time.monotonic() + seconds, False
-    while time.monotonic() < end:
-        done(cuda.cuLaunchKernel(kernel, 1024, 1, 1, 256, 1, 1, 0, None, arguments, None))
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(cycles))
+    kept = cycles, arguments  # the one points to the other, and does not hold it
+
+    def step() -> None:
+        done(cuda.cuLaunchKernel(kernel, 1024, 1, 1, 256, 1, 1, 0, None, kept[1], None))
         done(cuda.cuCtxSynchronize())
-        if not said:
-            said = True
-            say(works=mib)
+
+    return step
+
+
+def work(cuda: ctypes.CDLL, seconds: float, mib: int) -> None:
+    step = worker(cuda, mib)
+    end = time.monotonic() + seconds
+    step()
+    say(works=mib)
+    while time.monotonic() < end:
+        step()
 
 
 def main() -> None:

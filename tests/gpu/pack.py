@@ -1,21 +1,28 @@
-"""Packs what the tests of a real GPU need where nothing can be installed: this interpreter, its libraries, nats-server.
+"""Packs what the tests of a real GPU need where nothing can be installed: this interpreter, its libraries, the servers.
 
 python -m tests.gpu.pack FILE.tar.xz       here
-tar -xf FILE.tar.xz -C /                   there, as root: everything lies where it lies here
+tar -xf FILE.tar.xz -C / --skip-old-files  there, as root: everything lies where it lies here
 PYTHON -m pytest -m gpu -n 0 -s tests/gpu  there, in a checkout; PYTHON is printed by the first command
+
+The checkout needs services/agent/keeper/native/baton-shim, which ./dev has compiled here. Placement's kernels are not compiled
+there: one node needs no haste.
 """
 
+import io
 import os
+import re
+import subprocess
 import sys
 import sysconfig
 import tarfile
 from pathlib import Path
 
 LEFT_OUT = {
-    "__pycache__", "ensurepip", "grimp", "idlelib", "lib2to3", "llvmlite", "mypy", "mypyc", "neosqlite", "numba", "pip",
-    "pyarrow", "pymongo", "ruff", "setuptools", "test", "tests", "tkinter", "turtledemo",
+    "__pycache__", "ensurepip", "grimp", "idlelib", "lib2to3", "llvmlite", "mypy", "mypyc", "numba", "pip", "pyarrow", "ruff",
+    "setuptools", "test", "tests", "tkinter", "turtledemo", "ziglang",
 }  # fmt: skip
-"""Large, and not imported by these tests."""
+"""Large, and not imported by these tests; numba is, and has a stand-in."""
+NUMBA = b'"""A stand-in: functions stay as they are."""\n\n\ndef njit(**_):\n    return lambda function: function\n'
 SUFFIXES = (".pyc", ".a", "__mypyc.cpython-311-x86_64-linux-gnu.so")
 
 
@@ -23,13 +30,16 @@ def main() -> None:
     base, own = Path(sys.base_prefix), Path(sysconfig.get_path("purelib"))
     stdlib = Path(sysconfig.get_path("stdlib"))
     python = (base / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
-    packages = stdlib / "site-packages"
+    asked = [python, "-c", "import site; print(site.getsitepackages()[0])"]  # Debian's own has another place
+    packages = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
     with tarfile.open(sys.argv[1], "w:xz", preset=3) as out:
         out.add(python, arcname=_at(python))
         for library in sorted((base / "lib").glob("libpython*.so*")):
             out.add(library, arcname=_at(library), recursive=False)
+        for library in sorted(_linked(python, *stdlib.glob("lib-dynload/*.so"))):
+            out.add(library.resolve(), arcname=_at(library))
         for entry in sorted(stdlib.iterdir()):
-            if entry.name != "site-packages" and not entry.name.startswith("config-"):
+            if entry.name not in ("site-packages", "dist-packages") and not entry.name.startswith("config-"):
                 out.add(entry, arcname=_at(entry), filter=_needed)
         for entry in sorted(own.iterdir()):
             if not entry.name.endswith((".pth", "-nspkg.pth")) and not entry.name.startswith("__editable__"):
@@ -37,7 +47,21 @@ def main() -> None:
         for program in ("nats-server",):
             found = Path(sys.prefix) / "bin" / program
             out.add(found.resolve(), arcname=_at(python.parent / program))
+        stand_in = tarfile.TarInfo(_at(packages / "numba.py"))
+        stand_in.size = len(NUMBA)
+        out.addfile(stand_in, io.BytesIO(NUMBA))
     print(f"{os.path.getsize(sys.argv[1]) / 2**20:.1f} MiB; PYTHON is {python}")
+
+
+def _linked(*programs: Path) -> set[Path]:
+    """The libraries that they need, but for those of the C library, which is the machine's own."""
+    told = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+    found = {Path(path) for path in re.findall(r"=> (/\S+)", told)}
+    return {
+        path
+        for path in found
+        if not path.name.startswith(("libc.", "libm.", "libdl.", "libpthread.", "libresolv.", "librt."))
+    }
 
 
 def _at(path: Path) -> str:
