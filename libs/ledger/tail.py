@@ -146,10 +146,7 @@ class Tail:
             if left <= 0:
                 await asyncio.sleep(0)  # a caller that polls without waiting must not keep the messages from coming in
                 return self._take(consumer, limit, max_bytes) if self._consumer is consumer else []
-            consumer.news.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, 0.5)):
-                    await consumer.news.wait()
+            await _news(consumer, min(left, 0.5))
 
     async def come(self, wait_s: float) -> bool:
         """Returns once a message lies here, at the latest after `wait_s`: whether one does. It is not looked at yet."""
@@ -158,10 +155,7 @@ class Tail:
             return False
         await self._ask(consumer)
         if not consumer.queue:
-            consumer.news.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(wait_s, 0.5)):
-                    await consumer.news.wait()
+            await _news(consumer, min(wait_s, 0.5))
         return bool(consumer.queue)
 
     async def close(self, position: int | None = None) -> None:
@@ -328,6 +322,17 @@ class Tail:
                 "something deleted them, or the broker lost them. Stop and restore the stream"
             )
         self._lost(self.position + 1, seq - 1)
+
+
+async def _news(consumer: _Consumer, wait_s: float) -> None:
+    """Returns when something has come, at the latest after `wait_s`: the caller looks what there is. All readers wait here most
+    of the time, so it is a timer and no `asyncio.timeout`, which ends by an exception."""
+    consumer.news.clear()
+    timer = asyncio.get_running_loop().call_later(wait_s, consumer.news.set)
+    try:
+        await consumer.news.wait()
+    finally:
+        timer.cancel()
 
 
 def _heed_cancellation() -> None:

@@ -33,23 +33,23 @@ class Api:
 
     def __init__(self, server: "SimBrokerServer") -> None:
         self.server = server
-        self._calls: list[tuple[str, Callable[[list[str], dict[str, Any]], Any]]] = [
-            ("STREAM.INFO.", self._stream_info),
-            ("STREAM.MSG.GET.", self._get),
-            ("STREAM.MSG.DELETE.", self._delete_message),
-            ("STREAM.CREATE.", self._create_stream),
-            ("STREAM.UPDATE.", self._update_stream),
-            ("STREAM.DELETE.", self._delete_stream),
-            ("STREAM.PURGE.", self._purge),
-            ("STREAM.NAMES", self._names),
-            ("STREAM.LIST", self._list),
-            ("CONSUMER.CREATE.", self._create_consumer),
-            ("CONSUMER.DURABLE.CREATE.", self._create_consumer),
-            ("CONSUMER.INFO.", self._consumer_info),
-            ("CONSUMER.DELETE.", self._delete_consumer),
-            ("CONSUMER.LIST.", self._consumers),
-            ("INFO", self._account),
-        ]
+        self._calls: dict[str, Callable[[list[str], dict[str, Any]], Any]] = {
+            "STREAM.INFO": self._stream_info,
+            "STREAM.MSG.GET": self._get,
+            "STREAM.MSG.DELETE": self._delete_message,
+            "STREAM.CREATE": self._create_stream,
+            "STREAM.UPDATE": self._update_stream,
+            "STREAM.DELETE": self._delete_stream,
+            "STREAM.PURGE": self._purge,
+            "STREAM.NAMES": self._names,
+            "STREAM.LIST": self._list,
+            "CONSUMER.CREATE": self._create_consumer,
+            "CONSUMER.DURABLE.CREATE": self._create_consumer,
+            "CONSUMER.INFO": self._consumer_info,
+            "CONSUMER.DELETE": self._delete_consumer,
+            "CONSUMER.LIST": self._consumers,
+            "INFO": self._account,
+        }
 
     def request(self, subject: str, reply: str, data: bytes) -> None:
         verb = subject.removeprefix("$JS.API.")
@@ -59,11 +59,12 @@ class Api:
         if verb.startswith("DIRECT.GET."):
             self._direct(verb, reply, data)
             return
-        for name, call in self._calls:
-            if verb.startswith(name):
-                rest = verb[len(name) :].split(".") if name.endswith(".") else []
+        words = verb.split(".")
+        for count in (2, 3, 1):
+            call = self._calls.get(".".join(words[:count]))
+            if call is not None:
                 try:
-                    answer = call(rest, json.loads(data) if data else {})
+                    answer = call(words[count:], json.loads(data) if data else {})
                 except ApiError as no:
                     answer = no.body
                 if reply:
@@ -85,8 +86,9 @@ class Api:
         stream = self._stream(rest[0])
         state = stream.state()
         if (pattern := body.get("subjects_filter")) is not None:
-            state["subjects"] = {s: len(q) for s, q in stream.by_subject.items() if matches(pattern, s)}
-        return f'{{"config": {stream.shown()}, "created": "{_CREATED}", "state": {json.dumps(state)}}}'
+            held = {s: len(q) for s, q in stream.by_subject.items() if matches(pattern, s)}
+            state = f'{state[:-1]}, "subjects": {json.dumps(held)}}}'
+        return f'{{"config": {stream.shown()}, "created": "{_CREATED}", "state": {state}}}'
 
     def _create_stream(self, rest: list[str], body: dict[str, Any]) -> str:
         if rest[0] in self.server.disk.streams:

@@ -91,13 +91,14 @@ class SimBrokerServer:
         found = self.routes.of(subject)
         if not found:
             return False
-        queues: dict[tuple[str, str], list[tuple[Any, int]]] = {}
+        queues: dict[tuple[str, str], list[tuple[Any, int]]] | None = None
         for pattern, queue, client, sid in found:
             if queue:
+                queues = queues if queues is not None else {}
                 queues.setdefault((pattern, queue), []).append((client, sid))
             else:
                 self._to(client, sid, shown or subject, reply, data, headers)
-        for members in queues.values():
+        for members in queues.values() if queues else ():
             client, sid = members[self.world.random.randrange(len(members))]
             self._to(client, sid, shown or subject, reply, data, headers)
         return True
@@ -185,14 +186,18 @@ class SimBrokerServer:
             self.world.sometimes("a message was stored, and its sender told that it was not")
             self._acked(reply, {"error": {"code": 503, "err_code": 10008, "description": _UNAVAILABLE}})
         else:
-            self._acked(reply, {"stream": stream.name, "seq": kept.seq, **({"count": count} if count else {})})
+            more = f', "count": {count}' if count else ""
+            self._told(reply, f'{{"stream": "{stream.name}", "seq": {kept.seq}{more}}}')
         for consumer in list(self.disk.consumers[stream.name].values()):
             if consumer.requests:
                 consumer.pump()
 
     def _acked(self, reply: str, answer: dict[str, Any]) -> None:
+        self._told(reply, json.dumps(answer))
+
+    def _told(self, reply: str, answer: str) -> None:
         if reply:
-            self.deliver(reply, "", json.dumps(answer).encode(), None)
+            self.deliver(reply, "", answer.encode(), None)
 
     def _acknowledge(self, subject: str, data: bytes) -> None:
         parts = subject.split(".")
@@ -231,6 +236,7 @@ class Disk:
         self.heard: dict[str, list[str]] = {}
         """Pattern -> names of the streams with a subject of it."""
         self._of: dict[str, Stream | None] = {}
+        self._begin: dict[tuple[str, str], list[Stream]] = {}
         self.count = 0
 
     def add(self, config: dict[str, Any]) -> Stream:
@@ -253,16 +259,32 @@ class Disk:
     def changed(self) -> None:
         """There are other streams, or other subjects."""
         self._of.clear()
+        self._begin.clear()
         self.heard.clear()
 
     def stream_of(self, subject: str) -> Stream | None:
-        if subject in self._of:
-            return self._of[subject]
         if subject.startswith("_"):
             return None
-        found = next((stream for stream in self.streams.values() if stream.takes(subject)), None)
+        if subject in self._of:
+            return self._of[subject]
+        first, _, rest = subject.partition(".")
+        second, _, rest = rest.partition(".")
+        streams = self._alike(first, second) if rest else self.streams.values()
+        found = next((stream for stream in streams if stream.takes(subject)), None)
         if len(self._of) < 10_000:
             self._of[subject] = found
+        return found
+
+    def _alike(self, first: str, second: str) -> list[Stream]:
+        """Streams that may have subjects that begin so."""
+        found = self._begin.get((first, second))
+        if found is None:
+            begins = f"{first}.{second}.>"
+            found = self._begin[first, second] = [
+                stream
+                for stream in self.streams.values()
+                if any(meet(begins, pattern) for pattern in stream.config.get("subjects") or ())
+            ]
         return found
 
     def next_name(self) -> str:

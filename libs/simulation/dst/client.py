@@ -56,7 +56,7 @@ class SimSubscription:
     def arrived(self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
         if not self.open:
             return
-        self.pending.append(Msg(_client=self.client, subject=subject, reply=reply, data=data, headers=headers))  # type: ignore[arg-type]
+        self.pending.append(Msg(self.client, subject, reply, data, headers))  # type: ignore[arg-type]
         if self.cb is None:
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
@@ -112,7 +112,7 @@ class SimClient:
         self._nuid = _Nuid(f"n{number:04d}")
         self._inbox = f"{inbox_prefix or '_INBOX'}.c{number}"
         self._replies = f"{self._inbox}.r"
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
         self._count = 0
         self._sid = 0
         self._up = asyncio.Event()
@@ -220,17 +220,18 @@ class SimClient:
             raise MaxPayloadError
         self._count += 1
         reply = f"{self._replies}.{self._count}"
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[reply] = future
+        loop = self._net.world.loop
+        answer: asyncio.Future[Msg | None] = loop.create_future()
+        self._waiting[reply] = answer
+        self._send(subject, payload, reply, headers)
+        timer = loop.call_later(timeout, _too_late, answer)
         try:
-            self._send(subject, payload, reply, headers)
-            try:
-                async with asyncio.timeout(timeout):
-                    message = await future
-            except TimeoutError:
-                raise NatsTimeout from None
+            message = await answer
         finally:
+            timer.cancel()
             self._waiting.pop(reply, None)
+        if message is None:
+            raise NatsTimeout
         if not message.data and message.headers and message.headers.get("Status") == "503":
             raise NoRespondersError
         return message
@@ -260,7 +261,7 @@ class SimClient:
         if sid == 0:
             future = self._waiting.pop(subject, None)
             if future is not None and not future.done():
-                future.set_result(Msg(_client=self, subject=subject, reply=reply, data=data, headers=headers))  # type: ignore[arg-type]
+                future.set_result(Msg(self, subject, reply, data, headers))  # type: ignore[arg-type]
             return
         sub = self.subscriptions.get(sid)
         if sub is not None:
@@ -270,6 +271,11 @@ class SimClient:
 
     def jetstream(self, **_: Any) -> "SimJetStream":
         return SimJetStream(self)
+
+
+def _too_late(answer: "asyncio.Future[Msg | None]") -> None:
+    if not answer.done():
+        answer.set_result(None)
 
 
 class SimJetStream(JetStreamContext):

@@ -179,11 +179,9 @@ class Stream:
             self._shown = (self.config, json.dumps(self.config))
         return self._shown[1]
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "messages": len(self.messages),
-            "bytes": self.size,
-            "first_seq": self.first_seq,
-            "last_seq": self.last_seq,
-            "consumer_count": 0,
-        }
+    def state(self) -> str:
+        """As JSON."""
+        return (
+            f'{{"messages": {len(self.messages)}, "bytes": {self.size}, "first_seq": {self.first_seq}, '
+            f'"last_seq": {self.last_seq}, "consumer_count": 0}}'
+        )

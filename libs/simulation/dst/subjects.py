@@ -1,6 +1,7 @@
 """Subjects and patterns, as NATS matches them."""
 
 from functools import lru_cache
+from typing import Any
 
 
 @lru_cache(maxsize=100_000)
@@ -29,22 +30,35 @@ def meet(one: str, other: str) -> bool:
     return len(left) == len(right)
 
 
+_Key = tuple[int, int]
+"""Client number, sid."""
+Route = tuple[str, str, Any, int]
+"""(pattern, queue, client, sid) of one that hears."""
+_MOST = 10_000
+
+
 class Routes:
-    """Subscriptions by subject: (client number, sid) -> (pattern, queue, client). Exact ones, and `head.*`, by look-up."""
+    """Subscriptions by subject. Exact ones, and `head.*`, by look-up; who hears a subject is remembered until one comes or goes."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[int, int], tuple[str, str, object]] = {}
-        self._exact: dict[str, dict[tuple[int, int], None]] = {}
-        self._head: dict[str, dict[tuple[int, int], None]] = {}
-        self._wild: dict[tuple[int, int], None] = {}
-        self._cache: dict[str, list[tuple[int, int]]] = {}
+        self._all: dict[_Key, Route] = {}
+        self._exact: dict[str, dict[_Key, None]] = {}
+        self._head: dict[str, dict[_Key, None]] = {}
+        self._wild: dict[_Key, None] = {}
+        self._known: dict[str, list[Route]] = {}
+        self._answers: dict[str, list[Route]] = {}
+        """By the head of subjects that are heard once: answers to one client."""
 
-    def add(self, key: tuple[int, int], pattern: str, queue: str, client: object) -> None:
-        self._all[key] = (pattern, queue, client)
+    def add(self, key: _Key, pattern: str, queue: str, client: Any) -> None:
+        self._all[key] = (pattern, queue, client, key[1])
         self._place(pattern).setdefault(key)
-        self._cache.clear()
+        self._forget()
 
-    def _place(self, pattern: str) -> dict[tuple[int, int], None]:
+    def _forget(self) -> None:
+        self._known.clear()
+        self._answers.clear()
+
+    def _place(self, pattern: str) -> dict[_Key, None]:
         head, _, last = pattern.rpartition(".")
         if "*" not in pattern and ">" not in pattern:
             return self._exact.setdefault(pattern, {})
@@ -52,29 +66,34 @@ class Routes:
             return self._head.setdefault(head, {})
         return self._wild
 
-    def remove(self, key: tuple[int, int]) -> None:
+    def remove(self, key: _Key) -> None:
         found = self._all.pop(key, None)
         if found is not None:
             self._place(found[0]).pop(key, None)
-            self._cache.clear()
+            self._forget()
 
     def remove_client(self, number: int) -> None:
         for key in [key for key in self._all if key[0] == number]:
             self.remove(key)
 
-    def of(self, subject: str) -> list[tuple[str, str, object, int]]:
-        """(pattern, queue, client, sid) of who hears `subject`."""
-        found: list[tuple[int, int]] = []
-        if subject in self._exact:
-            found += self._exact[subject]
-        head = subject.rpartition(".")[0]
-        if head in self._head:
-            found += self._head[head]
-        if self._wild and subject[0] != "_":
-            wild = self._cache.get(subject)
-            if wild is None:
-                wild = [key for key in self._wild if matches(self._all[key][0], subject)]
-                if len(self._cache) < 10_000:
-                    self._cache[subject] = wild
-            found += wild
-        return [(*self._all[key], key[1]) for key in found]
+    def of(self, subject: str) -> list[Route]:
+        """Who hears `subject`. Not to be changed."""
+        found = self._known.get(subject)
+        if found is not None:
+            return found
+        if subject[0] == "_" and subject not in self._exact:
+            head = subject.rpartition(".")[0]
+            found = self._answers.get(head)
+            if found is None:
+                found = self._answers[head] = [self._all[key] for key in self._head.get(head, ())]
+            return found
+        found = self._found(subject)
+        if len(self._known) < _MOST:
+            self._known[subject] = found
+        return found
+
+    def _found(self, subject: str) -> list[Route]:
+        keys = [*self._exact.get(subject, ()), *self._head.get(subject.rpartition(".")[0], ())]
+        if subject[0] != "_":
+            keys += [key for key in self._wild if matches(self._all[key][0], subject)]
+        return [self._all[key] for key in keys]

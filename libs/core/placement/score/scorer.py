@@ -118,13 +118,14 @@ class Scorer:
         self._built_at = -1
         self._priced_at = self._blocked_at = -1
         self._cache: dict[RequestKind, arrays.Drops] = {}
-        self._memo = arrays.Memo(
-            np.zeros(settings.memo, np.uint64), np.zeros(settings.memo, np.float64), np.zeros(1, np.int64)
-        )
-        self._packed_memo = arrays.plain(self._memo)
+        self._keep_memo(0)
         self._profiles: dict[str, float] = {}
         self._rho: Floats = np.zeros(0)
         self._beta: Floats = np.zeros((len(BLOCKS), 0))
+
+    def _keep_memo(self, entries: int) -> None:
+        self._memo = arrays.Memo(np.zeros(entries, np.uint64), np.zeros(entries, np.float64), np.zeros(1, np.int64))
+        self._packed_memo = arrays.plain(self._memo)
 
     @property
     def profiles(self) -> Mapping[str, float]:
@@ -173,6 +174,8 @@ class Scorer:
             self._built_at, self._priced_at, self._blocked_at = arrived, -1, -1
             recent = list(self._cache)
             self._cache.clear()
+            if not len(self._memo.keys):  # megabytes, which one that is never asked to score does not take
+                self._keep_memo(self.settings.memo)
             self._memo.keys[:] = 0
             self._memo.used[:] = 0
             self._rho = np.zeros(len(self._classes.contents))

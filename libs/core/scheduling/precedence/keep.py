@@ -6,7 +6,6 @@ needs none: the state says since when. So the parts grow with what runs and has 
 ended jobs but counts and the run times of the history.
 """
 
-import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from libs.core.scheduling.precedence.learned import TABLES
+from libs.core.scheduling.precedence.learned import TABLES, pack, unpack
 from libs.core.state.cut import chunks
 from libs.core.state.model import Job, State
 from schemas.jobs import JobState
@@ -25,16 +24,13 @@ if TYPE_CHECKING:
 _CHUNK = 2000
 _HISTORY = 200
 """Keys of the history of one part: each has up to some dozens of numbers."""
-_NUMBERS = "<f8"
-"""How a table is kept: some thousands of numbers, exactly, and a twentieth of the time that decimals take."""
 _COUNTS = ("_ended", "_passed")
-_TABLES = (*_COUNTS, *TABLES)
 
 
 def dump(turns: "Precedence") -> Iterator[bytes]:
     """The parts as of this call, made as they are asked for."""
     served, learned = turns.served, turns.learned
-    tables = {name: base64.b64encode(getattr(learned, name).astype(_NUMBERS).tobytes()).decode() for name in _TABLES}
+    tables = {name: pack(getattr(learned, name)) for name in _COUNTS} | {name: learned.packed(name) for name in TABLES}
     head = {
         "learned": tables, "count": learned.count, "learned_at": learned._learned_at, "promises": turns.book.dump(),
         "devices": turns._devices,
@@ -72,10 +68,7 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
         told = json.loads(part)
         if number == 0:
             learned = turns.learned
-            tables = {}
-            for name in _TABLES:
-                table = np.frombuffer(base64.b64decode(told["learned"][name]), dtype=_NUMBERS)
-                tables[name] = table.reshape(learned._ended.shape).astype(np.float64)
+            tables = {name: unpack(told["learned"][name]) for name in (*_COUNTS, *TABLES)}
             learned._ended, learned._passed = (tables[name] for name in _COUNTS)
             learned.restore(tables)
             turns.book.load(told["promises"])
