@@ -30,6 +30,7 @@ from services.leases.settings import LeaseSettings
 
 log = logging.getLogger("baton.leases")
 
+_GLANCE_S = 0.02
 _PUBLISH_S = 2.0
 _FIRST_LOOK_S = 0.1
 """So soon it is looked again, each time a tenth later, while the ledger has never named a granter: in a new pool nothing can
@@ -111,7 +112,7 @@ class Leases:
                     self.grants.unrecorded = not may_emit("lease.granter", format_)
                 end = await follower.last_seq()
                 while follower.position < end:  # noqa: ASYNC110 - some milliseconds, once a second
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(_GLANCE_S)
         except (NatsError, TimeoutError, OSError) as error:
             log.warning("it is not known whether the ledger names another granter: %r", error)
             return

@@ -3,15 +3,19 @@
 Records are immutable and all readers get the same bytes, so one parsed record serves them all. It lasts for one seed.
 """
 
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from nats.js import api
+
+from libs.bus import streams, table
 from libs.core.placement.find import warm
 from libs.ledger import chain, inputs, segments
-from libs.service import files
+from libs.service import files, fill
 from libs.simulation.dst import client, secrecy
 from services.quota_billing import files as quotas
 
@@ -30,8 +34,25 @@ def install() -> None:
     }
     segments._page = _once(segments._page)  # type: ignore[assignment]
     client.stream_info = _once(client.stream_info)  # type: ignore[assignment]
+    streams.streams = fill.streams = _table
+    api.Base.from_response = classmethod(_from_response)  # type: ignore[assignment, method-assign]
     _read_once()
     secrecy.install()
+
+
+_made_table = lru_cache(maxsize=8)(table.streams)
+
+
+def _table(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> list[Any]:
+    return list(_made_table(tuple(pools), replicas=replicas, scale=scale))
+
+
+_fields = lru_cache(maxsize=256)(lambda kind: tuple(field.name for field in dataclasses.fields(kind)))
+
+
+def _from_response(kind: Any, answer: dict[str, Any]) -> Any:
+    """As nats-py's own, which looks its fields up each time."""
+    return kind(**{name: answer[name] for name in _fields(kind) if name in answer})
 
 
 def _read_once() -> None:

@@ -45,7 +45,7 @@ class SimSubscription:
     def __init__(self, client: "SimClient", sid: int, subject: str, queue: str, cb: Any) -> None:
         self.client, self.sid, self.subject, self.queue, self.cb = client, sid, subject, queue, cb
         self.pending: deque[Msg] = deque()
-        self._busy = False
+        self._busy = self._works = False
         self._waiter: asyncio.Future[None] | None = None
         self.open = True
 
@@ -57,23 +57,34 @@ class SimSubscription:
         if not self.open:
             return
         self.pending.append(Msg(self.client, subject, reply, data, headers))  # type: ignore[arg-type]
-        if self.cb is None:
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
-        elif not self._busy:
-            self._busy = True
+        if self.cb is None or self._works:
+            if not self._busy:
+                self._wake()
+        else:
+            self._works = self._busy = True
             self.client.process.world.loop.create_task(self._work())
 
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     async def _work(self) -> None:
+        """One task for all messages, as nats-py has."""
+        process = self.client.process
         try:
-            while self.pending and self.open:
-                try:
-                    await self.cb(self.pending.popleft())
-                except Exception as error:
-                    # nats-py hands it to error_cb, which logs it; a callback that raises is somebody's bug.
-                    self.client.process.world.raised(self.client.process, error)
+            while self.open:
+                self._busy = True
+                while self.pending and self.open:
+                    try:
+                        await self.cb(self.pending.popleft())
+                    except Exception as error:
+                        # nats-py hands it to error_cb, which logs it; a callback that raises is somebody's bug.
+                        process.world.raised(process, error)
+                self._busy = False
+                self._waiter = process.world.loop.create_future()
+                await self._waiter
         finally:
-            self._busy = False
+            self._works = self._busy = False
 
     async def next_msg(self, timeout: float | None = 1.0) -> Msg:
         if not self.pending:
@@ -91,6 +102,7 @@ class SimSubscription:
         if not self.open:
             raise BadSubscriptionError
         self.open = False
+        self._wake()
         self.client.forget(self)
 
 

@@ -5,11 +5,11 @@ keeps its callbacks until it goes on. So a process stops between two of its call
 """
 
 import asyncio
-import heapq
-from asyncio import events
+from asyncio import Future, events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from heapq import heappop, heappush
 from typing import Any
 
 from libs.ports.host import _present
@@ -86,16 +86,20 @@ class VirtualLoop(_Loop):
     call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> Any:
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        self._order = order = self._order + 1
+        when = self.now + delay
+        handle = SimHandle(callback, args, copy_context() if context is None else context, when, order)
+        heappush(self._timers, (when, order, handle))
+        return handle
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> Any:
-        self._order += 1
-        handle = SimHandle(callback, args, copy_context() if context is None else context, when, self._order)
-        heapq.heappush(self._timers, (when, self._order, handle))
+        self._order = order = self._order + 1
+        handle = SimHandle(callback, args, copy_context() if context is None else context, when, order)
+        heappush(self._timers, (when, order, handle))
         return handle
 
     def create_future(self) -> "asyncio.Future[Any]":
-        return asyncio.Future(loop=self)
+        return Future(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None, **_: Any) -> Any:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
@@ -113,8 +117,8 @@ class VirtualLoop(_Loop):
             future.set_exception(error)
         return future
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = bool
+    """False. Each future asks, so it is a call into C."""
 
     def is_running(self) -> bool:
         return self._running
@@ -154,32 +158,30 @@ class VirtualLoop(_Loop):
             events._set_running_loop(before)
 
     def _turn(self, until: "asyncio.Task[Any]") -> None:
-        ready, timers, pop = self._ready, self._timers, heapq.heappop
-        at_once = 0
-        while not until.done() and not self.halted:
+        ready, timers, done = self._ready, self._timers, until.done
+        most = self.steps + _AT_ONCE
+        while not done() and not self.halted:
             if ready:
                 handle = ready.popleft()
             elif timers:
-                when, _, handle = pop(timers)
-                if handle.gone:
-                    continue
-                if when > self.now:
+                when, _, handle = heappop(timers)
+                if when > self.now and not handle.gone:
                     self.now = when
-                    at_once = 0
+                    most = self.steps + _AT_ONCE
             else:
                 raise RuntimeError("nothing is left to do, and the simulation has not ended")
             if handle.gone:
                 continue
-            at_once += 1
-            if at_once > _AT_ONCE:
-                raise Spinning(f"{_AT_ONCE} callbacks at {self.now:.6f} s; the last was {handle.callback}")
-            host: Any = handle.context.get(_present)
+            context = handle.context
+            host: Any = context.get(_present)
             if host is not None and host.held is not None:
                 host.held.append(handle)
                 continue
             self.steps += 1
+            if self.steps > most:
+                raise Spinning(f"{_AT_ONCE} callbacks at {self.now:.6f} s; the last was {handle.callback}")
             try:
-                handle.context.run(handle.callback, *handle.args)
+                context.run(handle.callback, *handle.args)
             except Crashed:
                 continue
             except Exception as error:

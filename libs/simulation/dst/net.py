@@ -41,11 +41,11 @@ class Link:
             self._kept[way].append((call, args))
             return
         net = self.net
-        at = max(net.world.loop.now + net.latency(), self._last[way])
-        self._last[way] = at
+        world = net.world
+        at = self._last[way] = max(world.loop.now + net.latency(), self._last[way])
         to = net.broker_process if way == "up" else self.client.process
         if to is not None:
-            to.call_at(at, self._arrive, call, args)
+            world.loop.call_at(at, self._arrive, call, args, context=to.context)
 
     def _arrive(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if self.open or (self.left and call.__name__ == "publish"):

@@ -38,7 +38,7 @@ _MOST = 10_000
 
 
 class Routes:
-    """Subscriptions by subject. Exact ones, and `head.*`, by look-up; who hears a subject is remembered until one comes or goes."""
+    """Subscriptions by subject. Exact ones, and `head.*`, by look-up; who hears one is remembered until that changes."""
 
     def __init__(self) -> None:
         self._all: dict[_Key, Route] = {}
