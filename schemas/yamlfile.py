@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -58,6 +58,11 @@ class Document:
         while path and path not in self.marks:
             path = path[:-1]
         return self.marks.get(path, (1, 1))
+
+
+def text_of(file: TextIO) -> str:
+    """The text of an open file, or so much of it that it is found to be too large: a device has no end."""
+    return file.read(MAX_BYTES * OWN + 1)
 
 
 def read(text: str, *, times: int = 1) -> list[Document]:

@@ -10,6 +10,7 @@ from libs.cli import apply_budgets
 from libs.cli.budgetsfile import is_budgets
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
+from libs.cli.files import read_text
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.queuesfile import QueueFileError, read_tree
@@ -108,7 +109,7 @@ def _show(found: Sequence[Change | str]) -> None:
 
 def _read(file: Path) -> str:
     try:
-        return typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
 

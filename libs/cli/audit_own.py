@@ -16,6 +16,7 @@ from typing import Any
 
 from libs.cli import units
 from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.files import read_text
 from libs.cli.output import Format, document, fields, hint
 from libs.cli.pricesfile import PricesFileError, read_book
 from libs.cli.session import run
@@ -94,7 +95,7 @@ def _tell(done: "Checked") -> None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageFault(f"--prices {path} cannot be read: {error}; name a price book in UTF-8") from None
 
@@ -342,7 +343,7 @@ def notebook(pool: str, team: str) -> Path:
 def noted_in(path: Path) -> Noted | None:
     """What the notebook says; None when there is none. Raises Invalid when it cannot be read."""
     try:
-        return Noted(**json.loads(path.read_text("utf-8")))
+        return Noted(**json.loads(read_text(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:

@@ -10,7 +10,7 @@ import typer
 
 from libs.bus.connect import Address
 from libs.cli.acting import acting
-from libs.cli.backup_files import rehearse, write
+from libs.cli.backup_files import check_folder, rehearse, write
 from libs.cli.options import Url
 from libs.cli.output import hint, say
 from libs.client.where import read_instance, state_dir
@@ -40,6 +40,7 @@ def command(
     ] = None,
 ) -> None:
     """Write everything that cannot be made again into FOLDER, while Baton runs; again into the same folder for what is new."""
+    check_folder(folder)
     home = state or state_dir()
     began = time.monotonic()
     with acting("backup", str(folder), "", folder=home, tells=False):  # it has all keys

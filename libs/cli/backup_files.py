@@ -55,6 +55,14 @@ _SCRATCH_BYTES = 1 << 40
 # ------------------------------------------------------------------------------------------------------------- to a folder
 
 
+def check_folder(folder: Path) -> None:
+    """It becomes the owner's alone, and what is not of the backup is removed from it. Raises UsageFault unless it is new, empty
+    or of a backup, also one that was cut off."""
+    ours = (MANIFEST, f"{MANIFEST}.new", "streams", "state", FOLDER, "rehearsal", "lost+found")
+    if folder.exists() and not (folder.is_dir() and all(path.name in ours for path in folder.iterdir())):
+        raise UsageFault(f"{folder} has something else in it: name a new folder, or that of an earlier backup")
+
+
 async def write(home: Path, folder: Path, address: Address, mongo_url: str | None = None) -> dict[str, Any]:
     """The backup's manifest. `mongo_url`: where hours of use are. Without it, or when it does not answer, those of the backup
     before stay, and `use_lacks` says why. Raises NotCopied, BusUnavailable, OSError."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.cli.exits import UsageFault
+from libs.cli.files import read_text
 from schemas.billing import BillRow
 from schemas.yamlfile import Broken, Document, YamlProblem, read
 
@@ -44,7 +45,7 @@ def centre_of(centres: Mapping[str, str], team: str) -> str:
 def centres_of(path: Path) -> dict[str, str]:
     """Team -> cost centre. Raises UsageFault."""
     try:
-        documents = read(path.read_text("utf-8"))
+        documents = read(read_text(path))
     except Broken as e:
         raise UsageFault(f"{path}:{e.problem.line}: {e.problem.problem}; {e.problem.fix}") from None
     except (OSError, UnicodeDecodeError) as e:

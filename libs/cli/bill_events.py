@@ -21,6 +21,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from libs.cli.exits import UsageFault
+from libs.cli.files import read_text
 from libs.cli.output import hint
 from libs.client.errors import Failed
 from libs.core.billing.charges import Charge
@@ -174,7 +175,7 @@ class DeadLetters:
 def load(path: Path, fresh: Pushed) -> Pushed:
     """What was saved, or `fresh`. Raises UsageFault for a file of something else."""
     try:
-        told = json.loads(path.read_text("utf-8"))
+        told = json.loads(read_text(path))
         found = Pushed(**told)
     except FileNotFoundError:
         return fresh

@@ -16,6 +16,7 @@ import typer
 
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.files import check_target, read_text
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, hint, say
 from libs.cli.session import run
@@ -67,10 +68,7 @@ def export(
         raise UsageFault(f"--format {format}: not known; use {', '.join(FORMATS)}")
     if focus_version not in VERSIONS:
         raise UsageFault(f"--focus-version {focus_version}: not known; use {', '.join(VERSIONS)}")
-    if not file.parent.is_dir():
-        raise UsageFault(f"{file}: there is no folder {file.parent}; make it first")
-    if file.is_dir():
-        raise UsageFault(f"{file} is a folder; name a file")
+    check_target(file)
     zone = zone_of(time_zone)
     with ledger_of(ledger, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
@@ -90,7 +88,7 @@ def verify(
     """Make an export again from the ledger, and compare all bytes. Exits with 1 if anything differs."""
     beside = metadata_of(file)
     try:
-        about = json.loads(beside.read_text("utf-8"))
+        about = json.loads(read_text(beside))
         period = (int(about["x_FromUs"]), int(about["x_ToUs"]))
         told = (str(about["x_Format"]), str(about["FocusVersion"]), about["x_OfTeam"], int(about["x_UptoSeq"]))
         claimed = str(about["x_Sha256"])

@@ -19,6 +19,7 @@ from nats.errors import Error as NatsError
 from libs.cli.bill_centres import centres_of
 from libs.cli.bill_events import DeadLetters, Outbound, Pushed, load, push_all, save
 from libs.cli.exits import UsageFault
+from libs.cli.files import check_target
 from libs.cli.options import Pool, Url
 from libs.cli.output import hint, say
 from libs.cli.session import run
@@ -68,6 +69,7 @@ def push(
         raise UsageFault(f"--endpoint {endpoint}: no address of HTTP; write https://HOST")
     if ledger and follow:
         raise UsageFault("--follow: a file does not grow; leave out --ledger, or --follow")
+    check_target(state)
     names = centres_of(customers) if customers is not None else {}
     dead = DeadLetters(state.with_name(state.name + ".dead"))
     with ledger_of(ledger, pool, url) as source:

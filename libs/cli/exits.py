@@ -47,8 +47,15 @@ def code_of(error: BaseException) -> int | None:
     for kind in type(error).__mro__:
         if kind.__name__ in _CODES:
             return _CODES[kind.__name__]
-    return Exit.FAILED if isinstance(error, OSError) and error.errno in _NOT_WRITTEN else None
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in _NOT_A_FILE and error.filename is not None:
+        return Exit.USAGE
+    return Exit.FAILED if error.errno in _NOT_WRITTEN else None
 
+
+_NOT_A_FILE = {errno.ENXIO, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
+"""A socket, links in a circle, a name that no file can have, a file in place of a folder."""
 
 _NOT_WRITTEN = {
     errno.ENOSPC: "make room, or name a folder that has it",

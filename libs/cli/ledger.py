@@ -14,6 +14,7 @@ import typer
 from libs.cli import ledger_credits, ledger_segments, ledger_used
 from libs.cli.acting import MayReason, acting
 from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.files import check_target
 from libs.cli.options import Output, Url
 from libs.cli.output import Column, Format, document, hint, say, show
 from libs.cli.session import run
@@ -109,6 +110,8 @@ def export(
 ) -> None:
     """Write the whole ledger to FILE, JSON lines as stored, for anyone to verify offline (docs/ledger-file.md)."""
     from libs.ledger.verify import export as write
+
+    check_target(file)
 
     async def work(baton: Baton) -> Any:
         return await write(baton.nats.jetstream(), pool or baton.place.pool, file, _telling("written"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.files import read_text
 from libs.cli.options import Output, Url
 from libs.cli.output import Column, Format, document, hint, show
 from libs.cli.session import run
@@ -79,7 +80,7 @@ def read_policy(path: Path) -> "Mapping[CreditCause, int]":
     from libs.core.billing.credits import WHOLE, CreditCause
 
     try:
-        documents = read(path.read_text(encoding="utf-8"))
+        documents = read(read_text(path))
     except Broken as error:
         raise _fault(path, error.problem) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli.acting import MayReason, ReasonOption, acting
+from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
 from libs.cli.session import run
@@ -94,6 +95,9 @@ def restore(
         async for segment in restored(baton.nats.jetstream(), pool or baton.place.pool, files, passed_over=hint):
             say(f"{segment.name}\t{segment.first} to {segment.last}")
 
+    for path in files:
+        if not path.is_file():
+            raise UsageFault(f"{path} is no file of `baton ledger archive`: name those, one by one")
     with acting("ledger.restore", " ".join(map(str, files)), reason, url=url, needs_reason=True) as act:
         act["digest"] = _digest(files)
         run(work, OPERATOR, url)

@@ -7,6 +7,7 @@ import typer
 
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
+from libs.cli.files import read_text
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import say
 from libs.cli.pricesfile import PricesFileError, read_book
@@ -65,7 +66,7 @@ def apply(
 
 def _read(file: Path) -> str:
     try:
-        return typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
 

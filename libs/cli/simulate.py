@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from libs.cli.exits import UsageFault
+from libs.cli.files import read_text
 from libs.cli.options import Output
 from libs.cli.output import Format, document
 from libs.cli.queuesfile import QueueFileError, read_tree
@@ -142,7 +143,7 @@ def _policies(rules: Sequence[OrderRule], files: Sequence[Path]) -> dict[str, Si
     found: dict[str, SimulatedPolicy] = {rule.value: rule for rule in rules}
     for file in files:
         try:
-            tree = read_tree(file.read_text(encoding="utf-8"), str(file))
+            tree = read_tree(read_text(file), str(file))
         except QueueFileError as error:
             raise UsageFault(str(error)) from None
         except (OSError, UnicodeDecodeError) as error:

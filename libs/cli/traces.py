@@ -32,6 +32,8 @@ MAX_KEY = 240
 """Characters of a job's name; a client key may have 256, and a repeated name gets its line appended."""
 MAX_LINE = 64 * 1024
 """Characters of one line. Below the csv module's own limit of a cell (131072), which therefore never applies."""
+ENDLESS = 256 * MAX_LINE
+"""A line of so many characters has no end."""
 _SHOWN = 40
 ENCODING, ERRORS = "utf-8-sig", "surrogateescape"
 """How a file is opened for `physical_lines`: without its byte order mark, other bytes kept so that they can be named."""
@@ -68,11 +70,17 @@ class BadRow:
 
 
 def physical_lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, each cut after MAX_LINE + 1 characters: `read` refuses such a line, memory never holds it."""
+    """The lines of a file, each cut after MAX_LINE + 1 characters: `read` refuses such a line, memory never holds it.
+
+    Raises UnknownColumns for a line that does not end: a device, or the hole of a file.
+    """
     while line := file.readline(MAX_LINE + 1):
-        rest = line
+        rest, passed = line, len(line)
         while rest and not rest.endswith("\n"):
             rest = file.readline(MAX_LINE)
+            passed += len(rest)
+            if passed > ENDLESS:
+                raise UnknownColumns(f"a line goes on for more than {ENDLESS} characters: name a CSV")
         yield line.removesuffix("\n")
 
 

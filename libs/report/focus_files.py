@@ -8,6 +8,7 @@ The same ledger, period and version give the same bytes. Memory is that of one p
 """
 
 import csv
+import errno
 import fcntl
 import hashlib
 import io
@@ -142,7 +143,9 @@ def described(columns: Sequence[FocusColumn], version: str, about: Mapping[str, 
 
 
 def metadata_of(path: Path) -> Path:
-    """Where the metadata of an export lies."""
+    """Where the metadata of an export lies. Raises IsADirectoryError for a path without a name (`.`, `/`)."""
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(path.name + ".metadata.json")
 
 

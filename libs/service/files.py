@@ -11,7 +11,7 @@ from libs.core.billing.pricing import Prices
 from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict
 from schemas.billing import PriceBook
-from schemas.yamlfile import Broken, plain
+from schemas.yamlfile import Broken, plain, text_of
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -29,7 +29,8 @@ class ClassesFile(Strict):
 def read(path: Path, model: type[M], setting: str) -> M:
     """The file at `path` as a `model`. Raises BadFile; `setting` is the variable that names another file."""
     try:
-        content = plain(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            content = plain(text_of(file))
     except OSError as error:
         raise BadFile(f"{path} cannot be read ({error.strerror}): name another with {setting}") from None
     except UnicodeDecodeError as error:

@@ -11,7 +11,7 @@ from libs.core.admission.intake import IntakeLimits
 from libs.service.settings import ServiceSettings
 from libs.service.teams_file import load_intake
 from schemas.base import Name
-from schemas.yamlfile import Broken, plain
+from schemas.yamlfile import Broken, plain, text_of
 
 
 class AdmissionSettings(ServiceSettings):
@@ -83,7 +83,8 @@ class AdmissionSettings(ServiceSettings):
 def read_classes(path: Path) -> dict[str, PriorityClass]:
     """Classes by name. Raises ValueError naming the file and what is wrong in it."""
     try:
-        body = plain(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            body = plain(text_of(file))
         entries = [PriorityClass.model_validate(entry) for entry in body["classes"]]
     except (OSError, UnicodeDecodeError, Broken, ValidationError, KeyError, TypeError) as e:
         raise ValueError(f"{path}: {e}; write it like deploy/classes.yaml") from None

@@ -38,7 +38,7 @@ from libs.core.accelerators.mig_boards import Geometry, geometry_for
 from libs.core.placement.mig.layouts import Layout, layouts
 from schemas.base import NodeName, Strict
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Position, Runtime
-from schemas.yamlfile import Broken, plain
+from schemas.yamlfile import Broken, plain, text_of
 
 MIB_PER_GIB = 1024
 
@@ -182,7 +182,8 @@ class SimulatedFleet(Strict):
 def read_fleet(path: str | Path) -> tuple[Inventory, ...]:
     """The inventories of a fleet file, in its order. Raises FleetError naming file, field, value and fix."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:
+            text = text_of(file)
     except OSError as e:
         raise FleetError(f"fleet file {path}: {e.strerror}; set BATON_AGENT_FLEET to a readable YAML file") from None
     return parse_fleet(text, str(path))

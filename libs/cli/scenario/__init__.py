@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.files import read_text
 from libs.cli.output import hint, say
 from libs.cli.scenario.play import Played
 from libs.cli.scenario.read import ScenarioError, read_scenario
@@ -63,7 +64,7 @@ def _read(files: list[Path]) -> list[ScenarioFile]:
     found, wrong = [], []
     for path in files:
         try:
-            found.append(read_scenario(path.read_text(encoding="utf-8"), str(path)))
+            found.append(read_scenario(read_text(path), str(path)))
         except ScenarioError as e:
             wrong.append(str(e))
         except (OSError, UnicodeDecodeError) as e:
