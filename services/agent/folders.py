@@ -10,6 +10,7 @@ import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -21,9 +22,23 @@ _BLOCK = 512
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What folders hold, as far as was looked: bytes on disk, and why they count as full, whatever they hold."""
+
+    bytes: int
+    why: str = ""
+
+
 def disk_used(folders: Iterable[Path], limit: int) -> int:
-    """Bytes on disk below these folders, no further than is needed to know that it is more than `limit`. A folder that cannot
-    be looked into (its path is too long, or its owner has closed it) counts as more."""
+    """Bytes on disk below these folders, as `filled`. What counts as full counts as more than `limit`."""
+    found = filled(folders, limit)
+    return max(found.bytes, limit + 1) if found.why else found.bytes
+
+
+def filled(folders: Iterable[Path], limit: int) -> Filled:
+    """What is below these folders, no further than is needed to know that it is more than `limit` bytes. A folder that cannot
+    be looked into (its path is too long, or its owner has closed it) counts as full, and so do too many files."""
     total = entries = 0
     todo = [str(folder) for folder in folders]
     while todo:
@@ -35,12 +50,14 @@ def disk_used(folders: Iterable[Path], limit: int) -> int:
                         total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
                         if entry.is_dir(follow_symlinks=False):
                             todo.append(entry.path)
-                    if total > limit or entries > MOST_ENTRIES:
-                        return max(total, limit + 1)
+                    if entries > MOST_ENTRIES:
+                        return Filled(total, f"its folders hold more than {MOST_ENTRIES:,} files")
+                    if total > limit:
+                        return Filled(total)
         except OSError as e:
             if e.errno not in _GONE:
-                return max(total, limit + 1)
-    return total
+                return Filled(total, f"one of its folders cannot be looked into ({e.strerror}), which counts as full")
+    return Filled(total)
 
 
 def files_below(folder: Path) -> int:

@@ -2,8 +2,10 @@
 no cgroup holds is looked at from time to time, and an attempt that has taken more is ended, with the figures in its reason."""
 
 import asyncio
+import os
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +16,7 @@ import psutil
 from schemas.attempts import Category, KnownOfPart
 from schemas.jobs import JobLimits
 from schemas.nodes import DesiredPart
-from services.agent.folders import disk_used, nameless_used
+from services.agent.folders import MOST_ENTRIES, filled, nameless_used
 from services.agent.keeper import proc
 
 _MIB = 1024 * 1024
@@ -22,6 +24,8 @@ _KEPT_FREE = 20
 """Of the machine's memory, a twentieth is no job's."""
 SHARE = 20
 """A look at an attempt's folders may cost a twentieth of the time."""
+LONG_S = 10.0
+"""In a longer gap between two looks a job can make very many files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +78,24 @@ class Watched:
 
     def __init__(self, limits: AttemptLimits, folders: Sequence[Path]) -> None:
         self.limits, self.folders = limits, folders
-        self._next = 0.0
+        self._next = self._gap_s = 0.0
+        self._free = 0
 
     async def exceeded(self, shim: int) -> tuple[str, KnownOfPart] | None:
-        """What it has taken too much of, in words, and the category of that; None: nothing."""
-        if time.monotonic() < self._next:
+        """What it has taken too much of, in words, and the category of that; None: nothing.
+
+        It is looked at earlier when its disk has lost as many files since the last look as one attempt may have: of a million
+        files the looks lie minutes apart.
+        """
+        if time.monotonic() < self._next and (self._gap_s < LONG_S or not await asyncio.to_thread(self._many_more)):
             return None
         return await asyncio.to_thread(self._look, shim)
 
+    def _many_more(self) -> bool:
+        return self._free - _files_free(self.folders) >= MOST_ENTRIES
+
     def _look(self, shim: int) -> tuple[str, KnownOfPart] | None:
-        began = time.monotonic()
+        began, self._free = time.monotonic(), _files_free(self.folders)
         try:
             limits = self.limits
             if limits.processes and not limits.process_group and shim:
@@ -101,7 +113,10 @@ class Watched:
                         Category.OUT_OF_MEMORY,
                     )
             nameless = nameless_used(proc.descendants([shim]), self.folders) if shim else 0
-            used = nameless + disk_used(self.folders, self.limits.disk - nameless)
+            found = filled(self.folders, self.limits.disk - nameless)
+            if found.why:
+                return f"disk limit: {found.why}", Category.DISK_LIMIT
+            used = nameless + found.bytes
             if used > self.limits.disk:
                 return (
                     f"disk limit: its folders hold {mib(used)}, and may hold {mib(self.limits.disk)} (limits.disk_mib)",
@@ -110,7 +125,18 @@ class Watched:
             return None
         finally:
             ended = time.monotonic()
-            self._next = ended + SHARE * (ended - began)
+            self._gap_s = SHARE * (ended - began)
+            self._next = ended + self._gap_s
+
+
+def _files_free(folders: Sequence[Path]) -> int:
+    """How many more files their disks take together; of one that says nothing of it, 0."""
+    disks = dict[int, int]()
+    for folder in folders:
+        with suppress(OSError):
+            found = os.statvfs(folder)
+            disks[found.f_fsid] = found.f_ffree
+    return sum(disks.values())
 
 
 def memory_used(pids: Iterable[int]) -> int:

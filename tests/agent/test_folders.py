@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.agent import folders, launcher
+from services.agent import folders, launcher, limits
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.folders import disk_used, files_below, nameless_used, remove_tree
 from services.agent.secrets import SecretFolders
@@ -75,6 +75,24 @@ def test_what_lies_too_deep_to_be_looked_at_counts_as_full(tmp_path: Path) -> No
     deep(tmp_path)
     assert disk_used([tmp_path], 10 * MIB) > 10 * MIB
     remove_tree(tmp_path)
+
+
+async def test_who_makes_very_many_files_is_looked_at_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million empty files the looks lay two minutes apart, and the reason spoke of a limit of bytes."""
+    watched = limits.Watched(limits.AttemptLimits(memory=1, disk=MIB, memory_group="held by a cgroup"), [tmp_path])
+    assert await watched.exceeded(0) is None
+    monkeypatch.setattr(limits, "MOST_ENTRIES", 100)
+    monkeypatch.setattr(folders, "MOST_ENTRIES", 100)
+    for n in range(120):
+        (tmp_path / str(n)).touch()
+    watched._next, watched._gap_s, watched._free = sys.maxsize, limits.LONG_S, 0
+    assert await watched.exceeded(0) is None
+    watched._free = sys.maxsize  # of before they were made
+    ended = await watched.exceeded(0)
+    assert ended is not None
+    assert ended[0] == "disk limit: its folders hold more than 100 files"
 
 
 def test_a_file_that_goes_away_hides_nothing_of_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

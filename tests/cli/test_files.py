@@ -43,7 +43,9 @@ def test_what_is_no_file_to_read_is_said_in_a_line(
         with pytest.raises(SystemExit) as ended:
             main()
     err = capsys.readouterr().err
-    assert ended.value.code == 2 and odd in err and len(err.splitlines()) <= 4
+    assert ended.value.code == 2
+    assert odd in err
+    assert len(err.splitlines()) <= 4
 
 
 def test_a_workload_whose_line_does_not_end_is_not_read_on(tmp_path: Path) -> None:
