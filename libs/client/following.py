@@ -67,6 +67,11 @@ class Live:
         except TimeoutError:
             return None
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing will come any more: the connection was closed for good."""
+        return bool(self._nats.is_closed)
+
     def interrupted(self) -> bool:
         """Whether events may have been lost since this was last asked: reconnected, or slower than they came."""
         seen, self._connections = self._connections, self._nats.stats["reconnects"]
@@ -100,8 +105,9 @@ async def follow(
     An event is told live a moment before history can be asked for it. So at the start and after an interruption the
     first live event is held until history has it, and with it all that came before; from there on they come in order.
 
-    Raises what `ask` raises the first time; later on a silent history only delays what was missed. A history that
-    answers but lacks its store (Failed) does not keep live events from being told.
+    Raises what `ask` raises the first time; later on a silent history only delays what was missed, and who was cut off for
+    good (a credential that was revoked, or ended) hears of it within `quiet_s`. A history that answers but lacks its store
+    (Failed) does not keep live events from being told.
     """
     past = _Past(ask, after_us, on_lost or _log_lost, seen)
     with contextlib.suppress(Failed):
@@ -111,9 +117,12 @@ async def follow(
     while True:
         news = await live.next(quiet_s)
         if news is None or live.interrupted() or not in_step:
-            with contextlib.suppress(ClientError):
+            try:
                 async for event in past.missed(until=news):
                     yield event
+            except ClientError:
+                if live.closed:
+                    raise
             in_step = news is not None
         if news is not None and past.first_time(news):
             yield news

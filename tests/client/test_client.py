@@ -291,6 +291,21 @@ async def test_what_a_credential_does_not_allow_is_denied(blue: Baton, work) -> 
         await work(blue)
 
 
+async def test_who_is_cut_off_for_good_while_following_is_told(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    """As the broker does with a credential that is revoked, or has ended. `baton watch` and `baton wait` went on for ever."""
+    async with await connect(urls["blue"], "blue") as baton, contextlib.aclosing(baton.events(after_us=0)) as events:
+        past = (await baton.submit(TRAIN, f"{key}-1")).job_id
+        live = job_id_of("blue", f"{key}-2")
+        with pytest.raises(Denied, match="closed for good"):
+            async for event in events:
+                if event.job_id == past and event.what == "queued":
+                    await baton.submit(TRAIN, f"{key}-2")
+                elif event.job_id == live:
+                    await baton.nats.close()
+
+
 async def test_wrong_arguments_are_named(blue: Baton) -> None:
     with pytest.raises(Invalid, match="job_id"):
         await blue.get("../etc")
