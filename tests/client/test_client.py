@@ -9,10 +9,12 @@ import pytest
 
 from libs.bus.connect import Address
 from libs.client import Baton, Conflict, Denied, Invalid, NotFound, Rejected, TimedOut, Unreachable, connect, following
+from libs.client.hearing import Hearing
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from schemas.ids import job_id as job_id_of
 from schemas.jobs import JobSpec, JobState
+from schemas.queries import EventList
 from schemas.resources import Resources
 from tests.client.fakes import Fakes, until
 
@@ -291,19 +293,22 @@ async def test_what_a_credential_does_not_allow_is_denied(blue: Baton, work) -> 
         await work(blue)
 
 
-async def test_who_is_cut_off_for_good_while_following_is_told(
-    urls: dict[str, Address], fakes: Fakes, key: str
-) -> None:
+async def test_who_is_cut_off_for_good_while_following_is_told(urls: dict[str, Address]) -> None:
     """As the broker does with a credential that is revoked, or has ended. `baton watch` and `baton wait` went on for ever."""
-    async with await connect(urls["blue"], "blue") as baton, contextlib.aclosing(baton.events(after_us=0)) as events:
-        past = (await baton.submit(TRAIN, f"{key}-1")).job_id
-        live = job_id_of("blue", f"{key}-2")
-        with pytest.raises(Denied, match="closed for good"):
-            async for event in events:
-                if event.job_id == past and event.what == "queued":
-                    await baton.submit(TRAIN, f"{key}-2")
-                elif event.job_id == live:
-                    await baton.nats.close()
+    began = False
+    async with await connect(urls["blue"], "blue") as baton:
+
+        async def ask(*_: object) -> EventList:
+            nonlocal began
+            if began:
+                await baton.nats.close()
+                raise Denied("the connection was closed for good")
+            began = True
+            return EventList(events=())
+
+        async with following.Live(Hearing(baton.nats), "blue") as live:
+            with pytest.raises(Denied):
+                await anext(following.follow(live, ask, after_us=0, quiet_s=0.01))
 
 
 async def test_wrong_arguments_are_named(blue: Baton) -> None:
