@@ -34,6 +34,7 @@ LEDGER = subjects.ledger("main")
 TARGETS = [
     LEDGER,
     "baton.in.node.v1.observed.main.n2",
+    "baton.in.node.v1.observed.main.N1",
     "baton.cmd.node.v1.changed.main.n2",
     "baton.led.pool.v1.restoring.main.1",
     "baton.in.job.v1.admitted.main",

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -114,7 +115,7 @@ async def test_who_has_not_said_who_it_is_is_heard_by_nobody(bus: tuple[str, Key
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (b"PUB baton.cmd.job.v1.submit.blue.eve 9000000\r\n", b"Maximum Payload"),
+        (b"PUB baton.cmd.job.v1.submit.blue.eve 100000000\r\n" + b"x" * 1_000_000, b"Maximum Payload"),
         (b"PUB baton.cmd.job.v1.submit.blue.eve 400000\r\n" + b"x" * 400_000 + b"\r\n", b"Maximum Payload"),
         (b"HPUB baton.cmd.job.v1.submit.blue.eve 900000 900000\r\n", b"Maximum Payload"),
         (b"PUB baton.cmd.job.v1.submit.blue.eve -5\r\n", b"-ERR"),
@@ -123,7 +124,7 @@ async def test_who_has_not_said_who_it_is_is_heard_by_nobody(bus: tuple[str, Key
         (b"PUB baton.led.pool.v1.record.main 2\r\n{}\r\n", b"Permissions Violation"),
         (b"SUB baton.evt.*.v1.*.green 1\r\n", b"Permissions Violation"),
     ],
-    ids=["9 MB", "400 kB", "headers", "a negative size", "rubbish", "a route", "a record", "others' events"],
+    ids=["100 MB", "400 kB", "headers", "a negative size", "rubbish", "a route", "a record", "others' events"],
 )
 async def test_words_that_no_client_says_are_refused(bus: tuple[str, Keyring], words: bytes, told: bytes) -> None:
     """Somebody of blue; meanwhile, and afterwards, green works."""
@@ -134,6 +135,18 @@ async def test_words_that_no_client_says_are_refused(bus: tuple[str, Keyring], w
         bad.say(words)
         said = await bad.until_said(told)
         assert told in said or (not said and bad.reader.at_eof()), "it is told, or the broker hangs up"
+        await works(bus, "green")
+
+
+async def test_who_announces_a_message_and_sends_half_of_it_holds_up_nobody(bus: tuple[str, Keyring]) -> None:
+    """On all connections that a team may have: the broker holds what came, 300 KiB of each at the most."""
+    url, ring = bus
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(40):
+            bad = await stack.enter_async_context(raw(url))
+            bad.introduce(ring, "blue", bad.nonce)
+            await bad.until_said(b"PONG")
+            bad.say(b"PUB baton.cmd.job.v1.submit.blue.eve 260000\r\n" + b"x" * 130_000)
         await works(bus, "green")
 
 
