@@ -9,9 +9,11 @@ import pytest
 
 from libs.cli.backup_files import check_folder
 from libs.cli.exits import UsageFault
+from libs.cli.files import read_text
 from libs.cli.main import main
 from libs.cli.tracefile import read_file
 from libs.cli.traces import UnknownColumns
+from schemas.yamlfile import MAX_BYTES, OWN
 
 HOLE = 1 << 42
 """Bytes: more than any machine that runs this can hold."""
@@ -20,7 +22,6 @@ HOLE = 1 << 42
 @pytest.mark.parametrize(
     ("command", "odd"),
     [
-        ("apply --reason x -f FILE", "hole"),
         ("scenario run FILE", "hole"),
         ("bill --by cost-centre --cost-centres FILE", "hole"),
         ("ledger credits --policy FILE", "hole"),
@@ -35,6 +36,8 @@ def test_what_is_no_file_to_read_is_said_in_a_line(
     command: str, odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("BATON_")]:
+        monkeypatch.delenv(name)
     with open("hole", "wb") as hole, socket.socket(socket.AF_UNIX) as heard:
         hole.truncate(HOLE)
         heard.bind("socket")
@@ -46,6 +49,13 @@ def test_what_is_no_file_to_read_is_said_in_a_line(
     assert ended.value.code == 2
     assert odd in err
     assert len(err.splitlines()) <= 4
+
+
+def test_of_what_has_no_end_no_more_is_read_than_could_be_used(tmp_path: Path) -> None:
+    """As `apply`, `diff`, `prices` and `simulate` read what they are given."""
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(HOLE)
+    assert len(read_text(tmp_path / "hole")) == MAX_BYTES * OWN + 1
 
 
 def test_a_workload_whose_line_does_not_end_is_not_read_on(tmp_path: Path) -> None:
