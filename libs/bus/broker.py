@@ -34,7 +34,9 @@ class Broker(NatsBroker):
     """
 
     def __init__(self, address: Address | str, name: str, *, die_on_close: bool = True, wait_s: float = 30) -> None:
-        super().__init__(at(address).url, logger=None, graceful_timeout=GRACEFUL_S)
+        super().__init__(
+            at(address).url, logger=None, graceful_timeout=GRACEFUL_S, apply_types=False, serializer=None
+        )  # handlers take the raw message: nothing is injected, and no models are made for it
         self._baton = {"address": address, "name": name, "die_on_close": die_on_close, "wait_s": wait_s}
         self.first: Callable[[], Awaitable[None]] | None = None
         self.started = asyncio.Event()

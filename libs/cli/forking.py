@@ -17,9 +17,10 @@ ROOT = Path(__file__).parents[2]
 
 _SERVING = (
     "uvloop", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvicorn.protocols.websockets.auto", "anyio._backends._asyncio",
-    "anyio.to_thread",
+    "anyio.to_thread", "numpy", "libs.service.app", "libs.ledger.readers:release", "libs.service.settings:warm",
 )  # fmt: skip
-"""What each service would import only once it runs, and have for itself."""
+"""What each service would import or find out only once it runs, and have for itself. numpy, of which agents and history read
+devices and numbers, comes before what it would make looked up anew (`warm`)."""
 _KERNELS = "libs.core.placement.find:warm"
 """Loads what is compiled of placement: three of the services decide or explain by it."""
 ALL = (
@@ -36,7 +37,7 @@ def shared(services: Collection[str]) -> list[str]:
         return []
     found = [*_SERVING]
     for name in (name for name in ALL if name in services):
-        found += [_KERNELS] * (name == "placement")
+        found += [_KERNELS, "libs.service.settings:warm"] * (name == "placement")
         found.append(f"services.{name}.app")
     return found
 

@@ -15,6 +15,7 @@ import array
 import ctypes
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -25,7 +26,9 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.abc import InspectLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 import setproctitle
@@ -35,6 +38,9 @@ MESSAGE_BYTES = 128 * 1024
 
 _PR_SET_PDEATHSIG = 1
 _MADV_DONTNEED = 4
+_LIBC = ctypes.CDLL(None)
+_PRCTL = getattr(_LIBC, "prctl", None)
+"""Found before the fork, and not in each process after it. None: not Linux."""
 _MAPPINGS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-\S+ \S+ \S+ \S+ +/(.*?)^VmFlags", re.M | re.S)
 """Those of files that nobody writes through: from where to where, and what the system says of them."""
 _OWN = re.compile(r"^(?:Anonymous|Swap): +(\d+) kB", re.M)
@@ -59,7 +65,11 @@ def main() -> None:
     os.close(wake)
     channel.close()
     sys.argv = [request["module"]]
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    if (found := request["main"]) is None:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    else:
+        sys.modules["__main__"], code = found
+        exec(code, found[0].__dict__)
 
 
 def _prepare(what: str) -> None:
@@ -72,6 +82,26 @@ def _prepare(what: str) -> None:
         print(f"fork server: {what} failed: {error!r}", file=sys.stderr)
 
 
+def _main_of(module: str) -> tuple[ModuleType, CodeType] | None:
+    """What `python -m` runs of a package that is imported: looked for here, and not by each process that is forked. None: that
+    one looks for itself, and says in its own log what it has not found."""
+    if module not in sys.modules:
+        return None
+    try:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+        if (
+            spec is None
+            or not isinstance(spec.loader, InspectLoader)
+            or (code := spec.loader.get_code(spec.name)) is None
+        ):
+            return None
+        main = importlib.util.module_from_spec(spec)
+    except Exception:
+        return None
+    main.__name__ = "__main__"
+    return main, code
+
+
 def _let_go_of_programs() -> None:
     """Unmaps pages of libraries' code and constants that loading has read, and that nobody else has mapped: LLVM's are 67 MiB.
     They stay in the system's cache, where whoever needs one finds it. A mapping with a page of its own is left alone."""
@@ -79,11 +109,10 @@ def _let_go_of_programs() -> None:
         told = Path("/proc/self/smaps").read_text()
     except OSError:  # not Linux, or a sandbox that does not tell
         return
-    libc = ctypes.CDLL(None)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for start, end, rest in _MAPPINGS.findall(told):
         if set(_OWN.findall(rest)) == {"0"}:
-            libc.madvise(int(start, 16), int(end, 16) - int(start, 16), _MADV_DONTNEED)
+            _LIBC.madvise(int(start, 16), int(end, 16) - int(start, 16), _MADV_DONTNEED)
 
 
 @dataclass
@@ -111,6 +140,7 @@ def _serve(server: _Preparing) -> dict[str, Any] | None:
                 _let_go_of_programs()
                 shared = server.done
             server.asked.remove((request, log))
+            request["main"] = _main_of(request["module"])
             parent, pid = os.getpid(), os.fork()
             if pid == 0:
                 for _, others in server.asked:
@@ -162,8 +192,8 @@ def _bury(channel: socket.socket) -> None:
 def _become(request: dict[str, Any], log: int, parent: int) -> None:
     """As `child.py` and a new interpreter would have it: own session, dies with its parent, own environment, output, title."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # the parent died before the signal was armed
     signal.set_wakeup_fd(-1)
@@ -171,8 +201,12 @@ def _become(request: dict[str, Any], log: int, parent: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.environ.clear()
-    os.environ.update(request["env"])
+    environment = request["env"]
+    for name in [name for name in os.environ if name not in environment]:
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
     if request["cwd"] is not None:
         os.chdir(request["cwd"])
     setproctitle.setproctitle(request["module"])

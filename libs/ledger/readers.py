@@ -47,6 +47,7 @@ HOLD_S = 600.0
 _POLL_S = 5.0
 _TRIES = 3
 _AWAY = (NatsError, TimeoutError, OSError)
+_NO_TOKEN = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Declared(BaseModel):
@@ -264,7 +265,7 @@ def process_name() -> str:
 
 def process_name_of(own: str) -> str:
     """What a process is called in declarations."""
-    return re.sub(r"[^A-Za-z0-9_-]", "-", own)
+    return _NO_TOKEN.sub("-", own)
 
 
 def _cursor(pool: str) -> str:

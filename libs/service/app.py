@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from faststream.asgi import AsgiFastStream, AsgiResponse, get
+from faststream.asgi import AsgiFastStream, AsgiResponse
 from prometheus_client import CollectorRegistry, Gauge, make_asgi_app
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -29,7 +29,7 @@ from prometheus_client.process_collector import ProcessCollector
 from libs.bus import metrics as bus_metrics
 from libs.bus.broker import Broker
 from libs.ports.host import present_host
-from libs.service.guard import guarded
+from libs.service.guard import Receive, Scope, Send, guarded
 from libs.service.logs import log_json
 from libs.service.settings import ServiceSettings
 from libs.service.strangers import Impatient
@@ -76,23 +76,23 @@ def make_asgi(
     bus_metrics.register(registry)
     pulse = _Pulse(registry)
 
-    @get
-    async def livez(_: Any) -> AsgiResponse:
+    async def livez(scope: Scope, receive: Receive, send: Send) -> None:
         lag = pulse.lag_s()
-        return AsgiResponse(f"loop lag {lag:.3f} s\n".encode(), 200 if lag < LAG_LIMIT_S else 503)
+        answer = AsgiResponse(f"loop lag {lag:.3f} s\n".encode(), 200 if lag < LAG_LIMIT_S else 503)
+        await answer(scope, receive, send)
 
-    @get
-    async def readyz(_: Any) -> AsgiResponse:
+    async def readyz(scope: Scope, receive: Receive, send: Send) -> None:
         nats = "not asked yet" if not broker.started.is_set() else "ok" if await broker.ping(2.0) else "not connected"
         checks = {"nats": nats} | _checked(ready)
         good = all(v == "ok" for v in checks.values())
         body = json.dumps({"service": name, "pool": settings.pool, "ready": good, "checks": checks}).encode()
-        return AsgiResponse(body, 200 if good else 503, {"content-type": "application/json"})
+        answer = AsgiResponse(body, 200 if good else 503, {"content-type": "application/json"})
+        await answer(scope, receive, send)
 
     token = settings.http_token.get_secret_value()
 
     @asynccontextmanager
-    async def whole(*_: Any, **__: Any) -> AsyncIterator[None]:
+    async def whole() -> AsyncIterator[None]:
         beat = asyncio.create_task(pulse.beat())
         started = False
         try:
@@ -107,16 +107,20 @@ def make_asgi(
         finally:
             beat.cancel()
 
-    return AsgiFastStream(
+    app = AsgiFastStream(
         broker,
-        lifespan=whole,
         asgi_routes=[
             ("/livez", livez),
             ("/readyz", guarded(readyz, token)),
             ("/metrics", guarded(make_asgi_app(registry), token)),
         ],
         logger=None,
+        serializer=None,
     )
+    app.lifespan_context = (
+        whole  # not `lifespan=`: what is to be injected there would be looked for, by a model of its own
+    )
+    return app
 
 
 def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
@@ -136,6 +140,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
         loop="uvloop",
         http=Impatient,
         date_header=False,  # it would have to be written anew each second
+        proxy_headers=False,
         timeout_graceful_shutdown=_STOP_S,
     )
     port_file = settings.state_dir / f"{name}.http" if settings.state_dir else None
@@ -158,8 +163,10 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
 
 def collect_seldom() -> None:
     """What a service makes, messages and records above all, has no cycles, and is freed when it is not used any more. Looking
-    for cycles after every 700 objects, as Python does, took a seventh of the services' time under load. Modules stay anyway."""
-    gc.collect()
+    for cycles after every 700 objects, as Python does, took a seventh of the services' time under load. Modules stay anyway.
+    A forked process has made little yet: a search would cost it more pages, of what Python keeps to make objects anew."""
+    if not gc.get_freeze_count():
+        gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_OBJECTS, 10, 10)
 

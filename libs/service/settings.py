@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from libs.bus import wire
 from libs.bus.creds import Address
@@ -79,6 +79,12 @@ class ServiceSettings(BaseSettings):
         for url in (self.redis_url, self.mongo_url):
             wire.check(url, allowed=wire.allowed_hosts(), insecure=self.insecure)
         return self
+
+
+def warm() -> None:
+    """Once before a fork: whether a field's type is one of mappings, say, is looked up among all subclasses of all there are,
+    and remembered. In each forked process that would touch, and so copy, every one of these classes."""
+    EnvSettingsSource(ServiceSettings)()
 
 
 class OrderSettings(ServiceSettings):
