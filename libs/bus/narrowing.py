@@ -27,6 +27,8 @@ WIDE: Final = 0.2
 """When it is less full again, a request may be of any size."""
 LOOK_S = 0.5
 """At its fastest the broker stores a fifth of the stream between a few looks."""
+QUIET_LOOK_S = 1.5
+"""While nothing new is stored: what comes by the next look is below the first bound."""
 _ANY = -1
 
 
@@ -43,18 +45,20 @@ class Narrowing:
 
     def __init__(self, js: JetStreamContext) -> None:
         self._js = js
+        self._last_seq = -1
 
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
         await in_turns(self.turn, LOOK_S, log, "how large requests may be does not follow how full REQUESTS is")
 
-    async def turn(self) -> None:
-        """Looks once. Raises nats errors."""
+    async def turn(self) -> float:
+        """Looks once; after so many seconds it is to look again. Raises nats errors."""
         info = await self._js.stream_info(REQUESTS)
+        quiet, self._last_seq = info.state.last_seq == self._last_seq, info.state.last_seq
         now, fill = info.config.max_msg_size or _ANY, fill_of(info)
         most = most_bytes(fill, now)
         if most == now:
-            return
+            return QUIET_LOOK_S if quiet and most == _ANY else LOOK_S
         await self._js.update_stream(info.config.evolve(max_msg_size=most))
         if most > 0:
             log.warning(
@@ -62,3 +66,4 @@ class Narrowing:
             )
         else:
             log.info("REQUESTS has room again: requests of any size are taken")
+        return LOOK_S

@@ -32,8 +32,9 @@ log = logging.getLogger("baton.ledger")
 
 MARK = "baton-format"
 """Of a consumer: the newest format of the ledger that its reader understands (`libs.ledger.readers`)."""
-_HEARTBEAT_S = 1.0
+_HEARTBEAT_S = 1.4  # one may be late; each wakes the broker and a process
 _SILENCE_S = 3.0  # no message and no heartbeat for so long: the consumer is gone
+_LOOK_S = 1.0  # so often it is looked whether the consumer is still there
 _AWAY_S = 1.0
 _EXPIRES_S = 30.0
 _MAX_BYTES = 8 * 1024 * 1024
@@ -146,7 +147,7 @@ class Tail:
             if left <= 0:
                 await asyncio.sleep(0)  # a caller that polls without waiting must not keep the messages from coming in
                 return self._take(consumer, limit, max_bytes) if self._consumer is consumer else []
-            await _news(consumer, min(left, 0.5))
+            await _news(consumer, min(left, _LOOK_S))
 
     async def come(self, wait_s: float) -> bool:
         """Returns once a message lies here, at the latest after `wait_s`: whether one does. It is not looked at yet."""
@@ -155,7 +156,7 @@ class Tail:
             return False
         await self._ask(consumer)
         if not consumer.queue:
-            await _news(consumer, min(wait_s, 0.5))
+            await _news(consumer, min(wait_s, _LOOK_S))
         return bool(consumer.queue)
 
     async def close(self, position: int | None = None) -> None:

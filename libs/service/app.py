@@ -42,6 +42,8 @@ log = logging.getLogger("baton.service")
 LAG_LIMIT_S = 5.0
 """An event loop that is this late is not alive."""
 
+_BEAT_S = 1.0
+
 _GC_OBJECTS = 10_000
 """Made and still there, before the youngest are searched for cycles."""
 
@@ -215,10 +217,10 @@ class _Pulse:
         while True:
             self._gauge.set(self.lag_s())
             self._last = time.monotonic()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(_BEAT_S)
 
     def lag_s(self) -> float:
-        return max(0.0, time.monotonic() - self._last - 0.5)
+        return max(0.0, time.monotonic() - self._last - _BEAT_S)
 
 
 @asynccontextmanager

@@ -34,6 +34,8 @@ from services.agent.settings import AgentSettings, OnStop
 log = logging.getLogger("baton.agent")
 
 WATCH_S = 0.1
+_IDLE_WATCH_S = 0.5
+"""Where nothing runs: what is started meanwhile outlives its lease by no more."""
 _BARE_S = 0.5
 _FIRST_BARE_S = 0.1
 _PRUNE_S = 60.0
@@ -159,7 +161,7 @@ class Agent:
             if self._unborn:
                 lives.create_task(self._begin_late())
             while True:
-                await asyncio.sleep(WATCH_S)
+                await asyncio.sleep(WATCH_S if any(node.parts for node in self.nodes.values()) else _IDLE_WATCH_S)
                 if over := self._look_at_leases(now()):
                     lives.create_task(self.new_lives(over, "the lease has ended"))
 

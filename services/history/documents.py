@@ -27,6 +27,8 @@ from schemas.ledger import JobQueued
 
 log = logging.getLogger("baton.history")
 
+IDLE_S = 2.0
+"""While no record comes, MongoDB is asked so often whether it still has what was written."""
 _REST_S = 0.02
 """Nobody waits for a document before its window is over."""
 _BUSY_WINDOWS = 5
@@ -57,7 +59,7 @@ class Documents:
         self._pool = pool
         self.position = 0
         self.follower = Follower(
-            js, pool, JobChanges, name="history-documents", place=self._place, max_batch=_READ,
+            js, pool, JobChanges, name="history-documents", place=self._place, max_batch=_READ, idle_s=IDLE_S,
             gather=Gather(window_s, self._enough, busy_seconds=_BUSY_WINDOWS * window_s), rest_s=min(_REST_S, window_s),
         )  # fmt: skip
         self._store = store

@@ -32,6 +32,7 @@ from schemas.inbox import SumProposed
 from schemas.jobs import Reason
 from schemas.proofs import AuditPart, AuditRead, Sum, TeamProof
 from schemas.subjects import OPERATOR
+from services.history.documents import IDLE_S
 
 log = logging.getLogger("baton.history")
 
@@ -67,6 +68,7 @@ class ProofLoop:
     ) -> None:
         self.follower = Follower(
             js, pool, TeamChains, name="history-proofs", snapshot_every=snapshot_records, only=TeamChains.handled,
+            idle_s=IDLE_S,
             rest_s=_REST_S,
             busy_rest_s=_BUSY_REST_S,
         )  # fmt: skip

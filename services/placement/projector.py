@@ -45,7 +45,7 @@ class Projector:
 
     async def run(self, js: JetStreamContext) -> None:
         self.follower = follower = Follower(
-            js, self._pool, HotState, name=FOLLOWER, snapshot_every=self._snapshot_every, idle_s=0.5,
+            js, self._pool, HotState, name=FOLLOWER, snapshot_every=self._snapshot_every, idle_s=1.0,
             rest_s=0.05, busy_rest_s=0.25,
         )  # fmt: skip
 
