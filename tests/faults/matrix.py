@@ -153,6 +153,7 @@ ROWS: tuple[Row, ...] = (
         (
             "sim: clock",
             "ledger/test_writer::test_a_jump_of_the_brokers_clock_is_told_and_moves_no_time_also_over_a_restart",
+            "faults/test_clocks::test_a_clock_that_is_set_forward_and_back_ends_no_work_and_costs_nothing",
             "leases/test_service::test_ticks_are_new_messages_whatever_the_wall_clock_shows",
         ),
     ),
