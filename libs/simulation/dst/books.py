@@ -222,7 +222,7 @@ class SimBooks:
                 world.violated("I4", f"{job.id} was sent with two bodies, and has {answers} answers")
             if job.twin_at is None and job.id in self.ended and job.id in self._rejected:
                 world.violated("I4", f"{job.id} is both in the ledger and refused")
-        for cause in self._yes & self._no if not world.offset_of("broker") else ():
+        for cause in sorted(self._yes & self._no) if not world.offset_of("broker") else ():
             world.violated("I4", f"request {cause} is both in the ledger and refused")
         for (subject, payload), times in self._events.items():
             # in one moment a team may be suspended, go on, and be suspended again with the same words
