@@ -20,6 +20,7 @@ request comes again, and every `LOOK_S` (`services/admission/answered.py`).
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from nats.js.api import PubAck
 
@@ -67,10 +68,9 @@ def placed(received: Received, out: list[Outgoing], pool: str, policy: str = "")
         id=ids.answer_id(received.cause, received.time_us),
         source=source,
         cause=received.cause,
-        correlation=team.headers[_CORRELATION] if team is not None else "",
+        correlation=_said(team.headers, _CORRELATION) if team is not None else "",
+        traceparent=_said(team.headers, _TRACE) if team is not None else "",
     )
-    if team is not None and _TRACE in team.headers:
-        taken.headers[_TRACE] = team.headers[_TRACE]
     return [taken, *out]
 
 
@@ -154,8 +154,8 @@ class OneAnswer(PacedOutbox):
                     what=refused.command.what,
                     source=headers.get(_SOURCE, ""),
                     cause=cause,
-                    correlation=headers.get(_CORRELATION, ""),
-                    traceparent=headers.get(_TRACE, ""),
+                    correlation=_said(headers, _CORRELATION),
+                    traceparent=_said(headers, _TRACE),
                 )
             ]
         page = await direct.get(self.js, REQUESTS, ">", {"seq": int(cause.rpartition(":")[2])}, 1)
@@ -193,6 +193,11 @@ def _cause_of(item: Outgoing) -> str:
     """The request that it follows from."""
     headers = item.headers
     return headers[_CAUSE] if _CAUSE in headers else f"{headers[STREAM]}:{headers[SEQ]}"
+
+
+def _said(headers: Mapping[str, str], name: str) -> str:
+    """An attribute, as `outgoing` takes it."""
+    return unquote(headers.get(name, ""))
 
 
 def _pool_of(source: str) -> str:

@@ -130,12 +130,15 @@ async def test_a_refusal_that_its_process_did_not_come_to_tell_is_told_by_the_ne
 ) -> None:
     """It was killed between taking the place and telling the team: nobody has heard of it, and the place is taken."""
     one, other, asked = process(nats, "asked"), process(nats, "unknown"), request(team, "k", 1)
+    said = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/ci", "ce-type": "io.baton.job.submit.v1"}
+    asked = replace(asked, headers={**said, "ce-correlationid": "100%25%20%C3%BC"})
     taken, rejected = other.judges(asked, pool)
     await other.outbox.publish_many([taken])
     await one.answers(asked, pool=pool)
     assert await _answers(nats.jetstream(), pool, team) == ({"k"}, set())
     (told,) = await stored(nats.jetstream(), EVENTS, subjects.event("rejected", team))
-    assert (told.data, told.headers["ce-id"]) == (rejected.payload, rejected.headers["ce-id"])
+    assert told.data == rejected.payload
+    assert {name: told.headers[name] for name in rejected.headers} == rejected.headers
 
 
 async def test_what_was_laid_aside_is_not_let_in_and_what_was_let_in_is_not_laid_aside(
