@@ -49,6 +49,26 @@ def deaf_granter_reports(stack: ExitStack) -> None:
     set_on(stack, Grants, "reports", reports)
 
 
+@bug(
+    "whom the keeper kills at the end of its lease seems to have ended by itself, when a renewal comes at that moment",
+    aim="heard of at once",
+    findings=(4,),
+)
+def killed_at_its_end_ends_by_itself(stack: ExitStack) -> None:
+    real = SimPart._ended
+
+    def renewed(self: agent_node.NodeRunner, sent: float) -> bool:
+        return self.lease.renew(sent, self.now())
+
+    def ended(self: SimPart, exit_code: int) -> None:
+        assert self._process is not None
+        self._process.doomed = False
+        real(self, exit_code)
+
+    set_on(stack, agent_node.NodeRunner, "renewed", renewed)
+    set_on(stack, SimPart, "_ended", ended)
+
+
 @bug("a granter that was started anew does not wait out the leases that it cannot know of", "leases", findings=(4,))
 def telemetry_forgets_its_start(stack: ExitStack) -> None:
     real = node_health.overdue

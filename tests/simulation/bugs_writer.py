@@ -1,10 +1,14 @@
 """Bugs of the writer and of its decisions."""
 
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from libs.bus import settle
+from libs.bus.holding import Standstill
 from libs.bus.trim import Trimmer
 from libs.core.scheduling.reactions import _REACTIONS, agents, attempts, requests
 from libs.core.state import fold
@@ -15,9 +19,9 @@ from libs.ledger.append import AppendOutcome
 from libs.ledger.culprits import Culprits
 from libs.ledger.readers import FormatGate
 from libs.simulation.dst.stream import Stream
-from schemas import inbox, ledger
+from schemas import ids, inbox, ledger
 from schemas.jobs import JobState
-from services.admission import handlers
+from services.admission import handlers, one_answer
 from services.admission.answered import Answered
 from services.admission.one_answer import OneAnswer, _Places
 from services.agent import node as agent_node
@@ -205,6 +209,32 @@ def both_answer(stack: ExitStack) -> None:
 
     set_on(stack, OneAnswer, "_places", nobody_was_before)
     set_on(stack, Answered, "__contains__", lambda self, id_: False)
+
+
+@bug(
+    "an admission that stood still stores what it had decided, though another was given the request meanwhile",
+    aim="stricter meanwhile",
+    harmless="a refusal takes the request's place in the inbox (the row below takes both away)",
+    findings=(13,),
+)
+def late_answer_stored(stack: ExitStack) -> None:
+    @asynccontextmanager
+    async def hold(messages: Any, standstill: Any) -> AsyncIterator[Any]:
+        yield lambda: True
+
+    set_on(stack, settle, "hold", hold)
+    set_on(stack, Standstill, "none_since", lambda self, began_s: True)
+
+
+@bug(
+    "... and a refusal does not take the request's place in the inbox, so that both answers are stored",
+    aim="stricter meanwhile",
+    findings=(13,),
+)
+def late_answer_beside_another(stack: ExitStack) -> None:
+    late_answer_stored(stack)
+    own = SimpleNamespace(answer_id=lambda cause, time_us: ids.answer_id(f"refused:{cause}", time_us))
+    set_on(stack, one_answer, "ids", own)
 
 
 @bug("an error in a decision ends the writer", findings=(11,))

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from nats.aio.msg import Msg
 
 from libs.bus.connect import connect
-from libs.bus.table import snapshots_bucket
+from libs.bus.table import ACK_WAIT_S, snapshots_bucket
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.scenario import POOL
 from libs.simulation.dst.telling import rekey
 from libs.simulation.dst.world import World
-from schemas.subjects import changed
+from schemas.subjects import REQUESTS, changed
 
 Do = Callable[[], None]
 FaultDraw = tuple[float, Do, Do | None]
@@ -98,8 +98,28 @@ def deaf_leases(world: World, chance: random.Random) -> FaultDraw:
 
 
 def deaf_standby(world: World, chance: random.Random) -> FaultDraw:
-    """The same of the one that gives way, for as long as can be."""
-    return _deaf(world, max(name for name in world.services if name.startswith("leases")), chance.uniform(9.0, 9.9))
+    """The same of one that grants only because the other stands still, from just after it has heard its own tick, and then the
+    other goes on: what the first says before it could know that it is deaf, counts."""
+    first, second = sorted(name for name in world.services if name.startswith("leases"))[:2]
+    _, freeze, thaw = frozen(world, first, 0.0)
+    assert thaw is not None
+    deaf_s, deafen, hear = _deaf(world, second, chance.uniform(4.5, 5.5))
+    alone_s, after_s = chance.uniform(3.2, 4.5), chance.uniform(0.01, 0.08)
+
+    def begin() -> None:
+        freeze()
+        process = world.services[second].process
+        if process is not None:
+            tick_s = alone_s + 1.0 - (process.boot_s() + alone_s) % 1.0
+            _later(world, tick_s + after_s, deafen)
+            _later(world, tick_s + 2 * after_s, thaw)
+
+    def end() -> None:
+        thaw()
+        if hear is not None:
+            hear()
+
+    return alone_s + 1.0 + deaf_s, begin, end
 
 
 def _deaf(world: World, machine: str, lasts_s: float) -> FaultDraw:
@@ -142,6 +162,61 @@ def lost_append(world: World, chance: random.Random) -> FaultDraw:
         world.sometimes("a writer's connection broke")
 
     return 0.0, lambda: _later(world, after_s, broken), None
+
+
+def freeze_renewal(world: World, chance: random.Random) -> FaultDraw:
+    """An agent stands still when it has asked for a renewal, and goes on with the answer in the moment in which the lease of
+    some of its work has ended and its keeper is about to kill that."""
+    machine = world.machines[chance.choice(sorted(world.machines))]
+    _, freeze, thaw = frozen(world, f"agent-{machine.name}", 0.0)
+    assert thaw is not None
+    until_s, after_s = 4.0, chance.uniform(0.0001, 0.0008)
+
+    def begin() -> None:
+        seen, began = machine.beat_at, world.loop.now
+
+        def look() -> None:
+            early_s = max((machine.early_s(process.part) for process in machine.running.values()), default=0.0)
+            if machine.life is not None and early_s and machine.beat_at != seen:
+                freeze()
+                left_s = (machine.life.until - early_s - machine.kernel.boot_s()) / world.rate_of(machine.name)
+                _later(world, max(0.0, left_s) + after_s, thaw)
+            elif world.loop.now - began < until_s:
+                _later(world, 0.0005, look)
+
+        look()
+
+    return 2 * until_s, begin, thaw
+
+
+def late_admission(world: World, chance: random.Random) -> FaultDraw:
+    """An admission stands still with a request that it was just given, until long after another was given it."""
+    until_s, lasts_s = 2.0, chance.uniform(ACK_WAIT_S + 4.5, ACK_WAIT_S + 6.0)
+    still: list[Process] = []
+
+    def begin() -> None:
+        consumer = world.disk.consumers[REQUESTS]["admission"]
+        before, began = {ask.reply: ask.left for ask in consumer.requests}, world.loop.now
+
+        def look() -> None:
+            now = {ask.reply: ask.left for ask in consumer.requests}
+            given = [reply for reply, left in before.items() if reply in now and now[reply] < left]
+            before.update(now)
+            for reply in given[:1]:
+                for slot in world.services.values():
+                    if slot.process and any(reply.startswith(f"{one._inbox}.") for one in slot.process.clients):
+                        still.append(slot.process)
+                        slot.process.freeze()
+            if not still and world.loop.now - began < until_s:
+                _later(world, 0.0005, look)
+
+        look()
+
+    def end() -> None:
+        for process in still:
+            process.thaw()
+
+    return lasts_s + until_s, begin, end
 
 
 def _later(world: World, after_s: float, do: Do) -> None:

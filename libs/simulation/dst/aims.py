@@ -5,9 +5,9 @@
 
 import random
 
-from libs.simulation.dst.operators import draw_pause
+from libs.simulation.dst.operators import draw_pause, quota_gone
 from libs.simulation.dst.scenario import POOL, TEAMS, Scenario, name_secrets
-from libs.simulation.dst.themes import THEMES, Theme, crowded, last_long, move
+from libs.simulation.dst.themes import THEMES, Theme, become, crowded, last_long, move
 
 
 def named(theme: str) -> Theme:
@@ -66,6 +66,23 @@ def _two_minds(scenario: Scenario, chance: random.Random) -> None:
         move(job, chance.uniform(0.5, 8.0))
 
 
+def _shorter_leases(scenario: Scenario, chance: random.Random) -> None:
+    """Work that takes long and whose lease is shorter than its node's."""
+    scenario.leases, scenario.older_until = "short", 0.0
+    last_long(scenario, chance)
+    become(scenario, chance, "serving", 0.8)
+    for job in scenario.jobs:
+        move(job, chance.uniform(0.5, 8.0))
+
+
+def _stricter_meanwhile(scenario: Scenario, chance: random.Random) -> None:
+    """Teams ask early, have no quota soon after, and have it again when what they asked was delivered once more."""
+    scenario.admissions, scenario.budgets, scenario.trees = 2, [], []
+    scenario.stories = [quota_gone(POOL, team, 3.0, 14.3) for team in TEAMS]
+    for job in scenario.jobs:
+        move(job, chance.uniform(0.5, 1.5))
+
+
 AIMS: dict[str, Theme] = {
     "two vaults": Theme({"stop vault": 2, "messages": 1}, _two_vaults, ("vault.loaded",)),
     "deaf beside an older reader": Theme({"deaf standby": 1}, _older_for_long, ("leases.tick",)),
@@ -73,5 +90,13 @@ AIMS: dict[str, Theme] = {
     "paused twice": Theme({"messages": 2, "kill": 1}, _paused_twice, ("writer.decided",)),
     "late words to agents": Theme({"old words": 4, "messages": 1}, _brief, ("writer.told", "agent.reported"), loses=0.0),
     "two minds": Theme({"stop admission": 5, "messages": 2}, _two_minds, ("settle.stored", "settle.decided"), loses=0.5),
+    "heard of at once": Theme({"freeze renewal": 1}, _shorter_leases, ("documents.saved",), loses=0.0),
+    "stricter meanwhile": Theme(
+        {"stop vault": 1},
+        _stricter_meanwhile,
+        ("documents.saved",),
+        (("settle.stored", "late admission"),),
+        loses=0.0,
+    ),
     "said again": Theme({"old input": 6, "kill agent": 1}, crowded, ("writer.told",)),
 }  # fmt: skip

@@ -14,7 +14,9 @@ from libs.simulation.dst.aimed import (
     deaf_leases,
     deaf_standby,
     die,
+    freeze_renewal,
     frozen,
+    late_admission,
     lost_append,
     nothing_saved,
     old_words,
@@ -314,7 +316,13 @@ DRAWS: dict[str, tuple[float, Draw]] = {
 }
 """Name -> how often, and the draw."""
 
-AIMED: dict[str, Draw] = {"deaf standby": deaf_standby, "nothing saved": nothing_saved, "old words": old_words}
+AIMED: dict[str, Draw] = {
+    "deaf standby": deaf_standby,
+    "freeze renewal": freeze_renewal,
+    "late admission": late_admission,
+    "nothing saved": nothing_saved,
+    "old words": old_words,
+}
 """Of aims alone (libs.simulation.dst.aims)."""
 
 

@@ -109,6 +109,15 @@ def _quota(chance: random.Random, pool: str, team: str, devices: int) -> Operato
     return OperatorStory("a quota was set", tuple(words))
 
 
+def quota_gone(pool: str, team: str, at: float, until: float) -> OperatorStory:
+    """A quota of nothing for a while."""
+    subject = subjects.set_quota(pool, "op")
+    words = [
+        OperatorWord(when, subject, SetQuota(team=team, limit_milli=limit)) for when, limit in ((at, 0), (until, None))
+    ]
+    return OperatorStory("a quota was set", tuple(words))
+
+
 def _prices(chance: random.Random, pool: str, version: int) -> OperatorStory:
     rate = ListRate(device="V100", micros=chance.choice((0, 2_000_000, 3_600_000_001)), from_us=0)
     said = ApplyPrices(book=RateBook(version=version, currency="USD", prices=(rate,)), reason="sim", user="op")
