@@ -159,7 +159,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         settings.containment,
         str(host.group_base or ""),
         clear,
-        asked(settings.walls, view),
+        asked(settings.walls, view, ahead=[()]),
         settings.quick_cgroups,
     )
     around = JobWalls(keeper, view, host.state.path / "teams.json", settings.teams_without_walls)

@@ -138,11 +138,14 @@ def lacks() -> list[str]:
     ]
 
 
-def asked(tier: str, view: JobView) -> str:
-    """What a new keeper is to try, as `python -m services.agent.keeper` takes it."""
+def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:
+    """What a new keeper is to try, as `python -m services.agent.keeper` takes it, and the views that it makes ahead: of jobs
+    with each of these sets of device files."""
     root = os.geteuid() == 0
     uid, gid = (FIRST_TEAM_UID, FIRST_TEAM_UID) if root else (os.geteuid(), os.getegid())
-    return json.dumps({"asked": tier, "bwrap": views.launcher(), "spec": views.spec(view, uid, gid, view.arguments())})
+    spec = views.spec(view, uid, gid, view.arguments())
+    shared = [view.shared(devices) for devices in ahead]
+    return json.dumps({"asked": tier, "bwrap": views.launcher(), "spec": spec, "views": shared})
 
 
 def hand_over(folder: Path, uid: int) -> None:

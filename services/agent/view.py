@@ -95,16 +95,20 @@ class JobView:
             _below(path, other) for path, _ in own for other, _ in own if path is not other
         ):
             return None
-        shared = self._shared.get(tuple(devices))
-        if shared is None:
-            if len(self._shared) >= _MOST_SHARED:
-                self._shared.clear()
-            shared = self._shared[tuple(devices)] = self._of_all(devices)
-        return shared | {
+        return self.shared(devices) | {
             "scratch": self._scratch(memory, scratch_mib),
             "stems": sorted({stem for stem in stems.values() if not _below(stem, "/tmp")}),
             "own": own,
         }
+
+    def shared(self, devices: Sequence[str]) -> dict[str, Any]:
+        """What all views with these device files have in common: of `keeper.prepared` what is no attempt's own."""
+        found = self._shared.get(tuple(devices))
+        if found is None:
+            if len(self._shared) >= _MOST_SHARED:
+                self._shared.clear()
+            found = self._shared[tuple(devices)] = self._of_all(devices)
+        return found
 
     def _of_all(self, devices: Sequence[str]) -> dict[str, Any]:
         """What jobs with these devices share. Of the agent's own folders there are empty ones, to mount a job's upon."""

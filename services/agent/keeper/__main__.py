@@ -36,13 +36,17 @@ def main(folder: str, asked: str, group: str, behind: str = "") -> int:
         _note_for_0_1_0(folder)
     try:
         kind = contain.best(group or None, asked)
-        can = walls.probe(kind, **json.loads(behind)) if behind else walls.NO_WALLS
+        told = json.loads(behind) if behind else {}
+        views = told.pop("views", ())
+        can = walls.probe(kind, **told) if told else walls.NO_WALLS
     except ValueError as e:
         sys.exit(str(e))
     if kind != contain.NONE:
         contain.become_subreaper()
     listener = _listen(folder)
-    Keeper(listener, proc.shim_name(folder), kind, can).run()
+    keeper = Keeper(listener, proc.shim_name(folder), kind, can)
+    keeper.prepare(views)
+    keeper.run()
     return 0
 
 

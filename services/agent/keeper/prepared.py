@@ -4,8 +4,9 @@ Most of what a job sees is the same for all: system, interpreter, /dev. bubblewr
 arguments, in a process of its own (the *maker*), and the keeper holds the namespace by a descriptor. A shim enters it, takes a
 copy for itself, and adds what is the attempt's own: /proc, /tmp, /dev/shm, terminals, its folders.
 
-It saves time and nothing else: nobody waits for a maker, and an attempt for which no view is there, or whose view is no longer
-what the machine has, lets bubblewrap make all of its view, as without root. A view is of no more use once the machine's mounts
+It saves time and nothing else: no attempt waits for a maker, and one for which no view is there, or whose view is no longer
+what the machine has, lets bubblewrap make all of its view, as without root. The views that most will ask for are made before a
+keeper says that it is there: a burst of first attempts would keep a maker from its work. A view is of no more use once the machine's mounts
 have changed (the keeper compares them) or a folder that it shows is another one (the shim looks).
 """
 
@@ -14,6 +15,7 @@ import select
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 from zlib import crc32
 
@@ -56,6 +58,19 @@ class Views:
         """Arguments for which a view was missed, oldest first."""
         self._failures = 0
         self._mounts = -1
+        self._seen = ""
+        """What is mounted, as it was seen in this turn; "": it was not looked at."""
+
+    def turn(self) -> None:
+        """What is mounted is looked at again when it is next asked for: once for all starts that came together."""
+        self._seen = ""
+
+    def await_makers(self, patience_s: float) -> None:
+        """Until those at work have said their last word, or for so long. Blocks."""
+        until = monotonic() + patience_s
+        while self._making and (left_s := until - monotonic()) > 0:
+            for sock in select.select([sock for _, sock, *_ in self._making.values()], (), (), left_s)[0]:
+                self._take(sock.fileno())
 
     def makers(self) -> set[int]:
         return {pid for _, _, pid, *_ in self._making.values()}
@@ -67,7 +82,8 @@ class Views:
             return None
         self._held[key] = held  # the youngest
         handle, shown, mounts = held
-        if mounts == mounted():
+        self._seen = self._seen or mounted()
+        if mounts == self._seen:
             return handle, shown
         self._drop(list(self._held))
         return None

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +21,8 @@ SWEEP_S = 0.05
 """Between two looks at attempts that are being killed."""
 PATIENCE_S = 0.5
 """How long a shim has to end its attempt by itself before it is killed."""
+AHEAD_S = 1.0
+"""How long a keeper waits at its start for the views that it makes ahead. They are there later, then."""
 FIRST_CALL_S = 60.0
 """How long it waits for the agent that started it."""
 _BACKLOG = 4 * wire.LARGEST
@@ -60,9 +63,17 @@ class Keeper:
         self._ending = False
         self._lonely_from = now() + FIRST_CALL_S
 
+    def prepare(self, views: Sequence[Prepared]) -> None:
+        """Makes these before anybody asks for one, where attempts get prepared views at all. Blocks, for a second at the most."""
+        if self._behind.tier == FULL:
+            for wanted in views:
+                self._prepare(wanted)
+            self._views.await_makers(AHEAD_S)
+
     def run(self) -> None:
         """Until the agent ends it, or it has no agent and nothing that one could adopt."""
         while not self._done():
+            self._views.turn()
             for fd, _ in self._epoll.poll(self._wait_s()):
                 if fd == self._listener.fileno():
                     self._accept()
