@@ -144,8 +144,8 @@ def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:
     root = os.geteuid() == 0
     uid, gid = (FIRST_TEAM_UID, FIRST_TEAM_UID) if root else (os.geteuid(), os.getegid())
     spec = views.spec(view, uid, gid, view.arguments())
-    shared = [view.shared(devices) for devices in ahead]
-    return json.dumps({"asked": tier, "bwrap": views.launcher(), "spec": spec, "views": shared})
+    shared = {"views": [view.shared(devices) for devices in ahead]} if ahead else {}
+    return json.dumps({"asked": tier, "bwrap": views.launcher(), "spec": spec, **shared})
 
 
 def hand_over(folder: Path, uid: int) -> None:

@@ -5,9 +5,10 @@ arguments, in a process of its own (the *maker*), and the keeper holds the names
 copy for itself, and adds what is the attempt's own: /proc, /tmp, /dev/shm, terminals, its folders.
 
 It saves time and nothing else: no attempt waits for a maker, and one for which no view is there, or whose view is no longer
-what the machine has, lets bubblewrap make all of its view, as without root. The views that most will ask for are made before a
-keeper says that it is there: a burst of first attempts would keep a maker from its work. A view is of no more use once the machine's mounts
-have changed (the keeper compares them) or a folder that it shows is another one (the shim looks).
+what the machine has, lets bubblewrap make all of its view, as without root. The view that most will ask for is made before a
+keeper says that it is there: in a burst of first attempts a maker hardly comes to its work. A view is of no more use once the
+machine's mounts have changed (the keeper compares them, once for all starts that came together) or a folder that it shows is
+another one (the shim looks).
 """
 
 import os

@@ -57,14 +57,14 @@ class Keeper:
         self._pids: dict[int, HeldAttempt] = {}
         """Shims that are not reaped yet."""
         self._due = 0.0
-        """When the deadlines are to be looked at next; 0: at once, since one of them may be another."""
+        """When the deadlines are to be looked at next; 0: at once, since some of them are others."""
         self._zygote = Zygote(name, kind, behind.bwrap)
         self._views = Views(self._epoll)
         self._ending = False
         self._lonely_from = now() + FIRST_CALL_S
 
     def prepare(self, views: Sequence[Prepared]) -> None:
-        """Makes these before anybody asks for one, where attempts get prepared views at all. Blocks, for a second at the most."""
+        """Makes these before anybody asks for one, where attempts get prepared views. Blocks, for a second at the most."""
         if self._behind.tier == FULL:
             for wanted in views:
                 self._prepare(wanted)
@@ -173,14 +173,15 @@ class Keeper:
         if not link.greeted:
             self._greet(link, told)
             return
-        self._due = 0.0
         match told.get("do"):
             case "ping":
                 self._say({"is": "pong", "n": told.get("n")}, link)
             case "life":
+                self._due = 0.0
                 for earlier in self.table.begin(told["node"], int(told["incarnation"])):
                     self._kill(earlier)
             case "until":
+                self._due = 0.0
                 for node, (incarnation, until) in told["nodes"].items():
                     if not self.table.until(node, incarnation, None if until is None else float(until), now()):
                         self._say({"is": "over", "node": node, "incarnation": incarnation}, link)
@@ -251,6 +252,7 @@ class Keeper:
                 {"is": "failed", "id": told["id"], "refused": True, "errno": None, "error": str(e), "filename": ""}
             )
             return
+        self._due = min(self._due, self.table.ends(attempt) or self._due)
         attempt.note = dict(told.get("note") or {})
         attempt.memory, attempt.pids = (str((told.get(key) or {}).get("group", "")) for key in ("memory", "pids"))
         try:
@@ -374,7 +376,6 @@ class Keeper:
         if not self._dying:
             return
         strangers = self._reap() and self._orphans()
-        connected = {attempt.id for attempt, _ in self._shims.values()}
         for id, patience in list(self._dying.items()):
             attempt = self.table.attempts[id]
             dead = not attempt.shim
@@ -391,7 +392,7 @@ class Keeper:
             )
             if left:
                 proc.kill_group(attempt.group)
-            if dead and not left and not strangers and id not in connected:
+            if dead and not left and not strangers and id not in self._sockets:
                 self._gone(attempt)
 
     def _reap(self) -> bool:

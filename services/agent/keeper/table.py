@@ -136,7 +136,7 @@ class Table:
             life.goes_on = life.goes_on or (life.over(now) and self._kept(node, life.incarnation))
         found = []
         for attempt in self.attempts.values():
-            ends = self._ends(attempt)
+            ends = self.ends(attempt)
             attempt.doomed = attempt.doomed or (ends is not None and ends <= now)
             if attempt.doomed and attempt.state != GONE:
                 found.append(attempt)
@@ -144,7 +144,7 @@ class Table:
 
     def next_deadline(self, now: float) -> float | None:
         """The next moment at which `over` may say more."""
-        ends = [ends for a in self.attempts.values() if a.state != GONE and (ends := self._ends(a)) is not None]
+        ends = [ends for a in self.attempts.values() if a.state != GONE and (ends := self.ends(a)) is not None]
         lives = [life.until for life in self.lives.values() if life.until is not None]
         return min((at for at in (*ends, *lives) if at > now), default=None)
 
@@ -152,7 +152,7 @@ class Table:
         """Whether nothing here can be adopted any more: no life that an agent could go on with."""
         return not any(life.may_run(now) or self._keeps(node, life.incarnation) for node, life in self.lives.items())
 
-    def _ends(self, attempt: HeldAttempt) -> float | None:
+    def ends(self, attempt: HeldAttempt) -> float | None:
         """When its lease ends; None: never, or there was none yet."""
         life = self.lives.get(attempt.node)
         if life is None or not life.until or attempt.early is None:
