@@ -1,7 +1,7 @@
 """What is imported once and forked for all processes of Baton on one machine, and an early start of that.
 
-Importing takes longer than all the rest of a start, so a command that surely starts services begins with it (`early`), before
-it imports what it needs itself: this module imports next to nothing.
+Importing takes longer than all the rest of a start. A command that starts services needs a third of the same modules itself: once
+it has them it splits the fork server off (`early`), which goes on with the others while the command starts the servers.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from libs.embedded.forkserver import Spawned
-from libs.embedded.process import guarded
 
 ROOT = Path(__file__).parents[2]
 """Of the source tree: shipped fleets, prices and traces lie under it."""
@@ -49,10 +48,10 @@ def interpreter() -> dict[str, str]:
 
 
 def early() -> None:
-    """Starts the fork server of all services and an agent, for whoever will `take` it."""
+    """Splits the fork server of all services and an agent off this process, for whoever will `take` it (`Spawned.split`)."""
     global _early
     with contextlib.suppress(OSError):
-        _early = Spawned.start(shared(ALL), guarded(), {**os.environ, **interpreter()}, None)
+        _early = Spawned.split(shared(ALL), {**os.environ, **interpreter()})
 
 
 def take(what: Sequence[str]) -> Spawned | None:

@@ -84,11 +84,12 @@ class Lazy(TyperCommand):
         self._module, self._serves = entry.module, entry.serves
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        if self._serves and not {"-h", "--help"} & set(args):
+        context = load(self._module).make_context(info_name, args, parent, **extra)
+        if self._serves:
             from libs.cli import forking
 
             forking.early()
-        return load(self._module).make_context(info_name, args, parent, **extra)
+        return context
 
 
 def load(module: str) -> Any:

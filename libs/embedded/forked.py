@@ -17,6 +17,7 @@ import gc
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import re
 import runpy
@@ -24,12 +25,13 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.abc import InspectLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import setproctitle
 
@@ -48,8 +50,32 @@ _OWN = re.compile(r"^(?:Anonymous|Swap): +(\d+) kB", re.M)
 
 
 def main() -> None:
+    """As `serve`, with what the command line says."""
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+
+
+def split_off(channel: socket.socket, prepared: Sequence[str], environment: Mapping[str, str], parent: int) -> NoReturn:
+    """As `serve`, in a fork of a process that did something else until now. Raises SystemExit at the end of each process."""
+    os.setsid()
+    _die_with(parent)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    setproctitle.getproctitle()  # it looks where the environment lies before that is moved
+    os.environ.update(environment)
+    logging.getLogger("baton").setLevel(logging.NOTSET)  # a command tells its complaints in its own words
+    try:
+        serve(channel, prepared)
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)
+    sys.exit()
+
+
+def serve(channel: socket.socket, prepared: Sequence[str]) -> None:
     """Serves until the socket ends. In each forked process it returns after having run the module."""
-    channel, prepared = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
     wakes, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
@@ -192,10 +218,7 @@ def _bury(channel: socket.socket) -> None:
 def _become(request: dict[str, Any], log: int, parent: int) -> None:
     """As `child.py` and a new interpreter would have it: own session, dies with its parent, own environment, output, title."""
     os.setsid()
-    if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent died before the signal was armed
+    _die_with(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(log, 1)
@@ -210,3 +233,10 @@ def _become(request: dict[str, Any], log: int, parent: int) -> None:
     if request["cwd"] is not None:
         os.chdir(request["cwd"])
     setproctitle.setproctitle(request["module"])
+
+
+def _die_with(parent: int) -> None:
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent died before the signal was armed

@@ -8,6 +8,7 @@ dies, so does by the kernel what it forked, and the supervisor starts all that a
 import array
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import logging
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from libs.embedded.forked import MESSAGE_BYTES
+from libs.embedded.forked import MESSAGE_BYTES, split_off
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
@@ -41,13 +42,55 @@ class NotForked(RuntimeError):
     """The fork server cannot start this process: start it by itself."""
 
 
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""numpy's library starts a thread for each core."""
+
+
+class Split:
+    """A fork of this process, with those methods of `subprocess.Popen` that are used here."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None: it runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        """The same, once it has ended."""
+        while (code := self._wait(0)) is None:
+            pass
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # somebody else has waited for it
+                self.returncode = -signal.SIGKILL
+            else:
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def _channels() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    return ours, theirs
+
+
 @dataclass(frozen=True)
 class Spawned:
     """A fork server's process, which prepares while nobody has taken it over yet (`ForkServer`)."""
 
     what: Sequence[str]
     environment: Mapping[str, str]
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | Split"
     channel: socket.socket
 
     @classmethod
@@ -59,8 +102,7 @@ class Spawned:
 
         Raises OSError when the system refuses to make a process.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        ours, theirs = _channels()
         with theirs:
             try:
                 process = subprocess.Popen(
@@ -68,7 +110,7 @@ class Spawned:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # numpy's library starts a thread for each core
+                    env={**environment, **_ONE_THREAD},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
@@ -76,6 +118,27 @@ class Spawned:
                 ours.close()
                 raise
         return cls(what, environment, process, ours)
+
+    @classmethod
+    def split(cls, what: Sequence[str], environment: Mapping[str, str]) -> "Spawned":
+        """The same as a fork of this process, which shares all that it has imported with it and with what it forks. That process
+        does not return from here: SystemExit is raised in it, and in each that it forks, once their work is done. For a command
+        that has imported what it needs, and begun nothing: no thread, no event loop.
+
+        Raises OSError when the system refuses to make a process, or when this one has threads.
+        """
+        if len(os.listdir("/proc/self/task")) > 1:
+            raise OSError("a process with threads cannot be forked")
+        ours, theirs = _channels()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        gc.freeze()  # a search for garbage would change, and so copy, what both have
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            ours.close()
+            split_off(theirs, what, {**environment, **_ONE_THREAD}, parent)
+        theirs.close()
+        return cls(what, environment, Split(pid), ours)
 
     def end(self) -> None:
         """Nobody takes it over."""

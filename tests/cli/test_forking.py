@@ -1,19 +1,66 @@
-"""What is imported before anything is asked for: of all services, in one order."""
+"""What is imported before anything is asked for: of all services, in one order, in a fork of the command that starts them."""
 
 import os
-from collections.abc import Iterator
-
-import pytest
+import subprocess
+import sys
+from pathlib import Path
 
 from libs.cli import forking
 from libs.cli.launch_options import SERVICES
 
+ROOT = Path(__file__).parents[2]
 
-@pytest.fixture
-def early() -> Iterator[None]:
-    forking.early()
-    yield
-    forking.take([])
+TAKES = """
+import os
+from libs.cli import forking
+
+forking.early()
+other = forking._early
+assert forking.take(["json"]) is None, "it prepares something else"
+assert other.process.returncode is not None, "so it has ended"
+forking.early()
+taken = forking.take(forking.shared(forking.ALL))
+assert taken.process.poll() is None
+assert forking.take(taken.what) is None, "it has one owner"
+taken.end()
+try:
+    os.kill(taken.process.pid, 0)
+except ProcessLookupError:
+    print("ended")
+"""
+
+SPLITS = """
+import asyncio, logging, os, sys
+from pathlib import Path
+from libs.embedded.forkserver import ForkServer, Spawned
+
+async def run(spawned, folder):
+    server, codes = ForkServer(spawned), []
+    for name in ("exits", "raises", "ends"):
+        with open(folder / f"{name}.log", "wb", 0) as log:
+            forked = await server.fork(name, {**os.environ, "NAME": name}, None, log)
+            codes.append(await forked.wait())
+    await server.stop()
+    print(codes, spawned.process.returncode, "OPENBLAS_NUM_THREADS" in os.environ)
+
+logging.getLogger("baton").setLevel(logging.CRITICAL)
+folder = Path(sys.argv[1])
+sys.path.insert(0, sys.argv[1])
+try:
+    spawned = Spawned.split(["colorsys"], dict(os.environ))
+    asyncio.run(run(spawned, folder))
+except Exception:
+    print("seen by the command")
+"""
+
+
+def _python(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout
 
 
 def test_every_service_is_prepared_and_the_order_is_not_the_callers() -> None:
@@ -22,20 +69,18 @@ def test_every_service_is_prepared_and_the_order_is_not_the_callers() -> None:
     assert forking.shared(()) == []
 
 
-@pytest.mark.usefixtures("early")
-def test_what_was_started_early_is_for_whoever_needs_just_that() -> None:
-    taken = forking.take(forking.shared((*SERVICES, "agent")))
-    assert taken is not None
-    assert taken.process.poll() is None
-    assert forking.take(forking.shared((*SERVICES, "agent"))) is None, "it has one owner"
-    taken.end()
+def test_what_was_split_off_is_for_whoever_needs_just_that() -> None:
+    assert _python(TAKES) == "ended\n"
 
 
-@pytest.mark.usefixtures("early")
-def test_one_that_prepares_something_else_ends() -> None:
-    spawned = forking._early
-    assert spawned is not None
-    assert forking.take(forking.shared(("vault",))) is None
-    assert spawned.process.returncode is not None
-    with pytest.raises(ProcessLookupError):
-        os.kill(spawned.process.pid, 0)
+def test_what_a_split_off_process_forks_is_as_one_that_was_started_by_itself(tmp_path: Path) -> None:
+    says = "import logging, os, sys\nlogging.getLogger('baton.x').warning('%s', sorted({'colorsys'} & set(sys.modules)))\n"
+    (tmp_path / "exits.py").write_text(says + "sys.exit(3)\n")
+    (tmp_path / "raises.py").write_text(says + "raise ValueError(os.environ['NAME'])\n")
+    (tmp_path / "ends.py").write_text(says + "print(os.environ['NAME'])\n")
+    assert _python(SPLITS, str(tmp_path)) == "[3, 1, 0] -9 False\n", "no other way out leads through the command's own code"
+    assert (tmp_path / "exits.log").read_text() == "['colorsys']\n"
+    raised = (tmp_path / "raises.log").read_text()
+    assert "Traceback" in raised
+    assert raised.endswith("ValueError: raises\n")
+    assert (tmp_path / "ends.log").read_text() == "['colorsys']\nends\n"
