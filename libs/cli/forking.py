@@ -1,7 +1,7 @@
 """What is imported once and forked for all processes of Baton on one machine, and an early start of that.
 
-Importing takes longer than all the rest of a start. A command that starts services needs a third of the same modules itself: once
-it has them it splits the fork server off (`early`), which goes on with the others while the command starts the servers.
+Importing takes longer than all the rest of a start. A command that starts services needs a third of the same modules itself:
+once it has them it splits the fork server off (`early`), which goes on with the others while the command starts the servers.
 """
 
 import contextlib

@@ -121,9 +121,9 @@ class Spawned:
 
     @classmethod
     def split(cls, what: Sequence[str], environment: Mapping[str, str]) -> "Spawned":
-        """The same as a fork of this process, which shares all that it has imported with it and with what it forks. That process
-        does not return from here: SystemExit is raised in it, and in each that it forks, once their work is done. For a command
-        that has imported what it needs, and begun nothing: no thread, no event loop.
+        """The same as a fork of this process, which shares all that it has imported with it and with what it forks. That
+        process does not return from here: SystemExit is raised in it, and in each that it forks, once their work is done. For a
+        command that has imported what it needs, and begun nothing: no thread, no event loop.
 
         Raises OSError when the system refuses to make a process, or when this one has threads.
         """

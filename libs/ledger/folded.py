@@ -142,6 +142,7 @@ class FoldedLedger(Generic[D]):
         self.position += 1
         self.head = Head(self.position, made.digest)
         self._told(made.record)
+        self._count(made.record)
         self.decided_to = self.recorded_to = made.record.inbox_seq
 
     async def patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
@@ -209,10 +210,15 @@ class FoldedLedger(Generic[D]):
     async def _newest(self) -> int:
         return await self._saver.newest() if self._saver is not None else 0
 
+    def _count(self, record: LedgerRecord) -> None:
+        if self._saver is not None:
+            self._saver.folded(len(record.events))
+
     def _fold(self, decider: D, entries: Sequence[ChainEntry]) -> None:
         for entry in entries:
             if entry.valid:
                 decider.apply(entry.record, entry.seq)
+                self._count(entry.record)
                 self._clock = LedgerClock.of(entry.record)
                 self._told(entry.record)
             elif entry.seq > self._voids_to:  # a refold sees old ones again

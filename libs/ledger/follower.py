@@ -332,6 +332,7 @@ class Follower(Generic[P]):
                     told = self.projection.apply(entry.record, entry.seq)
                 except Exception as error:
                     raise _CannotFold(entry.seq) from error
+                self._saver.folded(len(entry.record.events))
                 self.counters.records += 1
                 self.counters.unknown_events += len(entry.unknown)
             else:

@@ -169,3 +169,27 @@ async def test_a_state_that_cannot_be_written_down_is_a_failed_save_and_ends_not
     made.start(Head(0, ""), 1, parts())
     await until(lambda: made.counters.failed == 2)
     assert await made.load(list) is None
+
+
+async def test_few_records_of_many_events_are_saved_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 jobs that were submitted at once are a thousand records: each start folded all of them."""
+    monkeypatch.setattr(saver, "_EVENTS", 4)
+    monkeypatch.setattr(saver, "_SHARE", 0)
+    writer = world.writer("w1", batch=1, snapshot_every=1000)
+    task = world.start(writer)
+    for n in range(6):
+        await world.put(admitted(n))
+        await world.decided(writer)
+    await until(lambda: writer.saves.saved)
+    assert writer.position < 1000
+    await world.stop(task)
+    follower = Follower(world.js, POOL, Toy, name="follows", snapshot_every=1000, idle_s=0.1)  # type: ignore[type-var]
+    following = asyncio.create_task(follower.run())
+    await until(lambda: follower.saves.saved)
+    await cancel(following)
+    again = world.writer("w2", snapshot_every=1000)
+    await SnapshotStore(world.js, POOL).forget("placement", Toy.version)
+    world.start(again)
+    await again.ready.wait()
+    await world.put(admitted(6))
+    await until(lambda: again.saves.saved)  # what it has folded at its start counts
