@@ -2,11 +2,13 @@
 
     python -m benchmarks.process_starts --containment namespace --attempts 200 --ranks 1
     python -m benchmarks.process_starts --against ../baton-before
+    python -m benchmarks.process_starts --burst 100 --walls
 
 Each attempt runs `/bin/true`, one after the other, through a keeper of its own. The agent is the measuring process with the
 keeper's client alone; the keeper's time, its zygote's with it, is the kernel's (`/proc/<pid>/schedstat`); shims and programs
 are the keeper's children. With `--against` the code of another checkout is measured in turn with this one: on a machine that
-does other work as well, only the ratio says anything.
+does other work as well, only the ratio says anything. With `--burst` it is told how long the first attempts of a keeper
+take, 64 at once, and as many that follow.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -27,6 +30,7 @@ from services.agent.settings import AgentSettings
 from services.agent.view import view_of
 
 _WARM_UP = 10
+_AT_ONCE = 64
 _TICK_MS = 10
 """Of the times in /proc/<pid>/stat."""
 _HERE = Path(__file__).resolve().parents[1]
@@ -39,12 +43,7 @@ async def measure(containment: str, attempts: int, ranks: int, walled: bool) -> 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pids").mkdir()  # for keepers before the zygote
-        view = view_of([folder], AgentSettings()) if walled else None
-        asked = jobwalls.asked("auto", view) if view else ""
-        keeper = KeeperClient(folder, containment, "", _nothing, behind=asked)
-        keeper.life("n0", 1, None)
-        await keeper.ensure()
-        about = jobwalls.JobWalls(keeper, view, folder / "teams.json", False) if view else None
+        keeper, about = await _keeper(folder, containment, walled)
         for number in range(_WARM_UP):
             await _one(keeper, folder, f"warm-{number}", ranks, about)
         before = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
@@ -53,6 +52,36 @@ async def measure(containment: str, attempts: int, ranks: int, walled: bool) -> 
         after = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
         await keeper.close()
         return [(b - a) / (attempts * ranks) for a, b in zip(before, after, strict=True)]
+
+
+async def burst(containment: str, attempts: int, walled: bool) -> Times:
+    """ms until the first so many have ended, and until as many more have."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, took = Path(name), list[float]()
+        keeper, about = await _keeper(folder, containment, walled, [()])
+        for turn in range(2):
+            began, waiting = time.perf_counter(), iter(range(attempts))
+
+            async def one_by_one(waiting: Iterator[int] = waiting, turn: int = turn) -> None:
+                for number in waiting:
+                    await _one(keeper, folder, f"{turn}-{number}", 1, about)
+
+            await asyncio.gather(*(one_by_one() for _ in range(_AT_ONCE)))
+            took.append((time.perf_counter() - began) * 1000)
+        await keeper.close()
+        return took
+
+
+async def _keeper(
+    folder: Path, containment: str, walled: bool, *ahead: Sequence[Sequence[str]]
+) -> tuple[KeeperClient, jobwalls.JobWalls | None]:
+    """As an agent starts it; `ahead` as `jobwalls.asked` has it, which other checkouts may not know."""
+    view = view_of([folder], AgentSettings()) if walled else None
+    asked = jobwalls.asked("auto", view, *ahead) if view else ""
+    keeper = KeeperClient(folder, containment, "", _nothing, behind=asked)
+    keeper.life("n0", 1, None)
+    await keeper.ensure()
+    return keeper, jobwalls.JobWalls(keeper, view, folder / "teams.json", False) if view else None
 
 
 async def _nothing() -> None:
@@ -126,9 +155,13 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout of Baton")
     parser.add_argument("--walls", action="store_true", help="with the best walls that this user can have")
+    parser.add_argument("--burst", type=int, default=0, help="time so many first attempts, and as many that follow")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:
+    if arguments.burst:
+        first, then = asyncio.run(burst(arguments.containment, arguments.burst, arguments.walls))
+        print(f"the first {arguments.burst} took {first:.0f} ms, as many more {then:.0f} ms")
+    elif arguments.one:
         print(
             json.dumps(
                 asyncio.run(measure(arguments.containment, arguments.attempts, arguments.ranks, arguments.walls))
