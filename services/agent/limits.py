@@ -134,8 +134,7 @@ def _files_free(folders: Sequence[Path]) -> int:
     disks = dict[int, int]()
     for folder in folders:
         with suppress(OSError):
-            found = os.statvfs(folder)
-            disks[found.f_fsid] = found.f_ffree
+            disks[os.stat(folder).st_dev] = os.statvfs(folder).f_ffree
     return sum(disks.values())
 
 
