@@ -5,6 +5,7 @@ Secrets go into files that only their owner can read, never onto a command line,
 
 import hmac
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,6 +171,8 @@ class Server:
     """Of a Valkey user by its name; of a NATS server's monitoring page, by `MONITOR`."""
 
 
+_NATS_MEMORY = "256MiB"
+"""From so much on it collects its garbage sooner, which otherwise doubles what it holds. No bound: it takes what it needs."""
 MONITOR = "monitor"
 
 
@@ -229,6 +232,7 @@ def _one_nats(
         spec=ProcessSpec(
             name=name,
             argv=[str(binaries.nats_server()), "-c", str(config_path)],
+            env={"GOMEMLIMIT": os.environ.get("GOMEMLIMIT", _NATS_MEMORY)},
             log_path=state_dir / "logs" / f"{name}.log",
             ready=http_ok(ports.monitor, monitor + health),
             ready_timeout_s=patience_s,

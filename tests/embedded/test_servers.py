@@ -101,6 +101,14 @@ async def test_jetstream_waits_for_the_disk_unless_told_otherwise(state_dir: Pat
         assert "sync_interval" not in (state_dir / "config" / "nats.json").read_text()
 
 
+async def test_the_broker_collects_its_garbage_before_it_has_doubled_a_backlog(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMEMLIMIT", raising=False)
+    async with Servers(state_dir, ONLY_NATS) as servers:
+        assert psutil.Process(servers.supervisor.pid("nats")).environ()["GOMEMLIMIT"] == "256MiB"
+
+
 async def test_nats_users_are_held_to_their_subjects(state_dir: Path) -> None:
     users = [
         NatsUser("writer", "pw-1.2_3~", publish=["evt.>"], subscribe=["_INBOX.>"]),
