@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from libs.core.billing.accounts import Account, Accounts, Posting
+from libs.core.billing.credited import CreditedTime
 from libs.core.billing.credits import EVERYTHING, Credit, CreditCause, Credits
 from libs.core.scheduling import preemption
 from schemas import inbox
@@ -141,3 +142,14 @@ def test_a_job_that_starts_later_than_promised_has_as_much_of_its_time_given_bac
         found, _ = credits_of(records)
         assert sum(credit.unit_us for credit in found) == 2 * 7000 * late_s * S
         assert {credit.cause for credit in found} == ({CreditCause.PROMISE_BROKEN} if late_s else set())
+
+
+def test_what_is_forgotten_while_a_snapshot_is_written_does_not_end_it() -> None:
+    kept = CreditedTime(recent=100)
+    for seq, record in enumerate(lost_node().records, 1):
+        kept.apply(record, seq, {})
+    rows = iter(kept.dump()["recent"])
+    first = next(rows)
+    kept.forget(2**62)
+    assert [first, *rows], "the snapshot has them still"
+    assert not kept.recent

@@ -20,6 +20,7 @@ from libs.ledger.culprits import Culprits
 from libs.ledger.readers import FormatGate
 from libs.simulation.dst.stream import Stream
 from schemas import ids, inbox, ledger
+from schemas.ids import answer_id
 from schemas.jobs import JobState
 from services.admission import handlers, one_answer
 from services.admission.answered import Answered
@@ -258,7 +259,7 @@ def second_body_hidden(stack: ExitStack) -> None:
 
     def outgoing(model: Any, **named: Any) -> Any:
         if isinstance(model, inbox.JobAdmitted):
-            named["cause"] = model.job_id
+            named |= {"cause": model.job_id, "id": answer_id(model.job_id, 0)}
         return real(model, **named)
 
     set_on(stack, handlers, "outgoing", outgoing)

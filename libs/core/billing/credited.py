@@ -65,6 +65,11 @@ class CreditedTime:
         """A void record."""
         self.accounts.skip(seq)
 
+    def forget(self, before_us: int) -> None:
+        """Of what is recent, what ended before. Anew, not in place: a snapshot may be halfway through it."""
+        kept = (posting for posting in self.recent if posting.wall_end_us > before_us)
+        self.recent = deque(kept, maxlen=self.recent.maxlen)
+
     # ------------------------------------------------------------------------------------------------- the snapshot
 
     def dump(self) -> dict[str, Iterable[Any]]:

@@ -238,9 +238,7 @@ class Meter:
     def forget_postings(self, before_us: int) -> None:
         """Those that ended before are not asked for any more."""
         if self._credited is not None:
-            kept = [posting for posting in self._credited.recent if posting.wall_end_us > before_us]
-            self._credited.recent.clear()
-            self._credited.recent.extend(kept)
+            self._credited.forget(before_us)
 
     def segments(self) -> list[UsageSegment]:
         """The claims that are held now."""

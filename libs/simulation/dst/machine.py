@@ -282,8 +282,10 @@ class Truth:
 
     def overran(self, machine: Machine, process: SimProcess) -> None:
         """Work that is not kept is gone when its node's lease has ended, and the time to kill it. Unless keeper and agent were
-        frozen at once: that is the residue that is documented."""
+        frozen at once: that is the residue that is documented. Work that is kept is not ended by a lease."""
         life = machine.life
+        if process.doomed and not process.part.lease_s:
+            self._world.violated("P3", f"{process.key} on {machine.name} is kept, and ends with a lease")
         if (
             life is None
             or not process.part.lease_s
