@@ -34,8 +34,8 @@ MARK = "baton-format"
 """Of a consumer: the newest format of the ledger that its reader understands (`libs.ledger.readers`)."""
 _HEARTBEAT_S = 1.4  # one may be late; each wakes the broker and a process
 _SILENCE_S = 3.0  # no message and no heartbeat for so long: the consumer is gone
-_LOOK_S = 1.0  # so often it is looked whether the consumer is still there
-_AWAY_S = 1.0
+_AWAY_S = 1.0  # a look that comes so long after the last one is late
+_LOOK_S = _AWAY_S / 2  # so often it is looked whether the consumer is still there: no less, or each look is late
 _EXPIRES_S = 30.0
 _MAX_BYTES = 8 * 1024 * 1024
 _FORGET_S = 30.0  # the broker drops a consumer that nobody asks for so long

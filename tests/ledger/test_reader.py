@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,22 @@ async def test_what_retention_took_is_said_and_a_hole_in_the_middle_stops(world:
     assert [m.seq for m in await holed.messages(10, 5)] == [3]
     with pytest.raises(LedgerGap, match="no message 4 to 4"):
         await holed.messages(10, 5)
+
+
+async def test_a_reader_whose_request_was_lost_asks_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that waits long. A look for a silence had come as late as that each counted as the first after a pause."""
+    await world.put(Tick())
+    real, lost = world.js._nc.publish, []
+
+    async def publish(subject: str, *args: Any, **named: Any) -> None:
+        if ".CONSUMER.MSG.NEXT." in subject and not lost:
+            lost.append(subject)
+        else:
+            await real(subject, *args, **named)
+
+    monkeypatch.setattr(world.js._nc, "publish", publish)
+    assert [m.seq for m in await Tail(world.js, inbox_stream(POOL), 0).messages(1, 30)] == [1]
+    assert lost
 
 
 async def test_a_cancelled_read_loses_nothing(world: World) -> None:
