@@ -119,9 +119,8 @@ def make_asgi(
         logger=None,
         serializer=None,
     )
-    app.lifespan_context = (
-        whole  # not `lifespan=`: what is to be injected there would be looked for, by a model of its own
-    )
+    # Not `lifespan=`: what is to be injected there would be looked for, by a model of its own.
+    app.lifespan_context = whole
     return app
 
 

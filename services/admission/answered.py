@@ -88,9 +88,8 @@ class Answered:
         """Raises nats errors and TimeoutError."""
         start: dict[str, Any] = {"seq": self._next}
         if not self._next:
-            last = (
-                await self._js.stream_info(EVENTS)
-            ).state.last_seq  # first: what is told after this is not passed over
+            # First of all: what is told after this is not passed over.
+            last = (await self._js.stream_info(EVENTS)).state.last_seq
             floor = (await self._js.consumer_info(REQUESTS, self._durable)).ack_floor
             first = {"seq": (floor.stream_seq if floor is not None else 0) + 1}
             oldest = (await direct.get(self._js, REQUESTS, _ASKED, first, 1)).messages

@@ -163,7 +163,11 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             outbox = OneAnswer(js, batches=True)
             outbox.pace, outbox.lost = pace, recent.put_off
             outboxes[:] = [outbox]
-            inboxes = lambda: {name: known.projection.inbox_seq for name, known in decided.items()}  # noqa: E731
+
+            def inboxes() -> dict[str, int]:
+                """Of each pool, up to where its inbox is decided."""
+                return {name: known.projection.inbox_seq for name, known in decided.items()}
+
             answered[:] = [Answered(js, DURABLE, inboxes, recent.add)]
             names[:] = [SecretNames(js)]
             overtaking[:] = [Overtaking(js, decide, outbox, pace, learn)]
