@@ -157,6 +157,11 @@ def node_inbox(what: str, pool: str, node: str = "*") -> str:
     return anyone(NODE_INPUT, what=what, pool=pool, node=node)
 
 
+def is_input(subject: str) -> bool:
+    """Whether it goes into the inbox of a pool."""
+    return subject.startswith("baton.in.")
+
+
 def is_of_a_node(subject: str) -> bool:
     """Whether a node, or who speaks of one, put it into an inbox."""
     return subject.startswith("baton.in.node.")

@@ -164,7 +164,7 @@ class OneAnswer(PacedOutbox):
 
 
 def _is_input(item: Outgoing) -> bool:
-    return item.subject.startswith("baton.in.")
+    return subjects.is_input(item.subject)
 
 
 def _takes_a_place(item: Outgoing) -> bool:

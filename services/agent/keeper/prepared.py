@@ -59,12 +59,20 @@ class Views:
         """Arguments for which a view was missed, oldest first."""
         self._failures = 0
         self._mounts = -1
+        self._spoken = set[int]()
+        """Makers that have said their last word and may not have ended yet."""
         self._seen = ""
         """What is mounted, as it was seen in this turn; "": it was not looked at."""
 
     def turn(self) -> None:
-        """What is mounted is looked at again when it is next asked for: once for all starts that came together."""
+        """What is mounted is looked at again when it is next asked for: once for all starts that came together. And the ends of
+        makers are taken."""
         self._seen = ""
+        for maker in list(self._spoken):
+            with suppress(ChildProcessError):  # taken with all others
+                if not os.waitpid(maker, os.WNOHANG)[0]:
+                    continue
+            self._spoken.discard(maker)
 
     def await_makers(self, patience_s: float) -> None:
         """Until those at work have said their last word, or for so long. Blocks."""
@@ -135,7 +143,8 @@ class Views:
 
     def _take(self, fd: int) -> None:
         """A maker's last word, or none."""
-        key, sock, _, _, mounts = self._making.pop(fd)
+        key, sock, maker, _, mounts = self._making.pop(fd)
+        self._spoken.add(maker)
         self._epoll.unregister(fd)
         shown, handles = b"", list[int]()
         with sock, suppress(OSError):
