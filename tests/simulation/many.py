@@ -9,8 +9,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from libs.simulation.dst.many import EXPECTED
-from libs.simulation.dst.run import run
+from libs.simulation.dst.many import EXPECTED, outcomes
 
 SEEDS = 1000
 FILES = 4
@@ -28,11 +27,10 @@ def all_right(first: int, reached: Path) -> None:
     no piece reached. `reached`: the folder that is shared."""
     failed: list[str] = []
     got: Counter[str] = Counter()
-    for seed in range(first, min(first + PIECE, SEEDS)):
-        outcome = run(seed)
+    for outcome, _ in outcomes(range(first, min(first + PIECE, SEEDS))):
         got += outcome.failpoints + outcome.seen
         if outcome.violations:
-            failed.append(f"./dev chaos --seed {seed}    {outcome.violations[0]}")
+            failed.append(f"./dev chaos --seed {outcome.seed}    {outcome.violations[0]}")
     assert not failed, f"{len(failed)} of {PIECE} seeds are violated:\n" + "\n".join(failed)
     _leave(reached, first, sorted(got))
     missed = never_reached(reached)

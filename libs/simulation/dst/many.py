@@ -1,10 +1,14 @@
-"""Many seeds side by side, each in a process that is replaced now and then: what a seed leaves in memory does not add up."""
+"""Many seeds side by side, in litters: each litter is a fork of a process that has run one seed already, so what is done once
+is done once for all, and what seeds leave in memory goes with the fork and is never collected."""
 
+import gc
 import multiprocessing
 import sys
 import time
-from collections import Counter
-from functools import partial
+from collections import Counter, deque
+from collections.abc import Iterator
+from functools import lru_cache
+from multiprocessing.connection import Connection, wait
 
 from libs.simulation.dst.failpoints import FAILPOINTS, STATES
 from libs.simulation.dst.faults import DRAWS
@@ -16,28 +20,29 @@ _ENOUGH = 800
 EXPECTED = (*FAILPOINTS, *STATES, *(f"fault: {name}" for name in DRAWS))
 """What many seeds must reach."""
 
+_LITTER = 25
+"""Seeds of one fork. Each leaves some 3 MiB."""
 _TOLD_EVERY = 500
 
 
 def many(seeds: range, *, calm: bool, processes: int, theme: str = "") -> int:
     """Runs them all, prints each that is violated with the command that replays it, and how far it is to stderr; the exit
     status."""
-    bad = done = 0
+    bad = 0
     dwells = f"--theme {theme!r} " if theme else ""
     cpu_s = 0.0
     reached: Counter[str] = Counter()
     crashed: Counter[str] = Counter()
-    with multiprocessing.get_context("spawn").Pool(processes, _ignore_unraisable, maxtasksperchild=200) as pool:
-        for outcome, used_s in pool.imap_unordered(partial(one, calm=calm, theme=theme), seeds):
-            cpu_s += used_s
-            done += 1
-            if done % _TOLD_EVERY == 0:
-                print(f"{done} of {len(seeds)} seeds", file=sys.stderr, flush=True)
-            reached += outcome.failpoints + outcome.seen
-            crashed += outcome.crashes
-            if outcome.violations:
-                bad += 1
-                print(f"./dev chaos {dwells}--seed {outcome.seed}    {outcome.violations[0][:300]}", flush=True)
+    ended = outcomes(seeds, calm=calm, processes=processes, theme=theme)
+    for done, (outcome, used_s) in enumerate(ended, 1):
+        cpu_s += used_s
+        if done % _TOLD_EVERY == 0:
+            print(f"{done} of {len(seeds)} seeds", file=sys.stderr, flush=True)
+        reached += outcome.failpoints + outcome.seen
+        crashed += outcome.crashes
+        if outcome.violations:
+            bad += 1
+            print(f"./dev chaos {dwells}--seed {outcome.seed}    {outcome.violations[0][:300]}", flush=True)
     missed = [] if calm or theme or len(seeds) < _ENOUGH else [name for name in EXPECTED if not reached[name]]
     if missed:
         print(f"never reached: {', '.join(missed)}")
@@ -46,12 +51,51 @@ def many(seeds: range, *, calm: bool, processes: int, theme: str = "") -> int:
     return int(bool(bad or missed))
 
 
-def _ignore_unraisable() -> None:
-    """What a killed process was doing is closed wherever it stood, some of it only after its seed."""
-    sys.unraisablehook = lambda _: None
+def outcomes(
+    seeds: range, *, calm: bool = False, processes: int = 1, theme: str = ""
+) -> Iterator[tuple[SeedResult, float]]:
+    """What became of each seed, in the order in which they end, and the CPU that it took, s.
+
+    Raises RuntimeError: a litter died before its last seed had ended.
+    """
+    _warm()
+    fork = multiprocessing.get_context("fork")
+    litters = deque(seeds[start : start + _LITTER] for start in range(0, len(seeds), _LITTER))
+    running: dict[Connection, tuple[range, multiprocessing.process.BaseProcess]] = {}
+    try:
+        while litters or running:
+            while litters and len(running) < processes:
+                here, there = fork.Pipe(duplex=False)
+                child = fork.Process(target=_litter, args=(there, litters[0], calm, theme), daemon=True)
+                child.start()
+                there.close()
+                running[here] = litters.popleft(), child
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                try:
+                    yield ready.recv()
+                except EOFError:
+                    litter, ended = running.pop(ready)
+                    ready.close()
+                    ended.join()
+                    if ended.exitcode:
+                        raise RuntimeError(f"of the seeds {litter} some did not end: status {ended.exitcode}") from None
+    finally:
+        for _, left in running.values():
+            left.kill()
 
 
-def one(seed: int, calm: bool, theme: str) -> tuple[SeedResult, float]:
-    """One seed, and the CPU that it took, s."""
-    began = time.process_time()
-    return run(seed, calm=calm, theme=theme), time.process_time() - began
+@lru_cache(maxsize=1)
+def _warm() -> None:
+    """What the first seed of a process does for all that follow."""
+    run(0)
+    gc.collect()
+
+
+def _litter(results: Connection, seeds: range, calm: bool, theme: str) -> None:
+    gc.disable()
+    sys.unraisablehook = lambda _: None  # what a killed process was doing is closed wherever it stood, some of it later
+    for seed in seeds:
+        began = time.process_time()
+        outcome = run(seed, calm=calm, theme=theme)
+        results.send((outcome, time.process_time() - began))

@@ -105,18 +105,17 @@ def best_layout(
     taken, idle = table.bits_of(fixed), table.bits_of(now_free)
     wanted = [(p.name, demand[p.name]) for p in _largest_first(geometry) if demand.get(p.name, 0) > 0]
 
-    def worth(bits: int) -> tuple[tuple[float, ...], int, int, int, tuple[int, ...]]:
+    def worth(bits: int) -> tuple[tuple[float, ...], int, int, int]:
         fresh = bits & ~taken
         served = tuple(min(float(table.count(fresh, name)), most) for name, most in wanted)
-        return (
-            served,
-            (fresh & idle).bit_count(),
-            table.slices(fresh),
-            -(fresh & ~idle).bit_count(),
-            tuple(sorted((start for _, start in table.layout(fresh)), reverse=True)),
-        )
+        return served, (fresh & idle).bit_count(), table.slices(fresh), -(fresh & ~idle).bit_count()
 
-    return table.layout(max((bits for bits in table.legal if bits & taken == taken), key=worth))
+    def starts(bits: int) -> tuple[int, ...]:
+        return tuple(sorted((start for _, start in table.layout(bits & ~taken)), reverse=True))
+
+    worths = {bits: worth(bits) for bits in table.legal if bits & taken == taken}
+    most = max(worths.values())
+    return table.layout(max((bits for bits, of in worths.items() if of == most), key=starts))
 
 
 def _largest_first(geometry: Geometry) -> list[MigProfile]:
