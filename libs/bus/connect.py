@@ -45,6 +45,7 @@ __all__ = [
     "BusUnavailable",
     "close",
     "connect",
+    "refuse_anybody",
     "without_password",
 ]
 
@@ -152,8 +153,8 @@ async def connect(
         if attempt.done():
             attempt.result()
             problems.connected = True
-            if not where.anonymous and not connection._server_info.get("auth_required"):
-                raise AnonymousBroker(_ANYBODY.format(without_password(where.url)))
+            if not where.anonymous:
+                refuse_anybody(connection, where.url)
             return connection
     except AnonymousBroker:
         await connection.close()
@@ -167,6 +168,12 @@ async def connect(
             await asyncio.gather(attempt, return_exceptions=True)
     await connection.close()
     raise BusUnavailable(_unreachable(where, problems, wait_s))
+
+
+def refuse_anybody(connection: Client, url: str) -> None:
+    """Raises AnonymousBroker, naming `url`, when the broker lets in whoever reaches it."""
+    if not connection._server_info.get("auth_required"):
+        raise AnonymousBroker(_ANYBODY.format(without_password(url)))
 
 
 def _credential(servers: Sequence[str]) -> dict[str, str]:

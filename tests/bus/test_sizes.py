@@ -63,13 +63,24 @@ async def test_a_server_with_composes_own_file_takes_all_streams(tmp_path: Path)
 
 async def test_a_store_that_is_too_small_is_said_in_one_line_with_the_fix(tmp_path: Path) -> None:
     with nats_process('jetstream { store_dir: "{folder}", max_file_store: 3GB }', tmp_path) as url:
-        done = baton("provision", "--url", url)
+        done = baton("provision", "--url", url, "--insecure")
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
         assert re.search(r"stream \S+ \([\d,]+ MiB\) cannot be made: the broker has no room left to reserve", line)
         assert "set jetstream.max_file_store" in line
         assert "--scale" in line
-        assert baton("provision", "--url", url, "--scale", "0.01").returncode == 0, "and that does help"
+        assert baton("provision", "--url", url, "--insecure", "--scale", "0.01").returncode == 0, "and that does help"
+
+
+async def test_a_broker_that_lets_anybody_in_is_provisioned_only_when_that_is_said(tmp_path: Path) -> None:
+    with nats_process('jetstream { store_dir: "{folder}" }', tmp_path) as url:
+        done = baton("provision", "--url", url, "--scale", "0.01")
+        assert (done.returncode, done.stdout) == (6, "")
+        assert "lets anybody in" in done.stderr
+        assert "--insecure" in done.stderr
+        nats = await connect(url, name="test")
+        assert await nats.jetstream().streams_info() == [], "nothing was made"
+        await close(nats)
 
 
 async def test_a_broker_without_jetstream_is_said_so(tmp_path: Path) -> None:
