@@ -242,9 +242,14 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         )
         return f"NATS at {shown} refused the credential ({problems.last}): {fix}"
     if _UNTRUSTED.search(problems.last):
+        known_by = (
+            "set BATON_NATS_CREDS to your credential, beside which its ca.pem lies, or BATON_NATS_CA to that"
+            if where.creds is None
+            else "set BATON_NATS_CA to the ca.pem that came with your credential"
+        )
         return (
-            f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): set BATON_NATS_CA to the ca.pem "
-            "that came with your credential, and use a name that the certificate has (`baton credentials --hosts`)"
+            f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): {known_by}, and use a name that "
+            "the certificate has (`baton credentials --hosts`)"
         )
     why = f" ({problems.last})" if problems.last else ""
     return (

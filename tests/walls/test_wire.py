@@ -41,6 +41,8 @@ async def test_a_broker_with_our_certificate_is_trusted_and_no_other(tmp_path: P
         await tell(url, ring, ring.accounts)
         with pytest.raises(BusUnavailable, match=r"not one that we trust.*BATON_NATS_CA"):
             await connect(Address(url, ring.service("history").read_text()), name="history", wait_s=3)
+        with pytest.raises(BusUnavailable, match=r"not one that we trust.*BATON_NATS_CREDS"):
+            await connect(Address(url), name="history", wait_s=3)
         other = Wire(Keyring(tmp_path / "other"))
         other.make(["127.0.0.1"])
         foreign = tmp_path / "other" / "creds" / wire.CA_FILE
