@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 
+from libs.simulation.dst import scenario
 from libs.simulation.dst.failpoints import FAILPOINTS, STATES
 from libs.simulation.dst.faults import DRAWS
 from libs.simulation.dst.run import SeedResult, run
@@ -88,6 +89,8 @@ def outcomes(
 @lru_cache(maxsize=1)
 def _warm() -> None:
     """What the first seed of a process does for all that follow."""
+    for lengths in scenario.LEASES.values():
+        scenario.settings_of(lengths)
     run(0)
     gc.collect()
 

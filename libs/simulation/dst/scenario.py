@@ -329,9 +329,16 @@ READERS_HOLD_S = 12.0
 """After an older reader: more than its declarations are apart (libs.ledger.readers)."""
 
 
-@lru_cache(maxsize=64)
 def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
-    """Settings cost milliseconds to read. `saves` may be less than anybody should choose."""
+    """`saves` may be less than anybody should choose."""
+    saving = {"snapshot_records": saves}
+    read = settings_of(lengths).items()
+    return {name: one if name == "agent" else one.model_copy(update=saving) for name, one in read}
+
+
+@lru_cache(maxsize=8)
+def settings_of(lengths: LeaseLengths) -> dict[str, Any]:
+    """Each service's. They cost milliseconds to read."""
     common: dict[str, Any] = {
         "nats_url": "sim://broker",
         "redis_url": "sim://redis",
@@ -340,42 +347,35 @@ def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
         "pool": POOL,
     }
 
-    def saving(settings: Any) -> Any:
-        return settings.model_copy(update={"snapshot_records": saves})
-
     return {
-        "admission": saving(_Admission(**common, serving_s=lengths.serving_s, other_s=lengths.other_s)),
-        "placement": saving(
-            PlacementSettings(
-                **common,
-                readers_hold_s=READERS_HOLD_S,
-                repartition_after_s=0.5,
-                repartition_rest_s=1,
-                repartition_answer_s=8,
-            )
+        "admission": _Admission(**common, serving_s=lengths.serving_s, other_s=lengths.other_s),
+        "placement": PlacementSettings(
+            **common,
+            readers_hold_s=READERS_HOLD_S,
+            repartition_after_s=0.5,
+            repartition_rest_s=1,
+            repartition_answer_s=8,
         ),
-        "preemption": saving(PreemptionSettings(**common)),
-        "quota_billing": saving(QuotaBillingSettings(**common, keep_use_days=0)),
-        "telemetry": saving(TelemetrySettings(**common)),
-        "leases": saving(
-            LeaseSettings(
-                **common,
-                max_lease_s=lengths.node_s,
-                kill_bound_s=KILL_BOUND_S,
-                margin_s=0.3,
-                term_s=lengths.term_s,
-                broker_s=0.5,
-                silent_s=2,
-                standby_s=2,
-                stall_s=2,
-            )
+        "preemption": PreemptionSettings(**common),
+        "quota_billing": QuotaBillingSettings(**common, keep_use_days=0),
+        "telemetry": TelemetrySettings(**common),
+        "leases": LeaseSettings(
+            **common,
+            max_lease_s=lengths.node_s,
+            kill_bound_s=KILL_BOUND_S,
+            margin_s=0.3,
+            term_s=lengths.term_s,
+            broker_s=0.5,
+            silent_s=2,
+            standby_s=2,
+            stall_s=2,
         ),
-        "history": saving(HistorySettings(**common)),
-        "queries": saving(QueriesSettings(**common)),
+        "history": HistorySettings(**common),
+        "queries": QueriesSettings(**common),
         "agent": AgentSettings(
             **common, lease_s=lengths.node_s, heartbeat_s=1, repeat_s=3, node="n0", secrets_wait_s=6
         ),
-        "vault": saving(VaultSettings(**common)),
+        "vault": VaultSettings(**common),
     }
 
 
