@@ -21,6 +21,7 @@ def command(
         bool,
         typer.Option("--follow", help="Stay, and keep room for small requests while the stream of requests fills up."),
     ] = False,
+    *,
     insecure: Annotated[bool, typer.Option("--insecure", help="Take a broker that lets anybody in.")] = False,
     reason: MayReason = "",
     url: Url = None,

@@ -143,6 +143,30 @@ def test_another_ticker_that_takes_over_at_once_is_no_jump(wall: Wall) -> None:
     assert (wall.clock.t_us, wall.jumps) == (START + 10 * S, [])
 
 
+@pytest.mark.parametrize("set_by_us", [0, HOUR, -HOUR])
+@pytest.mark.parametrize("late_us", [S // 2, 30 * S])
+def test_a_tick_that_was_overtaken_on_its_way_measures_nothing(set_by_us: int, late_us: int) -> None:
+    """Found by seed 6410: one ticker's tick came after the next ticker's, and after the broker's clock was set."""
+    wall = Wall(witness="node")
+    wall.tick()
+    wall.ticks(2)
+    late = (
+        BootReading(boot=wall.boot, at_us=wall.real_us + 78 * S),
+        BootReading(boot="node", at_us=wall.real_us + 6 * S),
+    )
+    wall.boot = "boot-2"
+    wall.ticks(3)
+    wall.set_by_us = set_by_us
+    wall.real_us += late_us
+    wall.clock, jump = wall.clock.tick(wall.wall_us, late)
+    assert jump is None
+    assert 0 <= wall.clock.t_us - START <= wall.real_us + STEP_US, "on the word of a wall clock no more than this"
+    wall.ticks(10)
+    assert wall.clock.mark is not None
+    assert abs(wall.clock.mark.t_us - START - wall.real_us) < S
+    assert [jump.measured for jump in wall.jumps] == ([MeasuredBy.BOOT_TIME] if set_by_us else [])
+
+
 def test_ticks_without_readings_time_a_ledger_as_before() -> None:
     wall = Wall()
     wall.ticks(5, old=True)

@@ -9,7 +9,8 @@ cannot be set (CLOCK_BOOTTIME, with the id of its boot) read when it was sent. F
     there is none to compare (a reboot)           witnesses do it: other machines' boot clocks, carried in ticks
     there is no witness either                    ledger time follows the wall clock, forward only, marked as estimated
 
-Between two ticks it follows the wall clock, but never by more than `STEP_US` at once: the next tick says how much it was.
+Between two ticks it follows the wall clock, but never by more than `STEP_US` at once: the next tick says how much it was. A
+tick that another one has overtaken on its way measures nothing, and counts as any other input.
 
 A ledger from before ticks said this (no `Mark`) is timed as it was: the later of the last time and the wall clock.
 
@@ -79,6 +80,8 @@ class LedgerClock:
             after = self.input(wall_us)
             return (after._marked(after.t_us, readings), None) if readings else (after, None)
         passed = wall_us - mark.wall_us
+        if _overtaken(mark.readings, readings):
+            return self.input(wall_us), None
         measured = _elapsed(mark.readings, readings)
         jump: Jump | None = None
         if measured is None:
@@ -100,6 +103,13 @@ class LedgerClock:
         """`reached_us`: where time is. The ledger's may be ahead of it for a while, as it cannot go back."""
         assert self.wall_us is not None
         return replace(self, mark=ClockMark(t_us=reached_us, wall_us=self.wall_us, readings=readings))
+
+
+def _overtaken(before: Sequence[BootReading], after: Sequence[BootReading]) -> bool:
+    """Whether `after` was read before `before`: no clock in both has gone on, and one says less."""
+    known = {reading.boot: reading.at_us for reading in before}
+    went_on = [reading.at_us - known[reading.boot] for reading in after if reading.boot in known]
+    return bool(went_on) and min(went_on) < 0 and max(went_on) <= 0
 
 
 def _elapsed(before: Sequence[BootReading], after: Sequence[BootReading]) -> tuple[MeasuredBy, int] | None:
