@@ -95,6 +95,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
             counts=counts,
             remember=launcher.remember,
             busy_devices=quarantine.of(one.inventory.node),
+            had_busy=quarantine.had(one.inventory.node),
             keep_quarantine=quarantine.keep,
             labelled=launcher.walls.labelled,
         )

@@ -143,7 +143,7 @@ class Launcher:
         return [os.getpid(), *([self.keeper.pid] if self.keeper.pid else [])]
 
     async def look_at_busy(self, node: NodeRunner) -> None:
-        """Ends the quarantine of devices that are free now; what stays in it is told again from time to time."""
+        """Ends the quarantine of devices that are free now; what is left of it is told again from time to time."""
         for device, busy in list(node.busy_devices.items()):
             if not await still_busy(node.layer, [device], busy.since, self.ours(), 0.0):
                 node.free([device])

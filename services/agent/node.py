@@ -70,7 +70,7 @@ REFUSED_AT_ONCE = 16
 REFUSED_EVERY_S = 0.5
 """So many refusals of broken devices are told at once, and then one in such a time."""
 QUARANTINE_AGAIN_S = 60.0
-"""How often what is in quarantine is told again, until nothing is."""
+"""How often a node that had something in quarantine in this life tells again what is there now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,8 @@ class NodeRunner:
     """Devices in quarantine. They stay there over lives, until they are free."""
     keep_quarantine: Callable[[str, Mapping[str, DeviceInUse]], None] = lambda node, busy: None
     """Called when they change, so that the next agent knows."""
+    had_busy: bool = False
+    """Whether there were any in this life."""
     _refusal_at: float = 0.0
     """When the next refusal would be told if all were told in their time."""
     _registered_at: float = 0.0
@@ -165,6 +167,7 @@ class NodeRunner:
         """A new life: nothing runs, no lease yet, placement is told."""
         self._empty(incarnation)
         self.counts.lives += 1
+        self.had_busy = bool(self.busy_devices)
         self.register()
 
     def wait(self) -> None:
@@ -463,15 +466,15 @@ class NodeRunner:
             self._set_quarantine({device: one for device, one in known.items() if device not in over})
 
     def _set_quarantine(self, busy: dict[str, DeviceInUse]) -> None:
-        self.busy_devices = busy
+        self.busy_devices, self.had_busy = busy, True
         self.view.quarantined = {device: ", ".join(one.users) for device, one in busy.items()}
         self.keep_quarantine(self.name, busy)
         self._tell_quarantine()
 
     def tell_quarantine_again(self) -> None:
         """Whoever was told may not have written it down: a ledger in which older readers have a part does not name it yet, and
-        nobody says when that is over."""
-        if self.busy_devices and self.now() - self._quarantine_told_at >= QUARANTINE_AGAIN_S:
+        nobody says when that is over. Or an old copy of what was told came late, and a device that is free again is kept."""
+        if (self.busy_devices or self.had_busy) and self.now() - self._quarantine_told_at >= QUARANTINE_AGAIN_S:
             self._tell_quarantine()
 
     def _tell_quarantine(self) -> None:

@@ -65,9 +65,13 @@ class QuarantineFile:
     def of(self, node: str) -> dict[str, DeviceInUse]:
         return dict(self._nodes.get(node, {}))
 
+    def had(self, node: str) -> bool:
+        """Whether it had any since the boot."""
+        return node in self._nodes
+
     def keep(self, node: str, busy: Mapping[str, DeviceInUse]) -> None:
         """A disk that is full must end nothing: then the next agent does not know."""
-        self._nodes = {name: devices for name, devices in (self._nodes | {node: busy}).items() if devices}
+        self._nodes[node] = busy
         rows = {
             name: {device: [one.since.ticks, one.users, one.since_us] for device, one in devices.items()}
             for name, devices in self._nodes.items()

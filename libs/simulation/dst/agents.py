@@ -143,6 +143,9 @@ class SimLauncher:
     def remember(self, node: NodeRunner) -> None:
         self.keeper.node_note(node.name, node.memory())
 
+    async def look_at_busy(self, node: NodeRunner) -> None:
+        node.tell_quarantine_again()
+
     def leave(self, node: NodeRunner) -> None:
         """Nothing is left to remove."""
 
@@ -350,6 +353,7 @@ class AgentService:
             tasks.start("heartbeats", agent.run_heartbeats())
             tasks.start("leases", agent.run_watch_leases())
             tasks.start("desired state", agent.run_ask())
+            tasks.start("quarantine", agent.run_quarantine())
             yield
 
 
@@ -368,6 +372,7 @@ def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: In
         counts=NodeCounts(),
         remember=launcher.remember,
         busy_devices=dict(machine.strangers),
+        had_busy=machine.had_strangers,
     )
     machine.node = node
     agent = SimAgent(settings, nats, [node], launcher, reports)

@@ -88,6 +88,7 @@ class Machine:
     """The agent's, `services.agent.node.NodeRunner`."""
     strangers: dict[str, Any] = field(default_factory=dict)
     """Devices that something else than an attempt uses, as its agent has seen it."""
+    had_strangers: bool = False
     _layer: SimulatedLayer | None = None
 
     def layer(self, inventory: Inventory) -> SimulatedLayer:

@@ -82,6 +82,7 @@ def intrude(world: World, machine: Machine, chance: random.Random) -> None:
         if free and not machine.node.dying:
             device = chance.choice(free)
             machine.strangers[device] = DeviceInUse(Since(0), ("stranger (pid 7)",))
+            machine.had_strangers = True
             machine.node.quarantine(machine.strangers)
             world.note(f"something else uses {device}")
             world.sometimes("a device was in quarantine")
