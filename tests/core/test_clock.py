@@ -167,6 +167,23 @@ def test_a_tick_that_was_overtaken_on_its_way_measures_nothing(set_by_us: int, l
     assert [jump.measured for jump in wall.jumps] == ([MeasuredBy.BOOT_TIME] if set_by_us else [])
 
 
+def test_a_witness_that_was_put_back_holds_no_tick_up_for_longer_than_a_minute() -> None:
+    wall = Wall(witness="node")
+    wall.tick()
+    wall.ticks(100)
+    wall.boot = "boot-2"
+    for _ in range(90):
+        wall.real_us += S
+        now = (
+            BootReading(boot=wall.boot, at_us=wall.real_us + 77 * S),
+            BootReading(boot="node", at_us=wall.real_us - 80 * S),
+        )
+        wall.clock, _ = wall.clock.tick(wall.wall_us, now)
+    assert wall.clock.t_us == wall.wall_us
+    assert wall.clock.mark is not None
+    assert wall.clock.mark.t_us == wall.clock.t_us
+
+
 def test_ticks_without_readings_time_a_ledger_as_before() -> None:
     wall = Wall()
     wall.ticks(5, old=True)

@@ -29,6 +29,9 @@ STEP_US = 5_000_000
 TOLERANCE_US = 5_000_000
 """Between two ticks, how far the wall clock may differ from a boot clock before it jumped. A tick may wait so long for a
 slow disk, and it is not worth a record each time."""
+LATE_US = 60_000_000
+"""So long after the last tick a tick with older readings is one that was overtaken. After that its readings are believed to be
+what clocks say now, whoever lies or was put back: time must not wait for a tick that never comes."""
 RATE = 1000
 """One part in so many, in which the rates of two clocks may differ."""
 NOTABLE_US = 1_000_000
@@ -80,7 +83,7 @@ class LedgerClock:
             after = self.input(wall_us)
             return (after._marked(after.t_us, readings), None) if readings else (after, None)
         passed = wall_us - mark.wall_us
-        if _overtaken(mark.readings, readings):
+        if self.t_us - mark.t_us <= LATE_US and _overtaken(mark.readings, readings):
             return self.input(wall_us), None
         measured = _elapsed(mark.readings, readings)
         jump: Jump | None = None
