@@ -226,7 +226,7 @@ class _Problems:
 
 _ANYBODY = (
     "NATS at {} lets anybody in: whoever reaches it may write the ledger. Give it accounts (`baton credentials` prints them, "
-    "see docs/security.md), or say that this is meant: --insecure, or BATON_INSECURE=1"
+    "see docs/security.md), or say that this is meant: `baton up` with --insecure, or BATON_INSECURE=1"
 )
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
 _REFUSAL = re.compile(r"authorization|authentication|revoked", re.IGNORECASE)

@@ -21,8 +21,6 @@ def command(
         bool,
         typer.Option("--follow", help="Stay, and keep room for small requests while the stream of requests fills up."),
     ] = False,
-    *,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Take a broker that lets anybody in.")] = False,
     reason: MayReason = "",
     url: Url = None,
 ) -> None:
@@ -34,7 +32,7 @@ def command(
     async def work(baton: Baton) -> None:
         listed = [name.strip() for name in os.environ.get("BATON_POOLS", "").split(",") if name.strip()]
         pools = pool or listed or [baton.place.pool]
-        if not insecure and os.environ.get("BATON_INSECURE", "") not in ("1", "true"):
+        if not baton.place.address.plain:
             refuse_anybody(baton.nats, baton.place.address.url)
         await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
         say("\n".join(f"{name}\tready" for name in pools))
