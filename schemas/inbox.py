@@ -227,10 +227,15 @@ class NodeQuarantine(Fact):
 
 
 class QuarantineLifted(Fact):
-    """An operator says that a device may be used again, whoever uses it. Sent by `baton node release`."""
+    """An operator says that a device may be used again, whoever uses it: one quarantine is meant, and no later one. Sent by
+    `baton node release`."""
 
     node: NodeName
     device: DeviceId
+    since_us: Micros = Field(
+        default=0,
+        description="names the quarantine; 0: the one there is when this is decided (said by a release before)",
+    )
     reason: str = Field(min_length=1, max_length=1024, description="why that is right, in the operator's words")
     user: User = ""
 

@@ -595,6 +595,9 @@ class DeviceView(Fact):
     quarantine: str = Field(
         default="", description="who uses it that is no job (told to the operator): nobody is granted it; empty: nobody"
     )
+    quarantine_since_us: Micros = Field(
+        default=0, description="names the quarantine (told to the operator): when its agent saw it first; 0: none"
+    )
     utilization_pct: float | None = None
     memory_used_mib: int | None = None
     power_w: float | None = None

@@ -88,24 +88,48 @@ def release(
     node: Annotated[str, typer.Argument(help="The node of the device.")],
     device: Annotated[str, typer.Argument(help="A device that `baton get devices -o wide` shows as in quarantine.")],
     reason: Annotated[str, typer.Option("--reason", help="Why it may be used although something else uses it.")],
+    since: Annotated[
+        int | None,
+        typer.Option(
+            "--since-us", min=1, help="When the quarantine that you mean began; else the one that is shown now."
+        ),
+    ] = None,
+    *,
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
 ) -> None:
     """End the quarantine of a device that something else than a job still uses. It ends by itself when the device is free.
 
-    It is written into the ledger, with your name and your words. What uses the device now goes on using it."""
+    It is written into the ledger, with your name and your words. What uses the device now goes on using it. One quarantine is
+    meant, and no other: if it has ended and another has begun meanwhile, this is refused."""
 
     async def work(baton: Baton) -> None:
         from libs.client.sending import valid
 
-        who = baton.place.user or "operator"
-        said = valid(QuarantineLifted, node=node, device=device, reason=reason, user=who)
+        who, meant = baton.place.user or "operator", since or await _quarantine_of(baton, node, device)
+        said = valid(QuarantineLifted, node=node, device=device, since_us=meant, reason=reason, user=who)
         await say_to_pool(baton, baton.place.pool, said, lift_quarantine(baton.place.pool, who), device)
 
     run(work, OPERATOR, url, user=user, pool=pool)
     say(device)
     hint("the device may be granted again, whatever uses it")
+
+
+async def _quarantine_of(baton: Baton, node: str, device: str) -> int:
+    """Which quarantine of the device operators are shown, by when it began (us). Raises as `_life_of`."""
+    named = f"or name it: --since-us N. If N is another one, pool {baton.place.pool} says which it is"
+    try:
+        devices = (await baton.devices(node)).devices
+    except (Unreachable, Failed) as e:
+        raise type(e)(f"nobody tells which quarantine of {device} is meant", e.what, f"start telemetry, {named}") from e
+    for view in devices:
+        if (view.node, view.device) == (node, device) and view.quarantine:
+            return view.quarantine_since_us
+    raise NotFound(
+        f"device {device} of node {node} is not in quarantine",
+        fix=f"`baton get devices -o wide` shows which are; {named}",
+    )
 
 
 @app.command("rotate")

@@ -122,7 +122,8 @@ def _node(
 
 
 def _device(name: str, row: Row, sample: DeviceSample | None, sight: Sight) -> DeviceView:
-    sample, users = sight.sample(row, sample), row.get("quarantine", "")  # a projector of before writes none
+    operator, users = sight.team == OPERATOR, row.get("quarantine", "")  # a projector of before writes none
+    sample = sight.sample(row, sample)
     return DeviceView(
         device=name,
         node=row["node"],
@@ -132,7 +133,8 @@ def _device(name: str, row: Row, sample: DeviceSample | None, sight: Sight) -> D
         mig_profile=row["mig_profile"],
         memory_mib=row["memory_mib"],
         milli_used=sight.milli_used(name, row),
-        quarantine=users if sight.team == OPERATOR or not users else NO_JOB,
+        quarantine=users if operator or not users else NO_JOB,
+        quarantine_since_us=row.get("quarantine_since_us", 0) if operator else 0,
         jobs=sight.mine(row),
         utilization_pct=sample.utilization_pct if sample else None,
         memory_used_mib=sample.memory_used_mib if sample else None,

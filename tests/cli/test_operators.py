@@ -41,7 +41,7 @@ from schemas.inbox import (
     QuarantineLifted,
 )
 from schemas.prices import ClosedPeriod
-from schemas.queries import NodeList, NodeListQuery, NodeView
+from schemas.queries import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
 from schemas.subjects import OPERATOR, close_period, declare_dead, inbox_stream
 from tests.cli.test_command import baton
 from tests.core.builders import node
@@ -66,8 +66,8 @@ async def last_input(services: BusConnection) -> InboxItem:
 
 
 @asynccontextmanager
-async def shown(url: Address, life: int) -> AsyncIterator[None]:
-    """Telemetry, as far as it shows node n1 in this life."""
+async def shown(url: Address, life: int, *busy: BusyDevice) -> AsyncIterator[None]:
+    """Telemetry, as far as it shows node n1 in this life, and these of its devices in quarantine."""
     view = NodeView(
         node="n1", status="silent", leaf="leaf0", spine="spine0", zone="zone0", incarnation=life, models={}, devices=1,
         milli_used=0, milli_total=1000,
@@ -76,8 +76,19 @@ async def shown(url: Address, life: int) -> AsyncIterator[None]:
     def answer(query: NodeListQuery, team: str) -> NodeList:
         return NodeList(nodes=(view,))
 
+    def devices(query: DeviceListQuery, team: str) -> DeviceList:
+        views = [
+            DeviceView(
+                node="n1", device=one.device, quarantine=one.users, quarantine_since_us=one.since_us, index=0, kind="gpu",
+                model="H100", memory_mib=81920, milli_used=0,
+            )
+            for one in busy
+        ]  # fmt: skip
+        return DeviceList(devices=tuple(views))
+
     broker = make_broker(url, "shown")
     serve(broker, BY_TYPE["io.baton.node.list.query.v1"], answer, pool=DECIDED, queue="telemetry")
+    serve(broker, BY_TYPE["io.baton.device.list.query.v1"], devices, pool=DECIDED, queue="telemetry")
     await broker.start()
     try:
         yield
@@ -169,7 +180,10 @@ async def test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_
     about = ("--pool", DECIDED, "--user", "olga")
     for words, why in (
         (("node", "declare-dead", "n404", "--fenced-by", "power off", "--incarnation", "1"), "node n404 is not up"),
-        (("node", "release", "n404", "GPU-9", "--reason", "mine"), "device GPU-9 of node n404 is not in quarantine"),
+        (
+            ("node", "release", "n404", "GPU-9", "--reason", "mine", "--since-us", "1"),
+            "device GPU-9 of node n404 is not in quarantine",
+        ),
         (("team", "suspend", "operator", "--reason", "why not"), "they cannot be suspended"),
     ):
         result = await baton(*words, *about, url=urls["operator"])
@@ -197,17 +211,44 @@ async def test_a_quarantine_is_lifted_with_a_reason(
     busy = BusyDevice(device=device, users="pid 7", since_us=1)
     await put(services, joins, NodeQuarantine(node="n1", incarnation=life, devices=(busy,)))
     words = ("node", "release", "n1", device, "--reason", "the site's monitor", "--user", "olga", "--pool", DECIDED)
-    result = await baton(*words, url=urls["operator"])
+    nobody = await baton(*words, url=urls["operator"])
+    assert (nobody.code, nobody.out) == (6, "")
+    assert "nobody tells which quarantine" in nobody.err
+    assert "--since-us N" in nobody.err
+    result = await baton(*words, "--since-us", "1", url=urls["operator"])
     assert (result.code, result.out) == (0, f"{device}\n"), result.err
     said = (await last_input(services)).message
-    assert said == QuarantineLifted(node="n1", device=device, reason="the site's monitor", user="olga")
+    assert said == QuarantineLifted(node="n1", device=device, since_us=1, reason="the site's monitor", user="olga")
+
+
+async def test_the_quarantine_that_is_shown_is_lifted_and_not_one_that_has_begun_since(
+    urls: dict[str, Address], services: BusConnection, placement: None
+) -> None:
+    life = next(LIVES)
+    joins = NodeRegistered(incarnation=life, inventory=node("n1", 1), lease_s=600)
+    device = joins.inventory.devices[0].id
+    old, new = (BusyDevice(device=device, users="pid 7", since_us=since_us) for since_us in (1, 2))
+    told = [NodeQuarantine(node="n1", incarnation=life, devices=busy) for busy in ((old,), (), (new,))]
+    await put(services, joins, *told)
+    words = ("node", "release", "n1", device, "--reason", "a monitor", "--user", "olga", "--pool", DECIDED)
+    async with shown(urls["services"], life, old):
+        late = await baton(*words, url=urls["operator"])
+    assert (late.code, late.out) == (4, ""), "what was looked at is over"
+    assert "is in another quarantine by now, the one of 2 and not of 1" in late.err
+    async with shown(urls["services"], life):
+        none = await baton(*words, url=urls["operator"])
+    assert (none.code, none.out) == (3, "")
+    assert f"device {device} of node n1 is not in quarantine" in none.err
+    async with shown(urls["services"], life, new):
+        done = await baton(*words, url=urls["operator"])
+    assert (done.code, done.out) == (0, f"{device}\n"), done.err
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ("declare-dead", "n1", "--fenced-by", "me", "--incarnation", "1"),
-        ("release", "n1", "GPU-7", "--reason", "I need it"),
+        ("release", "n1", "GPU-7", "--reason", "I need it", "--since-us", "1"),
     ],
 )
 async def test_a_team_may_say_neither(

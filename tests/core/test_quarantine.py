@@ -35,8 +35,9 @@ def told(world: World, *devices: str, since_us: int = 5, **fields: Any) -> list[
     return [event.kind for event in world.send(said.model_copy(update=fields))]
 
 
-def lift(world: World, device: str = "n0-gpu0") -> list:
-    return world.send(inbox.QuarantineLifted(node="n0", device=device, reason="a monitor of the site", user="olga"))
+def lift(world: World, device: str = "n0-gpu0", since_us: int = 0) -> list:
+    said = inbox.QuarantineLifted(node="n0", device=device, reason="a monitor of the site", user="olga")
+    return world.send(said.model_copy(update={"since_us": since_us}))
 
 
 def up(world: World) -> int:
@@ -91,6 +92,17 @@ def test_what_is_not_in_quarantine_cannot_be_lifted(world: World, device: str) -
     lift(world)
     (twice,) = lift(world)
     assert twice.kind == "input.rejected"
+
+
+def test_an_old_copy_of_an_operators_word_lifts_no_later_quarantine(world: World) -> None:
+    told(world, "n0-gpu0", since_us=5)
+    told(world)
+    told(world, "n0-gpu0", since_us=6)
+    (refused,) = lift(world, since_us=5)
+    assert "is in another quarantine by now, the one of 6 and not of 5" in refused.reason
+    assert up(world) == 1
+    (returned,) = lift(world, since_us=6)
+    assert (returned.kind, returned.since_us, up(world)) == ("device.returned", 6, 2)
 
 
 def test_a_new_life_says_anew_what_is_in_quarantine(world: World) -> None:

@@ -241,9 +241,9 @@ class HotState:
             },
         )
         for device in e.inventory.devices:
-            held = self.devices.get(device.id, {"milli_used": 0, "memory_used_mib": 0, "jobs": {}, "quarantine": ""})
+            held = self.devices.get(device.id) or {"milli_used": 0, "memory_used_mib": 0, "jobs": {}}
             if held.get("node", name) != name:
-                held = held | {"quarantine": ""}
+                held = held | {"quarantine": "", "quarantine_since_us": 0}
             self._put(
                 "devices",
                 device.id,
@@ -254,7 +254,9 @@ class HotState:
                     "model": device.model,
                     "memory_mib": device.memory_mib,
                     "mig_profile": device.mig_profile,
-                    **{column: held[column] for column in ("milli_used", "memory_used_mib", "jobs", "quarantine")},
+                    **{column: held[column] for column in ("milli_used", "memory_used_mib", "jobs")},
+                    "quarantine": held.get("quarantine", ""),
+                    "quarantine_since_us": held.get("quarantine_since_us", 0),
                 },
             )
 
@@ -282,11 +284,13 @@ class HotState:
         self._row("nodes", e.node)["out_of_use"] = ""
 
     def _device_quarantined(self, e: led.DeviceQuarantined, t_us: int) -> None:
-        self._row("devices", e.device)["quarantine"] = e.users
+        row = self._row("devices", e.device)
+        row["quarantine"], row["quarantine_since_us"] = e.users, e.since_us
 
     def _device_returned(self, e: led.DeviceReturned, t_us: int) -> None:
         if e.device in self.devices:  # its node may offer it no longer
-            self._row("devices", e.device)["quarantine"] = ""
+            row = self._row("devices", e.device)
+            row["quarantine"], row["quarantine_since_us"] = "", 0
 
     def _quota_set(self, e: led.QuotaSet, t_us: int) -> None:
         team = self._team(e.team)

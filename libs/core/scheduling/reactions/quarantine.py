@@ -43,6 +43,11 @@ def quarantine_lifted(d: Decision, m: inbox.QuarantineLifted) -> None:
         raise InputRefused(
             f"device {m.device} of node {m.node} is not in quarantine: `baton get devices` shows which are"
         )
+    if m.since_us not in (0, known.since_us):
+        raise InputRefused(
+            f"device {m.device} of node {m.node} is in another quarantine by now, the one of {known.since_us} and not of "
+            f"{m.since_us}, us by its node's clock: if that one is meant too, say so again"
+        )
     user = m.user or "operator"
     back = ledger.DeviceReturned(node=m.node, device=m.device, since_us=known.since_us, user=user, reason=m.reason)
     if not _emit(d, back):
