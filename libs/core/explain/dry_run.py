@@ -186,7 +186,7 @@ def _now(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> tuple[Place
     unbounded = replace(inputs.policy, claims_per_cycle=len(state.fleet.up))  # nothing of it goes into a record
     result = cycle.plan(replace(state, queues=queues), t_us, unbounded)
     for grant in result.grants:
-        rows = np.array([state.fleet.row(claim.device) for claim in grant.claims])
+        rows = state.fleet.rows_of(grant.claims)
         if grant.job.id == job.id:
             return _exactly(view, job, rows, context_of(state, job, t_us)), None, view
         names = [role.name for role in grant.job.shape.roles]

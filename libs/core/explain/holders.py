@@ -33,7 +33,7 @@ def holders(state: State, job: Job, turns: Precedence | None, *, seen_by: str = 
     for one in running(state):
         attempt = one.current
         assert attempt is not None
-        rows = np.array([state.fleet.row(claim.device) for claim in attempt.claims], dtype=np.int64)
+        rows = state.fleet.rows_of(attempt.claims)
         devices = int(np.count_nonzero(mask[rows]))
         if not devices:
             continue

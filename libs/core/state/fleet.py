@@ -66,6 +66,10 @@ class Index:
         """The code of `name`, or -1."""
         return self._codes.get(name, -1)
 
+    def codes(self, names: Iterable[str]) -> Ints:
+        """The codes of all of them, shape (n,). Raises KeyError naming the first that has none."""
+        return np.fromiter(map(self._codes.__getitem__, names), dtype=np.int64)
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -253,6 +257,10 @@ class Fleet:
         if found == _NO_ROW:
             raise KeyError(f"no device {device!r} in this pool")
         return found
+
+    def rows_of(self, claims: Iterable[Claim]) -> Ints:
+        """The rows of claimed devices, shape (n,). Raises KeyError naming a device that the pool has never had."""
+        return self.devices.codes(claim.device for claim in claims)
 
     def adopt(self, device: str) -> int:
         """A row for a device that no node has now (from a snapshot); it is not `up`."""

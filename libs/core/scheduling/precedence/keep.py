@@ -93,7 +93,7 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
         if row[3] is not None:
             turns.served.total_s[slot] = row[3]
         if row[5]:
-            rows = np.array([state.fleet.row(claim.device) for claim in job.current.claims], dtype=np.int64)  # type: ignore[union-attr]
+            rows = state.fleet.rows_of(job.current.claims)  # type: ignore[union-attr]
             turns.served.grant(slot, rows, len(state.fleet.up), job.shape.whole)
             turns.served.since_us[slot] = row[2]
         if row[7] is not None:

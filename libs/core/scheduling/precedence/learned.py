@@ -15,7 +15,7 @@ then. They are outweighed by the first dozens of ends.
 """
 
 import base64
-import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final
@@ -35,6 +35,7 @@ WIDTHS = 12
 """Classes of gang width: 1, 2, 3-4, 5-8, ..., above 1024."""
 EDGES: Floats = FIRST_S * GROWTH ** np.arange(CELLS, dtype=np.float64)
 """Upper ends of the cells; the last one has none in fact."""
+_EDGES: Final = EDGES.tolist()
 _SIZES: Floats = np.diff(EDGES, prepend=0.0)
 _PRIOR_JOBS = 4.0
 _PRIOR_HAZARD: Floats = np.array([0.6] + [0.13] * (CELLS - 1))
@@ -47,12 +48,11 @@ _POOLED_JOBS = 10.0
 
 def cell_of(service_s: float) -> int:
     """The cell that a service falls into."""
-    if service_s < FIRST_S:
-        return 0
-    return min(CELLS - 1, 1 + int(math.log(service_s / FIRST_S) / math.log(GROWTH) + 1e-9))
+    return min(bisect_right(_EDGES, service_s), CELLS - 1)
 
 
 def cells_of(service_s: Floats) -> npt.NDArray[np.int64]:
+    """`cell_of` of many, shape (n,)."""
     return np.minimum(np.searchsorted(EDGES, service_s, side="right"), CELLS - 1)
 
 

@@ -1,11 +1,12 @@
 """How long a running job still takes, by the best that is known of it."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 
-from libs.core.scheduling.precedence.learned import cells_of
+from libs.core.scheduling.precedence.learned import Floats, cells_of
 from libs.core.scheduling.precedence.rules import classes_of
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.scheduling.progress import left_now
@@ -36,6 +37,30 @@ class Remaining(NamedTuple):
 
 def remaining(precedence: Precedence, job: Job, t_us: int) -> Remaining:
     """Of a job with an open attempt at `t_us`: never beyond its time limit."""
+    left = _of_its_own(precedence, job, t_us)
+    if isinstance(left, Remaining):
+        return left
+    p50_s, p90_s = _of_its_width(precedence, [job], [left], t_us)[:, 0].tolist()
+    return Remaining(p50_s, p90_s, Basis.HISTORY)
+
+
+def remaining_of(precedence: Precedence, jobs: Sequence[Job], t_us: int) -> Floats:
+    """P50 and P90 of `remaining` of many, seconds, shape (2, n)."""
+    found: Floats = np.empty((2, len(jobs)))
+    unknown, limits_s = [], []
+    for n, job in enumerate(jobs):
+        left = _of_its_own(precedence, job, t_us)
+        if isinstance(left, Remaining):
+            found[:, n] = left.p50_s, left.p90_s
+        else:
+            unknown.append(n)
+            limits_s.append(left)
+    found[:, unknown] = _of_its_width(precedence, [jobs[n] for n in unknown], limits_s, t_us)
+    return found
+
+
+def _of_its_own(precedence: Precedence, job: Job, t_us: int) -> Remaining | float:
+    """What is known of this job or its kin; else the seconds until its time limit."""
     attempt, spec = job.current, job.spec
     assert attempt is not None
     if job.state in (JobState.STOPPING, JobState.PREEMPTING):
@@ -57,11 +82,18 @@ def remaining(precedence: Precedence, job: Job, t_us: int) -> Remaining:
         past_s = precedence.served.attained(slot, t_us) / int(precedence.served.width[slot])
         p50_s, p90_s = (max(0.0, one - past_s) for one in kin)
         return Remaining(min(limit_s, p50_s), min(limit_s, p90_s), Basis.HISTORY)
-    widths = precedence.served.width[[slot]]
-    attained = precedence.served.attained(slot, t_us)
-    at = classes_of(widths)[0], cells_of(np.array([attained]))[0]
-    p50_s, p90_s = (max(0.0, float(table[at]) - attained) / int(widths[0]) for table in (learned.median, learned.late))
-    return Remaining(min(limit_s, p50_s), min(limit_s, max(p50_s, p90_s)), Basis.HISTORY)
+    return limit_s
+
+
+def _of_its_width(precedence: Precedence, jobs: Sequence[Job], limits_s: Sequence[float], t_us: int) -> Floats:
+    """By what jobs of their widths took in all that got so far: P50 and P90, seconds, shape (2, n)."""
+    served, learned = precedence.served, precedence.learned
+    slots = np.array([served.slots[job.id] for job in jobs], dtype=np.int64)
+    widths, attained = served.width[slots], served.attained_all(slots, t_us)
+    at = classes_of(widths), cells_of(attained)
+    left_s = np.maximum(0.0, np.stack([learned.median[at], learned.late[at]]) - attained) / widths
+    result: Floats = np.minimum(limits_s, np.maximum.accumulate(left_s))
+    return result
 
 
 def known_end(left: Remaining, precedence: Precedence) -> bool:

@@ -505,7 +505,7 @@ class Precedence:
         job = state.jobs[e.job_id]
         slot = self._met(job)
         self._leave(job.queue, job.id)
-        rows = np.array([state.fleet.row(claim.device) for claim in e.claims], dtype=np.int64)
+        rows = state.fleet.rows_of(e.claims)
         self.served.grant(slot, rows, len(state.fleet.up), job.shape.whole)
         guard_s = self.knobs.min_run_s
         if job.id in self._aged:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.precedence.moves import needs
 from libs.core.scheduling.precedence.promise import expected_start_us, soonest_s
-from libs.core.scheduling.precedence.remaining import remaining
+from libs.core.scheduling.precedence.remaining import remaining_of
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.state.model import Job, State, running
 from schemas import ledger as led
@@ -34,7 +35,7 @@ def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromis
     turns = policy.precedence
     if turns is None or not state.queues:
         return []
-    ends: dict[str, tuple[float, float]] | None = None
+    free_s: Floats | None = None
     tally = Tally(state)
     found: list[led.GangPromised] = []
     for job in _first(state, policy):
@@ -46,9 +47,9 @@ def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromis
             continue
         if tally.room(job).request != job.shape:  # its limits keep it waiting, and nobody knows for how long
             continue
-        if ends is None:
-            ends = {one.id: remaining(turns, one, t_us)[:2] for one in running(state)}
-        promise = _promise(state, turns, job, t_us, ends)
+        if free_s is None:
+            free_s = _free_s(state, turns, t_us)
+        promise = _promise(state, turns, job, t_us, free_s)
         if promise is None or (known is not None and promise.start_us < known.last.start_us + MOVE_US):
             continue
         found.append(led.GangPromised(job_id=job.id, promise=promise.model_copy(update={"cause": cause})))
@@ -80,11 +81,23 @@ def _before(turns: Precedence, shares: Shares, job: Job, other: Job) -> bool:
     return rank(job) < rank(other)
 
 
-def _promise(
-    state: State, turns: Precedence, job: Job, t_us: int, ends: dict[str, tuple[float, float]]
-) -> StartPromise | None:
-    """None: nothing is known of what it would need."""
-    expected = [_when(state, job, [end[n] for end in ends.values()], list(ends)) for n in (0, 1)]
+def _free_s(state: State, turns: Precedence, t_us: int) -> Floats:
+    """Seconds until each device is free, P50 and P90, shape (2, devices); infinite: nobody knows."""
+    fleet, jobs = state.fleet, running(state)
+    claims = [job.current.claims if job.current is not None else () for job in jobs]
+    rows = fleet.rows_of(chain.from_iterable(claims))
+    free_s: Floats = np.full((2, len(fleet.up)), np.inf)
+    free_s[:, (fleet.free_milli == WHOLE_MILLI) & (fleet.held == NOBODY)] = 0.0
+    free_s[:, rows] = 0.0
+    ends_s = np.repeat(remaining_of(turns, jobs, t_us), [len(some) for some in claims], axis=1)
+    for of_each, end_s in zip(free_s, ends_s, strict=True):
+        np.maximum.at(of_each, rows, end_s)
+    return free_s
+
+
+def _promise(state: State, turns: Precedence, job: Job, t_us: int, free_s: Floats) -> StartPromise | None:
+    """None: nothing is known of what it would need. `free_s` as `_free_s` says."""
+    expected = [_when(state, job, of_each) for of_each in free_s]
     by_order = None
     if turns.orders(job.team):
         by_order = expected_start_us(state, turns, job, turns.rank_number(job.id, t_us), t_us)
@@ -99,17 +112,10 @@ def _promise(
     return StartPromise(start_us=max(start_us, p50_us), p50_us=p50_us, p90_us=max(p50_us, p90_us))
 
 
-def _when(state: State, job: Job, ends_s: list[float], ids: list[str]) -> float:
-    """Seconds until so many devices that it could use are free, s; infinite: never."""
+def _when(state: State, job: Job, free_s: Floats) -> float:
+    """Seconds until so many devices that it could use are free, s; infinite: never. `free_s` of each device."""
     fleet, shape = state.fleet, job.shape
     rows = np.flatnonzero(usable(View.of(fleet), shape))
-    free_s: Floats = np.full(len(fleet.up), np.inf)
-    free_s[(fleet.free_milli == WHOLE_MILLI) & (fleet.held == NOBODY)] = 0.0
-    for end_s, job_id in zip(ends_s, ids, strict=True):
-        attempt = state.jobs[job_id].current
-        if attempt is not None:
-            at = [fleet.row(claim.device) for claim in attempt.claims]
-            free_s[at] = np.where(np.isinf(free_s[at]), end_s, np.maximum(free_s[at], end_s))
     if (shape.roles or shape.required) and (groups := needs(shape)) is not None:
         return soonest_s(groups, fleet.node[rows], free_s[rows], len(fleet.node_names))
     need = shape.min_devices or shape.devices
