@@ -69,7 +69,8 @@ class ChainEntry:
 
     `hash` is of the payload as stored, `time_us` the broker's timestamp in microseconds. A void payload that is no
     record at all has a `record` without events, by writer "unreadable", with the link that it has, if any. `unknown`
-    are events of kinds that this version does not know and may pass over; they are not among the record's.
+    are events of kinds that this version does not know and may pass over; they are not among the record's. `size`: bytes as
+    stored; 0: not told.
     """
 
     seq: int
@@ -79,6 +80,7 @@ class ChainEntry:
     valid: bool
     why: str = ""
     unknown: tuple[UnknownEvent, ...] = ()
+    size: int = 0
 
     @property
     def head(self) -> Head:
@@ -176,7 +178,7 @@ def judge(
         )
     elif record.pool != pool:
         why = f"is of pool {record.pool!r}, not {pool!r}"
-    return ChainEntry(seq, record, digest, time_us, not why, why, unknown)
+    return ChainEntry(seq, record, digest, time_us, not why, why, unknown, len(payload))
 
 
 def _decode(payload: bytes, digest: str) -> LedgerRecord:

@@ -332,7 +332,7 @@ class Follower(Generic[P]):
                     told = self.projection.apply(entry.record, entry.seq)
                 except Exception as error:
                     raise _CannotFold(entry.seq) from error
-                self._saver.folded(len(entry.record.events))
+                self._saver.folded(len(entry.record.events), entry.size)
                 self.counters.records += 1
                 self.counters.unknown_events += len(entry.unknown)
             else:

@@ -25,6 +25,8 @@ log = logging.getLogger("baton.ledger")
 
 _EVENTS = 50_000
 """A record of a burst has hundreds of events: so many take a start some ten seconds to fold, however few records they are."""
+_BYTES = 2**26
+"""Who needs few of the events reads all records for them: so much takes a start two seconds."""
 _SHARE = 20  # one second of saving is followed by twenty without
 _LONGEST_S = 600.0
 _RETRY_S = (5.0, 15.0, 60.0, 300.0)
@@ -45,8 +47,8 @@ class SaveCounters:
 class SnapshotSaver:
     """Snapshots of one folding service in `store`, under `name`; one of another `version` is not loaded.
 
-    Saves are `due` every `every` records or `_EVENTS` events that were `folded`, and after a failure sooner: with a pause that
-    grows from 5 s to 5 minutes.
+    Saves are `due` every `every` records, or `_EVENTS` events that were `folded`, or `_BYTES` of records that were
+    read for them, and after a failure sooner: with a pause that grows from 5 s to 5 minutes.
     """
 
     def __init__(self, store: SnapshotStore, name: str, version: int, *, every: int) -> None:
@@ -58,7 +60,7 @@ class SnapshotSaver:
         self.stored = 0
         """The position of the newest snapshot that is surely stored; 0: none."""
         self._position = 0
-        self._events = 0
+        self._events = self._bytes = 0
         self._failures = 0
         self._loads = 0
         self._not_before = 0.0
@@ -84,7 +86,7 @@ class SnapshotSaver:
                 raise
             log.error("snapshots of %s cannot be loaded, the ledger is folded instead: %r", self._name, error)
             self.counters.unusable += 1
-        self._loads = self._events = 0
+        self._loads = self._events = self._bytes = 0
         self.stored = self._position = found.position if found is not None else 0
         return found
 
@@ -92,9 +94,10 @@ class SnapshotSaver:
         """The position of the newest snapshot that there is, whoever saved it; 0: none. Raises nats errors."""
         return await self._store.newest(self._name, self._version)
 
-    def folded(self, events: int) -> None:
-        """So many more are in the state."""
+    def folded(self, events: int, size: int = 0) -> None:
+        """So many more are in the state, of a record of so many bytes."""
         self._events += events
+        self._bytes += size
 
     def due(self, position: int) -> bool:
         """Whether the state at `position` should be saved now."""
@@ -103,7 +106,9 @@ class SnapshotSaver:
         if asyncio.get_running_loop().time() < self._not_before:
             return False
         records = position - self._position
-        return records >= (1 if self._failures else self._every) or (records > 0 and self._events >= _EVENTS)
+        return records >= (1 if self._failures else self._every) or (
+            records > 0 and (self._events >= _EVENTS or self._bytes >= _BYTES)
+        )
 
     async def save(self, head: Head, position: int, parts: Iterable[bytes]) -> None:
         """Encodes `parts`, which must not change meanwhile, and stores them in the background. Raises nothing."""
@@ -149,7 +154,7 @@ class SnapshotSaver:
             await cancel(saving)
 
     def _begin(self, position: int) -> float:
-        self._position, self._events = position, 0
+        self._position, self._events, self._bytes = position, 0, 0
         return asyncio.get_running_loop().time()
 
     def _rest(self, began: float) -> None:

@@ -193,3 +193,21 @@ async def test_few_records_of_many_events_are_saved_as_well(world: World, monkey
     await again.ready.wait()
     await world.put(admitted(6))
     await until(lambda: again.saves.saved)  # what it has folded at its start counts
+
+
+async def test_who_needs_few_events_saves_for_the_records_that_it_has_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases had no snapshot of 100,000 jobs that wait, and read them all at each start."""
+    await world.chain(3)
+    size = (await world.entries())[0].size
+    for bytes_, saves in ((10 * size, 0), (2 * size, 1)):
+        monkeypatch.setattr(saver, "_BYTES", bytes_)
+        made: Follower[Any] = Follower(world.js, POOL, Toy, name="few", idle_s=0.1, only={"none.of.these"})
+        task = asyncio.create_task(made.run())
+        await asyncio.wait_for(made.caught_up.wait(), 60)
+        if saves:
+            await until(lambda made=made: made.saves.saved)
+        await asyncio.sleep(0.3)
+        assert made.saves.saved == saves
+        await cancel(task)
