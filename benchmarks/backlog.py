@@ -8,6 +8,7 @@ counts all jobs that there were.
 - *memory*: proportional set size (PSS) of each process by name, MiB, before any waited and with all of them.
 - *jobs_per_s*, *cpu_ms_per_job*: of the burst through the empty stack, and of as many jobs that waited. On a busy machine
   only CPU counts.
+- *submit_ms*: p50 and p99 of `--asks` submits, one after the other, until each is admitted: with none that waits, and with all.
 - *restart_s*: from the first process started to an answer that counts all of them.
 
 Writes `benchmarks/results/backlog.json`.
@@ -39,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--waiting", type=int, default=100_000)
     parser.add_argument("--burst", type=int, default=2000)
+    parser.add_argument("--asks", type=int, default=200)
     options = parser.parse_args()
     if not 0 < options.burst <= options.waiting:
         parser.error("--burst is at least 1, and at most as many as wait")
@@ -63,6 +65,7 @@ async def _filled(launch: LaunchOptions, options: argparse.Namespace, result: di
             await _burst(client, operator, [_timer("warm")] * 200)
             result["empty"] = await _burst(client, operator, [_timer("empty")] * options.burst)
             print(f"empty: {result['empty']}", flush=True)
+            result["submit_ms"] = {"empty": await _asked(client, options.asks)}
             await client.submit_many([_timer("hour", _HOUR_S)] * (NODES * DEVICES))
             await _until(operator, "running", NODES * DEVICES)
             result["memory_mib"] = {"empty": _memory()}
@@ -75,6 +78,8 @@ async def _filled(launch: LaunchOptions, options: argparse.Namespace, result: di
             await asyncio.sleep(5)  # history and the others catch up
             result["memory_mib"]["waiting"] = _memory()
             print(f"waiting: {result['memory_mib']}", flush=True)
+            result["submit_ms"]["backlogged"] = await _asked(client, options.asks)
+            print(f"a submit: {result['submit_ms']}", flush=True)
             hours = await client.list(name="hour")
             ended, began, before = await _ended(operator), time.monotonic(), sum(machine.cpu_by_process().values())
             for job in hours:
@@ -94,6 +99,15 @@ async def _started_again(launch: LaunchOptions, options: argparse.Namespace, res
         print(f"restart: {result['restart_s']} s", flush=True)
         audit = await verify(operator.nats.jetstream(), (await operator.status()).pool)
         result["violations"] = audit.violations_total
+
+
+async def _asked(client: Baton, count: int) -> dict[str, float]:
+    took_ms = []
+    for n in range(count):
+        began = time.monotonic()
+        await client.submit(_timer(f"asks-{n}"))
+        took_ms.append(1000 * (time.monotonic() - began))
+    return {"p50": round(machine.quantile(took_ms, 0.5), 1), "p99": round(machine.quantile(took_ms, 0.99), 1)}
 
 
 async def _burst(client: Baton, operator: Baton, specs: list[JobSpec]) -> dict[str, float]:
