@@ -64,6 +64,23 @@ def test_a_gang_of_whole_nodes_is_told_although_as_many_devices_are_free_here_an
     assert told.promise.p50_us == pytest.approx(w.now_us + 1200 * S, abs=2 * S), "the two nodes that are free first"
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_device_that_several_share_is_free_when_the_last_of_them_ends(stopped: bool) -> None:
+    w = World(node("n0", 2))
+    halves = [
+        w.submit(job(f"half{n}", share_milli=500, time_limit_s=limit_s))
+        for n, limit_s in enumerate((600, 1200, 300, 900))
+    ]
+    for half in halves:
+        w.started(half)
+    if stopped:  # no more than its grace
+        w.send(inbox.CancelRequested(job_id=halves[1], team="research", reason="no more"))
+    w.submit(job("gang", 2))
+    (told,) = tick(w)
+    assert told.promise.start_us == pytest.approx(w.now_us + ((900 if stopped else 1200) * 1.1 + 60) * S, abs=2 * S)
+    w.check()
+
+
 def test_each_team_and_class_has_its_own_first_gang() -> None:
     w = full()
     names = [w.submit(job("gang", 8, team=team)) for team in ("blue", "red")]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import chain
 
 import numpy as np
 
@@ -83,15 +82,23 @@ def _before(turns: Precedence, shares: Shares, job: Job, other: Job) -> bool:
 
 def _free_s(state: State, turns: Precedence, t_us: int) -> Floats:
     """Seconds until each device is free, P50 and P90, shape (2, devices); infinite: nobody knows."""
-    fleet, jobs = state.fleet, running(state)
-    claims = [job.current.claims if job.current is not None else () for job in jobs]
-    rows = fleet.rows_of(chain.from_iterable(claims))
+    fleet, served, jobs = state.fleet, turns.served, running(state)
+    slots = np.array([served.slots[job.id] for job in jobs], dtype=np.int64)
+    ends_s: Floats = np.zeros((2, len(served.width)))
+    ends_s[:, slots] = remaining_of(turns, jobs, t_us)
     free_s: Floats = np.full((2, len(fleet.up)), np.inf)
     free_s[:, (fleet.free_milli == WHOLE_MILLI) & (fleet.held == NOBODY)] = 0.0
-    free_s[:, rows] = 0.0
-    ends_s = np.repeat(remaining_of(turns, jobs, t_us), [len(some) for some in claims], axis=1)
-    for of_each, end_s in zip(free_s, ends_s, strict=True):
-        np.maximum.at(of_each, rows, end_s)
+    owned = np.flatnonzero(served.owner >= 0)
+    free_s[:, owned] = ends_s[:, served.owner[owned]]
+    others = [
+        (slot, fleet.rows_of(job.current.claims))
+        for job, slot in zip(jobs, slots.tolist(), strict=True)
+        if job.current is not None and not (served.running[slot] and job.shape.whole)
+    ]
+    for _, rows in others:
+        free_s[:, rows] = 0.0
+    for slot, rows in others:  # who shares a device, or stops, owns none
+        free_s[:, rows] = np.maximum(free_s[:, rows], ends_s[:, [slot]])
     return free_s
 
 
