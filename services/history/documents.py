@@ -99,7 +99,7 @@ class Documents:
     async def _follow(self) -> None:
         self._restarts.inc()
         self._cache.clear()
-        await self._store.prepare()
+        await self._store.prepare(self.name)
         await self.follower.run(self._after)
 
     async def _place(self) -> Restored[JobChanges] | None:

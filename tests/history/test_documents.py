@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from motor.motor_asyncio import AsyncIOMotorClient
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
@@ -28,7 +30,7 @@ from tests.kit.tasks import beside
 @pytest.fixture
 async def store(mongo_url: str, pool: str) -> AsyncIterator[JobStore]:
     store = JobStore(f"{mongo_url}/{pool}")
-    await store.prepare()
+    await store.prepare("documents")
     yield store
     store.close()
 
@@ -259,6 +261,49 @@ async def test_lists_are_newest_first_filtered_and_paged(
     assert [d.name for d in named] == ["j3"]
     by_operator = (await handlers.list_jobs(store, JobListQuery(states=states, name="j3"), "operator")).jobs
     assert {d.name for d in by_operator} <= {"j3"}
+    for states in ((), *((state,) for state in JobState), tuple(JobState)):
+        for name in {d.name for d in own}:
+            for before_us in (None, own[len(own) // 2].submitted_us):
+                for who, all_ in ((team, own), ("operator", [s.document for s in written.stories().values()])):
+                    query = JobListQuery(states=states, name=name, before_us=before_us)
+                    found = (await handlers.list_jobs(store, query, who)).jobs
+                    wanted = [
+                        d.job_id
+                        for d in all_
+                        if d.name == name and d.state in (states or JobState) and d.submitted_us < (before_us or 2**62)
+                    ]
+                    assert sorted(d.job_id for d in found) == sorted(wanted)
+
+
+async def test_documents_of_a_release_before_are_found_by_name_as_well(
+    store: JobStore,
+    written: Written,
+    filled: World,
+    team: str,
+    mongo_url: str,
+    pool: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("libs.adapters.mongo.store._PAGE", 7)
+    client: Any = AsyncIOMotorClient(f"{mongo_url}/{pool}")
+    jobs, checkpoints = client[pool]["jobs"], client[pool]["checkpoints"]
+    first, second = ReaderPosition(1, "a", 1), ReaderPosition(2, "b", 2)
+    await store.move_checkpoint("documents", None, first)
+    bodies = await jobs.find({}).to_list(None)
+    for body in bodies:
+        del body["by_name"], body["by_named"]
+        await jobs.replace_one({"_id": body["_id"]}, body)
+    await store.prepare("documents")
+    assert not (await handlers.list_jobs(store, JobListQuery(name="j3"), team)).jobs, "this release wrote last"
+    body = await checkpoints.find_one({"_id": "documents"})
+    del body["keys"]
+    await checkpoints.replace_one({"_id": "documents"}, body)
+    await store.prepare("documents")
+    for who in (team, "operator"):
+        assert [d.name for d in (await handlers.list_jobs(store, JobListQuery(name="j3"), who)).jobs]
+    assert await store.load([body["_id"] for body in bodies]) == written.stories()
+    assert await store.move_checkpoint("documents", first, second)
+    client.close()
 
 
 async def test_a_jobs_events_come_from_its_document(

@@ -19,6 +19,9 @@ _DATABASE = "baton"  # when the URL names none
 _WAIT_MS = 2_000
 _SLOW_MS = 20_000
 _DUPLICATE = 11000
+_KEYS = 2
+"""Of the keys that documents bear: 1 had none of names. Whoever moves a checkpoint says which it writes."""
+_PAGE = 500
 
 _events = TypeAdapter(tuple[JobEvent, ...])
 
@@ -47,11 +50,15 @@ class JobStore:
         self._jobs = database["jobs"]
         self._checkpoints = database["checkpoints"]
 
-    async def prepare(self) -> None:
-        """Makes the indexes; those that exist stay."""
+    async def prepare(self, name: str) -> None:
+        """Makes the indexes; those that exist stay. Where a release before has moved the checkpoint of that name last, all
+        documents get the keys that it has not written."""
         with away():
-            for field in ("by_team", "by_state", "submitted_us", "by_seq"):
+            for field in ("by_team", "by_state", "by_name", "by_named", "submitted_us", "by_seq"):
                 await self._jobs.create_index([(field, 1)])
+            found = await self._checkpoints.find_one({"_id": name})
+            if found is not None and found.get("keys", 1) < _KEYS:
+                await self._add_keys()
 
     def close(self) -> None:
         self._client.close()
@@ -81,7 +88,7 @@ class JobStore:
     async def move_checkpoint(self, name: str, before: ReaderPosition | None, after: ReaderPosition) -> bool:
         """Replaces `before` by `after`. False, and nothing is changed, when the store has another one than `before`:
         it was emptied or restored, or somebody else writes too."""
-        body = {"_id": name, **asdict(after)}
+        body = {"_id": name, **asdict(after), "keys": _KEYS}
         with away():
             if before is None:
                 if await self._checkpoints.find_one({"_id": name}) is not None:
@@ -129,21 +136,38 @@ class JobStore:
         limit: int = 100,
     ) -> list[JobDocument]:
         """Jobs of `team` (None: of every team), newest submit first, at most `limit`."""
-        named = {"name": name} if name else {}
+        # NX-27017 sorts by an index where the range is of the same field: so keys are text that holds all that is filtered
+        # and sorted by, and each state is a range of its own.
+        before = "~" if before_us is None else f"{before_us:020d}"
         if team is None:
-            query: dict[str, Any] = dict(named)
-            if states:
-                query["state"] = {"$in": [state.value for state in states]}
+            query: dict[str, Any] = {"state": {"$in": [state.value for state in states]}} if states else {}
+            if name:
+                return await self._newest(query | _range(f"{name}|", before, "by_named"), "by_named", limit)
             if before_us is not None:
                 query["submitted_us"] = {"$lt": before_us}
             return await self._newest(query, "submitted_us", limit)
-        # NX-27017 uses an index for ranges, but not for equality (it also looks into arrays): so keys are text that
-        # holds all that is filtered and sorted by, and each state is a range of its own.
-        before = "~" if before_us is None else f"{before_us:020d}"
+        keys = [(f"{team}|", "by_team")]
+        if name:
+            keys = [(f"{team}|{name}|{state.value}|", "by_name") for state in states or JobState]
+        elif states:
+            keys = [(f"{team}|{state.value}|", "by_state") for state in states]
         found: list[JobDocument] = []
-        for prefix, field in [(f"{team}|{s.value}|", "by_state") for s in states] or [(f"{team}|", "by_team")]:
-            found += await self._newest(named | {field: {"$gte": prefix, "$lt": prefix + before}}, field, limit)
+        for prefix, field in keys:
+            found += await self._newest(_range(prefix, before, field), field, limit)
         return sorted(found, key=lambda document: document.submitted_us, reverse=True)[:limit]
+
+    async def _add_keys(self) -> None:
+        """To all documents that lack some, page by page."""
+        last = ""
+        while page := await self._jobs.find({"_id": {"$gt": last}}).sort([("_id", 1)]).limit(_PAGE).to_list(None):
+            lacking = [
+                ReplaceOne({"_id": body["_id"], "seq": {"$lte": body["seq"]}}, body | _name_keys(body))
+                for body in page
+                if "by_name" not in body
+            ]
+            if lacking:
+                await replace_older(self._jobs, lacking)
+            last = page[-1]["_id"]
 
     async def _newest(self, query: dict[str, Any], order: str, limit: int) -> list[JobDocument]:
         with away():
@@ -172,9 +196,19 @@ def client_of(url: str) -> Any:
     )
 
 
+def _range(prefix: str, before: str, field: str) -> dict[str, Any]:
+    return {field: {"$gte": prefix, "$lt": prefix + before}}
+
+
+def _name_keys(body: dict[str, Any]) -> dict[str, str]:
+    """No name has a `|`, nor anything behind it in the order of characters."""
+    team, name, state, submitted_us = (body[field] for field in ("team", "name", "state", "submitted_us"))
+    return {"by_name": f"{team}|{name}|{state}|{submitted_us:020d}", "by_named": f"{name}|{submitted_us:020d}"}
+
+
 def _stored(story: JobStory) -> dict[str, Any]:
     document = story.document
-    return {
+    body = {
         "_id": document.job_id,
         "team": document.team,
         "name": document.name,
@@ -189,6 +223,7 @@ def _stored(story: JobStory) -> dict[str, Any]:
         "document": document.model_dump_json(),
         "events": _events.dump_json(story.events).decode(),
     }
+    return body | _name_keys(body)
 
 
 def _story(body: dict[str, Any]) -> JobStory:

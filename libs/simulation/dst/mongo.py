@@ -144,6 +144,8 @@ def _one(value: Any, wanted: Any) -> bool:
     for operator, bound in wanted.items():
         if operator == "$in" and value not in bound:
             return False
+        if operator == "$gt" and not (value is not None and value > bound):
+            return False
         if operator == "$gte" and not (value is not None and value >= bound):
             return False
         if operator == "$lt" and not (value is not None and value < bound):
