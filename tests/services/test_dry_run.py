@@ -70,7 +70,14 @@ async def test_a_plan_from_the_file_to_the_table(
         granted = await world.event(JobGranted)
         await world.started(granted)
         await world.event(AttemptRunning)
+        all_four = PlanQuery(job=JobSpec(command=("x",), resources=Resources(devices=4)))
 
+        async def shown() -> bool:
+            message = BY_TYPE["io.baton.job.plan.query.v1"]
+            reply: PlanReply = await ask(world.nats, message, all_four, pool=world.name, team="red", user="ana")
+            return reply.verdict is PlanVerdict.LATER
+
+        await until(shown)  # a plan names no record: it is of a moment ago
         now = await plan(tmp_path, settings.nats_url, JOB.format(devices=2), "--pool", world.name)
         later = await plan(tmp_path, settings.nats_url, JOB.format(devices=4), "--pool", world.name, "--json")
         refused = await plan(tmp_path, settings.nats_url, JOB.format(devices=40), "--pool", world.name)
