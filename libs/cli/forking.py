@@ -20,8 +20,6 @@ _SERVING = (
 )  # fmt: skip
 """What each service would import or find out only once it runs, and have for itself. numpy, of which agents and history read
 devices and numbers, comes before what it would make looked up anew (`warm`)."""
-_KERNELS = "libs.core.placement.find:warm"
-"""Loads what is compiled of placement: three of the services decide or explain by it."""
 ALL = (
     "vault", "leases", "telemetry", "agent", "history", "placement", "admission", "quota_billing", "preemption", "queries",
 )  # fmt: skip
@@ -36,7 +34,7 @@ def shared(services: Collection[str]) -> list[str]:
         return []
     found = [*_SERVING]
     for name in (name for name in ALL if name in services):
-        found += [_KERNELS, "libs.service.settings:warm"] * (name == "placement")
+        found += ["libs.service.settings:warm"] * (name == "placement")
         found.append(f"services.{name}.app")
     return found
 

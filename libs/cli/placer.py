@@ -2,11 +2,9 @@
 
 import sys
 
-from libs.core.placement.find import warm
 from libs.simulation.placer import serve
 
 
 def command(fast: bool = False) -> None:
     """Reads a cluster and requests from stdin, answers on stdout. --fast: the first good fit, as for serving classes."""
-    warm()
     serve(sys.stdin.buffer, sys.stdout.buffer, sys.stderr, fast)

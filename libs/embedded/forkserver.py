@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
 """An answer takes a millisecond. After this a process starts by itself."""
 _FIRST_ANSWER_S = 180.0
-"""Until all is prepared: the imports, and the kernels where nobody compiled them before: half a minute when busy.
+"""Until all is prepared: the imports, on a machine that does much else.
 Processes that start by themselves meanwhile would all do the same, at the same time."""
 _CODE_S = 1.0
 """How long after its end a process's exit code is waited for."""
@@ -284,5 +284,5 @@ def _end(answer: "asyncio.Future[Forked]") -> None:
 
 def _of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
     """What is read when Python or a library starts, and not by a service: a forked process has it from the fork server."""
-    read = ("PYTHON", "NUMBA_", "LD_", "MALLOC_")
+    read = ("PYTHON", "LD_", "MALLOC_")
     return {name: value for name, value in environment.items() if name.startswith(read)}

@@ -4,7 +4,6 @@ One process serves all pools, because a job's id is one over all of them: where 
 by what lies undecided in the inboxes, and by the requests of this process.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -23,7 +22,6 @@ from libs.bus.trim import Trimmer, trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.intake import Intake
-from libs.core.placement.find import warm
 from libs.core.scheduling import limits
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
@@ -149,7 +147,6 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             js = nats.jetstream(publish_async_max_pending=4096)
             await check(nats, settings.all_pools)
             await answer(nats, settings.all_pools)
-            await asyncio.to_thread(warm)
             followers[:] = [
                 Follower(js, pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
                 for pool in settings.all_pools

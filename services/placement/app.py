@@ -16,7 +16,6 @@ from libs.bus.broker import make_broker
 from libs.bus.messages import Outgoing
 from libs.bus.queries import AskAgain, serve
 from libs.bus.trim import Trimmer
-from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.scheduling.policy import Policy
@@ -89,7 +88,6 @@ class Placement:
     async def open(self, nats: Client) -> None:
         """Prepares the writer. The pool's streams are there."""
         js = nats.jetstream()
-        await asyncio.to_thread(warm)
         self.gate = gate = FormatGate(js, self.pool, hold_s=self.settings.readers_hold_s)
         await gate.poll()
 

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry, Gauge
 from libs.bus.broker import make_broker
 from libs.bus.queries import serve
 from libs.bus.room import SUBMITS_END, StreamRoom
-from libs.core.placement.find import warm
 from libs.core.state.model import State
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
@@ -181,7 +180,6 @@ def make_app(settings: QueriesSettings) -> AsgiFastStream:
     async def lifespan() -> AsyncIterator[None]:
         async with connected(settings, "queries-ledger") as nats:
             js = nats.jetstream()
-            await asyncio.to_thread(warm)
             queries.begin(js)
             tasks.start("ledger reader", queries.follow())
             tasks.start("heavy questions", queries.lane.run())

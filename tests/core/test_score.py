@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from libs.core.placement.answer import Blocked, Placed
 from libs.core.placement.find import find
 from libs.core.placement.score import weights
+from libs.core.placement.score.arrays import Buyers
 from libs.core.placement.score.kernels import clear
 from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
 from libs.core.placement.score.scorer import MARKET, Scorer, Settings
@@ -92,7 +93,7 @@ def test_requests_for_processors_alone_leave_them_beside_devices() -> None:
 def test_a_kind_that_only_one_class_serves_makes_that_class_dear() -> None:
     room = np.array([10_000.0, 10_000.0])
     access = np.array([[True, True], [True, False]])
-    rho = clear(room, access, np.array([0.2, 0.8]), np.zeros(2), 1.05, MARKET)
+    rho = clear(room, Buyers(access, np.array([0.2, 0.8])), np.zeros(2), 1.05, MARKET)
     assert rho[0] > 0.2
     assert rho[1] == 0
 

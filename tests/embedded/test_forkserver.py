@@ -145,7 +145,7 @@ async def test_a_frozen_fork_server_hides_no_death_and_holds_up_no_start(
 async def test_the_first_answer_may_take_as_long_as_what_is_prepared(
     state_dir: Path, tmp_path: Path, spec: Callable[..., ProcessSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a slow machine kernels are compiled for half a minute: ten processes did so at once, each by itself."""
+    """On a busy machine imports take half a minute: ten processes did so at once, each by itself."""
     monkeypatch.setattr("libs.embedded.forkserver._ANSWER_S", 0.2)
     (tmp_path / "takes_long.py").write_text("import time\n\ntime.sleep(1.0)\n")
     async with Supervisor(state_dir) as supervisor:

@@ -4,11 +4,9 @@ python -m tests.gpu.pack FILE.tar.xz       here
 tar -xf FILE.tar.xz -C / --skip-old-files  there, as root: everything lies where it lies here
 PYTHON -m pytest -m gpu -n 0 -s tests/gpu  there, in a checkout; PYTHON is printed by the first command
 
-The checkout needs services/agent/keeper/native/baton-shim, which ./dev has compiled here. Placement's kernels are not compiled
-there: one node needs no haste.
+The checkout needs what ./dev has compiled here: services/agent/keeper/native/baton-shim, libs/core/placement/native/kernels.so.
 """
 
-import io
 import os
 import re
 import subprocess
@@ -18,11 +16,10 @@ import tarfile
 from pathlib import Path
 
 LEFT_OUT = {
-    "__pycache__", "ensurepip", "grimp", "idlelib", "lib2to3", "llvmlite", "mypy", "mypyc", "numba", "pip", "pyarrow", "ruff",
+    "__pycache__", "ensurepip", "grimp", "idlelib", "lib2to3", "mypy", "mypyc", "pip", "pyarrow", "ruff",
     "setuptools", "test", "tests", "tkinter", "turtledemo", "ziglang",
 }  # fmt: skip
-"""Large, and not imported by these tests; numba is, and has a stand-in."""
-NUMBA = b'"""A stand-in: functions stay as they are."""\n\n\ndef njit(**_):\n    return lambda function: function\n'
+"""Large, and not imported by these tests."""
 SUFFIXES = (".pyc", ".a", "__mypyc.cpython-311-x86_64-linux-gnu.so")
 
 
@@ -47,9 +44,6 @@ def main() -> None:
         for program in ("nats-server",):
             found = Path(sys.prefix) / "bin" / program
             out.add(found.resolve(), arcname=_at(python.parent / program))
-        stand_in = tarfile.TarInfo(_at(packages / "numba.py"))
-        stand_in.size = len(NUMBA)
-        out.addfile(stand_in, io.BytesIO(NUMBA))
     print(f"{os.path.getsize(sys.argv[1]) / 2**20:.1f} MiB; PYTHON is {python}")
 
 

@@ -58,7 +58,6 @@ class PlainAgent:
                 "BATON_AGENT_READABLE": f'["{HOSTILE.parent}"]',
                 "BATON_AGENT_WALLS": "namespaces",
                 "PYTHONDONTWRITEBYTECODE": "1",
-                "NUMBA_CACHE_DIR": str(folder / "numba"),
             },
             cwd=ROOT,
             stdout=self.output,

@@ -9,8 +9,6 @@ import numpy as np
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
 from libs.core.placement.mig.fit import cheapest
-from libs.core.placement.score.mix import Mix, kind_of
-from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.search.choice import NodeCosts, best_scored, on_processors
 from libs.core.placement.search.constraints import candidates, cap_of, under_caps
 from libs.core.placement.search.gang import place_nested
@@ -21,7 +19,7 @@ from libs.core.placement.search.torus import place_box
 from libs.core.placement.view import NOBODY, Context, View, processors_among
 from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.model import Shape
-from schemas.resources import WHOLE_MILLI, Device, Inventory, Level, Objective
+from schemas.resources import WHOLE_MILLI, Level, Objective
 
 
 def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context = Context()) -> Placed | Blocked:
@@ -98,16 +96,3 @@ def _single(view: View, rows: Ints) -> Placed:
     whole_on_node = np.bincount(nodes, weights=free_milli == WHOLE_MILLI).astype(np.int64)
     order = (free_milli * (whole_on_node.max() + 1) + whole_on_node[nodes]) * len(view.fleet.up) + rows
     return Placed(rows[[int(np.argmin(order))]], Level.NODE)
-
-
-def warm() -> None:
-    """Compiles the kernels (seconds the first time, then from numba's cache): before the first decision, not in it."""
-    fleet = Fleet()
-    devices = tuple(Device(id=f"warm-{i}", index=i, model="GPU", memory_mib=1) for i in range(2))
-    fleet.join(Inventory(node="warm", devices=devices, cpus=3), 1)
-    gang = Shape(devices=2, cpu_milli=2000, objective=Objective.ANY.value)  # more than the node's processors can serve
-    fleet.scorer = Scorer(Mix.expecting([(kind_of(Shape(devices=1)), 1.0)]))
-    view = View.of(fleet)
-    fleet.scorer.upkeep(view)
-    find(view, gang)
-    find(view, Shape(devices=1, milli=500, objective=Objective.ANY.value))

@@ -13,7 +13,6 @@ from typing import Any
 from nats.js import api
 
 from libs.bus import streams, table
-from libs.core.placement.find import warm
 from libs.ledger import chain, inputs, segments
 from libs.service import files, fill
 from libs.simulation.dst import client, secrecy
@@ -58,7 +57,7 @@ def _from_response(kind: Any, answer: dict[str, Any]) -> Any:
 def _read_once() -> None:
     """Wherever a service has imported one of these, it gets the one that remembers."""
     reading = (
-        warm, files.read, files.read_prices, files.read_throughputs, files.read_classes, quotas.load_prices, quotas.load_quotas
+        files.read, files.read_prices, files.read_throughputs, files.read_classes, quotas.load_prices, quotas.load_quotas
     )  # fmt: skip
     remembering = {function: _as_written(function) for function in reading}
     for module in [module for name, module in sys.modules.items() if name.startswith(("services.", "libs.service."))]:

@@ -1,14 +1,9 @@
-"""What the compiled loops of scoring work on: named tuples of arrays, and how a function is compiled.
+"""What the compiled loops of scoring work on: named tuples of arrays, field by field the structs of `native/arrays.h`."""
 
-Arguments come as named tuples, so that a call reads like a sentence; numba passes them as plain structs.
-"""
-
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from libs.core.state.fleet import Bools, Ints
 
@@ -17,9 +12,6 @@ Doubles = npt.NDArray[np.float64]
 Shorts = npt.NDArray[np.int16]
 Words = npt.NDArray[np.uint64]
 
-MAX_DEVICES = 64
-"""Devices of a node that scoring looks at: more are a node of that many."""
-WHOLE = 1000
 CEILINGS = (1000, 999, 500, 200)
 """A state whose freest device has no more than this skips the requests for more: most states late in the day."""
 
@@ -58,6 +50,7 @@ class Streams(NamedTuple):
     accepted: Bools
     """Shape (S, classes)."""
     starts: Ints
+    ceilings: Ints
 
 
 class Kinds(NamedTuple):
@@ -133,16 +126,8 @@ class Market(NamedTuple):
     taste: float
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-N = TypeVar("N", bound=tuple[Any, ...])
+class Buyers(NamedTuple):
+    """Who buys from classes: which each accepts (shape (K, C)), and its share of the compute asked for (shape (K,))."""
 
-
-def plain(named: N) -> N:
-    """The same as plain tuples, for a call from Python: numba tells what those are much faster, and a decision makes three
-    such calls. So kernels that decide take their arguments apart by place."""
-    return cast(N, tuple(plain(part) if isinstance(part, tuple) else part for part in named))
-
-
-def compiled(function: F) -> F:
-    """Compiled at its first call, and from then on read from numba's cache beside its file."""
-    return cast(F, njit(cache=True, nogil=True)(function))
+    access: Bools
+    demand: Doubles

@@ -17,11 +17,12 @@ weights are named, with their sources, in `weights`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from libs.core.placement.compiled import Packed, packed
 from libs.core.placement.score import arrays, kernels, weights
 from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
 from libs.core.placement.view import NOBODY, View
@@ -68,7 +69,7 @@ class _Classes:
 
     version: int
     nodes: arrays.NodeArrays
-    packed: arrays.NodeArrays
+    packed: Packed[arrays.NodeArrays]
     """`nodes` for the kernels."""
     contents: list[frozenset[tuple[str, str]]] = field(default_factory=list)
     _accepting: dict[RequestKind, Bools] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class _Classes:
             )
             of_node[node] = codes.setdefault(content, len(codes))
         nodes = arrays.NodeArrays(ptr, order, of_node)
-        return cls(fleet.version, nodes, arrays.plain(nodes), list(codes))
+        return cls(fleet.version, nodes, packed(nodes), list(codes))
 
     def accepting(self, kind: RequestKind) -> Bools:
         """Classes (mask of shape (C,), to be read only) that a kind of request may run on."""
@@ -117,7 +118,7 @@ class Scorer:
         self._tables: _Tables | None = None
         self._built_at = -1
         self._priced_at = self._blocked_at = -1
-        self._cache: dict[RequestKind, arrays.Drops] = {}
+        self._cache: dict[RequestKind, Packed[arrays.Drops]] = {}
         self._keep_memo(0)
         self._profiles: dict[str, float] = {}
         self._rho: Floats = np.zeros(0)
@@ -125,7 +126,7 @@ class Scorer:
 
     def _keep_memo(self, entries: int) -> None:
         self._memo = arrays.Memo(np.zeros(entries, np.uint64), np.zeros(entries, np.float64), np.zeros(1, np.int64))
-        self._packed_memo = arrays.plain(self._memo)
+        self._valuation: Packed[arrays.Valuation] | None = None
 
     @property
     def profiles(self) -> Mapping[str, float]:
@@ -203,26 +204,22 @@ class Scorer:
             self._rho, self._beta, BLOCKS, tables.block_cpu, weights.CLASS_PRICE, weights.BLOCK_PRICE
         )
         out = np.empty(len(classes.nodes.cls))
-        kernels.charge(classes.packed, free, _request(kind), arrays.plain(known), arrays.plain(prices), out)
-        return out, known.pick
+        kernels.charge(classes.packed, free, _request(kind), known, packed(prices), out)
+        return out, known.of.pick
 
     def _drops(
-        self, kind: RequestKind, classes: _Classes, tables: "_Tables", free: arrays.Free, keys: arrays.Words
-    ) -> arrays.Drops:
+        self, kind: RequestKind, classes: _Classes, tables: "_Tables", free: Packed[arrays.Free], keys: arrays.Words
+    ) -> Packed[arrays.Drops]:
         """What `kind` takes from each node's value, computed anew where the state has changed."""
         known = self._cached(kind, len(classes.nodes.cls))
         accepted = classes.accepting(kind)
-        kernels.drops(
-            classes.packed,
-            cast(arrays.NodeStates, (free, keys)),
-            _request(kind),
-            accepted,
-            cast(arrays.Valuation, (tables.worth, self._packed_memo)),
-            arrays.plain(known),
-        )
+        if self._valuation is None or self._valuation.of.worth is not tables.worth:
+            self._valuation = packed(arrays.Valuation(tables.worth, self._memo))
+        states = packed(arrays.NodeStates(free.of, keys))
+        kernels.drops(classes.packed, states, _request(kind), accepted, self._valuation, known)
         return known
 
-    def _cached(self, kind: RequestKind, nodes: int) -> arrays.Drops:
+    def _cached(self, kind: RequestKind, nodes: int) -> Packed[arrays.Drops]:
         entry = self._cache.pop(kind, None)
         if entry is None:
             devices = max(1, len(self._classes.nodes.order)) if self._classes is not None else 1
@@ -230,8 +227,8 @@ class Scorer:
                 1 << 24, devices * self.settings.cached_bytes_per_device
             ):
                 self._cache.pop(next(iter(self._cache)))
-            entry = arrays.Drops(
-                np.zeros(nodes, np.uint64), np.full(nodes, np.inf, np.float32), np.zeros(nodes, np.int16)
+            entry = packed(
+                arrays.Drops(np.zeros(nodes, np.uint64), np.full(nodes, np.inf, np.float32), np.zeros(nodes, np.int16))
             )
         self._cache[kind] = entry
         return entry
@@ -240,11 +237,9 @@ class Scorer:
         classes, tables = self._classes, self._tables
         assert classes is not None
         assert tables is not None
-        room = np.zeros(len(classes.contents))
-        whole = np.zeros((len(BLOCKS), len(classes.contents)))
-        kernels.stock(classes.packed, _free(view), BLOCKS, tables.block_cpu, room, whole)
+        room, whole = kernels.stock(classes.packed, _free(view), BLOCKS, tables.block_cpu, len(classes.contents))
         if self._priced_at < 0 or arrived - self._priced_at >= self.settings.price_every:
-            cleared = kernels.clear(room, tables.access, tables.demand, self._rho, self.settings.headroom, MARKET)
+            cleared = kernels.clear(room, tables.buyers, self._rho, self.settings.headroom, MARKET)
             self._rho = np.maximum(cleared, self.mix.turnover * _bound(room, tables, self.settings.headroom))
             self._priced_at = arrived
         self._blocked_at = arrived
@@ -260,7 +255,7 @@ class Scorer:
 def _bound(room: Floats, tables: "_Tables", headroom: float) -> Floats:
     """The part of each class's room (shape (C,), 0 to 1) that requests which do not accept every class will ask for."""
     asked = np.zeros(len(room))
-    for accepts, demand in zip(tables.access, tables.demand, strict=True):
+    for accepts, demand in zip(*tables.buyers, strict=True):
         if not accepts.all():
             asked += demand * accepts * room / max(float(room[accepts].sum()), 1e-9)
     return np.clip(headroom * float(room.sum()) * asked / np.maximum(room, 1e-9), 0.0, 1.0)
@@ -276,21 +271,21 @@ def _profiles(shares: Mapping[RequestKind, float]) -> dict[str, float]:
     return out
 
 
-def _keys(classes: _Classes, free: arrays.Free) -> arrays.Words:
+def _keys(classes: _Classes, free: Packed[arrays.Free]) -> arrays.Words:
     keys = np.empty(len(classes.nodes.cls), np.uint64)
     kernels.node_keys(classes.packed, free, keys)
     return keys
 
 
-def _free(view: View) -> arrays.Free:
+def _free(view: View) -> Packed[arrays.Free]:
     """Free compute per device and free processors per node, as a request that nothing is kept for sees them."""
     closed = (view.held != NOBODY) | view.blocked
     milli = np.where(closed, 0, view.free_milli) if closed.any() else view.free_milli
-    return arrays.plain(arrays.Free(milli, view.free_cpu))
+    return packed(arrays.Free(milli, view.free_cpu))
 
 
-def _request(kind: RequestKind) -> arrays.Request:
-    return arrays.plain(arrays.Request(kind.cpu, kind.num, kind.milli if kind.num else 0))
+def _request(kind: RequestKind) -> Packed[arrays.Request]:
+    return packed(arrays.Request(kind.cpu, kind.num, kind.milli if kind.num else 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +293,15 @@ class _Tables:
     """A mix as arrays, for one set of classes."""
 
     worth: arrays.Worth
-    access: Bools
-    demand: Floats
-    """Share of the compute asked for, by distinct set of acceptable classes (rows of `access`)."""
+    buyers: arrays.Buyers
+    """By distinct set of acceptable classes."""
     mean_milli: float
     block_cpu: Floats
     blocks_wanted: tuple[tuple[tuple[Bools, float], ...], ...]
 
     @classmethod
     def of(
-        cls, shares: Mapping[RequestKind, float], classes: _Classes, settings: Settings, free: arrays.Free
+        cls, shares: Mapping[RequestKind, float], classes: _Classes, settings: Settings, free: Packed[arrays.Free]
     ) -> "_Tables":
         kinds: list[RequestKind] = list(shares)
         share = np.array(list(shares.values()))
@@ -317,7 +311,7 @@ class _Tables:
         accepted = np.array([classes.accepting(k) for k in kinds], np.bool_).reshape(len(kinds), -1)
         mix = arrays.Kinds(cpu, num, milli, share.astype(np.float32), accepted)
         asked = share * num * milli
-        to_come = settings.headroom * float(free[0][classes.nodes.order].sum()) / max(float(asked.sum()), 1e-9)
+        to_come = settings.headroom * float(free.of.milli[classes.nodes.order].sum()) / max(float(asked.sum()), 1e-9)
         drawn = _consistent(share, to_come, classes, settings, free, mix)
         groups: dict[bytes, float] = {}
         wanted: list[dict[bytes, float]] = [{} for _ in BLOCKS]
@@ -331,19 +325,19 @@ class _Tables:
                     wanted[b][mask] = wanted[b].get(mask, 0.0) + float(share[i]) * kind.num / size
         total = sum(groups.values())
         return cls(
-            worth=arrays.plain(
-                arrays.Worth(
-                    streams=_streams(drawn, mix),
-                    kinds=mix,
-                    least_cpu=int(cpu.min()),
-                    least_milli=int(min((m for m in milli.tolist() if m), default=1)),
-                    fragmentation=weights.FRAGMENTATION,
-                )
+            worth=arrays.Worth(
+                streams=_streams(drawn, mix),
+                kinds=mix,
+                least_cpu=int(cpu.min()),
+                least_milli=int(min((m for m in milli.tolist() if m), default=1)),
+                fragmentation=weights.FRAGMENTATION,
             ),
-            access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(
-                len(groups), -1 if groups else 0
+            buyers=arrays.Buyers(
+                access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(
+                    len(groups), -1 if groups else 0
+                ),
+                demand=np.array([v / total for v in groups.values()]) if total else np.zeros(0),
             ),
-            demand=np.array([v / total for v in groups.values()]) if total else np.zeros(0),
             mean_milli=float(asked.sum()),
             block_cpu=np.array([_mean_cpu(kinds, share, b) for b in BLOCKS.tolist()]),
             blocks_wanted=tuple(tuple((np.frombuffer(m, np.bool_), v) for m, v in by.items()) for by in wanted),
@@ -355,7 +349,7 @@ def _consistent(
     to_come: float,
     classes: _Classes,
     settings: Settings,
-    free: arrays.Free,
+    free: Packed[arrays.Free],
     kinds: arrays.Kinds,
 ) -> Ints:
     """Streams of kinds, shape (R, L), that agree with what is to come: K stands for no request.
@@ -368,7 +362,7 @@ def _consistent(
     for _ in range(settings.thinnings):
         drawn = _draw(share * kept, size).reshape(settings.streams, -1)
         served = np.zeros(len(share))
-        kernels.acceptance(classes.packed, free, every, drawn, kinds, served)
+        kernels.acceptance(classes.packed, free, every, drawn, packed(kinds), served)
         kept = np.clip(kept * share * to_come / np.maximum(served, 1e-9), 0.0, 1.0)
     return _draw(share * kept, size).reshape(settings.streams, -1)
 
@@ -386,7 +380,10 @@ def _streams(drawn: Ints, kinds: arrays.Kinds) -> arrays.Streams:
     lengths = np.stack([keep.sum(axis=1) for keep in kept])
     ends = np.cumsum(lengths.ravel()).reshape(lengths.shape)
     starts = np.concatenate([(ends - lengths)[:, :1], ends], axis=1)
-    return arrays.Streams(kinds.cpu[order], kinds.num[order], kinds.milli[order], kinds.accepted[order], starts)
+    ceilings = np.array(arrays.CEILINGS, np.int64)
+    return arrays.Streams(
+        kinds.cpu[order], kinds.num[order], kinds.milli[order], kinds.accepted[order], starts, ceilings
+    )
 
 
 def _mean_cpu(kinds: Iterable[RequestKind], share: Floats, block: int) -> float:

@@ -8,14 +8,14 @@ are served. A group that can serve the whole job loses none, because the job tak
 """
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
 from libs.core.accelerators.precisions import computes
 from libs.core.accelerators.vendors import sharable
 from libs.core.placement.answer import BlockReason
-from libs.core.placement.search.sieve import DeviceStates, first_of_each, members, open_devices, served
+from libs.core.placement.search.sieve import DeviceStates, first_of_each, open_devices, served
 from libs.core.placement.search.topology import nodes_near
 from libs.core.placement.view import NOBODY, Context, View, host_part
 from libs.core.state.fleet import Bools, Fleet, Ints
@@ -90,8 +90,7 @@ def _narrowed(
     fleet = view.fleet
     if shape.caps:
         yield BlockReason.QUOTA, _cut(mask, under_caps(fleet, shape, max(1, min(together, shape.least))))
-    # A plain tuple, because every decision makes this call: numba tells what it is faster (`score.arrays.plain`).
-    devices = cast(DeviceStates, (view.free_milli, view.free_mib, fleet.memory_mib, view.held, view.blocked))
+    devices = DeviceStates(view.free_milli, view.free_mib, fleet.memory_mib, view.held, view.blocked)
     gone = open_devices(mask, devices, shape.milli, shape.memory_mib, beneficiary)
     yield from zip((BlockReason.BUSY, BlockReason.HELD, BlockReason.RESERVED), gone, strict=True)
     if fleet.full:
@@ -289,10 +288,9 @@ def _at_most(fleet: Fleet, shape: Shape, mask: Bools, limit: Ints, together: int
     if together == EACH or shape.devices <= 1:
         return gone
     short = (limit < shape.devices) & (left > limit)
-    surplus = int(left[short].sum())
-    if not surplus:
+    if not short.any():
         return gone
-    rows = members(mask, fleet.node, short, surplus)
+    rows = np.flatnonzero(mask & short[fleet.node])
     group = _groups(fleet, shape, fleet.node, rows)
     islands, size, over = _islands(fleet, rows, together)
     order = np.lexsort((fleet.index[rows], islands, -size, over, group))

@@ -1,14 +1,14 @@
-"""The constraints that change with every grant, compiled: a pass over a pool's devices is what most decisions cost.
+"""The constraints that change with every grant, compiled (`native/sieve.c`): most of a decision is such a pass over a pool.
 
 Each function narrows `mask` (shape (D,)) in place and says how many devices it took out, constraint by constraint.
 """
 
+import ctypes
 from typing import NamedTuple
 
 import numpy as np
 
-from libs.core.placement.score.arrays import WHOLE, compiled
-from libs.core.placement.view import NOBODY
+from libs.core.placement.compiled import address, function, packed
 from libs.core.state.fleet import Bools, Ints
 
 
@@ -23,7 +23,13 @@ class DeviceStates(NamedTuple):
     blocked: Bools
 
 
-@compiled
+_INT, _ARRAY = ctypes.c_int64, ctypes.c_void_p
+_Gone = ctypes.c_int64 * 3
+_open_devices = function("open_devices", _ARRAY, ctypes.c_char_p, _INT, _INT, _INT, _Gone)
+_served = function("served", _ARRAY, _INT, _ARRAY, _ARRAY, _ARRAY, returns=_INT)
+_first_of_each = function("first_of_each", _ARRAY, _INT, _ARRAY, _ARRAY, _ARRAY, returns=_INT)
+
+
 def open_devices(
     mask: Bools, devices: DeviceStates, milli: int, least_mib: int, beneficiary: int
 ) -> tuple[int, int, int]:
@@ -34,64 +40,21 @@ def open_devices(
     memory * milli // 1000 <= free, without the division. Reserved devices are closed to everybody who asks, also to jobs for
     which others are held.
     """
-    free_milli, free_mib, memory_mib, held, blocked = devices
-    busy = others = reserved = 0
-    for d in range(len(mask)):
-        if not mask[d]:
-            continue
-        if milli == WHOLE:
-            enough = free_milli[d] == WHOLE
-        elif least_mib > 0:
-            enough = free_milli[d] >= milli and free_mib[d] >= least_mib
-        else:
-            enough = free_milli[d] >= milli and memory_mib[d] * milli < (free_mib[d] + 1) * WHOLE
-        if not enough:
-            busy += 1
-        elif held[d] != NOBODY and (beneficiary == NOBODY or held[d] != beneficiary):
-            others += 1
-        elif blocked[d]:
-            reserved += 1
-        else:
-            continue
-        mask[d] = False
-    return busy, others, reserved
+    gone = _Gone()
+    _open_devices(address(mask), packed(devices).words, milli, least_mib, beneficiary, gone)
+    busy, held, reserved = gone
+    return busy, held, reserved
 
 
-@compiled
 def served(mask: Bools, where: Ints, limit: Ints) -> tuple[int, Ints]:
     """Leaves devices whose group (`where`, shape (D,)) can serve at least one (`limit`, shape (G,)): how many it took
     out, and how many are left in each group."""
-    gone = 0
     left = np.zeros(len(limit), dtype=np.int64)
-    for d in range(len(mask)):
-        if mask[d]:
-            if limit[where[d]] > 0:
-                left[where[d]] += 1
-            else:
-                mask[d] = False
-                gone += 1
+    gone: int = _served(address(mask), len(mask), address(where), address(limit), address(left))
     return gone, left
 
 
-@compiled
-def members(mask: Bools, where: Ints, chosen: Bools, count: int) -> Ints:
-    """The rows of `mask` whose group is among the `chosen` (shape (G,)); `count`: at least as many as there are."""
-    rows = np.empty(count, dtype=np.int64)
-    n = 0
-    for d in range(len(mask)):
-        if mask[d] and chosen[where[d]]:
-            rows[n] = d
-            n += 1
-    return rows[:n]
-
-
-@compiled
 def first_of_each(mask: Bools, rows: Ints, group: Ints, most: Ints) -> int:
     """Leaves, of each run of equal codes in `group`, the first `most` (all of shape (n,)): how many it took out."""
-    gone = place = 0
-    for i in range(len(rows)):
-        place = place + 1 if i > 0 and group[i] == group[i - 1] else 0
-        if place >= most[i]:
-            mask[rows[i]] = False
-            gone += 1
+    gone: int = _first_of_each(address(mask), len(rows), address(rows), address(group), address(most))
     return gone
