@@ -16,14 +16,12 @@ ROOT = Path(__file__).parents[2]
 
 _SERVING = (
     "uvloop", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvicorn.protocols.websockets.auto", "anyio._backends._asyncio",
-    "anyio.to_thread", "numpy", "libs.service.app", "libs.ledger.readers:release", "libs.service.settings:warm",
+    "anyio.to_thread", "numpy", "libs.service.app", "libs.ledger.readers:release",
 )  # fmt: skip
-"""What each service would import or find out only once it runs, and have for itself. numpy, of which agents and history read
-devices and numbers, comes before what it would make looked up anew (`warm`)."""
+"""What each service would import or find out only once it runs, and have for itself."""
 ALL = (
     "vault", "leases", "telemetry", "agent", "history", "placement", "admission", "quota_billing", "preemption", "queries",
 )  # fmt: skip
-"""In the order in which they are forked: those before placement import nothing of it, which takes as long again."""
 
 _early: Spawned | None = None
 
@@ -32,11 +30,7 @@ def shared(services: Collection[str]) -> list[str]:
     """What the processes of `services`, of which `agent` may be one, import and load, in the order in which it is prepared."""
     if not services:
         return []
-    found = [*_SERVING]
-    for name in (name for name in ALL if name in services):
-        found += ["libs.service.settings:warm"] * (name == "placement")
-        found.append(f"services.{name}.app")
-    return found
+    return [*_SERVING, *(f"services.{name}.app" for name in ALL if name in services), "libs.service.settings:warm"]
 
 
 def interpreter() -> dict[str, str]:

@@ -5,13 +5,13 @@ Started by `libs.embedded.forkserver` with FD WHAT..., where WHAT is a module to
 with the descriptor of a log; out goes `{"number", "pid"}` once it is forked, `{"pid", "status"}` (as of waitpid) when it has
 ended, and `{"prepared"}` when all is. At the socket's end this process ends, and the kernel ends with it what it forked.
 
-What is prepared is prepared in order. A process whose own module, or one below it, is among that is forked as soon as this
-one is there; every other once all is.
+All is prepared, in order, before the first process is forked: what is imported later, each would have for itself.
 
 Nothing here may start a thread: a fork copies the one that calls it, and the locks of all others.
 """
 
 import array
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -19,7 +19,6 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import runpy
 import select
 import signal
@@ -27,9 +26,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.abc import InspectLoader
-from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
@@ -39,14 +36,8 @@ MESSAGE_BYTES = 128 * 1024
 """The longest request: below what a socket's buffer takes by default, well above any service's environment."""
 
 _PR_SET_PDEATHSIG = 1
-_MADV_DONTNEED = 4
-_LIBC = ctypes.CDLL(None)
-_PRCTL = getattr(_LIBC, "prctl", None)
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 """Found before the fork, and not in each process after it. None: not Linux."""
-_MAPPINGS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-\S+ \S+ \S+ \S+ +/(.*?)^VmFlags", re.M | re.S)
-"""Those of files that nobody writes through: from where to where, and what the system says of them."""
-_OWN = re.compile(r"^(?:Anonymous|Swap): +(\d+) kB", re.M)
-"""Of a mapping: what differs from the file, as relocations do."""
 
 
 def main() -> None:
@@ -83,7 +74,7 @@ def serve(channel: socket.socket, prepared: Sequence[str]) -> None:
         "baton fork server"
     )  # before anything moves the environment, behind which it looks for the title
     gc.disable()  # a fifth of what imports cost; what it frees are holes, which each fork would fill with pages of its own
-    request = _serve(_Preparing(channel, wakes, prepared))
+    request = _serve(channel, wakes, prepared)
     if request is None:
         return
     gc.enable()
@@ -128,76 +119,42 @@ def _main_of(module: str) -> tuple[ModuleType, CodeType] | None:
     return main, code
 
 
-def _let_go_of_programs() -> None:
-    """Unmaps pages of libraries' code and constants that loading has read, and that nobody else has mapped: LLVM's are 67 MiB.
-    They stay in the system's cache, where whoever needs one finds it. A mapping with a page of its own is left alone."""
-    try:
-        told = Path("/proc/self/smaps").read_text()
-    except OSError:  # not Linux, or a sandbox that does not tell
-        return
-    _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start, end, rest in _MAPPINGS.findall(told):
-        if set(_OWN.findall(rest)) == {"0"}:
-            _LIBC.madvise(int(start, 16), int(end, 16) - int(start, 16), _MADV_DONTNEED)
-
-
-@dataclass
-class _Preparing:
-    """`prepared`, the first `done` of it; `asked`: requests that wait for more of it, each with its log."""
-
-    channel: socket.socket
-    wakes: int
-    prepared: Sequence[str]
-    done: int = 0
-    asked: list[tuple[dict[str, Any], int]] = field(default_factory=list)
-
-    def may_fork(self, module: str) -> bool:
-        own = [n for n, what in enumerate(self.prepared, 1) if f"{what}.".startswith(f"{module}.")]
-        return self.done >= max(own, default=len(self.prepared))
-
-
-def _serve(server: _Preparing) -> dict[str, Any] | None:
+def _serve(channel: socket.socket, wakes: int, prepared: Sequence[str]) -> dict[str, Any] | None:
     """What a forked process is to run, in that process; None in this one, at the socket's end."""
-    shared = -1
-    while _hear(server):
-        for request, log in [one for one in server.asked if server.may_fork(one[0]["module"])]:
-            if shared != server.done:
-                gc.freeze()  # whoever is forked looks for cycles among its own objects, and leaves these pages shared
-                _let_go_of_programs()
-                shared = server.done
-            server.asked.remove((request, log))
+    for what in prepared:
+        _prepare(what)
+    gc.freeze()  # whoever is forked looks for cycles among its own objects, and leaves these pages shared
+    with contextlib.suppress(BrokenPipeError):
+        _tell(channel, {"prepared": len(prepared)})
+    while (asked := _hear(channel, wakes)) is not None:
+        for request, log in asked:
             request["main"] = _main_of(request["module"])
             parent, pid = os.getpid(), os.fork()
             if pid == 0:
-                for _, others in server.asked:
-                    os.close(others)
+                for _, other in asked:
+                    if other > log:  # those before are closed
+                        os.close(other)
                 _become(request, log, parent)
                 return request
             os.close(log)
-            _tell(server.channel, {"number": request["number"], "pid": pid})
-        if server.done < len(server.prepared):
-            _prepare(server.prepared[server.done])
-            server.done += 1
-            if server.done == len(server.prepared):
-                _tell(server.channel, {"prepared": server.done})
+            _tell(channel, {"number": request["number"], "pid": pid})
     return None
 
 
-def _hear(server: _Preparing) -> bool:
-    """Takes in all that is there; waits for something when there is nothing to do. False at the socket's end."""
-    channel, patience_s = server.channel, 0.0 if server.asked or server.done < len(server.prepared) else None
-    while ready := select.select([channel.fileno(), server.wakes], [], [], patience_s)[0]:
-        patience_s = 0.0
-        if server.wakes in ready:
-            os.read(server.wakes, 4096)
+def _hear(channel: socket.socket, wakes: int) -> list[tuple[dict[str, Any], int]] | None:
+    """Waits for requests, each with its log. None: the socket's end."""
+    asked: list[tuple[dict[str, Any], int]] = []
+    while ready := select.select([channel.fileno(), wakes], [], [], 0.0 if asked else None)[0]:
+        if wakes in ready:
+            os.read(wakes, 4096)
             _bury(channel)
         if channel.fileno() in ready:
             data, ancillary, _, _ = channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
             if not data:
-                return False
+                return None
             [(_, _, packed)] = ancillary
-            server.asked.append((json.loads(data), array.array("i", packed)[0]))
-    return True
+            asked.append((json.loads(data), array.array("i", packed)[0]))
+    return asked
 
 
 def _tell(channel: socket.socket, told: dict[str, int]) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +97,6 @@ async def test_exit_codes_and_signals_are_told(
     assert exits(supervisor, "three") == ["exited with code 3"]
 
 
-async def test_pages_of_code_that_only_loading_read_are_not_kept(
-    state_dir: Path, tmp_path: Path, spec: Callable[..., ProcessSpec]
-) -> None:
-    async with Supervisor(state_dir) as supervisor:
-        await supervisor.prepare(["pydantic_core"], {"PYTHONPATH": path(tmp_path)})
-        await supervisor.start(spec("one"))
-        kept = [
-            mapping.rss
-            for mapping in fork_server().memory_maps(grouped=False)
-            if "_pydantic_core" in mapping.path and mapping.perms == "r-xp"
-        ]
-        assert kept == [0], "its initialisation was read, and is run by nobody any more"
-
-
 async def test_when_the_fork_server_dies_what_it_forked_is_started_again_from_a_new_one(
     supervisor: Supervisor, spec: Callable[..., ProcessSpec]
 ) -> None:
@@ -169,27 +154,20 @@ async def test_what_cannot_be_prepared_is_said_in_its_log(
     await until(lambda: "no_such_module failed: ModuleNotFoundError" in log.read_text())
 
 
-async def test_a_process_is_forked_as_soon_as_its_own_imports_are_there(
+async def test_nobody_is_forked_before_all_is_prepared(
     state_dir: Path, tmp_path: Path, spec: Callable[..., ProcessSpec]
 ) -> None:
-    (tmp_path / "early").mkdir()
-    (tmp_path / "early" / "__init__.py").write_text("")
-    (tmp_path / "early" / "__main__.py").write_text("import time\n\ntime.sleep(3600)\n")
-    (tmp_path / "early" / "app.py").write_text("")
     (tmp_path / "waits.py").write_text(
         f"import pathlib, time\n\nwhile not pathlib.Path('{tmp_path}/go').exists():\n    time.sleep(0.01)\n"
     )
     async with Supervisor(state_dir) as supervisor:
-        await supervisor.prepare(["early.app", "waits"], {"PYTHONPATH": path(tmp_path)})
-        early = spec("early")
-        await supervisor.start(replace(early, module="early", argv=[sys.executable, "-m", "early"]))
-        assert psutil.Process(supervisor.pid("early")).parent() == fork_server()
-        later = asyncio.ensure_future(supervisor.start(spec("other")))
+        await supervisor.prepare(["waits"], {"PYTHONPATH": path(tmp_path)})
+        started = asyncio.ensure_future(supervisor.start(spec("one")))
         await asyncio.sleep(0.2)
-        assert not later.done(), "nobody said what it needs: it waits for all"
+        assert not started.done()
         (tmp_path / "go").touch()
-        await later
-        assert psutil.Process(supervisor.pid("other")).parent() == fork_server()
+        await started
+        assert psutil.Process(supervisor.pid("one")).parent() == fork_server()
 
 
 async def test_one_that_was_spawned_before_is_taken_over(
