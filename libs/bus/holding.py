@@ -17,7 +17,7 @@ from nats.errors import Error as NatsError
 from libs.bus.table import ACK_WAIT_S
 from libs.ports import clock
 
-PULL_S: Final = 1.0
+PULL_S: Final = 2.0
 """So long a pull request stands: what it brings was not delivered earlier."""
 _TICK_S = 0.5
 _STANDSTILL_S = 0.6 * ACK_WAIT_S
@@ -45,7 +45,7 @@ class Standstill:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(clock.until_turn(_TICK_S))
             now = clock.boot_s()
             if now - self._seen_s > _STANDSTILL_S:
                 self._resumed_s = now

@@ -26,6 +26,7 @@ from nats.js.kv import KeyValue
 
 from libs.bus.cancel import cancel
 from libs.bus.table import CURSORS_BUCKET
+from libs.ports.clock import until_turn
 from libs.ports.host import present_host
 
 log = logging.getLogger("baton.leader")
@@ -77,7 +78,7 @@ class Leadership:
                     raise
                 except (NatsError, TimeoutError, OSError) as error:
                     log.debug("role %s: %r", self.name, error)
-                await asyncio.sleep(self._ttl_s / 3)
+                await asyncio.sleep(until_turn(self._ttl_s / 3))
         finally:
             self._until = 0.0
             if self._revision:

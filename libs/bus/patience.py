@@ -12,6 +12,8 @@ from typing import Final, TypeVar
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 
+from libs.ports.clock import until_turn
+
 AWAY: Final = (NatsError, TimeoutError, OSError)
 PAUSES_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
@@ -37,7 +39,7 @@ async def patiently(
 
 
 async def in_turns(turn: Callable[[], Awaitable[float | None]], every_s: float, log: Logger, complaint: str) -> None:
-    """Takes a turn every `every_s` seconds, for ever, or as soon as the last one says (s). Of a row of turns in which the
+    """Takes a turn every `every_s` seconds, for ever, or as often as the last one says (s). Of a row of turns in which the
     broker is away the first is logged, as `complaint`. Raises ConnectionClosedError."""
     is_away = False
     while True:
@@ -51,4 +53,4 @@ async def in_turns(turn: Callable[[], Awaitable[float | None]], every_s: float, 
             if not is_away:
                 log.warning("%s: %r", complaint, error)
             is_away = True
-        await asyncio.sleep(every_s if pause_s is None else pause_s)
+        await asyncio.sleep(until_turn(every_s if pause_s is None else pause_s))

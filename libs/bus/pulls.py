@@ -17,6 +17,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 
 from libs.bus.delivery import delivery
+from libs.ports.clock import until_turn
 
 _MORE_S = 0.05
 """For messages that the broker has and was asked for; then what is here is enough."""
@@ -57,7 +58,7 @@ class Pull(JetStreamContext.PullSubscription):
         if batch < 1 or timeout is None or timeout <= 0:
             raise ValueError(f"batch is {batch} and timeout {timeout}: a pull has at least one message and an end")
         loop = asyncio.get_running_loop()
-        end = loop.time() + timeout
+        end = loop.time() + min(timeout, until_turn(timeout))
         found: list[Msg] = []
         while True:
             self._take(found, batch)

@@ -15,6 +15,7 @@ from nats.js.api import StreamInfo
 
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.patience import in_turns
+from libs.ports.clock import until_turn
 
 log = logging.getLogger("baton.room")
 
@@ -50,7 +51,7 @@ class StreamRoom:
         self._wanted.clear()
         await self.look()
         with suppress(TimeoutError):
-            async with asyncio.timeout(QUIET_S):
+            async with asyncio.timeout(until_turn(QUIET_S)):
                 await self._wanted.wait()
 
     async def look(self) -> None:

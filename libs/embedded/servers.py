@@ -284,6 +284,7 @@ def describe_valkey(options: ValkeyOptions, state_dir: Path, password: str) -> S
             'save ""',
             "appendonly yes",
             f"appendfsync {options.append_fsync}",
+            "hz 2",  # not ten times a second: nothing expires here
             "daemonize no",
             "",
         ]

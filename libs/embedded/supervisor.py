@@ -20,6 +20,7 @@ from libs.embedded.events import Backoff, EventKind, ProcessEvent, ServerState
 from libs.embedded.forkserver import ForkServer, Spawned
 from libs.embedded.process import Child, Ill, ProcessSpec, StartFailed, cap_log, describe_exit, guarded, open_log
 from libs.embedded.records import ProcessRecord, start_ticks, write_processes
+from libs.ports.clock import until_turn
 
 _log = logging.getLogger(__name__)
 _EVENTS_KEPT = 1000
@@ -218,7 +219,7 @@ class Supervisor:
         """Waits until the process has ended, by itself or because it was ill; what became of it."""
         ended, before = asyncio.ensure_future(child.wait()), None
         try:
-            while not (await asyncio.wait({ended}, timeout=_ILL_S if entry.spec.ill else None))[0]:
+            while not (await asyncio.wait({ended}, timeout=until_turn(_ILL_S) if entry.spec.ill else None))[0]:
                 ill = await _look(entry.spec)
                 if ill and before and ill.curable and before.curable:  # not in the midst of its recovery
                     await child.stop()

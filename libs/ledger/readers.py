@@ -34,6 +34,7 @@ from libs.bus.table import READERS_BUCKET
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.segments import last_seq, readable
 from libs.ledger.tail import MARK
+from libs.ports.clock import until_turn
 from libs.ports.host import present_host
 from schemas.subjects import token
 
@@ -158,7 +159,7 @@ class Declarer:
         """Until cancelled. A declaration that fails is made again with the next; it stops nobody."""
         while True:
             await self.declare()
-            await asyncio.sleep(DECLARE_S)
+            await asyncio.sleep(until_turn(DECLARE_S))
 
     async def leave(self) -> None:
         """The reader was stopped in good order. Raises nothing."""
@@ -200,7 +201,7 @@ class FormatGate:
     async def run(self) -> None:
         """Until the newest format may be used: then there is nothing more to find out."""
         while self.allowed < self._newest:
-            await asyncio.sleep(min(_POLL_S, max(0.05, self._hold_s / 4)))
+            await asyncio.sleep(until_turn(min(_POLL_S, max(0.05, self._hold_s / 4))))
             await self.poll()
 
     async def poll(self) -> None:

@@ -27,13 +27,14 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 from libs.bus.delivery import delivery
 from libs.core.state.formats import NEWEST
 from libs.ledger.chain import LedgerGap, LedgerRewound
+from libs.ports.clock import until_turn
 
 log = logging.getLogger("baton.ledger")
 
 MARK = "baton-format"
 """Of a consumer: the newest format of the ledger that its reader understands (`libs.ledger.readers`)."""
-_HEARTBEAT_S = 1.4  # one may be late; each wakes the broker and a process
-_SILENCE_S = 3.0  # no message and no heartbeat for so long: the consumer is gone
+_HEARTBEAT_S = 2.4  # one may be late; each wakes the broker and a process
+_SILENCE_S = 5.0  # no message and no heartbeat for so long: the consumer is gone
 _AWAY_S = 1.0  # a look that comes so long after the last one is late
 _LOOK_S = _AWAY_S / 2  # so often it is looked whether the consumer is still there: no less, or each look is late
 _EXPIRES_S = 30.0
@@ -147,7 +148,7 @@ class Tail:
             if left <= 0:
                 await asyncio.sleep(0)  # a caller that polls without waiting must not keep the messages from coming in
                 return self._take(consumer, limit, max_bytes) if self._consumer is consumer else []
-            await _news(consumer, min(left, _LOOK_S))
+            await _news(consumer, min(left, until_turn(_LOOK_S)))
 
     async def come(self, wait_s: float) -> bool:
         """Returns once a message lies here, at the latest after `wait_s`: whether one does. It is not looked at yet."""
@@ -156,7 +157,7 @@ class Tail:
             return False
         await self._ask(consumer)
         if not consumer.queue:
-            await _news(consumer, min(wait_s, _LOOK_S))
+            await _news(consumer, min(wait_s, until_turn(_LOOK_S)))
         return bool(consumer.queue)
 
     async def close(self, position: int | None = None) -> None:

@@ -43,6 +43,7 @@ from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.standby import follow
 from libs.ledger.tail import Stored, Tail
 from libs.ledger.timing import timed
+from libs.ports.clock import until_turn
 from libs.ports.host import failpoint, present_host
 from schemas.inbox import ClosePeriod
 from schemas.ledger import LedgerEvent, LedgerRecord, SegmentSealed
@@ -274,7 +275,7 @@ class LedgerWriter(Generic[D]):
 
     async def _gather(self, inbox: Tail) -> list[Stored]:
         """The inputs of the next decision: what waits already and, when it is busy, what comes within the linger."""
-        stored = await inbox.messages(self._limit, _ASK_S, max_bytes=_INPUT_BYTES)
+        stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._flow = len(stored) + self._flow * math.exp((self._flow_s - now) / _BUSY_S)

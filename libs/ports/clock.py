@@ -36,6 +36,15 @@ def boot_s() -> float:
     return time.clock_gettime(_BOOT) if host is None else host.boot_s()
 
 
+def until_turn(every_s: float) -> float:
+    """Seconds until `boot_s` shows a multiple of `every_s`, a tenth of it at the least: for what is done again and again. All
+    processes of a machine then wake together, and the broker hears them together: idle, that is most of what they cost."""
+    if every_s <= 0:
+        return 0.0
+    left_s = every_s - boot_s() % every_s
+    return left_s if left_s >= 0.1 * every_s else left_s + every_s
+
+
 def boot_id() -> str:
     """Names this boot of this machine; where the system does not say it, this process alone."""
     host = present_host()

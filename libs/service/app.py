@@ -12,7 +12,6 @@ import json
 import logging
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -28,6 +27,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from libs.bus import metrics as bus_metrics
 from libs.bus.broker import Broker
+from libs.ports import clock
 from libs.ports.host import present_host
 from libs.service.guard import Receive, Scope, Send, guarded
 from libs.service.logs import log_json
@@ -207,7 +207,7 @@ class _Pulse:
     """Measures how late the event loop is."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._last = time.monotonic()
+        self._due_s = clock.boot_s()
         self._gauge = Gauge(
             "baton_event_loop_lag_seconds", "how late the event loop ran its last beat", registry=registry
         )
@@ -215,11 +215,12 @@ class _Pulse:
     async def beat(self) -> None:
         while True:
             self._gauge.set(self.lag_s())
-            self._last = time.monotonic()
-            await asyncio.sleep(_BEAT_S)
+            rest_s = clock.until_turn(_BEAT_S)
+            self._due_s = clock.boot_s() + rest_s
+            await asyncio.sleep(rest_s)
 
     def lag_s(self) -> float:
-        return max(0.0, time.monotonic() - self._last - _BEAT_S)
+        return max(0.0, clock.boot_s() - self._due_s)
 
 
 @asynccontextmanager

@@ -37,6 +37,8 @@ BYTES_AT_ONCE: Final = 64.0 * 1024 * 1024
 BYTES_PER_S: Final = 4.0 * 1024 * 1024
 """An inbox has 1 GiB, so there is room left for others when a node has used up what it may at once."""
 LOOK_S: Final = 0.25
+_NOBODY_S: Final = 1.0
+"""While no node has a credential."""
 _AGAIN_S: Final = 2.0
 """After an error that nobody foresaw."""
 
@@ -89,11 +91,12 @@ class Floods:
                 told = why
                 await asyncio.sleep(_AGAIN_S)
 
-    async def turn(self, nats: Client) -> None:
-        """Looks once, at all of them, also where one could not be cut off. Raises nats errors, what `tell` raises but NotTold,
-        and the first error that was met."""
+    async def turn(self, nats: Client) -> float:
+        """Looks once, at all of them, also where one could not be cut off; after so many seconds it is to look again. Raises
+        nats errors, what `tell` raises but NotTold, and the first error that was met."""
         await self._tell_untold()
-        await asyncio.to_thread(self._reread)
+        if self._keyring.exists and self._keyring.changed_ns != self._read_ns:
+            await asyncio.to_thread(self._reread)
         accounts, servers, failed = list(self._nodes), set[str](), list[Exception]()
         for at in range(0, len(accounts), _ASKED):
             answers = await self._asked(nats, accounts[at : at + _ASKED])
@@ -107,11 +110,11 @@ class Floods:
         self._servers |= servers
         if failed:
             raise failed[0]
+        return LOOK_S if accounts else _NOBODY_S
 
     def _reread(self) -> None:
         """The nodes that have a credential; anew when the keys have changed."""
-        if not self._keyring.exists or (changed_ns := self._keyring.changed_ns) == self._read_ns:
-            return
+        changed_ns = self._keyring.changed_ns
         known = {name: public for public, name in self._nodes.items()}
         nodes = self._keyring.keys().nodes
         self._nodes = {

@@ -15,6 +15,7 @@ from nats.errors import Error as NatsError
 from pydantic import ValidationError
 
 from libs.bus.asking import NoAnswer, QueryError, ask
+from libs.ports.clock import until_turn
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.queries import AdmissionPools, AdmissionPoolsQuery
@@ -62,5 +63,5 @@ async def answer(nats: Client, pools: Sequence[str]) -> None:
 async def watch(nats: Client, pools: Sequence[str], every_s: float = _AGAIN_S) -> None:
     """Asks now and then; raises OtherPools when somebody disagrees."""
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(until_turn(every_s))
         await check(nats, pools)

@@ -117,13 +117,14 @@ class Agent:
     async def run_heartbeats(self) -> None:
         """All nodes at once, each on its own subject: no node's silence delays another's renewal."""
         while True:
-            began, every_s = now(), self._renewed_every_s()
+            every_s = self._renewed_every_s()
+            began = now() + clock.until_turn(every_s) - every_s  # at the turn that this one belongs to
             self._beats += 1
             problems = await asyncio.gather(*(self._heartbeat(node, every_s) for node in self.nodes.values()))
             if failed := [problem for problem in problems if problem]:
                 log.warning("the leases of %d nodes were not renewed: %s", len(failed), failed[0])
             while (left_s := self._renewed_every_s() - (now() - began)) > 0:  # noqa: ASYNC110 - shorter with a part's start
-                await asyncio.sleep(min(left_s, _BARE_S))
+                await asyncio.sleep(min(left_s, clock.until_turn(_BARE_S)))
 
     def _renewed_every_s(self) -> float:
         """At least three times in the shortest lease that runs here: an answer that is lost ends no work. A node without a
@@ -161,7 +162,8 @@ class Agent:
             if self._unborn:
                 lives.create_task(self._begin_late())
             while True:
-                await asyncio.sleep(WATCH_S if any(node.parts for node in self.nodes.values()) else _IDLE_WATCH_S)
+                every_s = WATCH_S if any(node.parts for node in self.nodes.values()) else _IDLE_WATCH_S
+                await asyncio.sleep(clock.until_turn(every_s))
                 if over := self._look_at_leases(now()):
                     lives.create_task(self.new_lives(over, "the lease has ended"))
 
@@ -250,7 +252,7 @@ class Agent:
     async def _repeat(self) -> None:
         """What placement's state does not show is reported again."""
         while True:
-            await asyncio.sleep(min(self.settings.repeat_s, self.settings.ask_s) / 2)
+            await asyncio.sleep(clock.until_turn(min(self.settings.repeat_s, self.settings.ask_s) / 2))
             if not self.reports.stalled():  # repeating what waits would only pile up
                 for node in self._living():
                     node.repeat(self.settings.repeat_s)
@@ -261,7 +263,7 @@ class Agent:
         while True:
             for node in self._living():
                 await self._sample(node)
-            await asyncio.sleep(self.settings.sample_s)
+            await asyncio.sleep(clock.until_turn(self.settings.sample_s))
 
     async def _sample(self, node: NodeRunner) -> None:
         """Fire and forget: a lost sample is followed by the next."""
@@ -289,14 +291,14 @@ class Agent:
 
     async def run_quarantine(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.quarantine_s)
+            await asyncio.sleep(clock.until_turn(self.settings.quarantine_s))
             for node in self._living():
                 await self.launcher.look_at_busy(node)
 
     async def run_limits(self) -> None:
         """Ends attempts that have taken more of the machine than they may."""
         while True:
-            await asyncio.sleep(self.settings.limits_s)
+            await asyncio.sleep(clock.until_turn(self.settings.limits_s))
             for node in self.nodes.values():
                 for part in list(node.parts.values()):
                     await part.look_at_limits()

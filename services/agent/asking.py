@@ -14,6 +14,7 @@ from nats.errors import Error as NatsError
 from pydantic import ValidationError
 
 from libs.bus.queries import NoAnswer, NobodyAnswers, QueryError, ask, ask_all
+from libs.ports import clock
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.nodes import (
@@ -68,16 +69,17 @@ class Asker:
 
     async def run(self) -> None:
         """Asks for all nodes every `ask_s`, more often until placement knows them all, and for those that are behind at
-        once."""
+        once. A node that has nothing and is to have nothing is asked for every other time."""
         loop = asyncio.get_running_loop()
-        due = 0.0
+        due, idle_too = 0.0, True
         while True:
             self._news.clear()
             now = loop.time()
             if now >= due:
-                names = list(self._nodes)
                 all_known = all(node.known for node in self._nodes.values())
-                due = now + (self._ask_s if all_known else min(_FIRST_ASK_S, self._ask_s))
+                names = [name for name, node in self._nodes.items() if idle_too or node.parts or node.view.parts]
+                idle_too = not (idle_too and all_known)
+                due = now + clock.until_turn(self._ask_s if all_known else min(_FIRST_ASK_S, self._ask_s))
             else:
                 names = [name for name in self._behind if name in self._nodes]
             for name in names:

@@ -98,7 +98,12 @@ class AgentSettings(ServiceSettings):
     heartbeat_s: float = Field(
         default=3.0, gt=0, le=60, description="how often leases are renewed, s; at least thrice in the shortest there"
     )
-    ask_s: float = Field(default=3.0, gt=0, le=60, description="how often the whole desired state is asked for, s")
+    ask_s: float = Field(
+        default=3.0,
+        gt=0,
+        le=60,
+        description="how often the whole desired state is asked for, s; half as often of a node without work",
+    )
     repeat_s: float = Field(default=5.0, gt=0, le=60, description="unheard ends are reported again after this, s")
     sample_s: float = Field(default=15.0, gt=0, le=3600, description="between device samples, s")
     quarantine_s: float = Field(

@@ -82,7 +82,7 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
                 cache_jobs=settings.cache_jobs,
             )
             history.feed = FeedLoop(js, settings.pool, registry, snapshot_records=settings.snapshot_records)
-            history.proof_store = ProofStore(settings.mongo_url)
+            history.proof_store = ProofStore(history.store)
             history.proofs = Proofs(settings.pool, history.proof_store)
             history.proof_loop = ProofLoop(
                 js,
@@ -102,7 +102,6 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
             async with tasks.until_stopped():
                 yield
             history.store.close()
-            history.proof_store.close()
 
     def ready() -> dict[str, str]:
         if history.leadership is not None and history.leadership.stands_by:

@@ -19,6 +19,7 @@ from libs.core.projections.node_lives import NodeLives
 from libs.core.state.formats import may_emit
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.readers import Readers, process_name
+from libs.ports.clock import until_turn
 from libs.ports.host import failpoint
 from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
@@ -82,7 +83,7 @@ class Leases:
                 await self._publish(js, [claim])
             look_s = seldom_s if grants.granter.right.epoch else min(seldom_s, 1.1 * look_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(look_s):
+                async with asyncio.timeout(until_turn(look_s)):
                     await self._named.wait()
             self._named.clear()
 
@@ -91,7 +92,7 @@ class Leases:
         settings, grants = self.settings, self.grants
         last, reconnects = now(), nats.stats["reconnects"]
         while True:
-            await asyncio.sleep(settings.tick_s - now() % settings.tick_s)
+            await asyncio.sleep(until_turn(settings.tick_s))
             at = now()
             late = at - last > settings.tick_s + settings.stall_s
             if late or not nats.is_connected or nats.stats["reconnects"] != reconnects:

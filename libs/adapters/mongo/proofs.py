@@ -6,7 +6,7 @@ from typing import Any
 
 from pymongo import ReplaceOne
 
-from libs.adapters.mongo.store import away, client_of, database_of
+from libs.adapters.mongo.store import JobStore, away, database_of
 from libs.core.proofs.chains import JudgedSum
 from libs.core.proofs.lines import TeamLine
 from schemas.proofs import Sum
@@ -26,9 +26,9 @@ class KeptSum:
 class ProofStore:
     """Every method raises StoreAway when the server does not answer; all writes may be repeated."""
 
-    def __init__(self, url: str) -> None:
-        self._client: Any = client_of(url)
-        database = database_of(self._client)
+    def __init__(self, beside: JobStore) -> None:
+        """By the client of another store, whose end is its end: a client has threads of its own."""
+        database = database_of(beside.client)
         self._lines, self._sums, self._places = database["lines"], database["sums"], database["checkpoints"]
 
     async def prepare(self) -> None:
@@ -37,9 +37,6 @@ class ProofStore:
             for collection in (self._lines, self._sums):
                 for field in ("key", "age"):
                     await collection.create_index([(field, 1)])
-
-    def close(self) -> None:
-        self._client.close()
 
     # -------------------------------------------------------------------------------------------------------- writing
 

@@ -45,8 +45,8 @@ class JobStore:
     """Every method raises StoreAway when the server does not answer; all writes may be repeated."""
 
     def __init__(self, url: str) -> None:
-        self._client: Any = client_of(url)
-        database = database_of(self._client)
+        self.client: Any = client_of(url)
+        database = database_of(self.client)
         self._jobs = database["jobs"]
         self._checkpoints = database["checkpoints"]
 
@@ -61,7 +61,7 @@ class JobStore:
                 await self._add_keys()
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
     # -------------------------------------------------------------------------------------------------------- writing
 
