@@ -73,7 +73,7 @@ async def archive(
     found = await readable(js, pool)
     done = []
     for segment, following in itertools.pairwise(found):
-        last = following.first - 1
+        last = _end_of(segment, following, folder, pool)
         path = path_of(folder, pool, segment.first, last)
         try:
             if not path.exists():
@@ -92,6 +92,13 @@ async def archive(
             failpoint("archive.deleted")
         done.append(Archived(segment, last, path, kept))
     return done
+
+
+def _end_of(segment: Segment, following: Segment, folder: Path, pool: str) -> int:
+    """The last record of a sealed segment: the one before the next, also where some are lost; but its own last one where
+    those after it were archived here and deleted, as when one that is older than they are was put back."""
+    archived = {int(path.name.rsplit("-", 2)[1]) for path in files_of(folder, pool)}  # by their first records
+    return segment.last if segment.last + 1 in archived else following.first - 1
 
 
 async def check(js: JetStreamContext, pool: str, path: Path) -> None:

@@ -20,6 +20,7 @@ from nats.js.errors import NotFoundError
 from libs.bus.cancel import cancel
 from libs.ledger.chain import Head
 from libs.ledger.snapshots import Restored, SnapshotStore, pack
+from libs.ports.memory import give_back
 
 log = logging.getLogger("baton.ledger")
 
@@ -29,6 +30,7 @@ _BYTES = 2**26
 """Who needs few of the events reads all records for them: so much takes a start two seconds."""
 _SHARE = 20  # one second of saving is followed by twenty without
 _LONGEST_S = 600.0
+_MUCH_BYTES = 1024 * 1024  # packed; making it has taken several times as much
 _RETRY_S = (5.0, 15.0, 60.0, 300.0)
 _LOADS = 3  # so often a store is asked that does not answer while the ledger does
 
@@ -128,11 +130,11 @@ class SnapshotSaver:
         async def both() -> None:
             try:
                 async with asyncio.timeout(_LONGEST_S):
-                    packed = await pack(parts)
+                    packed = [await pack(parts)]
             except Exception as error:
                 self._failed(position, error)
             else:
-                await self._put(head, position, packed)
+                await self._put(head, position, packed.pop())
             self._rest(began)
 
         self._saving = asyncio.create_task(both(), name=f"snapshot of {self._name}")
@@ -171,6 +173,10 @@ class SnapshotSaver:
             self.counters.saved += 1
             self._failures = 0
             self.stored = position
+        size = len(packed)
+        del packed
+        if size > _MUCH_BYTES:
+            await asyncio.to_thread(give_back)
 
     def _failed(self, position: int, error: Exception) -> None:
         self.counters.failed += 1

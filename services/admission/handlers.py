@@ -12,8 +12,7 @@ knows the answer by its client key and correlation id.
 """
 
 import json
-from collections import OrderedDict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote
@@ -26,6 +25,7 @@ from libs.core.admission.evaluate import Admitted, NotAdmitted
 from libs.core.admission.intake import LEAST_WAIT_S, Intake, OverLimit
 from libs.core.admission.refusal import Why
 from libs.core.admission.routing import Pools, home_of, oldest_us, route
+from libs.core.state.by_job import LatelyByJob
 from schemas import ids, subjects
 from schemas.base import Name
 from schemas.envelope import Envelope
@@ -65,41 +65,26 @@ class Handled:
     job: str = ""
 
 
-class Recent(Mapping[str, str]):
+class Recent(LatelyByJob[str]):
     """The jobs admitted last, each with its pool: they exist a moment before the ledger, and with it the context, says
     so. Those for which there was no room are not among them (`put_off`): they do not exist, and when their requests come again
     they may be refused by name, but they are not counted twice."""
 
     def __init__(self, limit: int = _REMEMBERED) -> None:
-        self._limit = limit
-        self._jobs: OrderedDict[str, str] = OrderedDict()
-        self._put_off: OrderedDict[str, None] = OrderedDict()
+        super().__init__(limit)
+        self._put_off: LatelyByJob[None] = LatelyByJob(limit)
 
     def add(self, job_id: str, pool: str) -> None:
-        self._jobs[job_id] = pool
-        self._jobs.move_to_end(job_id)
-        if len(self._jobs) > self._limit:
-            self._jobs.popitem(last=False)
+        self[job_id] = pool
 
     def put_off(self, job_id: str) -> None:
         """A job that was added is not sent after all."""
-        self._jobs.pop(job_id, None)
+        self.pop(job_id, None)
         self._put_off[job_id] = None
-        if len(self._put_off) > self._limit:
-            self._put_off.popitem(last=False)
 
     def is_counted(self, job_id: str) -> bool:
         """Whether a request for it was judged before, and put off."""
         return job_id in self._put_off
-
-    def __getitem__(self, job_id: str) -> str:
-        return self._jobs[job_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._jobs)
-
-    def __len__(self) -> int:
-        return len(self._jobs)
 
 
 @dataclass(frozen=True, slots=True)

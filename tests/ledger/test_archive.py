@@ -149,6 +149,19 @@ async def test_restores_beside_each_other_and_after_one_that_was_ended_make_one_
     assert await everything(three) == before
 
 
+async def test_one_that_was_put_back_alone_is_archived_again(three: World, folder: Path) -> None:
+    """What followed it is in the folder, and need not be put back as well."""
+    last = await last_seq(three.js, POOL)
+    before = await archive(three.js, POOL, folder, resume={"placement": last})
+    await restore(three.js, POOL, files_of(folder, POOL)[0])
+    again = await archive(three.js, POOL, folder, resume={"placement": last})
+    assert [(one.last, one.kept) for one in again] == [(before[0].last, ""), (before[2].last, "the last sealed one")]
+    await restore(three.js, POOL, files_of(folder, POOL)[0])
+    files_of(folder, POOL)[1].unlink()
+    with pytest.raises(LedgerGap, match="restore it from the archive"):
+        await archive(three.js, POOL, folder)
+
+
 async def test_archiving_goes_on_past_what_another_has_archived_and_deleted_meanwhile(
     three: World, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

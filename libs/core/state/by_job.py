@@ -57,3 +57,38 @@ class ByJob(MutableMapping[str, V]):
 
     def __len__(self) -> int:
         return len(self._of)
+
+
+class LatelyByJob(MutableMapping[str, V]):
+    """As a `ByJob` of the jobs that were added last, `most` at the most and half as many at the least: there are two
+    generations, and the older one goes as a whole."""
+
+    def __init__(self, most: int) -> None:
+        self._each = max(1, most // 2)
+        self._new: ByJob[V] = ByJob()
+        self._old: ByJob[V] = ByJob()
+
+    def __getitem__(self, job_id: str) -> V:
+        return self._new[job_id] if job_id in self._new else self._old[job_id]
+
+    def __setitem__(self, job_id: str, value: V) -> None:
+        if len(self._new) >= self._each and job_id not in self._new:
+            self._old, self._new = self._new, ByJob()
+        self._new[job_id] = value
+
+    def __delitem__(self, job_id: str) -> None:
+        found = [one for one in (self._new, self._old) if job_id in one]
+        if not found:
+            raise KeyError(job_id)
+        for one in found:
+            del one[job_id]
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._new or job_id in self._old
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (job for job in self._old if job not in self._new)
+        yield from self._new
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
