@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from libs.core.billing.accounts.capacity import pieces
@@ -10,6 +11,7 @@ from libs.core.billing.accounts.posting import Account, Posting
 from libs.core.billing.accounts.rows import REST, BookLine, DeviceBook, Key, Payer
 from libs.core.billing.unbillable import Unbillable
 from libs.core.state import parts
+from libs.core.state.by_job import ByJob
 from libs.core.state.clock import Calendar
 from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
@@ -28,6 +30,12 @@ class _Silence:
     ended: list[tuple[BookLine, int, int]] = field(default_factory=list)
     """Lines of nobody's that ended meanwhile, each with the time and the record: what they were is known when the node speaks
     or is lost."""
+
+
+@lru_cache(maxsize=4096)
+def _payer_of(team: str, user: str, klass: str) -> Payer:
+    """One object for all jobs of a user and class."""
+    return Payer(team, user, priority_class=klass)
 
 
 class Accounts:
@@ -59,7 +67,7 @@ class Accounts:
         self._on_node: dict[str, set[str]] = {}
         self._joined_us: dict[str, int] = {}
         """Node -> when its present life, or its last one, began: it was heard then."""
-        self._jobs: dict[str, Payer] = {}
+        self._jobs: ByJob[Payer] = ByJob()  # unfinished ones, without their ids
         self._holds: dict[str, tuple[str, ...]] = {}
         self._reserved: dict[str, Payer] = {}
         """Device -> the gang that it is kept free for."""
@@ -243,8 +251,7 @@ class Accounts:
         self._tree = QueueTree.of(event.queues, event.version)
 
     def _queued(self, event: led.JobQueued, t_us: int) -> None:
-        klass = event.spec.priority_class
-        self._jobs[event.job_id] = Payer(event.team, event.user, event.job_id, 0, klass)
+        self._jobs[event.job_id] = _payer_of(event.team, event.user, event.spec.priority_class)
 
     def _granted(self, event: led.JobGranted, t_us: int) -> None:
         payer = self._payer(event.job_id, event.attempt)
@@ -312,7 +319,7 @@ class Accounts:
         payer = self._jobs.get(job_id)
         if payer is None:
             raise Unbillable(f"{job_id} is given devices and was never queued, or has ended")
-        return payer._replace(attempt=attempt, queue="/".join(self._tree.path(payer.team)))
+        return payer._replace(job_id=job_id, attempt=attempt, queue="/".join(self._tree.path(payer.team)))
 
     def _touch(self, device: str) -> None:
         self._touched[device] = None
@@ -417,7 +424,7 @@ class Accounts:
         return parts.write(about, {
             "devices": (book.dump() for _, book in sorted(self._devices.items())),
             "joined": sorted(self._joined_us.items()),
-            "jobs": self._jobs.values(),
+            "jobs": (payer._replace(job_id=job) for job, payer in self._jobs.items()),
             "holds": self._holds.items(),
             "reserved": self._reserved.items(),
             "cordoned": self._cordoned.items(),
@@ -436,7 +443,7 @@ class Accounts:
         loads: dict[str, Callable[[list[Any]], None]] = {
             "devices": lambda row: books._add(DeviceBook.load(row)),
             "joined": lambda row: books._joined_us.update({row[0]: row[1]}),
-            "jobs": lambda row: books._jobs.update({row[2]: Payer(*row)}),
+            "jobs": lambda row: books._jobs.update({row[2]: _payer_of(row[0], row[1], row[4])}),
             "holds": lambda row: books._holds.update({row[0]: tuple(row[1])}),
             "reserved": lambda row: books._reserved.update({row[0]: Payer(*row[1])}),
             "cordoned": lambda row: books._cordoned.update({row[0]: row[1]}),
