@@ -26,6 +26,8 @@ log = logging.getLogger("baton.ledger")
 
 _EVENTS = 50_000
 """A record of a burst has hundreds of events: so many take a start some ten seconds to fold, however few records they are."""
+_REST_S, _EVENTS_AT_REST = 10.0, 5_000
+"""And fewer once nothing comes any more: there is time for it, and ten services start at once."""
 _BYTES = 2**26
 """Who needs few of the events reads all records for them: so much takes a start two seconds."""
 _SHARE = 20  # one second of saving is followed by twenty without
@@ -63,6 +65,7 @@ class SnapshotSaver:
         """The position of the newest snapshot that is surely stored; 0: none."""
         self._position = 0
         self._events = self._bytes = 0
+        self._folded_s = 0.0
         self._failures = 0
         self._loads = 0
         self._not_before = 0.0
@@ -100,16 +103,19 @@ class SnapshotSaver:
         """So many more are in the state, of a record of so many bytes."""
         self._events += events
         self._bytes += size
+        self._folded_s = asyncio.get_running_loop().time()
 
     def due(self, position: int) -> bool:
         """Whether the state at `position` should be saved now."""
         if self._saving is not None and not self._saving.done():
             return False
-        if asyncio.get_running_loop().time() < self._not_before:
+        now = asyncio.get_running_loop().time()
+        if now < self._not_before:
             return False
         records = position - self._position
+        events = _EVENTS_AT_REST if now - self._folded_s >= _REST_S else _EVENTS
         return records >= (1 if self._failures else self._every) or (
-            records > 0 and (self._events >= _EVENTS or self._bytes >= _BYTES)
+            records > 0 and (self._events >= events or self._bytes >= _BYTES)
         )
 
     async def save(self, head: Head, position: int, parts: Iterable[bytes]) -> None:

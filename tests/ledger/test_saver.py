@@ -211,3 +211,26 @@ async def test_who_needs_few_events_saves_for_the_records_that_it_has_read(
         await asyncio.sleep(0.3)
         assert made.saves.saved == saves
         await cancel(task)
+
+
+async def test_a_state_at_rest_is_saved_for_fewer_events(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a backlog up to 50,000 events were in no snapshot for as long as nothing else happened: each start read them anew."""
+    writer = world.writer("w1", batch=1)
+    task = world.start(writer)
+    for n in range(3):
+        await world.put(admitted(n))
+        await world.decided(writer)
+    await world.stop(task)
+    events = sum(len(entry.record.events) for entry in await world.entries())
+    for least, saves in ((events + 1, 0), (events, 1)):
+        monkeypatch.setattr(saver, "_REST_S", 0.2)
+        monkeypatch.setattr(saver, "_EVENTS_AT_REST", least)
+        made: Follower[Any] = Follower(world.js, POOL, Toy, name="rests", idle_s=0.05)
+        task = asyncio.create_task(made.run())
+        await asyncio.wait_for(made.caught_up.wait(), 60)
+        assert not made.saves.saved
+        if saves:
+            await until(lambda made=made: made.saves.saved)
+        await asyncio.sleep(0.5)
+        assert made.saves.saved == saves
+        await cancel(task)
