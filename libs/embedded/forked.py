@@ -127,13 +127,13 @@ def _serve(channel: socket.socket, wakes: int, prepared: Sequence[str]) -> dict[
     with contextlib.suppress(BrokenPipeError):
         _tell(channel, {"prepared": len(prepared)})
     while (asked := _hear(channel, wakes)) is not None:
-        for request, log in asked:
+        while asked:
+            request, log = asked.pop(0)
             request["main"] = _main_of(request["module"])
             parent, pid = os.getpid(), os.fork()
             if pid == 0:
                 for _, other in asked:
-                    if other > log:  # those before are closed
-                        os.close(other)
+                    os.close(other)
                 _become(request, log, parent)
                 return request
             os.close(log)
