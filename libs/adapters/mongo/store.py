@@ -19,7 +19,7 @@ _DATABASE = "baton"  # when the URL names none
 _WAIT_MS = 2_000
 _SLOW_MS = 20_000
 _DUPLICATE = 11000
-_KEYS = 3
+_KEYS = 2
 """Of the keys that documents bear: 1 had none of names. Whoever moves a checkpoint says which it writes."""
 _PAGE = 500
 
@@ -54,7 +54,7 @@ class JobStore:
         """Makes the indexes; those that exist stay. Where a release before has moved the checkpoint of that name last, all
         documents get the keys that it has not written."""
         with away():
-            for field in ("by_team", "by_state", "by_stated", "by_name", "by_named", "submitted_us", "by_seq"):
+            for field in ("by_team", "by_state", "by_name", "by_named", "submitted_us", "by_seq"):
                 await self._jobs.create_index([(field, 1)])
             found = await self._checkpoints.find_one({"_id": name})
             if found is not None and found.get("keys", 1) < _KEYS:
@@ -139,16 +139,15 @@ class JobStore:
         # NX-27017 sorts by an index where the range is of the same field: so keys are text that holds all that is filtered
         # and sorted by, and each state is a range of its own.
         before = "~" if before_us is None else f"{before_us:020d}"
-        if team is None and name:
-            of_states: dict[str, Any] = {"state": {"$in": [state.value for state in states]}} if states else {}
-            return await self._newest(of_states | _range(f"{name}|", before, "by_named"), "by_named", limit)
-        if team is None and not states:
-            earlier: dict[str, Any] = {} if before_us is None else {"submitted_us": {"$lt": before_us}}
-            return await self._newest(earlier, "submitted_us", limit)
-        keys = [(f"{team}|", "by_team")]
         if team is None:
-            keys = [(f"{state.value}|", "by_stated") for state in states]
-        elif name:
+            query: dict[str, Any] = {"state": {"$in": [state.value for state in states]}} if states else {}
+            if name:
+                return await self._newest(query | _range(f"{name}|", before, "by_named"), "by_named", limit)
+            if before_us is not None:
+                query["submitted_us"] = {"$lt": before_us}
+            return await self._newest(query, "submitted_us", limit)
+        keys = [(f"{team}|", "by_team")]
+        if name:
             keys = [(f"{team}|{name}|{state.value}|", "by_name") for state in states or JobState]
         elif states:
             keys = [(f"{team}|{state.value}|", "by_state") for state in states]
@@ -162,9 +161,9 @@ class JobStore:
         last = ""
         while page := await self._jobs.find({"_id": {"$gt": last}}).sort([("_id", 1)]).limit(_PAGE).to_list(None):
             lacking = [
-                ReplaceOne({"_id": body["_id"], "seq": {"$lte": body["seq"]}}, body | _later_keys(body))
+                ReplaceOne({"_id": body["_id"], "seq": {"$lte": body["seq"]}}, body | _name_keys(body))
                 for body in page
-                if "by_stated" not in body
+                if "by_name" not in body
             ]
             if lacking:
                 await replace_older(self._jobs, lacking)
@@ -201,11 +200,10 @@ def _range(prefix: str, before: str, field: str) -> dict[str, Any]:
     return {field: {"$gte": prefix, "$lt": prefix + before}}
 
 
-def _later_keys(body: dict[str, Any]) -> dict[str, str]:
-    """Those that the first release did not write. No name has a `|`, nor anything behind it in the order of characters."""
-    team, name, state = (body[field] for field in ("team", "name", "state"))
-    at = f"{body['submitted_us']:020d}"
-    return {"by_name": f"{team}|{name}|{state}|{at}", "by_named": f"{name}|{at}", "by_stated": f"{state}|{at}"}
+def _name_keys(body: dict[str, Any]) -> dict[str, str]:
+    """No name has a `|`, nor anything behind it in the order of characters."""
+    team, name, state, submitted_us = (body[field] for field in ("team", "name", "state", "submitted_us"))
+    return {"by_name": f"{team}|{name}|{state}|{submitted_us:020d}", "by_named": f"{name}|{submitted_us:020d}"}
 
 
 def _stored(story: JobStory) -> dict[str, Any]:
@@ -225,7 +223,7 @@ def _stored(story: JobStory) -> dict[str, Any]:
         "document": document.model_dump_json(),
         "events": _events.dump_json(story.events).decode(),
     }
-    return body | _later_keys(body)
+    return body | _name_keys(body)
 
 
 def _story(body: dict[str, Any]) -> JobStory:
