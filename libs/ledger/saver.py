@@ -30,7 +30,7 @@ _REST_S, _EVENTS_AT_REST = 10.0, 5_000
 """And fewer once nothing comes any more: there is time for it, and ten services start at once."""
 _BYTES = 2**26
 """Who needs few of the events reads all records for them: so much takes a start two seconds."""
-_SHARE = 20  # one second of saving is followed by twenty without
+_SHARE = 20  # one second of saving, or of loading, is followed by twenty without
 _LONGEST_S = 600.0
 _MUCH_BYTES = 1024 * 1024  # packed; making it has taken several times as much
 _RETRY_S = (5.0, 15.0, 60.0, 300.0)
@@ -78,6 +78,7 @@ class SnapshotSaver:
         A store that does not answer while the ledger can be read is given up after three times.
         """
         found: Restored[T] | None = None
+        began = asyncio.get_running_loop().time()
         try:
             found = await self._store.load(self._name, self._version, build)
         except ConnectionClosedError:
@@ -93,6 +94,8 @@ class SnapshotSaver:
             self.counters.unusable += 1
         self._loads = self._events = self._bytes = 0
         self.stored = self._position = found.position if found is not None else 0
+        if found is not None:
+            self._rest(began)  # the others on this machine are starting, too
         return found
 
     async def newest(self) -> int:

@@ -41,6 +41,7 @@ _SLOTS = ("a", "b")
 _READ_S = 60.0
 _LOOKS = 4  # a slot that another process writes meanwhile is looked at anew, so often
 _STEP_BYTES = 256 * 1024  # of parts that are packed in one go; a thread costs more than a small part
+_SLICE_BYTES = 64 * 1024  # of what was packed, read in one go
 _LENGTH_BYTES = 4
 
 T = TypeVar("T")
@@ -211,13 +212,16 @@ async def pack(parts: Iterable[bytes]) -> bytes:
 def unpack(packed: bytes) -> Iterator[bytes]:
     """The parts, one after the other. Raises BadSnapshot where the bytes are not what `pack` made."""
     stream = zlib.decompressobj()
-    have, rest = bytearray(), packed
+    have, taken = bytearray(), 0
     try:
         while not stream.eof:
+            rest = stream.unconsumed_tail  # a copy: of a slice, since one of all that is left would take longer than the rest
+            if not rest:
+                rest = packed[taken : taken + _SLICE_BYTES]
+                taken += len(rest)
             more = stream.decompress(rest, _STEP_BYTES)
             if not more and not rest:
                 raise BadSnapshot("it ends too early")
-            rest = stream.unconsumed_tail
             have += more
             while len(have) >= _LENGTH_BYTES:
                 end = _LENGTH_BYTES + int.from_bytes(have[:_LENGTH_BYTES], "big")
