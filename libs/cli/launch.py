@@ -62,6 +62,9 @@ VAULT_FOLDER = "vault"
 RESTORED = "restored.json"
 """In a state directory that was restored from a backup: before which moment nothing may be started on it."""
 
+_MOST_LIMITS = 10
+"""So many times as long a start may take in all, as long as it gets on."""
+
 
 class LocalStack:
     """See above. After `async with`, everything is ready; at its end, everything is stopped in reverse order."""
@@ -143,12 +146,14 @@ class LocalStack:
     async def wait_ready(self, *names: str, timeout_s: float | None = None) -> None:
         """Until the named processes (default: all services and agents) say that they are ready.
 
-        Raises NotReady, naming each check that is not ok, after `timeout_s` (default: the options'). As long as one waits for
-        archived records, which an operator restores meanwhile, nothing is given up.
+        Raises NotReady, naming each check that is not ok, when `timeout_s` (default: the options') have passed since they said
+        something new, as who reads a long ledger does, or ten times as much in all. As long as one waits for archived records,
+        which an operator restores meanwhile, nothing is given up.
         """
         limit_s = self.options.ready_timeout_s if timeout_s is None else timeout_s
         loop, began_s = asyncio.get_running_loop(), time.time()
-        deadline, told = loop.time() + limit_s, False
+        deadline, told, said = loop.time() + limit_s, False, dict[str, str]()
+        latest = loop.time() + _MOST_LIMITS * limit_s
         wanted = names or tuple(self.http)
         while True:
             answers = await asyncio.gather(*(readiness(self.http[name], self.http_tokens[name]) for name in wanted))
@@ -159,6 +164,8 @@ class LocalStack:
                 if not told:
                     log.warning("waiting until archived records are restored: %s", "; ".join(archived))
                 deadline, told = loop.time() + limit_s, True
+            elif said != (now_said := {name: checks.problems for name, checks in waiting.items()}):
+                deadline, said = min(loop.time() + limit_s, latest), now_said
             if loop.time() > deadline:
                 raise NotReady(waiting, limit_s, self.state_dir / "logs", began_s)
             await asyncio.sleep(0.1)
