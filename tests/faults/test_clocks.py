@@ -45,7 +45,12 @@ async def test_a_clock_that_is_set_forward_and_back_ends_no_work_and_costs_nothi
                 return (await team.wait((await team.submit(spec, key)).job_id, timeout_s=60)).state
 
             held = (await team.submit(job(3600, 2 * 3600), "held")).job_id
-            assert await ends(job(0.1, 0), "before") == JobState.SUCCEEDED
+            lives = 0
+            while not any(
+                record.clock for record in await records(operator)
+            ):  # a jump is told from one tick to the next
+                lives += 1
+                assert await ends(job(0.1, 0), f"before {lives}") == JobState.SUCCEEDED
             for number, hours in enumerate((HOURS, 0), 1):
                 machine.wall(hours)
 
