@@ -97,6 +97,8 @@ async def archive(
 def _end_of(segment: Segment, following: Segment, folder: Path, pool: str) -> int:
     """The last record of a sealed segment: the one before the next, also where some are lost; but its own last one where
     those after it were archived here and deleted, as when one that is older than they are was put back."""
+    if segment.last + 1 == following.first:
+        return segment.last
     archived = {int(path.name.rsplit("-", 2)[1]) for path in files_of(folder, pool)}  # by their first records
     return segment.last if segment.last + 1 in archived else following.first - 1
 
