@@ -215,9 +215,8 @@ def unpack(packed: bytes) -> Iterator[bytes]:
     have, taken = bytearray(), 0
     try:
         while not stream.eof:
-            rest = (
-                stream.unconsumed_tail
-            )  # a copy: of a slice, since one of all that is left would take longer than the rest
+            # A copy of what is left of the slice: one of all that is left would take longer than the rest.
+            rest = stream.unconsumed_tail
             if not rest:
                 rest = packed[taken : taken + _SLICE_BYTES]
                 taken += len(rest)
