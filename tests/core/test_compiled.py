@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from libs.core.placement import compiled
-from libs.core.placement.compiled import packed
+from libs.core.placement.compiled import address, packed
 from libs.core.placement.score.arrays import Free, Market, NodeArrays
 from libs.core.state.fleet import Ints
 
@@ -39,6 +39,8 @@ def test_an_array_is_its_address_and_its_shape_and_a_number_eight_bytes() -> Non
 def test_an_array_of_another_kind_or_order_is_refused(wrong: Ints) -> None:
     with pytest.raises((TypeError, ValueError)):
         packed(Free(ints(1), wrong))
+    with pytest.raises((TypeError, ValueError)):
+        address(wrong)
 
 
 def test_a_packed_tuple_keeps_its_arrays() -> None:

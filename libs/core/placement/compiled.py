@@ -44,10 +44,8 @@ def packed(named: N) -> Packed[N]:
 def _pack(named: tuple[Any, ...], layout: list[str], fields: list[int | float]) -> None:
     for part, kind in zip(named, _kinds(type(named)), strict=True):
         if isinstance(kind, np.dtype):
-            if part.dtype != kind:
-                raise TypeError(f"{type(named).__name__} has an array of {part.dtype} where {kind} belongs")
             layout.append("q" * (1 + part.ndim))
-            fields += (address(part), *part.shape)
+            fields += (address(part, kind.char), *part.shape)
         elif kind:
             layout.append(kind)
             fields.append(part)
@@ -66,8 +64,11 @@ def _kinds(named: type[tuple[Any, ...]]) -> tuple[np.dtype[Any] | str, ...]:
     )
 
 
-def address(array: Array) -> int:
-    """Of its first item. Raises TypeError or ValueError for an array that is not writable and in C's order."""
+def address(array: Array, kind: str = "q") -> int:
+    """Of its first item. `kind`: what its items are, as numpy abbreviates it (q, d, ?). Raises
+    TypeError or ValueError for an array of others, or one that is not writable and in C's order."""
+    if array.dtype != kind:
+        raise TypeError(f"an array of {array.dtype} where {np.dtype(kind)} belongs")
     return ctypes.addressof(_ITEM.from_buffer(cast(Any, array))) if array.size else 0
 
 

@@ -40,7 +40,7 @@ _acceptance = function("acceptance", _STRUCT, _STRUCT, _COUNT, _ARRAY, _COUNT, _
 
 def node_keys(nodes: Packed[NodeArrays], room: Packed[Free], out: Words) -> None:
     """A hash of each node's state into `out` (shape (N,)). Device order counts: equal nodes may differ in it."""
-    _node_keys(nodes.words, room.words, address(out))
+    _node_keys(nodes.words, room.words, address(out, "Q"))
 
 
 def drops(
@@ -55,7 +55,7 @@ def drops(
 
     accepted: classes of nodes that serve it (mask of shape (C,)).
     """
-    _drops(nodes.words, states.words, request.words, address(accepted), valuation.words, out.words)
+    _drops(nodes.words, states.words, request.words, address(accepted, "?"), valuation.words, out.words)
 
 
 def charge(
@@ -68,7 +68,7 @@ def charge(
 ) -> None:
     """The cost of the request on each node into `out` (shape (N,)): drop, plus the prices of its class's devices and of
     the blocks (idle devices with the processors that such requests need) that it breaks."""
-    _charge(nodes.words, room.words, request.words, known.words, prices.words, address(out))
+    _charge(nodes.words, room.words, request.words, known.words, prices.words, address(out, "d"))
 
 
 def stock(
@@ -76,8 +76,8 @@ def stock(
 ) -> tuple[Doubles, Doubles]:
     """Per class: free compute (milli, shape (C,)), and blocks of each `size` (shape (B, C))."""
     compute, whole = np.zeros(classes), np.zeros((len(size), classes))
-    sizes = address(size), address(block_cpu), len(size)
-    _stock(nodes.words, room.words, *sizes, address(compute), address(whole), classes)
+    sizes = address(size), address(block_cpu, "d"), len(size)
+    _stock(nodes.words, room.words, *sizes, address(compute, "d"), address(whole, "d"), classes)
     return compute, whole
 
 
@@ -89,7 +89,7 @@ def clear(room: Doubles, buyers: Buyers, rho: Doubles, headroom: float, market: 
     (tatonnement). The mean of the last half of the rounds is returned; `rho` is the start.
     """
     price, mean, weight, load = rho.copy(), np.zeros(len(room)), np.empty(len(room)), np.empty(len(room))
-    own = tuple(map(address, (room, price, mean, weight, load)))
+    own = [address(one, "d") for one in (room, price, mean, weight, load)]
     _clear(packed(buyers).words, headroom, packed(market).words, *own, len(room))
     return mean
 
@@ -102,4 +102,4 @@ def acceptance(
     drawn: kinds by stream, shape (R, L); K means no request. Every `every`-th node counts, each with an eighth of the
     streams in turn, which is enough for a sum over nodes.
     """
-    _acceptance(nodes.words, room.words, every, address(drawn), *drawn.shape, kinds.words, address(served))
+    _acceptance(nodes.words, room.words, every, address(drawn), *drawn.shape, kinds.words, address(served, "d"))

@@ -41,7 +41,7 @@ def open_devices(
     which others are held.
     """
     gone = _Gone()
-    _open_devices(address(mask), packed(devices).words, milli, least_mib, beneficiary, gone)
+    _open_devices(address(mask, "?"), packed(devices).words, milli, least_mib, beneficiary, gone)
     busy, held, reserved = gone
     return busy, held, reserved
 
@@ -50,11 +50,11 @@ def served(mask: Bools, where: Ints, limit: Ints) -> tuple[int, Ints]:
     """Leaves devices whose group (`where`, shape (D,)) can serve at least one (`limit`, shape (G,)): how many it took
     out, and how many are left in each group."""
     left = np.zeros(len(limit), dtype=np.int64)
-    gone: int = _served(address(mask), len(mask), address(where), address(limit), address(left))
+    gone: int = _served(address(mask, "?"), len(mask), address(where), address(limit), address(left))
     return gone, left
 
 
 def first_of_each(mask: Bools, rows: Ints, group: Ints, most: Ints) -> int:
     """Leaves, of each run of equal codes in `group`, the first `most` (all of shape (n,)): how many it took out."""
-    gone: int = _first_of_each(address(mask), len(rows), address(rows), address(group), address(most))
+    gone: int = _first_of_each(address(mask, "?"), len(rows), address(rows), address(group), address(most))
     return gone
