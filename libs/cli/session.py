@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from libs.cli.exits import UsageFault
 from libs.client import Baton, NotFound, connect
+from libs.client.sending import denied_when_closed
 from schemas.queries import JobDocument
 
 T = TypeVar("T")
@@ -30,7 +31,8 @@ def run(
 
     async def session() -> T:
         async with await connect(url, team, user=user, pool=pool, operator=operator) as baton:
-            return await work(baton)
+            with denied_when_closed(baton.nats):
+                return await work(baton)
 
     return asyncio.run(session())
 

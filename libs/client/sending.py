@@ -5,7 +5,8 @@ looked for beside the acknowledgement, or a denied submit would look like a dead
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from nats.aio.client import Client
@@ -86,23 +87,33 @@ async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
     before = nats.last_error
     task = asyncio.ensure_future(work)
     try:
-        while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
-            error = nats.last_error
-            if error is not None and error is not before and "permissions violation" in str(error).lower():
-                raise Denied(
-                    "the credential does not allow this",
-                    str(error).removeprefix("nats: "),
-                    "speak as the team of the credential (BATON_TEAM), or use the operator's",
-                )
-        return task.result()
+        with denied_when_closed(nats):
+            while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+                error = nats.last_error
+                if error is not None and error is not before and "permissions violation" in str(error).lower():
+                    raise Denied(
+                        "the credential does not allow this",
+                        str(error).removeprefix("nats: "),
+                        "speak as the team of the credential (BATON_TEAM), or use the operator's",
+                    )
+                if nats.is_closed:  # nats-py lets who asked something wait for its answer
+                    raise ConnectionClosedError
+            return task.result()
+    finally:
+        task.cancel()
+
+
+@contextmanager
+def denied_when_closed(nats: Client) -> Iterator[None]:
+    """Raises Denied where the block finds `nats` closed for good: the broker takes its credential no longer."""
+    try:
+        yield
     except ConnectionClosedError:
         raise Denied(
             "the connection was closed for good",
             str(nats.last_error or "").removeprefix("nats: "),
             "if the credential was revoked, rotated or has ended, ask who gave it to you for the new file",
         ) from None
-    finally:
-        task.cancel()
 
 
 def valid(model: type[M], **fields: object) -> M:

@@ -258,6 +258,8 @@ class Tail:
     def _why_dead(self, consumer: _Consumer, now: float) -> str:
         if consumer.broken:
             return consumer.broken
+        if self._nc.is_closed:
+            return "the connection was closed"
         if self._nc.stats["reconnects"] != consumer.reconnects:
             return "the connection was made anew"
         if now - consumer.looked > _AWAY_S:  # we were busy elsewhere: what came meanwhile may not be read yet
