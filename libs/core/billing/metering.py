@@ -477,7 +477,7 @@ class Meter:
                 case "models":
                     meter._models.update((device, same.setdefault(model, model)) for device, model in rows)
                 case "jobs":
-                    meter._jobs.update((job, _whose(*whose)) for job, whose in rows)
+                    meter._jobs.fill((job, _whose(*whose)) for job, whose in rows)
                 case "held":
                     meter._held.update(_held(row) for row in rows)
                 case "accounts":

@@ -294,12 +294,12 @@ class Feed:
         feed = cls()
         _, tables = parts.read(dumped)
         for table, rows in tables:
-            for row in rows:
-                if table == "numbers":
-                    feed._last[row[0]] = (row[1], row[2] if len(row) > 2 else None)
-                else:
-                    job, team, name, state, attempt = row
-                    feed._jobs[job] = _packed(_About(team, name, JobState(state), attempt))
+            if table == "numbers":
+                feed._last.update((row[0], (row[1], row[2] if len(row) > 2 else None)) for row in rows)
+            else:
+                feed._jobs.fill(
+                    (job, _packed(_About(team, name, JobState(state), at))) for job, team, name, state, at in rows
+                )
         return feed
 
 

@@ -79,8 +79,7 @@ class _JobRows(MutableMapping[str, Row]):
 
     def load(self, rows: Iterable[tuple[str, Row]]) -> None:
         """Rows of a snapshot."""
-        for job_id, row in rows:
-            self._of[job_id] = _as_bytes(row) if _waits(row) else row
+        self._of.fill((job_id, _as_bytes(row) if _waits(row) else row) for job_id, row in rows)
 
 
 def _waits(row: Row) -> bool:

@@ -216,7 +216,7 @@ class TeamChains:
                 case "heads":
                     made.heads.update((team, _head(row)) for team, *row in rows)
                 case "jobs":
-                    made._teams.update((job_id, sys.intern(team)) for job_id, team in rows)
+                    made._teams.fill((job_id, sys.intern(team)) for job_id, team in rows)
                 case "models":
                     made._models.update(rows)
                 case "since":

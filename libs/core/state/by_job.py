@@ -3,13 +3,15 @@
 An id is 36 characters, 96 bytes as a string that no other reader of the process shares; its digits as a number are 48.
 """
 
-from collections.abc import Iterator, MutableMapping
+import re
+from collections.abc import Iterable, Iterator, MutableMapping
 from functools import lru_cache
 from typing import TypeVar
 
 V = TypeVar("V")
 
 _PREFIX, _DIGITS = "job-", 32
+_IS_ID = re.compile(f"{_PREFIX}[0-9a-f]{{{_DIGITS}}}").fullmatch
 _LATELY = 256
 """Ids that are remembered: an event looks for its job several times, and its job's events follow each other."""
 
@@ -17,13 +19,11 @@ _LATELY = 256
 @lru_cache(maxsize=_LATELY)
 def packed_id(job_id: str) -> int | str:
     """The digits of an id as a number; anything else as it is."""
-    if len(job_id) == len(_PREFIX) + _DIGITS:
-        try:
-            number = int(job_id[len(_PREFIX) :], 16)
-        except ValueError:
-            return job_id
-        return number if unpacked_id(number) == job_id else job_id
-    return job_id
+    return _packed(job_id)
+
+
+def _packed(job_id: str) -> int | str:
+    return int(job_id[len(_PREFIX) :], 16) if _IS_ID(job_id) else job_id
 
 
 def unpacked_id(packed: int | str) -> str:
@@ -45,6 +45,10 @@ class ByJob(MutableMapping[str, V]):
 
     def __setitem__(self, job_id: str, value: V) -> None:
         self._of[packed_id(job_id)] = value
+
+    def fill(self, rows: Iterable[tuple[str, V]]) -> None:
+        """Adds many of them, as a start does: none is looked for again soon."""
+        self._of.update((_packed(job_id), value) for job_id, value in rows)
 
     def __delitem__(self, job_id: str) -> None:
         del self._of[packed_id(job_id)]

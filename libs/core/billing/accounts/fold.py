@@ -443,7 +443,6 @@ class Accounts:
         loads: dict[str, Callable[[list[Any]], None]] = {
             "devices": lambda row: books._add(DeviceBook.load(row)),
             "joined": lambda row: books._joined_us.update({row[0]: row[1]}),
-            "jobs": lambda row: books._jobs.update({row[2]: _payer_of(row[0], row[1], row[4])}),
             "holds": lambda row: books._holds.update({row[0]: tuple(row[1])}),
             "reserved": lambda row: books._reserved.update({row[0]: Payer(*row[1])}),
             "cordoned": lambda row: books._cordoned.update({row[0]: row[1]}),
@@ -451,6 +450,9 @@ class Accounts:
             "silent": lambda row: books._silent.update({row[0]: _silence(row[1:])}),
         }
         for table, rows in tables:
+            if table == "jobs":
+                books._jobs.fill((row[2], _payer_of(row[0], row[1], row[4])) for row in rows)
+                continue
             for row in rows:
                 loads[table](row)
         return books
