@@ -110,8 +110,9 @@ class Baton:
         self.team = place.team
         self._hearing = Hearing(nats)
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._submitted = ("", float("-inf"))
         """Jobs of which we have told the end."""
+        self._submitted: tuple[str, float, asyncio.Future[JobEvent] | None] = ("", float("-inf"), None)
+        """The last one: its id, when it was admitted, and its end, if that was told by then."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,7 +156,10 @@ class Baton:
         if not wait_admitted:
             await deliver(self.nats, [message], give_up_s=give_up_s)
             return submitted
-        async with Verdict(self._hearing, body, self.team, submitted.job_id) as verdict:
+        async with (
+            following.Live(self._hearing, self.team, submitted.job_id) as live,
+            Verdict(self._hearing, body, self.team, submitted.job_id) as verdict,
+        ):
             verdict.about(message)
             (repeated,) = await deliver(self.nats, [message], give_up_s=give_up_s)
             known = await self._known(submitted.job_id) if repeated else None
@@ -171,7 +175,7 @@ class Baton:
                 if busy := await self._busy(spec.pool or self.place.pool):
                     raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
                 raise
-        self._submitted = submitted.job_id, time.monotonic()
+        self._submitted = submitted.job_id, time.monotonic(), live.ended
         return submitted
 
     async def _busy(self, pool: str) -> str:
@@ -500,7 +504,9 @@ class Baton:
                         return event
             raise Unreachable(f"{job_id}: the events ended before the job did")
 
-        job, at = self._submitted
+        job, at, ended = self._submitted
+        if job == job_id and ended is not None and ended.done():
+            return ended.result()
         if job == job_id and time.monotonic() - at < _JUST_NOW_S:
             await asyncio.wait({live.ended}, timeout=_TOLD_S)
         if live.ended.done():

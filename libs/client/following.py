@@ -21,6 +21,9 @@ from schemas.queries import EventList, EventsLost, JobDocument
 log = logging.getLogger("baton.client")
 
 QUIET_S = 2.0
+_LOOKS_S = (0.25, 0.5, 1.0)
+"""The first times that history is asked again while nothing is told: what was told just before we listened is nowhere yet until
+history has written it, 0.2 s later, or 1 s while much happens."""
 _REMEMBERED = 50_000
 _WAITING = 10_000
 _PAGE = 1000
@@ -113,9 +116,9 @@ async def follow(
     with contextlib.suppress(Failed):
         async for event in past.missed():
             yield event
-    in_step = False
+    in_step, looks = False, iter(_LOOKS_S)
     while True:
-        news = await live.next(quiet_s)
+        news = await live.next(min(next(looks, quiet_s), quiet_s))
         if news is None or live.interrupted() or not in_step:
             try:
                 async for event in past.missed(until=news):

@@ -38,13 +38,9 @@ class Verdict:
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> "Verdict":
-        try:
-            for what in ("queued", "rejected"):
-                subject = subjects.event(what, self._team)
-                await self._open.enter_async_context(self._hearing.to(subject, self._job_id, self._heard))
-        except BaseException:
-            await self._open.aclose()
-            raise
+        await self._open.enter_async_context(
+            self._hearing.to(subjects.events_of(self._team), self._job_id, self._heard)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -111,7 +107,8 @@ class Verdict:
             return
         rejected = heard.rejected
         if rejected is None:
-            self._said.set_result(None)
+            if heard.event is not None and heard.event.what == "queued":
+                self._said.set_result(None)
         # Without a job id the key is another request's, too: only the correlation says whom it answers.
         elif rejected.job_id or (rejected.client_key == self._submit.client_key and heard.answers in self._sent):
             self._said.set_result(rejected)

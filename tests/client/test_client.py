@@ -13,7 +13,7 @@ from libs.client.hearing import Hearing
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from schemas.ids import job_id as job_id_of
-from schemas.jobs import JobSpec, JobState
+from schemas.jobs import JobEvent, JobSpec, JobState
 from schemas.queries import EventList
 from schemas.resources import Resources
 from tests.client.fakes import Fakes, until
@@ -172,6 +172,15 @@ async def test_of_a_job_that_was_submitted_just_now_history_is_asked_nothing_bef
     assert fakes.questions == asked
 
 
+async def test_an_end_that_was_told_while_the_job_was_submitted_is_not_waited_for(
+    blue: Baton, fakes: Fakes, key: str
+) -> None:
+    """As of a job that ends at once: its events come together. It was waited for until history had it, up to 2.2 s."""
+    job = (await blue.submit(JobSpec(name="over", command=("x",)), key)).job_id
+    assert (await blue.wait(job, 20)).state is JobState.SUCCEEDED
+    assert fakes.questions == 0
+
+
 async def test_who_has_waited_for_the_end_gets_a_document_with_it(blue: Baton, fakes: Fakes, key: str) -> None:
     job = (await blue.submit(TRAIN, key)).job_id
     await fakes.happens(job, "succeeded")
@@ -309,6 +318,17 @@ async def test_who_is_cut_off_for_good_while_following_is_told(urls: dict[str, A
         async with following.Live(Hearing(baton.nats), "blue") as live:
             with pytest.raises(Denied):
                 await anext(following.follow(live, ask, after_us=0, quiet_s=0.01))
+
+
+async def test_what_was_told_before_one_listened_is_asked_for_before_all_is_quiet(urls: dict[str, Address]) -> None:
+    over = JobEvent(job_id=f"job-{0:032x}", team="blue", name="x", what="succeeded", state=JobState.SUCCEEDED, at_us=1)
+    pages = iter([(), (), (over,)])  # history writes it meanwhile
+
+    async def ask(*_: object) -> EventList:
+        return EventList(events=next(pages))
+
+    async with await connect(urls["blue"], "blue") as baton, following.Live(Hearing(baton.nats), "blue") as live:
+        assert await anext(following.follow(live, ask, after_us=0, quiet_s=math.inf)) == over
 
 
 async def test_wrong_arguments_are_named(blue: Baton) -> None:

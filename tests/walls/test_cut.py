@@ -22,7 +22,7 @@ from tests.cli.test_command import baton
 from tests.kit.waiting import until
 
 POOL = "main"
-RECORDS = 10_000
+RECORDS = 20_000
 """More than are written before the file's progress is told, and than a reader asks for ahead of that."""
 
 
@@ -38,10 +38,14 @@ async def test_an_export_of_the_ledger_ends_with_its_credential(
             await placement.publish(subjects.ledger(POOL), b"{}")
         await close(placement)
         monkeypatch.setenv("BATON_STATE_DIR", str(cluster.state_dir))
+        witness = await connect(
+            cluster.address(OPERATOR), name="witness", inbox_prefix=subjects.reply_prefix(OPERATOR, "x")
+        )
 
         async def rotate() -> None:
             ring.rotate_own(OPERATOR)
             await tell(cluster.nats_url, ring, [CORE])
+            await until(lambda: not witness.is_connected)
 
         def read() -> None:
             """As a command does, in a thread that stands still while the credential is rotated."""
@@ -61,6 +65,7 @@ async def test_an_export_of_the_ledger_ends_with_its_credential(
 
         with pytest.raises(Denied, match="closed for good"):
             await asyncio.to_thread(read)
+        await close(witness)
         assert not list(tmp_path.glob("ledger*"))
 
 
