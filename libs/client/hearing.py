@@ -109,7 +109,7 @@ class Hearing:
 def _job_of(body: bytes) -> str:
     """The job that an event is about, without reading all of it; "": read it to know."""
     _, found, rest = body.partition(_JOB)
-    return rest[: rest.find(b'"')].decode() if found else ""
+    return rest[: rest.find(b'"')].decode(errors="replace") if found else ""
 
 
 def read(message: Msg) -> Heard | None:

@@ -31,21 +31,19 @@ class Verdict:
     """Open it before the submit is sent, then await `reached`."""
 
     def __init__(self, hearing: Hearing, submit: SubmitJob, team: str, job_id: str) -> None:
-        self._hearing, self._submit, self._team, self._job_id = hearing, submit, team, job_id
+        self._submit, self._job_id = submit, job_id
         self._hashes = submit.spec_hashes()
         self._sent: set[str] = set()
         self._said: asyncio.Future[JobRejected | None] = asyncio.get_running_loop().create_future()
-        self._open = contextlib.AsyncExitStack()
+        self._listening = hearing.to(subjects.events_of(team), job_id, self._heard)
 
     async def __aenter__(self) -> "Verdict":
-        await self._open.enter_async_context(
-            self._hearing.to(subjects.events_of(self._team), self._job_id, self._heard)
-        )
+        await self._listening.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         self._said.cancel()
-        await self._open.aclose()
+        await self._listening.__aexit__(*error)
 
     def about(self, message: Outgoing) -> None:
         """Before `message` is sent: an answer to it is one to us."""
