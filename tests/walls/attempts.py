@@ -109,6 +109,8 @@ ATTEMPTS = (
             "tests/walls/test_team.py::test_who_was_revoked_stays_out_when_the_broker_starts_with_what_it_was_given_first"),
     Attempt(0, _TEAM, "the same at a server of a cluster that was away", "servers compare claims each second",
             "tests/walls/test_cluster.py::test_who_was_revoked_while_a_server_was_away_stays_out_there"),
+    Attempt(0, _TEAM, "to read on what it began to read, when its credential is revoked", "the broker ends the connection",
+            "tests/walls/test_cut.py::test_an_export_of_a_team_ends_with_its_credential"),
     Attempt(0, _TEAM, "a user that speaks for another user of its team", "its role has its name",
             "tests/client/test_teams.py::test_a_user_cannot_publish_to"),
     Attempt(0, _TEAM, "to be called like a pool, an operator, a node", "such names are refused",
