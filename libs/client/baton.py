@@ -65,6 +65,7 @@ _TOLD_S = 0.2
 _BULK = 500
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,9 @@ class Baton:
         self._hearing = Hearing(nats)
         self._ended: OrderedDict[str, None] = OrderedDict()
         """Jobs of which we have told the end."""
-        self._submitted: tuple[str, float, asyncio.Future[JobEvent] | None] = ("", float("-inf"), None)
-        """The last one: its id, when it was admitted, and its end, if that was told by then."""
+        self._over: OrderedDict[str, JobEvent] = OrderedDict()
+        """Ends that were told while their jobs were being submitted, until somebody waits for them."""
+        self._submitted = ("", float("-inf"))
 
     async def __aenter__(self) -> Self:
         return self
@@ -175,7 +177,9 @@ class Baton:
                 if busy := await self._busy(spec.pool or self.place.pool):
                     raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
                 raise
-        self._submitted = submitted.job_id, time.monotonic(), live.ended
+        self._submitted = submitted.job_id, time.monotonic()
+        if live.ended.done():
+            _remember(self._over, submitted.job_id, live.ended.result())
         return submitted
 
     async def _busy(self, pool: str) -> str:
@@ -274,16 +278,16 @@ class Baton:
         Raises TimedOut after `timeout_s`; otherwise as `watch`.
         """
         valid(JobGet, job_id=job_id)
+        event = self._over.pop(job_id, None)
         try:
-            async with asyncio.timeout(timeout_s), following.Live(self._hearing, self.team, job_id) as live:
-                event = await self._end_of(live, job_id)
+            if event is None:
+                async with asyncio.timeout(timeout_s), following.Live(self._hearing, self.team, job_id) as live:
+                    event = await self._end_of(live, job_id)
         except TimeoutError:
             raise TimedOut(
                 f"{job_id} has not ended within {timeout_s:g} s", fix="see `baton explain` for why"
             ) from None
-        self._ended[job_id] = None
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
+        _remember(self._ended, job_id, None)
         return event
 
     async def events(
@@ -504,9 +508,7 @@ class Baton:
                         return event
             raise Unreachable(f"{job_id}: the events ended before the job did")
 
-        job, at, ended = self._submitted
-        if job == job_id and ended is not None and ended.done():
-            return ended.result()
+        job, at = self._submitted
         if job == job_id and time.monotonic() - at < _JUST_NOW_S:
             await asyncio.wait({live.ended}, timeout=_TOLD_S)
         if live.ended.done():
@@ -523,6 +525,12 @@ class Baton:
             return await self.get(job_id)
         except NotFound:
             return None
+
+
+def _remember(kept: OrderedDict[str, T], job_id: str, value: T) -> None:
+    kept[job_id] = value
+    if len(kept) > _REMEMBERED:
+        kept.popitem(last=False)
 
 
 class _Unknown(Exception):
