@@ -33,6 +33,10 @@ MAX_HEADER_BYTES = 65_535
 _ROUND_MESSAGES = 1_000
 """Sent before acknowledgements are awaited: enough to hide the round trip, little enough to be sent again."""
 
+_UNDER_WAY = 64
+"""Sent and not acknowledged, at the most. The broker stores all that has come for a stream, with a sync each, before it hands
+out or acknowledges any of it: of a thousand at once none would be read before the last is stored."""
+
 _LEAST_MESSAGES = 32
 """Sent again after the broker had no room for more of their sender: else twice what it took."""
 
@@ -161,7 +165,9 @@ class Outbox:
         waiting: dict[int, asyncio.Future[PubAck]] = {}
         try:
             async with asyncio.timeout(self._ack_timeout_s):
-                for i in todo:
+                for number, i in enumerate(todo):
+                    if number >= _UNDER_WAY and number % (_UNDER_WAY // 2) == 0:
+                        await asyncio.wait({waiting[todo[number - _UNDER_WAY // 2 - 1]]})
                     item = items[i]
                     waiting[i], reply_to = replies.expect()
                     await self._nats.publish(

@@ -19,8 +19,9 @@ from nats.js import JetStreamContext
 from libs.bus.delivery import delivery
 from libs.ports.clock import until_turn
 
-_MORE_S = 0.05
-"""For messages that the broker has and was asked for; then what is here is enough."""
+_MORE_S = 0.02
+"""For messages that the broker has and was asked for, after the first; then what is here is enough. While somebody sends
+without a pause it has more at any time."""
 _GRACE_S = 0.5
 """After its end a request of which nothing was heard is forgotten."""
 _BUSY_S = 0.02
@@ -60,9 +61,12 @@ class Pull(JetStreamContext.PullSubscription):
         loop = asyncio.get_running_loop()
         end = loop.time() + min(timeout, until_turn(timeout))
         found: list[Msg] = []
+        first_s = float("inf")
         while True:
             self._take(found, batch)
             now = loop.time()
+            if found:
+                first_s = min(first_s, now)
             if len(found) == batch or (found and not delivery(found[-1].reply).pending):
                 until = min(now + _LINGER_S, end) if now - self._gave_s < _BUSY_S else now
                 while len(found) < batch and (left := until - loop.time()) > 0:
@@ -70,7 +74,7 @@ class Pull(JetStreamContext.PullSubscription):
                     self._take(found, batch)
                 self._gave_s = loop.time()
                 return found
-            left = min(end, now + _MORE_S) - now if found else end - now
+            left = min(end, first_s + _MORE_S) - now
             try:
                 if left <= 0:
                     raise NatsTimeout
@@ -79,6 +83,7 @@ class Pull(JetStreamContext.PullSubscription):
                 refused = self._heard(await self._sub.next_msg(left), found)
             except NatsError:
                 if found:
+                    self._gave_s = loop.time()
                     return found
                 raise
             if refused:

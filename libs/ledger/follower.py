@@ -19,6 +19,7 @@ deleted too: if the state was wrong and not the ledger, the next start mends it.
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -60,16 +61,19 @@ class FollowedEntry:
 class Gather:
     """Makes batches larger: after the first records, wait `seconds` for more, or until there are `enough` (None: as many as
     are read at once). With `busy_s` only when the batch before ended no longer ago than that: a record that comes alone is
-    not held up. With `busy_seconds` so long when the batch before ended no longer ago than `seconds`: records keep coming."""
+    not held up; with `busy_events`, too, only while about so many events come in `busy_s`: nor is who sends one job after the
+    other, each when the one before has ended. With `busy_seconds` so long when the batch before ended no longer ago than
+    `seconds`: records keep coming."""
 
     seconds: float
     enough: Callable[[Sequence[FollowedEntry]], bool] | None = None
     busy_s: float | None = None
     busy_seconds: float | None = None
+    busy_events: int = 0
 
-    def waits_s(self, since_s: float) -> float:
-        """How long, `since_s` after the batch before."""
-        if self.busy_s is not None and since_s > self.busy_s:
+    def waits_s(self, since_s: float, events: float = math.inf) -> float:
+        """How long, `since_s` after the batch before, when so many `events` came in the last `busy_s`."""
+        if self.busy_s is not None and (since_s > self.busy_s or events < self.busy_events):
             return 0.0
         return self.seconds if self.busy_seconds is None or since_s > self.seconds else self.busy_seconds
 
@@ -142,6 +146,7 @@ class Follower(Generic[P]):
         self._waits_for = "not read yet"
         self._applying = asyncio.Lock()
         self._done_s = float("-inf")  # when the last batch with records was done
+        self._recent = _Recent(gather.busy_s or 0.0) if gather is not None and gather.busy_events else None
         self._hurried = asyncio.Event()
 
     @property
@@ -298,7 +303,7 @@ class Follower(Generic[P]):
         """Adds what comes while it gathers to `steps`."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        end = now + gather.waits_s(now - self._done_s)
+        end = now + gather.waits_s(now - self._done_s, self._lately(steps, now))
         while not self._enough(gather, steps) and not self._hurried.is_set() and (left := end - loop.time()) > 0:
             if not reader.lag():
                 await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
@@ -306,7 +311,14 @@ class Follower(Generic[P]):
                 more = await reader.next(self._max_batch, max(0.0, end - loop.time()) if reader.lag() else 0.0)
             except LedgerStopped:
                 break  # what came before counts; the next call meets the fault again
-            steps += await self._apply(more)
+            steps += (new := await self._apply(more))
+            self._lately(new, loop.time())
+
+    def _lately(self, steps: Sequence[FollowedEntry], now: float) -> float:
+        """How many events came lately, with those of `steps`, which came just now; infinity when it is not counted."""
+        if self._recent is None:
+            return math.inf
+        return self._recent.add(sum(len(step.entry.record.events) for step in steps), now)
 
     async def _rest(self, reader: LedgerReader) -> None:
         if await reader.come(self._idle_s):
@@ -363,6 +375,21 @@ class Follower(Generic[P]):
         await self._saver.close()
         if self._reader is not None:
             await self._reader.close()
+
+
+class _Recent:
+    """How many events came lately: each counts less by a factor of e for every `window_s` since."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._count = 0.0
+        self._at_s = float("-inf")
+
+    def add(self, count: int, now_s: float) -> float:
+        """`count` events came; how many it is now, with them."""
+        self._count = count + self._count * math.exp((self._at_s - now_s) / self._window_s)
+        self._at_s = now_s
+        return self._count
 
 
 class _CannotFold(Exception):

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from nats.aio.msg import Msg
+from nats.js.api import PubAck
 from nats.js.errors import APIError
 
 from libs.bus.batches import BATCH_ID
@@ -37,6 +38,22 @@ async def test_acknowledgements_are_in_the_order_of_the_items(nats: BusConnectio
     messages = await stored(nats.jetstream(), f"INBOX-{pool}", inbox("clock", "tick", pool))
     assert [a.seq for a in acks] == list(range(1, 2_501))
     assert [m.headers["Nats-Msg-Id"] for m in messages] == [i.headers["Nats-Msg-Id"] for i in items]
+
+
+async def test_so_many_are_under_way_that_the_broker_answers_between_them(
+    nats: BusConnection, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: list[int] = []
+    expect = Replies.expect
+
+    def counted(self: Replies) -> "tuple[asyncio.Future[PubAck], str]":
+        under_way.append(len(self._waiting))
+        return expect(self)
+
+    monkeypatch.setattr(Replies, "expect", counted)
+    await Outbox(nats.jetstream()).publish_many(ticks(pool, range(500)))
+    assert len(under_way) == 500
+    assert 16 < max(under_way) < 64
 
 
 async def test_publishing_again_stores_nothing_new(nats: BusConnection, pool: str) -> None:

@@ -9,8 +9,10 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js.api import ConsumerConfig, StreamConfig
 
 from libs.bus.connect import BusConnection, close, connect
+from libs.bus.delivery import delivery
 from libs.bus.pulls import Pull
 from tests.kit.background import ServerInBackground
+from tests.kit.tasks import beside
 from tests.kit.waiting import until
 
 LONG_S = 120.0
@@ -67,6 +69,23 @@ async def test_what_is_there_comes_as_one_batch(nats: BusConnection) -> None:
     assert await texts(one.fetch(10, LONG_S)) == numbers[:10]
     assert await texts(one.fetch(10, LONG_S)) == numbers[10:20]
     assert await texts(one.fetch(10, LONG_S)) == numbers[20:]
+
+
+async def test_who_sends_without_a_pause_does_not_hold_up_what_has_come(nats: BusConnection) -> None:
+    """The broker always has one more, and each comes before the patience with it ends."""
+    one = await pull(nats)
+    await put(nats, "first", "second")
+    [first] = await one.fetch(1, LONG_S)
+    assert delivery(first.reply).pending == 1
+    await nats.jetstream().purge_stream("S")
+
+    async def more() -> None:
+        while True:
+            one._sub._pending_queue.put_nowait(first)
+            await asyncio.sleep(0.001)
+
+    async with beside(more()):
+        assert len(await texts(one.fetch(1_000_000, LONG_S))) < 1_000
 
 
 async def test_what_comes_soon_after_others_is_handed_out_with_what_follows_it(

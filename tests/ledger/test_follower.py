@@ -15,6 +15,7 @@ from libs.bus.table import snapshots_bucket
 from libs.ledger.chain import GENESIS, Head, LedgerRewound, UnknownRecord
 from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import Restored, SnapshotStore
+from schemas.ledger import NodeLeft
 from schemas.subjects import ledger, ledger_stream
 from tests.kit.tasks import beside
 from tests.ledger.tally import Tally
@@ -27,9 +28,9 @@ class TallyOfTomorrow(Tally):
     version = 2
 
 
-async def grow(world: World, count: int, head: Head = GENESIS) -> Head:
+async def grow(world: World, count: int, head: Head = GENESIS, **fields: Any) -> Head:
     for _ in range(count):
-        head = await world.append(head, t_us=head.seq * 10)
+        head = await world.append(head, t_us=head.seq * 10, **fields)
     return head
 
 
@@ -151,17 +152,20 @@ async def test_records_are_gathered_until_there_are_enough(world: World) -> None
     assert set(sizes) <= {0, 4}
 
 
-async def test_a_busy_reader_gathers_and_a_lone_record_is_not_held_up(world: World) -> None:
+@pytest.mark.parametrize("busy_events", [0, 1])
+async def test_a_busy_reader_gathers_and_a_lone_record_is_not_held_up(world: World, busy_events: int) -> None:
     batches: list[int] = []
 
     async def after(steps: Sequence[FollowedEntry]) -> None:
         if steps:
             batches.append(len(steps))
 
-    head = await grow(world, 1)
-    async with running(follower(world, gather=Gather(60.0, lambda steps: len(steps) >= 5, busy_s=600.0)), after):
+    left = {"events": (NodeLeft(node="n", incarnation=1, reason="drained"),)}
+    head = await grow(world, 1, **left)
+    gather = Gather(60.0, lambda steps: len(steps) >= 5, busy_s=600.0, busy_events=busy_events)
+    async with running(follower(world, gather=gather), after):
         await until(lambda: batches == [1])  # the first: nothing came shortly before
-        await grow(world, 5, head)  # one after the other, while the first of them waits for company
+        await grow(world, 5, head, **left)  # one after the other, while the first of them waits for company
         await until(lambda: sum(batches) == 6)
     assert batches == [1, 5]
 
@@ -208,6 +212,24 @@ def test_a_reader_gathers_for_longer_while_records_keep_coming() -> None:
     assert [gather.waits_s(since_s) for since_s in (0.1, 0.3, float("inf"))] == [1.0, 0.2, 0.2]
     lone = Gather(0.2, busy_s=0.5)
     assert [lone.waits_s(since_s) for since_s in (0.4, 0.6)] == [0.2, 0.0]
+    steady = Gather(0.2, busy_s=0.5, busy_events=64)
+    assert [steady.waits_s(since_s, events) for since_s, events in ((0.4, 64), (0.4, 63), (0.6, 64))] == [0.2, 0.0, 0.0]
+
+
+async def test_records_of_few_events_are_not_held_up_however_soon_they_come(world: World) -> None:
+    batches: list[int] = []
+
+    async def after(steps: Sequence[FollowedEntry]) -> None:
+        if steps:
+            batches.append(len(steps))
+
+    lone = Gather(60.0, lambda steps: len(steps) >= 5, busy_s=600.0, busy_events=1_000)
+    left, head = {"events": (NodeLeft(node="n", incarnation=1, reason="drained"),)}, GENESIS
+    async with running(follower(world, gather=lone), after):
+        for _ in range(6):
+            batches.clear()
+            head = await grow(world, 1, head, **left)
+            await until(lambda: batches == [1])
 
 
 async def test_a_reader_that_gathers_goes_on_when_it_is_hurried(world: World) -> None:
