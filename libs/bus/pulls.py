@@ -17,6 +17,7 @@ from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 
 from libs.bus.delivery import delivery
+from libs.bus.lately import Lately
 from libs.ports.clock import until_turn
 
 _MORE_S = 0.02
@@ -24,10 +25,10 @@ _MORE_S = 0.02
 without a pause it has more at any time."""
 _GRACE_S = 0.5
 """After its end a request of which nothing was heard is forgotten."""
-_BUSY_S = 0.02
-_LINGER_S = 0.005
-_GLANCE_S = 0.005
-"""What comes sooner than the one after messages were handed out waits so long for others: each batch has costs of its own."""
+_MANY = 5
+_LINGER_S = 0.010
+_GLANCE_S = 0.010
+"""While so many have come lately, what comes waits so long for others: each batch has costs of its own."""
 _REFUSED_S = 0.1
 _ENDED = ("404", "408")
 """Nothing there, or no time left: the usual ends of a request."""
@@ -39,7 +40,9 @@ class JetStream(JetStreamContext):
 
     async def pull_subscribe_bind(self, *args: Any, **kwargs: Any) -> JetStreamContext.PullSubscription:
         made = await super().pull_subscribe_bind(*args, **kwargs)
-        return Pull(self, made._sub, made._stream, made._consumer, made._deliver.encode())
+        pull = Pull(self, made._sub, made._stream, made._consumer, made._deliver.encode())
+        pull.lately = Lately()
+        return pull
 
 
 class Pull(JetStreamContext.PullSubscription):
@@ -49,8 +52,8 @@ class Pull(JetStreamContext.PullSubscription):
     """Messages of the open request that are to come."""
     _until_s = 0.0
     _reconnects = 0
-    _gave_s = float("-inf")
-    """When messages were handed out last."""
+    lately: Lately
+    """Messages that were handed out."""
 
     async def fetch(self, batch: int = 1, timeout: float | None = 5.0, heartbeat: float | None = None) -> list[Msg]:
         """Up to `batch` messages: those that the broker has, else the next one that comes within `timeout` seconds.
@@ -68,11 +71,12 @@ class Pull(JetStreamContext.PullSubscription):
             if found:
                 first_s = min(first_s, now)
             if len(found) == batch or (found and not delivery(found[-1].reply).pending):
-                until = min(now + _LINGER_S, end) if now - self._gave_s < _BUSY_S else now
+                fresh = len(found)
+                until = min(now + _LINGER_S, end) if self.lately.add(fresh, now) >= _MANY else now
                 while len(found) < batch and (left := until - loop.time()) > 0:
                     await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile
                     self._take(found, batch)
-                self._gave_s = loop.time()
+                self.lately.add(len(found) - fresh, loop.time())
                 return found
             left = min(end, first_s + _MORE_S) - now
             try:
@@ -83,7 +87,7 @@ class Pull(JetStreamContext.PullSubscription):
                 refused = self._heard(await self._sub.next_msg(left), found)
             except NatsError:
                 if found:
-                    self._gave_s = loop.time()
+                    self.lately.add(len(found), loop.time())
                     return found
                 raise
             if refused:

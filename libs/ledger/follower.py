@@ -28,6 +28,7 @@ from typing import Any, Generic, TypeVar
 from nats.js import JetStreamContext
 
 from libs.bus.cancel import cancel
+from libs.bus.lately import Lately
 from libs.bus.patience import patiently
 from libs.core.state.formats import NEWEST
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped
@@ -146,7 +147,7 @@ class Follower(Generic[P]):
         self._waits_for = "not read yet"
         self._applying = asyncio.Lock()
         self._done_s = float("-inf")  # when the last batch with records was done
-        self._recent = _Recent(gather.busy_s or 0.0) if gather is not None and gather.busy_events else None
+        self._recent = Lately(gather.busy_s) if gather is not None and gather.busy_s and gather.busy_events else None
         self._hurried = asyncio.Event()
 
     @property
@@ -375,21 +376,6 @@ class Follower(Generic[P]):
         await self._saver.close()
         if self._reader is not None:
             await self._reader.close()
-
-
-class _Recent:
-    """How many events came lately: each counts less by a factor of e for every `window_s` since."""
-
-    def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
-        self._count = 0.0
-        self._at_s = float("-inf")
-
-    def add(self, count: int, now_s: float) -> float:
-        """`count` events came; how many it is now, with them."""
-        self._count = count + self._count * math.exp((self._at_s - now_s) / self._window_s)
-        self._at_s = now_s
-        return self._count
 
 
 class _CannotFold(Exception):

@@ -13,7 +13,6 @@ That is a matter of speed alone; no safety depends on any clock.
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from libs.bus.cancel import cancel
+from libs.bus.lately import Lately
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import Head, remember
@@ -58,7 +58,7 @@ _HEADER_BYTES = 1024
 _RECORD_BYTES = 2048  # of a record beside its events: what its clock says, mostly
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
-_BUSY_S, _MANY = 0.05, 4  # so many inputs in about so long: they are worth waiting for more of them
+_MANY = 16  # so many inputs lately: they are worth waiting for more of them
 _GLANCE_S = 0.005
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
@@ -123,7 +123,7 @@ class LedgerWriter(Generic[D]):
         self._batch = batch
         self._limit = batch
         self._linger_s = linger_ms / 1000
-        self._flow, self._flow_s = 0.0, -math.inf  # inputs lately, the older the less; as of when
+        self._lately = Lately()
         self._takeover_s = takeover_s
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
@@ -278,10 +278,10 @@ class LedgerWriter(Generic[D]):
         stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._flow = len(stored) + self._flow * math.exp((self._flow_s - now) / _BUSY_S)
-        self._flow_s = now
-        if self._flow < _MANY:
-            return stored  # a lone message is not held up for company
+        if self._lately.add(len(stored), now) < _MANY:
+            return (
+                stored  # neither a lone message nor one of those that come one after the other is held up for company
+            )
         size = sum(len(s.payload) for s in stored)
         while len(stored) < self._limit and size < _INPUT_BYTES and (left := now + self._linger_s - loop.time()) > 0:
             if not inbox.lag:
@@ -290,7 +290,7 @@ class LedgerWriter(Generic[D]):
             more = await inbox.messages(self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size)
             stored += more
             size += sum(len(s.payload) for s in more)
-            self._flow += len(more)
+            self._lately.add(len(more), loop.time())
         return stored
 
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:

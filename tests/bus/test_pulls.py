@@ -94,7 +94,7 @@ async def test_what_comes_soon_after_others_is_handed_out_with_what_follows_it(
     one = await pull(nats)
     await put(nats, "first")
     assert await texts(one.fetch(5, LONG_S)) == ["first"], "a lone one is not held up"
-    monkeypatch.setattr("libs.bus.pulls._BUSY_S", LONG_S)
+    monkeypatch.setattr("libs.bus.pulls._MANY", 1)
     monkeypatch.setattr("libs.bus.pulls._LINGER_S", LONG_S)
     fetching = asyncio.create_task(texts(one.fetch(2, LONG_S)))
     await put(nats, "second")

@@ -9,6 +9,7 @@ from nats.errors import MaxPayloadError
 from nats.errors import TimeoutError as NatsTimeout
 
 from libs.bus.dead import STACK
+from libs.bus.lately import Lately
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
@@ -127,14 +128,15 @@ async def test_hooks_see_every_commit_in_order_and_first_of_all_the_refold(world
 
 
 async def test_few_inputs_are_decided_at_once_and_many_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_BUSY_S", 1e-9)  # each is the first for long
+    monkeypatch.setattr(writer_module, "_MANY", 4)
     writer = world.writer("w1", linger_ms=600_000, batch=16)
+    writer._lately = Lately(1e-9)  # each is the first for long
     world.start(writer)
     for n in range(3):
         await world.put(admitted(n))
         await world.decided(writer)
     assert await world.ledger_last() == 3
-    monkeypatch.setattr(writer_module, "_BUSY_S", 1e9)  # what came is still felt
+    writer._lately = Lately(1e9)  # what came is still felt
     for n in range(3, 43):
         await world.put(admitted(n))
     while writer.counters.inputs < 3 + 16:
