@@ -129,9 +129,8 @@ class _Side:
     async def _starts(self, ids: set[str], *, last: bool) -> dict[str, float]:
         """Job -> when it started, s since the epoch; of timers, with `last`, when it ended."""
         if self._kind == "process":
-            logs = {
-                path.parent.name.split(".")[0]: path for path in self._folder.rglob("rank-0.log")
-            }  # as the agents keep them
+            kept = self._folder.glob("services/*/jobs/.agent/job-*.1.*/rank-0.log")  # as the agents keep them
+            logs = {path.parent.name.split(".")[0]: path for path in kept}
             return {job: float(logs[job].read_text()) for job in ids}
         wanted = JobFinished if last else AttemptRunning
         js, pool = self._operator.nats.jetstream(), (await self._operator.status()).pool

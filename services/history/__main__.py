@@ -5,4 +5,4 @@ from services.history.app import make_app
 from services.history.settings import HistorySettings
 
 settings = HistorySettings()
-run(make_app(settings), settings, "history")
+run(make_app(settings), settings, "history", yields=True)

@@ -5,4 +5,4 @@ from services.preemption.app import make_app
 from services.preemption.settings import PreemptionSettings
 
 settings = PreemptionSettings()
-run(make_app(settings), settings, "preemption")
+run(make_app(settings), settings, "preemption", yields=True)

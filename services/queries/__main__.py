@@ -12,4 +12,4 @@ try:
     app = make_app(settings)
 except BadFile as error:
     sys.exit(f"queries: {error}")
-run(app, settings, "queries")
+run(app, settings, "queries", yields=True)

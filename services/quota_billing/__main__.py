@@ -12,4 +12,4 @@ try:
     app = make_app(settings)
 except BadFile as error:
     sys.exit(f"quota_billing: {error}")
-run(app, settings, "quota_billing")
+run(app, settings, "quota_billing", yields=True)

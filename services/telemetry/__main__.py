@@ -5,4 +5,4 @@ from services.telemetry.app import make_app
 from services.telemetry.settings import TelemetrySettings
 
 settings = TelemetrySettings()
-run(make_app(settings), settings, "telemetry")
+run(make_app(settings), settings, "telemetry", yields=True)

@@ -12,4 +12,4 @@ try:
     app = make_app(settings)
 except BadKeys as error:
     sys.exit(f"vault: {error}")
-run(app, settings, "vault")
+run(app, settings, "vault", yields=True)

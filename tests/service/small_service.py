@@ -89,5 +89,5 @@ def make_app(settings: SmallSettings):
 
 if __name__ == "__main__":
     loaded = SmallSettings()
-    run(make_app(loaded), loaded, "small")
+    run(make_app(loaded), loaded, "small", yields=True)
     sys.exit(0)

@@ -149,6 +149,12 @@ async def test_probes_and_metrics_tell_what_the_service_does(own_nats: BusConnec
     assert (await process.get("/nothing"))[0] == 404
 
 
+async def test_a_service_that_reads_what_others_decide_lets_them_go_first(own_nats: BusConnection, start) -> None:
+    process = await start().up()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, process.popen.pid) == min(own + 5, 19)
+
+
 async def test_who_connects_and_asks_nothing_takes_no_place_of_who_asks(own_nats: BusConnection, start) -> None:
     """Every job of a node reaches the port. A third of them ask once, and then begin a request that they do not end."""
     process = await start().up()
