@@ -26,8 +26,8 @@ without a pause it has more at any time."""
 _GRACE_S = 0.5
 """After its end a request of which nothing was heard is forgotten."""
 _MANY = 5
-_LINGER_S = 0.010
-_GLANCE_S = 0.010
+_LINGER_S = 0.005
+_GLANCE_S = 0.005
 """While so many have come lately, what comes waits so long for others: each batch has costs of its own."""
 _REFUSED_S = 0.1
 _ENDED = ("404", "408")
