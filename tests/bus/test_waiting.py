@@ -133,7 +133,7 @@ async def test_a_large_submit_goes_in_as_fast_as_it_is_answered(js: JetStreamCon
 
 async def test_who_waits_in_vain_is_told_why(js: JetStreamContext) -> None:
     with pytest.raises(Crowded) as error:
-        await Outbox(js, give_up_s=0.3).publish_many(requests(WAITING_OF_A_SENDER + 5))
+        await Outbox(js, ack_timeout_s=60, give_up_s=0.3).publish_many(requests(WAITING_OF_A_SENDER + 5))
     assert len(error.value.unstored) == 5
 
 
