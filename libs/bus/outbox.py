@@ -31,7 +31,7 @@ MAX_HEADER_BYTES = 65_535
 """A stream stores no more of headers, whatever the server takes."""
 
 _ROUND_MESSAGES = 1_000
-"""Sent before acknowledgements are awaited: enough to hide the round trip, little enough to be sent again."""
+"""Of one try: what it leaves unacknowledged is sent again before what follows."""
 
 _UNDER_WAY = 64
 """Sent and not acknowledged, at the most. The broker stores all that has come for a stream, with a sync each, before it hands

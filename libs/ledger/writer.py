@@ -278,10 +278,8 @@ class LedgerWriter(Generic[D]):
         stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._lately.add(len(stored), now) < _MANY:
-            return (
-                stored  # neither a lone message nor one of those that come one after the other is held up for company
-            )
+        if self._lately.add(len(stored), now) < _MANY:  # a lone job is not held up for company, nor one after the other
+            return stored
         size = sum(len(s.payload) for s in stored)
         while len(stored) < self._limit and size < _INPUT_BYTES and (left := now + self._linger_s - loop.time()) > 0:
             if not inbox.lag:
