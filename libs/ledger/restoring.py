@@ -33,10 +33,10 @@ class RestoreWait:
     async def over(self, gone: RecordsArchived) -> None:
         """Returns when it may be tried again. A broker that is away is waited for; raises ConnectionClosedError."""
         log.error("%s of pool %s waits: %s", self._name, self._pool, gone)
-        failpoint("ledger.archived")
         self.problem, self.records = str(gone), gone.records
         try:
             while True:
+                failpoint("ledger.archived")
                 if await self._back(gone.seq):
                     break
                 await asyncio.sleep(LOOK_S)

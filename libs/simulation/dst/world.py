@@ -36,7 +36,7 @@ Make = Callable[[], Any]
 
 _MAX_NOTES = 100_000
 _ARCHIVED = "ledger.archived"
-"""Reached by who waits for archived records. No crash is drawn there: nothing is under way."""
+"""Reached by who waits for archived records, each time it looks. No crash is drawn there: nothing is under way."""
 
 
 @dataclass(eq=False, slots=True)
