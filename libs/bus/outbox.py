@@ -166,7 +166,7 @@ class Outbox:
         try:
             async with asyncio.timeout(self._ack_timeout_s):
                 for number, i in enumerate(todo):
-                    if number >= _UNDER_WAY and number % (_UNDER_WAY // 2) == 0:
+                    if number >= _UNDER_WAY and number % (_UNDER_WAY // 2) == 0:  # woken for half of them, not for each
                         await asyncio.wait({waiting[todo[number - _UNDER_WAY // 2 - 1]]})
                     item = items[i]
                     waiting[i], reply_to = replies.expect()

@@ -40,9 +40,7 @@ class JetStream(JetStreamContext):
 
     async def pull_subscribe_bind(self, *args: Any, **kwargs: Any) -> JetStreamContext.PullSubscription:
         made = await super().pull_subscribe_bind(*args, **kwargs)
-        pull = Pull(self, made._sub, made._stream, made._consumer, made._deliver.encode())
-        pull.lately = Lately()
-        return pull
+        return Pull(self, made._sub, made._stream, made._consumer, made._deliver.encode())
 
 
 class Pull(JetStreamContext.PullSubscription):
@@ -52,8 +50,10 @@ class Pull(JetStreamContext.PullSubscription):
     """Messages of the open request that are to come."""
     _until_s = 0.0
     _reconnects = 0
-    lately: Lately
-    """Messages that were handed out."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lately = Lately()  # messages that were handed out
 
     async def fetch(self, batch: int = 1, timeout: float | None = 5.0, heartbeat: float | None = None) -> list[Msg]:
         """Up to `batch` messages: those that the broker has, else the next one that comes within `timeout` seconds.
@@ -72,11 +72,11 @@ class Pull(JetStreamContext.PullSubscription):
                 first_s = min(first_s, now)
             if len(found) == batch or (found and not delivery(found[-1].reply).pending):
                 fresh = len(found)
-                until = min(now + _LINGER_S, end) if self.lately.add(fresh, now) >= _MANY else now
+                until = min(now + _LINGER_S, end) if self._lately.add(fresh, now) >= _MANY else now
                 while len(found) < batch and (left := until - loop.time()) > 0:
                     await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile
                     self._take(found, batch)
-                self.lately.add(len(found) - fresh, loop.time())
+                self._lately.add(len(found) - fresh, loop.time())
                 return found
             left = min(end, first_s + _MORE_S) - now
             try:
@@ -87,7 +87,7 @@ class Pull(JetStreamContext.PullSubscription):
                 refused = self._heard(await self._sub.next_msg(left), found)
             except NatsError:
                 if found:
-                    self.lately.add(len(found), loop.time())
+                    self._lately.add(len(found), loop.time())
                     return found
                 raise
             if refused:

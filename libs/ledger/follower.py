@@ -19,7 +19,6 @@ deleted too: if the state was wrong and not the ledger, the next start mends it.
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ class Gather:
     busy_seconds: float | None = None
     busy_events: int = 0
 
-    def waits_s(self, since_s: float, events: float = math.inf) -> float:
+    def waits_s(self, since_s: float, events: float) -> float:
         """How long, `since_s` after the batch before, when so many `events` came in the last `busy_s`."""
         if self.busy_s is not None and (since_s > self.busy_s or events < self.busy_events):
             return 0.0
@@ -147,7 +146,7 @@ class Follower(Generic[P]):
         self._waits_for = "not read yet"
         self._applying = asyncio.Lock()
         self._done_s = float("-inf")  # when the last batch with records was done
-        self._recent = Lately(gather.busy_s) if gather is not None and gather.busy_s and gather.busy_events else None
+        self._lately = Lately(gather.busy_s) if gather is not None and gather.busy_s else Lately()  # events
         self._hurried = asyncio.Event()
 
     @property
@@ -304,7 +303,7 @@ class Follower(Generic[P]):
         """Adds what comes while it gathers to `steps`."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        end = now + gather.waits_s(now - self._done_s, self._lately(steps, now))
+        end = now + gather.waits_s(now - self._done_s, self._came(steps, now))
         while not self._enough(gather, steps) and not self._hurried.is_set() and (left := end - loop.time()) > 0:
             if not reader.lag():
                 await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
@@ -313,13 +312,11 @@ class Follower(Generic[P]):
             except LedgerStopped:
                 break  # what came before counts; the next call meets the fault again
             steps += (new := await self._apply(more))
-            self._lately(new, loop.time())
+            self._came(new, loop.time())
 
-    def _lately(self, steps: Sequence[FollowedEntry], now: float) -> float:
-        """How many events came lately, with those of `steps`, which came just now; infinity when it is not counted."""
-        if self._recent is None:
-            return math.inf
-        return self._recent.add(sum(len(step.entry.record.events) for step in steps), now)
+    def _came(self, steps: Sequence[FollowedEntry], now: float) -> float:
+        """How many events came lately, with those of `steps`, which came just now."""
+        return self._lately.add(sum(len(step.entry.record.events) for step in steps), now)
 
     async def _rest(self, reader: LedgerReader) -> None:
         if await reader.come(self._idle_s):

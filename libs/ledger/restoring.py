@@ -1,7 +1,8 @@
 """A service that needs records which were archived waits where it is, until an operator has put them back.
 
 It is not ready meanwhile and says why. It goes on by itself once `baton ledger restore` has brought what it lacks, or another
-process has saved a snapshot that reaches far enough. As it stays declared, nothing more of what it needs is deleted.
+process has saved a snapshot that reaches far enough. From its next declaration on nothing of what it needs is deleted, but by a
+run of `archive --delete` that began before: then it waits on, and what it lacks is to be restored once more.
 """
 
 import asyncio

@@ -209,9 +209,9 @@ async def test_a_reader_that_rests_does_not_while_it_is_behind(world: World) -> 
 
 def test_a_reader_gathers_for_longer_while_records_keep_coming() -> None:
     gather = Gather(0.2, busy_seconds=1.0)
-    assert [gather.waits_s(since_s) for since_s in (0.1, 0.3, float("inf"))] == [1.0, 0.2, 0.2]
+    assert [gather.waits_s(since_s, 1) for since_s in (0.1, 0.3, float("inf"))] == [1.0, 0.2, 0.2]
     lone = Gather(0.2, busy_s=0.5)
-    assert [lone.waits_s(since_s) for since_s in (0.4, 0.6)] == [0.2, 0.0]
+    assert [lone.waits_s(since_s, 1) for since_s in (0.4, 0.6)] == [0.2, 0.0]
     steady = Gather(0.2, busy_s=0.5, busy_events=64)
     assert [steady.waits_s(since_s, events) for since_s, events in ((0.4, 64), (0.4, 63), (0.6, 64))] == [0.2, 0.0, 0.0]
 
