@@ -45,6 +45,7 @@ from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
+from libs.embedded.spread import make_apart
 from libs.walls.accounts import SERVICES as ADMIN
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
@@ -332,7 +333,7 @@ class LocalStack:
         self.http[name] = f"http://{LOOPBACK}:{lease.port}"
         self.http_tokens[name] = secrets.token_hex(16)
         home = self.state_dir / "services" / name
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_apart(home)
         own = {
             "BATON_QUOTA_BILLING_PRICES": options.prices,
             "BATON_QUOTA_BILLING_TEAMS": options.quotas,

@@ -19,6 +19,7 @@ from libs.embedded.events import ProcessEvent
 from libs.embedded.ports import lease_port
 from libs.embedded.records import kill_leftovers, start_ticks, write_private
 from libs.embedded.servers import MONGO, MONITOR, NATS, VALKEY, NatsPorts, NatsUser, Server, ServerOptions
+from libs.embedded.spread import make_apart
 from libs.embedded.supervisor import Supervisor
 
 _MEMORY_FILE = "stack.json"
@@ -134,7 +135,7 @@ class Servers:
                 json.dumps({"ports": {**memory.get("ports", {}), **self._ports}, "passwords": passwords}),
             )
             for name, server in self._servers.items():
-                server.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_apart(server.data_dir)
                 if name in self.options.nats.names and self.options.nats.trust is not None:
                     _inherit(server.data_dir, self.options.nats.trust.heir, alone=self.options.nats.servers == 1)
                 if server.config_path is not None:
