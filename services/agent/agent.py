@@ -26,6 +26,7 @@ from schemas.nodes import DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import LogPiece, LogQuery
 from services.agent.asking import Asker
 from services.agent.keeper.find import NoKeeper
+from services.agent.kept_groups import KeptGroups
 from services.agent.launcher import Launcher, make_room, prune
 from services.agent.node import NodeRunner
 from services.agent.reports import Reports
@@ -304,8 +305,11 @@ class Agent:
                     await part.look_at_limits()
 
     async def run_prune(self) -> None:
+        groups = KeptGroups()
         while True:
             await asyncio.sleep(_PRUNE_S)
+            if self.launcher.memory_base is not None:
+                await asyncio.to_thread(groups.look)
             await asyncio.to_thread(prune, self.launcher.logs.prune())
             await asyncio.to_thread(make_room, self.launcher.workdir, self.launcher.logs.left())
 

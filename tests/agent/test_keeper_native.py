@@ -189,6 +189,12 @@ def test_what_is_wrong_with_its_groups_is_said(run, tmp_path):
     assert run("true", memory={"group": "/proc/none", "bytes": 1}).failure()["filename"] == "/proc/none"
 
 
+def test_its_output_is_made_before_it_is_in_its_groups(run, tmp_path):
+    """What the kernel keeps of a file that is made would hold the group of its memory when nothing of the job is left."""
+    assert run("true", memory={"group": "/proc/none", "bytes": 1}).failure()["errno"]
+    assert (tmp_path / "0.log").exists()
+
+
 def test_those_that_were_started_before_one_that_could_not_be_are_ended(run, tmp_path):
     def rank(number: int, path: str) -> dict[str, object]:
         return {"rank": number, "environment": {"PATH": path}, "log": str(tmp_path / "log")}

@@ -421,11 +421,12 @@ class Keeper:
 
     def _gone(self, attempt: HeldAttempt) -> None:
         del self._dying[attempt.id]
-        self._clean.discard(attempt.id)
         self._ended(attempt, self._last.pop(attempt.id, {}))
+        ended_well = attempt.id in self._clean and not any(attempt.codes.values())
+        self._clean.discard(attempt.id)
         attempt.state = GONE
         for group in filter(None, dict.fromkeys((attempt.group, attempt.memory, attempt.pids))):
-            attempt.oom_kills += proc.oom_kills(group)
+            attempt.oom_kills += 0 if ended_well else proc.oom_kills(group)
             proc.remove_group(group)
         self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills, "doomed": attempt.doomed})
         life = self.table.lives.get(attempt.node)

@@ -355,6 +355,11 @@ static bool open_above(const char *folder)
 static bool start(int view, const char **useless)
 {
     struct spec *spec = &shim.spec;
+    /* Where no job sees them; and before this process is in its groups: what the kernel caches of the disk for a file that is
+     * made stays when nothing of the job is left, and so would the group of memory that it counts for. */
+    for (u32 at = 0; at < spec->count; at++)
+        if (!open_output(&spec->ranks[at]))
+            return false;
     if (!enter_groups())
         return false;
     if (shim.setup->kind == NAMESPACE) {
@@ -369,9 +374,6 @@ static bool start(int view, const char **useless)
     }
     if (*spec->remove && !open_above(spec->remove))
         return false;
-    for (u32 at = 0; at < spec->count; at++)
-        if (!open_output(&spec->ranks[at])) /* they lie where no job sees them */
-            return false;
     if (spec->behind && !put_up(shim.setup, &spec->walls, view, useless))
         return false;
     close_file(view);
