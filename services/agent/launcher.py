@@ -70,6 +70,8 @@ class Launcher:
     """The only team that is served where nothing holds the processes of a job together, or keeps teams apart."""
     timed: dict[str, int] = field(default_factory=dict)
     """Node -> the life of it in which a timer was started: that life ends with this agent."""
+    _limited: set[Path] = field(default_factory=set)
+    """Of version 2: groups of lives whose attempts can be limited."""
 
     def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[SeenOfPart], None]) -> RunningPart:
         if part.spec.simulation is not None:
@@ -152,6 +154,7 @@ class Launcher:
     def leave(self, node: NodeRunner) -> None:
         """This life of the node is over and nothing of it is left: its empty cgroup goes too."""
         if (group := self._group(node)) is not None:
+            self._limited.discard(group)
             proc.remove_group(str(group))
             with suppress(OSError):
                 group.parent.rmdir()
@@ -214,6 +217,13 @@ class Launcher:
             for slot in slots(part)
         ]
         group = self._group(node)
+        if (
+            group is not None
+            and group not in self._limited
+            and self.group_base in (self.memory_base, self.process_base)
+        ):
+            tree.make_limited(group, group.parents[1])
+            self._limited.add(group)
         shown = [] if secrets is None else [secrets]
         limits = self._limits(node, part, group)
 

@@ -7,6 +7,7 @@ for machines without the first, where a shim was killed: a program that clears i
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from services.agent.keeper import proc
 
 MARKER = "BATON_PART"
+_BELOW = "baton-agent"
+"""A cgroup for this process alone."""
 
 
 def marker_root(node: str, state_dir: str | Path) -> str:
@@ -28,7 +31,7 @@ def _digest(state_dir: str) -> str:
 
 
 def cgroup_base() -> Path | None:
-    """Where this process may make cgroups: of version 2, else below the freezer of version 1; or None."""
+    """Where this process may make cgroups: of version 2 (`divided`), else below the freezer of version 1; or None."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
@@ -38,15 +41,68 @@ def cgroup_base() -> Path | None:
         for line in mounts:
             left, _, right = line.partition(" - ")
             if right.startswith(f"{kind} ") and option in right and controller in own:
-                base = Path(left.split()[4] + own[controller].rstrip("/"))
+                top = left.split()[4]
+                base = Path(top + own[controller].rstrip("/"))
                 if _may_make_groups(base):
-                    return base
+                    return divided(base, Path(top)) if kind == "cgroup2" else base
     return None
 
 
+def divided(own: Path, top: Path, limits: Callable[[Path], bool] | None = None) -> Path:
+    """Of version 2, where groups can be made that are limited. `own` is this process's group, `top` where the tree is mounted;
+    `limits` has a group limit those below it, and says whether it does.
+
+    Such a group holds no process itself (Linux, admin-guide/cgroup-v2, "no internal process constraint"), and `own` has this
+    one. So root makes one beside those that the machine has at the top; else this process moves one down, which does where it
+    is alone in its group, as in a container. Where neither does, `own`: attempts are held together there, and not limited.
+    """
+    limits = limits or _limits
+    own = own.parent if own.name == _BELOW else own  # it has moved before
+    if not _controllers(own / "cgroup.controllers") or limits(own):
+        return own
+    beside, below = top / "baton", own / _BELOW
+    with suppress(OSError):
+        if limits(top):
+            beside.mkdir(exist_ok=True)
+            if limits(beside):
+                return beside
+    with suppress(OSError):
+        below.mkdir(exist_ok=True)
+        proc.write_text(f"{below}/cgroup.procs", "0")
+        if not limits(own):
+            proc.write_text(f"{own}/cgroup.procs", "0")
+            below.rmdir()
+    return own
+
+
+def make_limited(group: Path, base: Path) -> None:
+    """Makes a group two below `base`, whose own can be limited by what limits those of `base`. Raises OSError."""
+    controllers = _controllers(base / "cgroup.subtree_control")
+    for folder in (group.parent, group):
+        folder.mkdir(exist_ok=True)
+        proc.write_text(f"{folder}/cgroup.subtree_control", " ".join(f"+{one}" for one in controllers))
+
+
+def _limits(group: Path) -> bool:
+    there = _controllers(group / "cgroup.controllers")
+    try:
+        proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in there))
+    except OSError:
+        return False
+    return bool(there)
+
+
+def _controllers(file: Path) -> list[str]:
+    """Those that attempts are limited by; none where the file is not there."""
+    try:
+        return [one for one in ("memory", "pids") if one in file.read_text().split()]
+    except OSError:
+        return []
+
+
 def limit_base(controller: str, group_base: Path | None) -> Path | None:
-    """Where this process may make cgroups of a controller, e.g. `memory`: of version 1, or below `group_base` where
-    version 2 has the controller; None: nowhere."""
+    """Where this process may make cgroups of a controller, e.g. `memory`: of version 1, or below `group_base` where those are
+    limited by it; None: nowhere."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
@@ -58,13 +114,8 @@ def limit_base(controller: str, group_base: Path | None) -> Path | None:
             base = Path(left.split()[4] + own[controller].rstrip("/"))
             if _may_make_groups(base):
                 return base
-    if group_base is not None:
-        try:
-            proc.write_text(f"{group_base}/cgroup.subtree_control", f"+{controller}")
-        except OSError:
-            return None
-        return group_base
-    return None
+    limited = group_base is not None and controller in _controllers(group_base / "cgroup.subtree_control")
+    return group_base if limited else None
 
 
 def _may_make_groups(base: Path) -> bool:

@@ -302,6 +302,20 @@ async def test_a_job_that_takes_more_memory_than_it_asked_for_harms_itself_alone
         await until(lambda: not list(group.glob("*" + filler.job_id + "*")))
 
 
+async def test_a_job_has_one_group_of_memory_and_leaves_none(start):
+    def groups(job_id: str) -> list[Path]:
+        return [at for at in Path("/sys/fs/cgroup").rglob("*" + job_id + "*") if at.is_dir()]
+
+    async with start() as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        (group,) = groups(victim.job_id)  # its pid namespace holds it together: it needs no second one for that
+        assert proc.group_members(str(group))
+        assert node.agent.launcher.memory_base in group.parents
+        await node.world.want("n0")
+        await until(lambda: not groups(victim.job_id))
+
+
 FILL_TMP = "open('/tmp/all', 'wb').write(bytes(150 * 2**20))"
 FILL_HOME = """
 import os, time

@@ -10,6 +10,7 @@ from typing import Any
 
 from services.agent.keeper import proc, spec, wire
 from services.agent.keeper.clock import now
+from services.agent.keeper.contain import NAMESPACE
 from services.agent.keeper.link import AgentLink
 from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views, mounted
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
@@ -237,13 +238,14 @@ class Keeper:
     # ------------------------------------------------------------------------------------------------- the shims
 
     def _start(self, told: wire.WireMessage) -> None:
+        told = told | {"group": self._group(told)}
         try:
             attempt = self.table.enter(
                 told["id"],
                 told["node"],
                 int(told["incarnation"]),
                 told["about"],
-                told.get("group") or "",
+                told["group"],
                 now=now(),
                 early=told.get("early", 0.0),
             )
@@ -267,6 +269,10 @@ class Keeper:
             attempt.state, attempt.failed = GONE, about
             self._say({"is": "failed", "id": attempt.id, **attempt.failed})
             self._say({"is": "gone", "id": attempt.id, "oom_kills": 0})
+
+    def _group(self, told: wire.WireMessage) -> str:
+        """The cgroup that is to hold the attempt together. A pid namespace needs none beside the one that limits its memory."""
+        return "" if self._kind == NAMESPACE and told.get("memory") else str(told.get("group") or "")
 
     def _spawn(self, attempt: HeldAttempt, told: dict[str, Any]) -> None:
         """Raises OSError, or ValueError when that is nothing that can be started."""

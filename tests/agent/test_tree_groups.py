@@ -1,0 +1,91 @@
+"""Where cgroups of version 2 are made that limit attempts. Folders play the kernel's part, with its rule: who limits those
+below it has no processes, but for the root of all."""
+
+from pathlib import Path
+
+import pytest
+
+from services.agent import tree
+from services.agent.keeper import proc
+
+
+class Kernel:
+    """`root`: the top is the machine's, not a container's. `others`: groups with processes of others. `ours`: where we are."""
+
+    def __init__(self, top: Path, ours: Path) -> None:
+        self.top, self.ours, self.root = top, ours, False
+        self.others = set[Path]()
+        self.asked: list[Path] = []
+
+    def limits(self, group: Path) -> bool:
+        self.asked.append(group)
+        return (group != self.ours and group not in self.others) or (self.root and group == self.top)
+
+    def write(self, path: str, text: str) -> None:
+        assert (Path(path).name, text) == ("cgroup.procs", "0")
+        self.ours = Path(path).parent
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    group = tmp_path / "system.slice" / "agent.service"
+    group.mkdir(parents=True)
+    (group / "cgroup.controllers").write_text("cpu memory pids\n")
+    return group
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel(tmp_path, own)
+    monkeypatch.setattr(proc, "write_text", kernel.write)
+    return kernel
+
+
+def test_root_makes_one_beside_those_of_the_machine(tmp_path: Path, own: Path, kernel: Kernel) -> None:
+    kernel.root, kernel.others = True, {tmp_path}
+    assert tree.divided(own, tmp_path, kernel.limits) == tmp_path / "baton"
+    assert (tmp_path / "baton").is_dir()
+    assert not (own / "baton-agent").exists()
+
+
+def test_alone_in_a_container_it_moves_one_down(own: Path, kernel: Kernel) -> None:
+    assert tree.divided(own, own, kernel.limits) == own
+    assert kernel.ours == own / "baton-agent"
+    assert kernel.ours.is_dir()
+
+
+def test_one_that_has_moved_before_finds_the_same(own: Path, kernel: Kernel) -> None:
+    tree.divided(own, own, kernel.limits)
+    assert tree.divided(own / "baton-agent", own, kernel.limits) == own
+    assert not (own / "baton-agent" / "baton-agent").exists()
+
+
+def test_who_is_not_alone_and_not_root_stays_where_it_is(tmp_path: Path, own: Path, kernel: Kernel) -> None:
+    kernel.others = {tmp_path, own}
+    assert tree.divided(own, tmp_path, kernel.limits) == own
+    assert kernel.ours == own
+    assert not (own / "baton-agent").exists()
+    assert not (tmp_path / "baton").exists()
+
+
+def test_where_version_1_has_the_controllers_nothing_is_moved_or_made(
+    tmp_path: Path, own: Path, kernel: Kernel
+) -> None:
+    (own / "cgroup.controllers").write_text("hugetlb\n")
+    kernel.root = True
+    assert tree.divided(own, tmp_path, kernel.limits) == own
+    assert kernel.asked == []
+
+
+def test_a_life_of_a_node_limits_as_what_it_is_made_in(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
+    tree.make_limited(tmp_path / "node" / "7", tmp_path)
+    for folder in (tmp_path / "node", tmp_path / "node" / "7"):
+        assert (folder / "cgroup.subtree_control").read_text() == "+memory"
+    tree.make_limited(tmp_path / "node" / "7", tmp_path)
+
+
+def test_limits_are_of_version_2_only_where_they_were_switched_on(tmp_path: Path) -> None:
+    assert tree.limit_base("no-such-controller", tmp_path) is None
+    (tmp_path / "cgroup.subtree_control").write_text("memory\n")
+    assert tree.limit_base("no-such-controller", tmp_path) is None
