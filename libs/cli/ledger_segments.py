@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,8 +63,7 @@ def archive(
         from libs.ledger.readers import Readers
 
         js, name = baton.nats.jetstream(), pool or baton.place.pool
-        resume = await Readers(js).resumes(name) if delete else None
-        return await write(js, name, folder, resume=resume)
+        return await write(js, name, folder, resumes=partial(Readers(js).resumes, name) if delete else None)
 
     if not delete:
         done = run(work, OPERATOR, url)

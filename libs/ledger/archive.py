@@ -10,7 +10,7 @@ stays: the open one may be empty, and then its end is the head that everybody ho
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,13 +61,14 @@ def files_of(folder: Path, pool: str) -> list[Path]:
 
 
 async def archive(
-    js: JetStreamContext, pool: str, folder: Path, *, resume: Mapping[str, int] | None = None
+    js: JetStreamContext, pool: str, folder: Path, *, resumes: Callable[[], Awaitable[Mapping[str, int]]] | None = None
 ) -> list[Archived]:
     """Writes every sealed segment that is not in `folder` yet, and verifies all that are there.
 
-    With `resume` (reader -> the sequence that it goes on behind after a restart) those are deleted here that nobody needs.
-    Others may archive at the same time. Raises NotArchived, BadLedgerFile, LedgerGap (a segment went, and is not in `folder`),
-    OSError of the folder, and nats errors.
+    With `resumes`, which tells of each reader the sequence that it goes on behind after a restart, those are deleted here that
+    nobody needs; it is asked anew for each, since to verify what lies before may take hours. Others may archive at the same
+    time. Raises NotArchived, BadLedgerFile, LedgerGap (a segment went, and is not in `folder`), OSError of the folder, and nats
+    errors.
     """
     _make(folder)
     found = await readable(js, pool)
@@ -84,7 +85,7 @@ async def archive(
             if not path.exists() or segment.name in [one.name for one in await segments(js, pool)]:
                 raise
             continue  # another has archived it here meanwhile, and deleted it
-        kept = _needed(segment, last, found, resume)
+        kept = _needed(segment, last, found, None if resumes is None else await resumes())
         if not kept:
             failpoint("archive.checked")
             with suppress(NotFoundError):

@@ -33,11 +33,13 @@ class KeptGroups:
             log.error(
                 "this machine has %d memory cgroups, and at %d no job starts on it; those of ended jobs go when it drops its "
                 "page cache, which this agent may not ask for (%s): as root, echo 1 > /proc/sys/vm/drop_caches",
-                *(before, MOST, e.strerror),
+                before,
+                MOST,
+                e.strerror,
             )
         else:
             log.warning("the page cache was dropped: it kept memory cgroups of ended jobs, %d of %d", before, MOST)
-        self._most = max(MOST // 2, (self._count() + MOST) // 2)
+        self._most = (self._count() + MOST) // 2
 
     def _count(self) -> int:
         """With those that were removed and are kept; 0 where the kernel says nothing of them."""

@@ -30,6 +30,23 @@ def _digest(state_dir: str) -> str:
     return sha256(str(Path(state_dir).resolve()).encode()).hexdigest()[:12]
 
 
+def _limits(group: Path) -> bool:
+    there = _controllers(group / "cgroup.controllers")
+    try:
+        proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in there))
+    except OSError:
+        return False
+    return bool(there)
+
+
+def _controllers(file: Path) -> list[str]:
+    """Those that attempts are limited by; none where the file is not there."""
+    try:
+        return [one for one in ("memory", "pids") if one in file.read_text().split()]
+    except OSError:
+        return []
+
+
 def cgroup_base() -> Path | None:
     """Where this process may make cgroups: of version 2 (`divided`), else below the freezer of version 1; or None."""
     try:
@@ -48,15 +65,14 @@ def cgroup_base() -> Path | None:
     return None
 
 
-def divided(own: Path, top: Path, limits: Callable[[Path], bool] | None = None) -> Path:
+def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> Path:
     """Of version 2, where groups can be made that are limited. `own` is this process's group, `top` where the tree is mounted;
-    `limits` has a group limit those below it, and says whether it does.
+    `limits` asks a group to limit those below it, and says whether it does now.
 
     Such a group holds no process itself (Linux, admin-guide/cgroup-v2, "no internal process constraint"), and `own` has this
     one. So root makes one beside those that the machine has at the top; else this process moves one down, which does where it
     is alone in its group, as in a container. Where neither does, `own`: attempts are held together there, and not limited.
     """
-    limits = limits or _limits
     own = own.parent if own.name == _BELOW else own  # it has moved before
     if not _controllers(own / "cgroup.controllers") or limits(own):
         return own
@@ -69,9 +85,11 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] | None = None) 
     with suppress(OSError):
         below.mkdir(exist_ok=True)
         proc.write_text(f"{below}/cgroup.procs", "0")
-        if not limits(own):
-            proc.write_text(f"{own}/cgroup.procs", "0")
-            below.rmdir()
+        if limits(own):
+            return own
+        proc.write_text(f"{own}/cgroup.procs", "0")
+    with suppress(OSError):
+        below.rmdir()
     return own
 
 
@@ -81,23 +99,6 @@ def make_limited(group: Path, base: Path) -> None:
     for folder in (group.parent, group):
         folder.mkdir(exist_ok=True)
         proc.write_text(f"{folder}/cgroup.subtree_control", " ".join(f"+{one}" for one in controllers))
-
-
-def _limits(group: Path) -> bool:
-    there = _controllers(group / "cgroup.controllers")
-    try:
-        proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in there))
-    except OSError:
-        return False
-    return bool(there)
-
-
-def _controllers(file: Path) -> list[str]:
-    """Those that attempts are limited by; none where the file is not there."""
-    try:
-        return [one for one in ("memory", "pids") if one in file.read_text().split()]
-    except OSError:
-        return []
 
 
 def limit_base(controller: str, group_base: Path | None) -> Path | None:

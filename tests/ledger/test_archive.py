@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("archive")
 
 
+def told(positions: dict[str, int]) -> Callable[[], Awaitable[dict[str, int]]]:
+    async def resumes() -> dict[str, int]:
+        return positions
+
+    return resumes
+
+
 async def everything(world: World) -> list[tuple[int, bool, str]]:
     return [(e.seq, e.valid, e.hash) for e in await world.entries()]
 
@@ -73,7 +80,7 @@ async def test_segments_are_archived_deleted_and_restored(three: World, folder: 
     whole = verify_files(files_of(folder, POOL))
     assert whole.void == 1
 
-    done = await archive(three.js, POOL, folder, resume={"placement": last, "history-feed": last})
+    done = await archive(three.js, POOL, folder, resumes=told({"placement": last, "history-feed": last}))
     assert [one.kept for one in done] == ["", "", "the last sealed one"]
     assert [s.state for s in await segments(three.js, POOL)] == [SegmentState.SEALED, SegmentState.OPEN]
     with pytest.raises(LedgerGap, match="baton ledger restore"):
@@ -96,7 +103,7 @@ async def test_segments_are_archived_deleted_and_restored(three: World, folder: 
     writer = three.writer("two")  # folds all of it
     three.start(writer)
     await submit(three, writer, 77)
-    again = await archive(three.js, POOL, folder, resume={"placement": last})
+    again = await archive(three.js, POOL, folder, resumes=told({"placement": last}))
     assert [one.kept for one in again] == ["", "", "the last sealed one"], "what was restored is as it was"
 
 
@@ -106,7 +113,7 @@ async def test_who_needs_archived_records_waits_until_they_are_restored(
     """As after an upgrade to another layout of snapshots: readers ended, and were started again for ever."""
     monkeypatch.setattr("libs.ledger.restoring.LOOK_S", 0.05)
     before, last = await everything(three), await last_seq(three.js, POOL)
-    await archive(three.js, POOL, folder, resume={"placement": 10_000})
+    await archive(three.js, POOL, folder, resumes=told({"placement": 10_000}))
     lacks = (await segments(three.js, POOL))[0].first - 1
     reader = Follower(three.js, POOL, Tally, name="tally", idle_s=0.1)
     writer = three.writer("two")
@@ -120,7 +127,7 @@ async def test_who_needs_archived_records_waits_until_they_are_restored(
         resume = await Readers(three.js).resumes(POOL)
         assert resume == {"tally": 0, "placement": 0}
         _ = [one async for one in restored(three.js, POOL, files_of(folder, POOL))]
-        kept = await archive(three.js, POOL, folder, resume=resume)
+        kept = await archive(three.js, POOL, folder, resumes=told(resume))
         assert all("resumes at 0" in one.kept for one in kept[:-1]), "what they wait for goes away again"
         await reader.caught_up.wait()
         await until(lambda: writer.position > last and reader.position == writer.position)
@@ -134,7 +141,7 @@ async def test_restores_beside_each_other_and_after_one_that_was_ended_make_one_
 ) -> None:
     """Seen in simulation: each took the other's for one that was ended, and an empty segment was sealed."""
     before = await everything(three)
-    await archive(three.js, POOL, folder, resume={"placement": 10_000})
+    await archive(three.js, POOL, folder, resumes=told({"placement": 10_000}))
     first, second = files_of(folder, POOL)[:2]
     made = await asyncio.gather(*(restore(three.js, POOL, second) for _ in range(3)), return_exceptions=True)
     assert any(isinstance(one, Segment) for one in made)
@@ -152,9 +159,9 @@ async def test_restores_beside_each_other_and_after_one_that_was_ended_make_one_
 async def test_one_that_was_put_back_alone_is_archived_again(three: World, folder: Path) -> None:
     """What followed it is in the folder, and need not be put back as well."""
     last = await last_seq(three.js, POOL)
-    before = await archive(three.js, POOL, folder, resume={"placement": last})
+    before = await archive(three.js, POOL, folder, resumes=told({"placement": last}))
     await restore(three.js, POOL, files_of(folder, POOL)[0])
-    again = await archive(three.js, POOL, folder, resume={"placement": last})
+    again = await archive(three.js, POOL, folder, resumes=told({"placement": last}))
     assert [(one.last, one.kept) for one in again] == [(before[0].last, ""), (before[2].last, "the last sealed one")]
     await restore(three.js, POOL, files_of(folder, POOL)[0])
     files_of(folder, POOL)[1].unlink()
@@ -169,11 +176,11 @@ async def test_archiving_goes_on_past_what_another_has_archived_and_deleted_mean
 
     async def another_is_quicker(*args: Any) -> None:
         monkeypatch.setattr(ledger_archive, "check", check)
-        await archive(three.js, POOL, folder, resume={"placement": 10_000})
+        await archive(three.js, POOL, folder, resumes=told({"placement": 10_000}))
         await check(*args)
 
     monkeypatch.setattr(ledger_archive, "check", another_is_quicker)
-    done = await archive(three.js, POOL, folder, resume={"placement": 10_000})
+    done = await archive(three.js, POOL, folder, resumes=told({"placement": 10_000}))
     assert [one.kept for one in done] == ["the last sealed one"]
     assert len(files_of(folder, POOL)) == 3
 
@@ -191,11 +198,24 @@ def _head(path: Path) -> Head:
 
 async def test_a_segment_that_a_reader_needs_is_kept(three: World, folder: Path) -> None:
     first = (await segments(three.js, POOL))[0]
-    done = await archive(three.js, POOL, folder, resume={"placement": 10_000, "slow": first.last - 1})
+    done = await archive(three.js, POOL, folder, resumes=told({"placement": 10_000, "slow": first.last - 1}))
     assert done[0].kept == f"slow resumes at {first.last - 1}"
-    done = await archive(three.js, POOL, folder, resume={})
+    done = await archive(three.js, POOL, folder, resumes=told({}))
     assert {one.kept for one in done} == {"no reader is declared", "the last sealed one"}
     assert len(await segments(three.js, POOL)) == 4
+
+
+async def test_a_reader_that_needs_a_segment_by_now_is_heard(three: World, folder: Path) -> None:
+    """To verify what lies before it may take hours."""
+    positions = {"placement": 10_000}
+
+    async def resumes() -> dict[str, int]:
+        found = dict(positions)
+        positions["restored"] = 0
+        return found
+
+    done = await archive(three.js, POOL, folder, resumes=resumes)
+    assert [one.kept for one in done] == ["", "restored resumes at 0", "the last sealed one"]
 
 
 async def test_a_damaged_or_foreign_file_deletes_nothing(three: World, folder: Path) -> None:
@@ -205,7 +225,7 @@ async def test_a_damaged_or_foreign_file_deletes_nothing(three: World, folder: P
     everyone = {"placement": 10_000}
     path.write_bytes(good[:-20])
     with pytest.raises(BadLedgerFile):
-        await archive(three.js, POOL, folder, resume=everyone)
+        await archive(three.js, POOL, folder, resumes=told(everyone))
 
     lines = gzip.decompress(good).decode().splitlines()
     changed = json.loads(lines[1])
@@ -213,7 +233,7 @@ async def test_a_damaged_or_foreign_file_deletes_nothing(three: World, folder: P
     lines[1] = json.dumps(changed)
     path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
     with pytest.raises((BadLedgerFile, NotArchived)):
-        await archive(three.js, POOL, folder, resume=everyone)
+        await archive(three.js, POOL, folder, resumes=told(everyone))
     assert len(await segments(three.js, POOL)) == 4
     path.write_bytes(good)
     with pytest.raises(NotArchived, match="nothing needs to be restored"):
@@ -224,7 +244,7 @@ async def test_what_is_restored_must_be_what_the_ledger_goes_on_from(
     three: World, folder: Path, broker: Broker
 ) -> None:
     """A file of another ledger, with as many records."""
-    await archive(three.js, POOL, folder, resume={"placement": 10_000})
+    await archive(three.js, POOL, folder, resumes=told({"placement": 10_000}))
     path = files_of(folder, POOL)[1]
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     seal = json.loads(lines[-2]["payload"])

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,8 +186,8 @@ class Archivist:
             return
         await self._forget_dead(js)
         held.runs[self._number] = now, held.declarations()
-        resume = None if now < held.undisturbed_until else await Readers(js).resumes(held.pool)
-        for one in await archive(js, held.pool, held.folder, resume=resume):
+        resumes = None if now < held.undisturbed_until else partial(Readers(js).resumes, held.pool)
+        for one in await archive(js, held.pool, held.folder, resumes=resumes):
             self._world.sometimes("segments were archived")
             self._world.note(f"{one.segment.name} is archived, {one.kept or 'deleted'}")
         held.done_at = max(held.done_at, now)
