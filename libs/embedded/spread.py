@@ -28,7 +28,7 @@ def make_apart(folder: Path) -> None:
         folder.mkdir(exist_ok=True)  # it is said where it is no folder
         return
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = sorted(_tried(folder.parent) for _ in range(_TRIES if _is_top(folder.parent) else 1))
+    made = sorted(_tried(folder.parent) for _ in range(_TRIES if _mark_top(folder.parent) else 1))
     for _, other in made[1:]:
         other.rmdir()
     made[0][1].rename(folder)
@@ -47,8 +47,8 @@ def _tried(parent: Path) -> tuple[int, Path]:
     return min(costs), made
 
 
-def _is_top(folder: Path) -> bool:
-    """Marks it; False where its filesystem has no such mark."""
+def _mark_top(folder: Path) -> bool:
+    """False where its filesystem has no such mark."""
     with suppress(OSError):
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,6 +1,5 @@
 """Memory cgroups that the kernel keeps of ended attempts. All but the last test write what it says into files."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -75,4 +74,4 @@ def test_an_agent_that_may_not_says_what_its_operator_can_do(
 
 
 def test_this_machines_kernel_is_understood() -> None:
-    assert KeptGroups()._count() > 0 or not os.path.isdir("/sys/fs/cgroup/memory")
+    assert KeptGroups()._count() > 0
