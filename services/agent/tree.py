@@ -30,7 +30,17 @@ def _digest(state_dir: str) -> str:
     return sha256(str(Path(state_dir).resolve()).encode()).hexdigest()[:12]
 
 
+def _mounts_and_own() -> tuple[list[str], dict[str, str]]:
+    """What is mounted, a line each; and this process's cgroup by controllers, "" for version 2. Empty where no kernel says."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        return mounts, dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    except (OSError, ValueError):
+        return [], {}
+
+
 def _limits(group: Path) -> bool:
+    """Asks a group of version 2 to limit those below it, and says whether it does now."""
     there = _controllers(group / "cgroup.controllers")
     try:
         proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in there))
@@ -49,11 +59,7 @@ def _controllers(file: Path) -> list[str]:
 
 def cgroup_base() -> Path | None:
     """Where this process may make cgroups: of version 2 (`divided`), else below the freezer of version 1; or None."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
+    mounts, own = _mounts_and_own()
     for kind, option, controller in (("cgroup2", "", ""), ("cgroup", "freezer", "freezer")):
         for line in mounts:
             left, _, right = line.partition(" - ")
@@ -67,7 +73,7 @@ def cgroup_base() -> Path | None:
 
 def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> Path:
     """Of version 2, where groups can be made that are limited. `own` is this process's group, `top` where the tree is mounted;
-    `limits` asks a group to limit those below it, and says whether it does now.
+    `limits`: see `_limits`.
 
     Such a group holds no process itself (Linux, admin-guide/cgroup-v2, "no internal process constraint"), and `own` has this
     one. So root makes one beside those that the machine has at the top; else this process moves one down, which does where it
@@ -104,11 +110,7 @@ def make_limited(group: Path, base: Path) -> None:
 def limit_base(controller: str, group_base: Path | None) -> Path | None:
     """Where this process may make cgroups of a controller, e.g. `memory`: of version 1, or below `group_base` where those are
     limited by it; None: nowhere."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
+    mounts, own = _mounts_and_own()
     for line in mounts:
         left, _, right = line.partition(" - ")
         if right.startswith("cgroup ") and controller in right.split()[-1].split(",") and controller in own:
