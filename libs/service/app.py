@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -52,6 +53,11 @@ _YIELDS = 5
 """Added to the nice value of a service that reads what others have decided. Each record of the ledger wakes them all at one
 moment, and on a machine of few processors the node that is to start something would hear of it after them. It has a third of
 another's share, so it does not starve."""
+_SESSION_NICENESS = Path("/proc/self/autogroup")
+"""Linux weighs sessions against each other first. Each service is one of its own, where a process' niceness says nothing."""
+_SESSION_TRIES = 30
+_SESSION_AGAIN_S = 0.1
+"""Of all processes without root, one may write there in so long."""
 
 _STOP_S = 20
 """How long a stop may take before open HTTP requests are cut."""
@@ -154,7 +160,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
         timeout_graceful_shutdown=_STOP_S,
     )
     port_file = settings.state_dir / f"{name}.http" if settings.state_dir else None
-    server = _Server(config, port_file)
+    server = _Server(config, port_file, yields=yields)
     # uvicorn raises a captured signal again once it has stopped in good order: make that a normal end, not a death.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -171,6 +177,18 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
         sys.exit(FAILED_EXIT_CODE)
 
 
+async def _yield_to_sessions() -> None:
+    for _ in range(_SESSION_TRIES):
+        try:
+            _SESSION_NICENESS.write_text(str(_YIELDS))
+        except BlockingIOError:
+            await asyncio.sleep(_SESSION_AGAIN_S * random.uniform(1, 2))
+        except OSError:  # a kernel that does not weigh sessions
+            return
+        else:
+            return
+
+
 def collect_seldom() -> None:
     """What a service makes, messages and records above all, has no cycles, and is freed when it is not used any more. Looking
     for cycles after every 700 objects, as Python does, took a seventh of the services' time under load. Modules stay anyway.
@@ -182,17 +200,21 @@ def collect_seldom() -> None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, port_file: Path | None) -> None:
+    def __init__(self, config: uvicorn.Config, port_file: Path | None, *, yields: bool = False) -> None:
         super().__init__(config)
         self._port_file = port_file
+        self._yields = yields
         self._wake: Callable[[], object] | None = None
 
     async def main_loop(self) -> None:
         """Waits for a signal to stop. uvicorn's own looks ten times a second, which was half of what an idle service did."""
         wanted = asyncio.Event()
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, wanted.set)
-        if not await self.on_tick(0):  # a signal may have come before there was anything to wake
-            await wanted.wait()
+        if await self.on_tick(0):  # a signal may have come before there was anything to wake
+            return
+        if self._yields and os.getsid(0) == os.getpid():  # else it would be the niceness of a whole terminal
+            await _yield_to_sessions()
+        await wanted.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
