@@ -179,14 +179,19 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
 
 async def _yield_to_sessions() -> None:
     for _ in range(_SESSION_TRIES):
-        try:
-            _SESSION_NICENESS.write_text(str(_YIELDS))
-        except BlockingIOError:
-            await asyncio.sleep(_SESSION_AGAIN_S * random.uniform(1, 2))
-        except OSError:  # a kernel that does not weigh sessions
+        if _wrote_session_niceness():
             return
-        else:
-            return
+        await asyncio.sleep(_SESSION_AGAIN_S * random.uniform(1, 2))
+
+
+def _wrote_session_niceness() -> bool:
+    try:
+        _SESSION_NICENESS.write_text(str(_YIELDS))
+    except BlockingIOError:
+        return False
+    except OSError:  # a kernel that does not weigh sessions: there is nothing to write
+        return True
+    return True
 
 
 def collect_seldom() -> None:
