@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--no-workload", action="store_true", help="do not tell the placer the mix of requests")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    sys.stdout.reconfigure(line_buffering=True)  # progress, also into a file
+    machine.show_progress()
     about = machine.describe()
     lists = _lists(options)
     options.pressure = options.pressure or {"replay": 1.5, "churn": 1.1}.get(options.mode, 0.0)

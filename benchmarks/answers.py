@@ -87,32 +87,21 @@ def _job(number: int, spec: JobSpec, team: str, submitted_us: int) -> inbox.JobA
     )  # fmt: skip
 
 
+_PLANS = {
+    name: PlanQuery(job=JobSpec(command=("true",), priority_class=name, resources=Resources(devices=8)))
+    for name in ("experiment", "production")
+}
+
+
 def _asked(replica: Replica, repeat: int) -> dict[str, float]:
     state = replica.state
     prices = Prices(PriceBook(currency="USD", prices=(Price(model="H100", micros_per_device_hour=3_000_000),)))
     last = [job for job in state.jobs.values() if job.state is JobState.QUEUED][-1]
     took: dict[str, float] = {}
     for team in (OPERATOR, last.team):
-        plans = {
-            name: PlanQuery(job=JobSpec(command=("true",), priority_class=name, resources=Resources(devices=8)))
-            for name in ("experiment", "production")
-        }
-        asks: dict[str, Callable[[Answers], object]] = {
-            "pool.status": lambda of, team=team: of.pool_status(replica, team, 1),
-            "queue.list": lambda of, team=team: of.queue_list(replica, QueueListQuery(), AskedBy(team, 1)),
-            "queue.list of 5000": lambda of, team=team: of.queue_list(
-                replica, QueueListQuery(limit=5000), AskedBy(team, 1)
-            ),
-            "job.explain": lambda of, team=team: of.explain_job(
-                replica, ExplainQuery(job_id=last.id), AskedBy(team, 1)
-            ),
-        } | {
-            f"job.plan of class {name}": lambda of, team=team, plan=plan: of.plan(replica, plan, AskedBy(team, 1))
-            for name, plan in plans.items()
-        }  # fmt: skip
         of_all = Answers("bench", DryRunInputs(prices), Latencies(1), now_us=lambda: state.t_us)
-        of_all.plan(replica, plans["experiment"], AskedBy(team, 1))  # the shape of the fleet is kept
-        for name, ask in asks.items():
+        of_all.plan(replica, _PLANS["experiment"], AskedBy(team, 1))  # the shape of the fleet is kept
+        for name, ask in _asks(replica, last.id, team).items():
             times = []
             for _ in range(repeat):
                 answers = Answers("bench", DryRunInputs(prices), Latencies(1), now_us=lambda: state.t_us)
@@ -122,6 +111,18 @@ def _asked(replica: Replica, repeat: int) -> dict[str, float]:
                 times.append((time.process_time() - began) * 1000)
             took[f"{name}, {'operator' if team == OPERATOR else 'a team'}"] = round(min(times), 1)
     return took
+
+
+def _asks(replica: Replica, job: str, team: str) -> dict[str, Callable[[Answers], object]]:
+    by = AskedBy(team, 1)
+    return {
+        "pool.status": lambda of: of.pool_status(replica, team, 1),
+        "queue.list": lambda of: of.queue_list(replica, QueueListQuery(), by),
+        "queue.list of 5000": lambda of: of.queue_list(replica, QueueListQuery(limit=5000), by),
+        "job.explain": lambda of: of.explain_job(replica, ExplainQuery(job_id=job), by),
+        "job.plan of class experiment": lambda of: of.plan(replica, _PLANS["experiment"], by),
+        "job.plan of class production": lambda of: of.plan(replica, _PLANS["production"], by),
+    }
 
 
 if __name__ == "__main__":

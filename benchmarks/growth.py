@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 
 from benchmarks import chart, machine
-from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
 from libs.core.scheduling.decider import Decider
 from libs.service.app import collect_seldom
@@ -88,7 +87,6 @@ class Writer:
     """A decider that is sent messages one batch after the other, and a reader that folds what it says."""
 
     def __init__(self, nodes: int, *, reader: bool = False) -> None:
-        warm()
         self.decider, self._reader = Decider(learner=Scorer()), Decider() if reader else None
         self.deciding_s = self.folding_s = 0.0
         """Processor time so far."""

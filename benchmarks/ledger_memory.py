@@ -36,6 +36,7 @@ from libs.core.state.model import State
 from libs.ledger.audited import AuditedLedger
 from libs.ledger.chain import GENESIS, ChainEntry, Head, encode, judge
 from schemas import ledger as led
+from schemas.attempts import Evidence, Outcome
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, JobState
 from schemas.resources import Claim, Device, Inventory, Resources
@@ -119,12 +120,17 @@ def _events(records: int, running: int) -> Iterator[tuple[Any, ...]]:
             continue
         done, device = open_jobs.popleft()
         free.append(device)
-        node = device.partition("-")[0]
         yield (
             led.DevicesFreed(
-                job_id=done, attempt=1, node=node, devices=(device,), evidence="released", exit_code=0, own_exit=True
+                job_id=done,
+                attempt=1,
+                node=device.partition("-")[0],
+                devices=(device,),
+                evidence=Evidence.RELEASED,
+                exit_code=0,
+                own_exit=True,
             ),
-            led.AttemptClosed(job_id=done, attempt=1, outcome="succeeded"),
+            led.AttemptClosed(job_id=done, attempt=1, outcome=Outcome.SUCCEEDED),
             led.JobFinished(job_id=done, state=JobState.SUCCEEDED),
         )
 

@@ -1,9 +1,12 @@
 """What a result was measured on, and where results go."""
 
+import io
 import json
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,12 @@ from typing import Any
 import psutil
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def show_progress() -> None:
+    """Each line at once, also into a file."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def describe() -> dict[str, Any]:
@@ -35,7 +44,7 @@ def write(name: str, result: dict[str, Any]) -> Path:
     return path
 
 
-def quantile(values: list[float], q: float) -> float:
+def quantile(values: Sequence[float], q: float) -> float:
     """Nearest-rank quantile; 0 for an empty list."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * q))] if ordered else 0.0

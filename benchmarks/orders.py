@@ -14,6 +14,7 @@ Writes `benchmarks/results/orders.json`. `--only trace1:nothing` runs one line.
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class PublishedTrace:
     file: str
     nodes: int
     field: str
-    below: dict[str, float]
+    below: Mapping[str, float]
     gangs_below: float | None = None
 
 

@@ -18,7 +18,6 @@ Writes `benchmarks/results/placement.json` and `docs/img/placement-cost.svg`.
 
 import argparse
 import csv
-import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -58,7 +57,7 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=2000, help="timed decisions on openb")
     parser.add_argument("--largest", type=int, default=100_000, help="devices of the largest fleet")
     options = parser.parse_args()
-    sys.stdout.reconfigure(line_buffering=True)  # progress, also into a file
+    machine.show_progress()
     about = machine.describe()
     result: dict[str, Any] = {"machine": about, "seed": SEED}
     result["openb"] = _openb(options.decisions)

@@ -104,9 +104,10 @@ class _Side:
         records |= self.servers.supervisor.processes() if self.servers else {}
         known = {one.pid for one in records.values()}
         used: dict[str, float] = {}
-        for name, one in records.items():
-            for process in _family(one.pid):
-                if process.pid != one.pid and process.pid in known:
+        running = [(name, one.pid) for name, one in records.items() if one.pid is not None]
+        for name, pid in running:
+            for process in _family(pid):
+                if process.pid != pid and process.pid in known:
                     continue  # a service that was forked from this one is a part of its own
                 with contextlib.suppress(psutil.Error):
                     used[name] = used.get(name, 0.0) + sum(process.cpu_times()[:4])

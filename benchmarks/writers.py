@@ -33,7 +33,6 @@ from libs.bus.connect import BusConnection, close, connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import provision
-from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
 from libs.core.scheduling.decider import Deciders
 from libs.embedded.servers import NATS, ServerOptions
@@ -70,7 +69,6 @@ def main() -> None:
 
 async def _write(url: str, pool: str) -> None:
     """One writer, as placement has it, until it is killed, or the benchmark has ended."""
-    await asyncio.to_thread(warm)
     nats = await connect(url, name=f"writer-{pool}")
     js = nats.jetstream()
     deciders = Deciders(learner=Scorer, largest_event=nats.max_payload - 4096)

@@ -30,20 +30,6 @@ class Delta(NamedTuple):
     value: Row | None
 
 
-_OF_JOBS = (
-    "team",
-    "name",
-    "state",
-    "priority_class",
-    "priority",
-    "devices",
-    "attempt",
-    "submitted_us",
-    "queued_us",
-    "granted_us",
-)
-
-
 class _JobRows(MutableMapping[str, Row]):
     """Rows of jobs. Those of jobs that wait and have never run are kept as bytes, and made when they are asked for."""
 
@@ -52,7 +38,7 @@ class _JobRows(MutableMapping[str, Row]):
 
     def __getitem__(self, job_id: str) -> Row:
         row = self._of[job_id]
-        return dict(zip(_OF_JOBS, marshal.loads(row), strict=True)) | {"claims": {}} if isinstance(row, bytes) else row
+        return _from_bytes(row) if isinstance(row, bytes) else row
 
     def __setitem__(self, job_id: str, row: Row) -> None:
         self._of[job_id] = row
@@ -87,10 +73,43 @@ def _waits(row: Row) -> bool:
 
 
 def _as_bytes(row: Row) -> bytes:
-    return marshal.dumps(_of_jobs(row), 2)
+    """Of a job that waits: the columns in which such jobs differ."""
+    return marshal.dumps((*_of_waiting(row), row["queued_us"] - row["submitted_us"]))
 
 
-_of_jobs = itemgetter(*_OF_JOBS)
+def _from_bytes(packed: bytes) -> Row:
+    team, name, priority_class, priority, devices, submitted_us, until_queued_us = marshal.loads(packed)
+    return _waiting(
+        team,
+        name,
+        priority_class,
+        priority,
+        devices=devices,
+        submitted_us=submitted_us,
+        queued_us=submitted_us + until_queued_us,
+    )
+
+
+def _waiting(
+    team: str, name: str, priority_class: str, priority: int, *, devices: int, submitted_us: int, queued_us: int
+) -> Row:
+    """The row of a job that waits and has never run."""
+    return {
+        "team": team,
+        "name": name,
+        "state": JobState.QUEUED.value,
+        "priority_class": priority_class,
+        "priority": priority,
+        "devices": devices,
+        "attempt": 0,
+        "submitted_us": submitted_us,
+        "queued_us": queued_us,
+        "granted_us": 0,
+        "claims": {},
+    }
+
+
+_of_waiting = itemgetter("team", "name", "priority_class", "priority", "devices", "submitted_us")
 
 
 class HotState:
@@ -296,19 +315,16 @@ class HotState:
         team["limit_milli"], team["by_type"] = e.limit_milli, dict(e.by_type)
 
     def _job_queued(self, e: led.JobQueued, t_us: int) -> None:
-        row: Row = {
-            "team": e.team,
-            "name": e.spec.name,
-            "state": JobState.QUEUED.value,
-            "priority_class": e.spec.priority_class,
-            "priority": e.priority,
-            "devices": e.spec.resources.devices,
-            "attempt": 0,
-            "submitted_us": e.submitted_us,
-            "queued_us": t_us,
-            "granted_us": 0,
-            "claims": {},
-        }
+        spec = e.spec
+        row = _waiting(
+            e.team,
+            spec.name,
+            spec.priority_class,
+            e.priority,
+            devices=spec.resources.devices,
+            submitted_us=e.submitted_us,
+            queued_us=t_us,
+        )
         self._put("jobs", e.job_id, row)
         self._team(e.team)["queued"] += 1
 
