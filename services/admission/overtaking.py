@@ -16,12 +16,12 @@ from contextlib import suppress
 
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from libs.bus.dead import Received
 from libs.bus.holding import Standstill
 from libs.bus.messages import Outgoing
+from libs.bus.patience import AWAY
 from libs.bus.table import WAITING_OF_A_SENDER
 from libs.ports import clock
 from schemas import subjects
@@ -187,11 +187,19 @@ class Overtaking:
         now = asyncio.get_running_loop().time()
         patient = now - self._turned_s < _PATIENCE_S
         for team in [team for team in self.lanes if team != self._head and self.ahead.may_go_on(team)]:
-            lane = self.lanes.pop(team)
+            if (lane := self.lanes.pop(team, None)) is None:
+                continue  # it was closed since this turn began
             self.lanes[team] = lane  # the next turn begins with another
             limit = max(share, _EACH) if len(lane.held) + lane.more <= _EACH else share
             taken = self._taken(lane, limit - self._pace.undecided(team) if patient else limit)
-            await self._learn((team, received.payload) for received in taken)
+            try:
+                await self._learn((team, received.payload) for received in taken)
+            except ConnectionClosedError:
+                raise
+            except AWAY as error:
+                lane.broken = f"what judges its requests cannot be learnt: {error!r}"
+            if lane.broken:
+                continue  # what was taken is read again
             taken = [received for received in taken if received.stream_seq > self.ahead.reached]  # as it may be by now
             for received in taken:
                 try:
@@ -205,7 +213,12 @@ class Overtaking:
                 decided.append((team, received.stream_seq))
             if taken and not lane.held and not lane.more:
                 self._pace.share()
-            await lane.ask()
+            try:
+                await lane.ask()
+            except ConnectionClosedError:
+                raise
+            except AWAY as error:
+                lane.broken = f"it cannot be read on: {error!r}"
         if decided:
             self._turned_s = now
             await self._store(out, lanes, decided, began_s)
@@ -230,7 +243,7 @@ class Overtaking:
             await self._outbox.publish_many(out, lanes, held=lambda: self._standstill.none_since(began_s))
         except ConnectionClosedError:
             raise
-        except (NatsError, TimeoutError, OSError, ValueError) as error:
+        except (*AWAY, ValueError) as error:
             log.warning("requests out of their turn wait for the queue: %r", error)
             for team, seq in reversed(decided):
                 self._hold(team, seq)
@@ -251,17 +264,17 @@ class Overtaking:
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
         while True:
-            if not self._crowded.is_set() and self.lanes:
-                await self._close(list(self.lanes))
-            await self._crowded.wait()
-            if self._is_long_over():
-                self._crowded.clear()
-                continue
             try:
+                if not self._crowded.is_set() and self.lanes:
+                    await self._close(list(self.lanes))
+                await self._crowded.wait()
+                if self._is_long_over():
+                    self._crowded.clear()
+                    continue
                 await self.look()
             except ConnectionClosedError:
                 raise
-            except (NatsError, TimeoutError, OSError) as error:
+            except AWAY as error:
                 log.warning("no request is read out of its turn: %r", error)
             await asyncio.sleep(_pause_s(self._senders))
 

@@ -2,15 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import pytest
 from nats.aio.client import Client
+from nats.errors import OutboundBufferLimitError
 
 from libs.bus.dead import Received
 from libs.bus.messages import Outgoing
 from schemas.subjects import REQUESTS
 from services.admission import overtaking, pace
+from services.admission.lane import TeamLane
 from services.admission.overtaking import Overtaking
 from services.admission.pace import Pace, PacedOutbox, Rounds
 from tests.admission.test_handlers import GOOD
@@ -200,6 +202,49 @@ async def test_who_is_the_queues_first_gets_no_less_than_a_lane(reader: Reader, 
     reader.overtaking._served.update({"another": 10_000})
     assert await reader.overtaking.portion(waiting * 10) == overtaking._EACH, "no more than a lane has"
     await subscription.unsubscribe()
+
+
+async def test_a_lane_that_ends_while_others_are_judged_ends_nothing_else(reader: Reader, team: str) -> None:
+    """Seen: who closed lanes met who took their turn, and admission ended."""
+    teams = [f"{team}-{number}" for number in range(3)]
+    await reader.submit(teams)
+    await reader.read(lambda: len(reader.overtaking.held) == len(teams))
+    made = reader.overtaking
+
+    async def learn(requests: Iterable[tuple[str, bytes]]) -> None:
+        for _ in requests:
+            await made._close(list(made.lanes))
+
+    made._learn = learn
+    assert await made.turn() == 0, "what was read of a lane that is closed is read again"
+    made._learn = overtaking.nothing_to_learn
+    made._wanted |= set(teams)
+    await reader.read(lambda: len(made.held) == len(teams))
+    assert await made.turn() == len(teams)
+    assert sorted(reader.decided) == teams
+
+
+async def test_a_broker_that_is_away_in_a_turn_costs_a_lane(
+    reader: Reader, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: its errors ended admission."""
+    teams = [f"{team}-{number}" for number in range(2)]
+    await reader.submit(teams)
+    await reader.read(lambda: len(reader.overtaking.held) == len(teams))
+    made = reader.overtaking
+
+    async def away(*_: object) -> None:
+        raise OutboundBufferLimitError
+
+    made._learn = away
+    assert await made.turn() == 0
+    assert all(lane.broken for lane in made.lanes.values())
+    made._learn = overtaking.nothing_to_learn
+    await reader.read(lambda: len(made.held) == len(teams))
+    monkeypatch.setattr(TeamLane, "ask", away)
+    assert await made.turn() == len(teams), "they were read before"
+    assert all(lane.broken for lane in made.lanes.values())
+    monkeypatch.undo()
 
 
 async def test_what_lies_undecided_is_a_crowd_as_what_waits_is(reader: Reader, team: str) -> None:
