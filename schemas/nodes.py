@@ -113,6 +113,8 @@ class DesiredReply(Fact):
 PIECE_BYTES: Final = 128 * 1024
 """About how large one message of desired state may be; one part alone may be larger, as its grant was."""
 SPECS_PER_QUESTION: Final = 64
+STATE_ANSWER_S: Final = 2.0
+"""So long a node waits for an answer about its state. Who answers gives up before that and says why."""
 
 SpecDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """Names a spec by its content. Only to be compared: what it is the digest of is the sender's affair."""

@@ -18,20 +18,16 @@ from nats.aio.client import Client
 
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.core.projections.node_health import Terms
 from libs.ledger.chain import LedgerStopped
 from libs.ledger.inputs import read_input
 from libs.ledger.tail import Tail
 from libs.ledger.verify import verify
+from libs.service.lease_terms import LeaseTerms
 from schemas import ledger as led
 from schemas import subjects
 from schemas.catalog import TYPE_OF
 from schemas.inbox import NodeDead, NodeLost, NodeRegistered
 
-_MAX_LEASE_S = 900.0
-"""Where the ledger names nobody who grants leases: what leases grants at the most by default."""
-_KILL_BOUND_S, _RHO, _MARGIN_S = 5.0, 0.001, 1.0
-"""As `services.leases` has them by default. Whoever sets larger ones says `--lost-at` with care."""
 _PAGE, _WAIT_S = 512, 2.0
 
 
@@ -120,8 +116,9 @@ async def fence(nats: Client, pool: str, how: Fence, archive: Path | None = None
         dead = NodeDead(node=node, fenced_by=f"restored from a backup: {how.fenced_by}"[:1024])
         said.append(_say(dead, subjects.declare_dead(pool, "restore"), f"{node}/dead"))
     await Outbox(nats.jetstream()).publish_many(said)
-    patience_s = Terms(found.max_lease_s or _MAX_LEASE_S, _KILL_BOUND_S, _RHO, _MARGIN_S).patience
-    not_before_s = 0.0 if how.fenced_by else how.gone_s + patience_s(found.max_lease_s or _MAX_LEASE_S)
+    terms = LeaseTerms().terms()
+    longest_s = found.max_lease_s or terms.max_lease_s  # as the ledger says, where it names who granted leases
+    not_before_s = 0.0 if how.fenced_by else how.gone_s + terms.patience(longest_s)
     return {**head, "nodes": len({node for node, _ in lives}), "not_before_s": not_before_s}
 
 

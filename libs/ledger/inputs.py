@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from libs.bus.json_checks import MAX_BYTES
 from libs.ledger.tail import Stored
 from schemas import envelope, subjects
 from schemas.catalog import CATALOG
@@ -27,7 +28,8 @@ from schemas.inbox import (
     UncordonNode,
 )
 
-MAX_INPUT_BYTES = 256 * 1024
+MAX_INPUT_BYTES = 2 * MAX_BYTES
+"""What follows from a request is larger than the request: it has what that left to defaults, and says who asked."""
 _OPERATORS_SAY = (
     NodeDead
     | QuarantineLifted

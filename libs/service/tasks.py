@@ -25,6 +25,17 @@ def end_process(why: str, error: BaseException | None = None) -> None:
     os._exit(FAILED_EXIT_CODE)
 
 
+def essential(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+    """`task`, whose failure ends the process as that of one of `Tasks` does: of work that its owner cancels itself."""
+    task.add_done_callback(_end_if_failed)
+    return task
+
+
+def _end_if_failed(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        end_process(f"task {task.get_name()!r} failed", error)
+
+
 class Tasks:
     """Tasks that run beside the message handlers.
 
@@ -53,12 +64,7 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is None:
-            return
-        if self._stopping:
+        if not self._stopping:
+            _end_if_failed(task)
+        elif not task.cancelled() and (error := task.exception()) is not None:
             log.warning("task %r failed while stopping", task.get_name(), exc_info=error)
-            return
-        end_process(f"task {task.get_name()!r} failed", error)

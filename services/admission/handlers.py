@@ -19,13 +19,14 @@ from urllib.parse import unquote
 
 from pydantic import TypeAdapter, ValidationError
 
-from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
+from libs.bus.messages import MAX_BYTES, Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.settle import Received, dead_letter
 from libs.core.admission.evaluate import Admitted, NotAdmitted
 from libs.core.admission.intake import LEAST_WAIT_S, Intake, OverLimit
 from libs.core.admission.refusal import Why
 from libs.core.admission.routing import Pools, home_of, oldest_us, route
 from libs.core.state.by_job import LatelyByJob
+from libs.ledger.inputs import MAX_INPUT_BYTES
 from schemas import ids, subjects
 from schemas.base import Name
 from schemas.envelope import Envelope
@@ -37,7 +38,6 @@ RETRY_AFTER_S = LEAST_WAIT_S
 
 _REASONS = 32
 _REJECTED = "io.baton.job.rejected.v1"
-_READABLE_BYTES = 256 * 1024
 _REMEMBERED = 50_000
 _team = TypeAdapter(Name)
 _SUBJECT = subjects.fill(subjects.COMMAND, entity="job")
@@ -189,9 +189,22 @@ def _submit(asked: _Asked) -> Handled:
         correlation=envelope.correlationid or outcome.job_id,
         traceparent=envelope.traceparent,
     )
+    if len(message.payload) > MAX_INPUT_BYTES:
+        job_id = _unless_taken(outcome.job_id, asked)
+        rejected = _rejected(asked, job_id, request.client_key, (_too_large(message),), routed.pool, envelope)
+        return Handled(AdmissionResult.REJECTED, [rejected], (Why.LIMIT,))
     asked.recent.add(outcome.job_id, routed.pool)
     asked.intake.admitted(asked.team, outcome.job_id)
     return Handled(AdmissionResult.ADMITTED, [message], job=job if is_new else "")
+
+
+def _too_large(message: Outgoing) -> Reason:
+    return Reason(
+        field="job",
+        value=f"{len(message.payload)} bytes",
+        problem=f"with what it leaves to defaults it is larger than {MAX_INPUT_BYTES} bytes",
+        fix="send a reference to large data, not the data, or fewer tasks",
+    )
 
 
 def _cancel(asked: _Asked) -> Handled:
@@ -336,7 +349,7 @@ def busy_answer(received: Received, pool: str, why: str) -> list[Outgoing]:
 
 def _said(payload: bytes, field: str) -> str:
     """A short text member of a JSON object (or of its `data`), however wrong the rest is; "" when there is none."""
-    if len(payload) > _READABLE_BYTES:
+    if len(payload) > MAX_BYTES:
         return ""
     try:
         body = json.loads(payload)

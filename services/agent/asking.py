@@ -18,6 +18,7 @@ from libs.ports import clock
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.nodes import (
+    STATE_ANSWER_S,
     DesiredQuery,
     DesiredReply,
     DesiredState,
@@ -34,7 +35,6 @@ log = logging.getLogger("baton.agent")
 
 _ASKED_AT_ONCE = 8
 """Questions under way together: as many as placement answers together."""
-_ANSWER_S = 2.0
 _MISSES = 3
 _FIRST_ASK_S = 0.3
 _WHOLE_EVERY = 20
@@ -152,7 +152,7 @@ class Asker:
         asked = self._asked[node.name] = self._asked.get(node.name, 0) + 1
         query = NodeStateQuery(followed=wanted.seq if asked % _WHOLE_EVERY else -1)
         pieces: list[NodeState] = await ask_all(
-            self._nats, _STATE, query, pool=self._pool, node=node.name, timeout_s=_ANSWER_S
+            self._nats, _STATE, query, pool=self._pool, node=node.name, timeout_s=STATE_ANSWER_S
         )
         if node.incarnation != wanted.incarnation:
             return ""
@@ -189,7 +189,7 @@ class Asker:
                 NodeSpecsQuery(specs=tuple(digests)),
                 pool=self._pool,
                 node=node.name,
-                timeout_s=_ANSWER_S,
+                timeout_s=STATE_ANSWER_S,
             )
             if not reply.specs or node.incarnation != wanted.incarnation:
                 return
@@ -200,7 +200,9 @@ class Asker:
         that is still reading the ledger."""
         incarnation = node.incarnation
         query = DesiredQuery(nodes=(node.name,))
-        reply: DesiredReply = await ask(self._nats, _WHOLE, query, pool=self._pool, node=node.name, timeout_s=_ANSWER_S)
+        reply: DesiredReply = await ask(
+            self._nats, _WHOLE, query, pool=self._pool, node=node.name, timeout_s=STATE_ANSWER_S
+        )
         for state in reply.states:
             self.follow(state)
         told = [state.incarnation for state in reply.states if state.node == node.name]

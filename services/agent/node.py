@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from libs.adapters.devices import DeviceLayer
 from libs.ports.host import failpoint
+from libs.service.tasks import essential
 from schemas.attempts import Category
 from schemas.inbox import (
     BoardCut,
@@ -361,7 +362,7 @@ class NodeRunner:
     def _end_lease(self, key: Key) -> None:
         """Once begun it is not undone: the granter counts on it."""
         log.warning("%s: the lease of attempt %d of %s has ended", self.name, key[1], key[0])
-        self._ending[key] = asyncio.create_task(self._kill(key), name=f"end of {key[0]}.{key[1]}")
+        self._ending[key] = essential(asyncio.create_task(self._kill(key), name=f"end of {key[0]}.{key[1]}"))
 
     async def _kill(self, key: Key) -> None:
         if (part := self.parts.get(key)) is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from libs.bus.cancel import cancel
 from libs.core.scheduling.progress import SAMPLE_S
+from libs.service.tasks import essential
 from schemas.attempts import Category, KnownOfPart
 from schemas.inbox import CheckpointTaken, Released, SeenOfPart, Started
 from schemas.nodes import DesiredPart
@@ -131,7 +132,7 @@ class ProcessPart:
             self._terminated = bool(self.launch.adopted.get("terminated"))
         self.launch.kept.changed = self._news_of_processes
         self._news_of_processes()
-        self._task = asyncio.get_running_loop().create_task(self._live(), name=f"part {self.part.job_id}")
+        self._task = essential(asyncio.create_task(self._live(), name=f"part {self.part.job_id}"))
 
     def save(self) -> None:
         """Ask for a checkpoint and stop after it; without a checkpoint policy, stop."""

@@ -30,6 +30,7 @@ from libs.service.following import show
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ledger import LedgerRecord
+from schemas.nodes import STATE_ANSWER_S
 from services.placement import handlers
 from services.placement.metrics import WriterCollector
 from services.placement.projector import Projector
@@ -37,7 +38,7 @@ from services.placement.settings import PlacementSettings
 from services.placement.teller import Teller
 
 A = TypeVar("A")
-ANSWER_S = 3.0
+ANSWER_S = 0.75 * STATE_ANSWER_S
 _TURNS = 2
 """Of the event loop: in the first the teller publishes, in the second it is sent. What else follows a commit waits for that."""
 RECORD_ROOM = 4096
@@ -59,7 +60,7 @@ class Placement:
         self.teller: Teller | None = None
         self._registry = registry
         self._deciders: Deciders | None = None
-        self._asked: list[tuple[Callable[[Decider], Any], asyncio.Future[Any]]] = []
+        self._asked: dict[asyncio.Future[Any], Callable[[Decider], Any]] = {}
         self._records = Counter("baton_ledger_records", "records committed by this process", registry=registry)
         self._events = Counter("baton_ledger_events", "ledger events committed", ["kind"], registry=registry)
         self._latency_ms = Histogram(
@@ -145,17 +146,18 @@ class Placement:
         if writer is not None and writer.ready.is_set() and writer.settled:
             return question(writer.decider)
         answered: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        self._asked.append((question, answered))
+        self._asked[answered] = question
         try:
             return await asyncio.wait_for(answered, ANSWER_S)
         except TimeoutError:
             raise AskAgain(f"placement has committed nothing for {ANSWER_S:g} s: its broker is away, or slow") from None
+        finally:
+            self._asked.pop(answered, None)
 
     def _answer_all(self, decider: Decider) -> None:
         """Answers the waiting questions. To be called right after a commit or a refold, when the state is committed and the
         teller knows what has changed: an answer may say that nothing has."""
-        asked, self._asked = self._asked, []
-        for question, answered in asked:
+        for answered, question in list(self._asked.items()):
             if answered.done():
                 continue
             try:

@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
 from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import Delta, HotState
+from libs.ledger.chain import LedgerStopped
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
 
@@ -59,8 +61,10 @@ class Projector:
 
         try:
             await follower.run(after, begin=begin)
-        except (KeyError, ValueError, TypeError) as e:
-            # Placement folds the same ledger itself, so it would stop if the ledger were wrong: this fold is, and what
+        except (LedgerStopped, ConnectionClosedError):
+            raise
+        except Exception as e:
+            # Placement folds the same ledger itself, so it would stop if the ledger were wrong: so this fold is, and what
             # stands in Redis is only shown, so placement goes on without it and says so.
             log.exception("the projection stops")
             self.problem = f"stopped at {follower.position}: {e!r}"

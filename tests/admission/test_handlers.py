@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
+from libs.bus.messages import MAX_BYTES
 from libs.bus.settle import Received
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.intake import IDLE_CANCELS, Intake, IntakeLimits
 from libs.core.admission.refusal import Why
 from libs.core.scheduling import limits
+from libs.ledger.inputs import MAX_INPUT_BYTES, read_input
+from libs.ledger.tail import Stored
 from schemas import ids, subjects
 from schemas.envelope import MSG_ID
 from schemas.inbox import CancelRequested, JobAdmitted
@@ -49,6 +52,24 @@ def judged(body: Any, **kw: Any) -> Handled:
 def rejection(handled: Handled) -> JobRejected:
     (message,) = (m for m in handled.out if m.subject.startswith("baton.evt."))
     return JobRejected.model_validate_json(message.payload)
+
+
+def test_what_follows_from_the_largest_request_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: a job was admitted whose message to placement was larger than what placement reads. Nobody heard of it again."""
+    large = {"client_key": "run-1", "job": {"command": ["python", *["\x01" * 4096] * 10, "\x01" * 2640]}}
+    asked = received(large)
+    assert MAX_BYTES - 1024 < len(asked.payload) <= MAX_BYTES
+    (message,) = handle(asked, {"main": CONTEXT}).out
+    assert MAX_BYTES < len(message.payload) <= MAX_INPUT_BYTES
+    stored = Stored(1, message.subject, dict(message.headers), message.payload, asked.time_us)
+    assert isinstance(read_input(stored, "main").message, JobAdmitted)
+
+    monkeypatch.setattr("services.admission.handlers.MAX_INPUT_BYTES", len(message.payload) - 1)
+    refused = handle(asked, {"main": CONTEXT})
+    assert (refused.result, refused.whys) == (AdmissionResult.REJECTED, (Why.LIMIT,))
+    assert rejection(refused).job_id == ids.job_id("research", "run-1")
+    (reason,) = rejection(refused).reasons
+    assert (reason.field, reason.value) == ("job", f"{len(message.payload)} bytes")
 
 
 def test_a_plain_json_request_is_admitted_to_the_inbox() -> None:

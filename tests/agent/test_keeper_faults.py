@@ -19,6 +19,7 @@ import pytest
 import uvloop
 
 from libs.bus.queries import NoAnswer, ask
+from libs.service import tasks
 from schemas.catalog import BY_TYPE
 from schemas.inbox import Released, Started
 from schemas.nodes import Action
@@ -27,7 +28,7 @@ from services.agent import tree
 from services.agent.keeper import client, contain, find, proc, wire
 from services.agent.keeper.client import KeeperClient
 from services.agent.keeper.clock import now
-from services.agent.state import group_name
+from services.agent.state import NotEmpty, group_name
 from tests.agent.build import but, part, rank, spec
 from tests.agent.conftest import until
 from tests.agent.test_processes import FOREVER, STUBBORN_DAEMON
@@ -551,6 +552,26 @@ async def test_a_job_that_speaks_in_its_shims_name_ends_its_own_attempt_alone(ma
     assert node.keeper() == keeper
     assert not any(not proc.alive(pid) for pid in pids), "another job was ended"
     assert len(world.lives["n0"]) == 1
+
+
+async def test_what_cannot_be_ended_after_a_keeper_ends_the_agent(tmp_path, monkeypatch):
+    """The next one begins no life before it is gone. Seen: the error was in a task that nobody looked at; the agent renewed its
+    lease and started nothing any more."""
+    ended = []
+    monkeypatch.setattr(tasks, "end_process", lambda why, error=None: ended.append((why, error)))
+
+    async def clear():
+        raise NotEmpty("process 7 does not die")
+
+    (tmp_path / "keeper").mkdir()
+    keeper = KeeperClient(tmp_path / "keeper", contain.SUBREAPER, "", clear)
+    await keeper.ensure()
+    os.kill(keeper.pid, signal.SIGKILL)
+    await until(lambda: ended)
+    ((why, error),) = ended
+    assert "hearing of the keeper" in why
+    assert isinstance(error, NotEmpty)
+    await keeper.close()
 
 
 async def test_what_is_started_while_a_dead_keeper_is_cleared_away_is_lost_and_has_not_failed(make_node, world):

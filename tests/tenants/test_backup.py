@@ -51,7 +51,7 @@ async def filled(cluster: LocalStack, world: World) -> BusConnection:
 
 
 async def test_what_was_copied_is_put_back_as_it_was_and_every_life_is_ended(
-    cluster: LocalStack, tmp_path: Path
+    cluster: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nats = await filled(cluster, a_pool_that_lived())
     folder, home = tmp_path / "backup", tmp_path / "again"
@@ -69,6 +69,9 @@ async def test_what_was_copied_is_put_back_as_it_was_and_every_life_is_ended(
     told = await put_into(folder, home, Fence(0.0))
     assert (told["main"]["nodes"], told["main"]["hash"]) == (3, head["hash"])
     assert told["main"]["not_before_s"] == pytest.approx(907.81)
+    monkeypatch.setenv("BATON_LEASES_KILL_BOUND_S", "60")
+    told = await put_into(folder, tmp_path / "slow to kill", Fence(0.0))
+    assert told["main"]["not_before_s"] == pytest.approx(907.81 + 55 * 1.002), "as leases reckons"
     assert json.loads((home / RESTORED).read_text())["pools"]["main"]["seq"] == head["seq"]
     assert LocalStack(LaunchOptions(state_dir=home)).fenced_s() == 0
 

@@ -26,10 +26,10 @@ LADDER = (
 class Terms:
     """What agents promise. `max_lease_s`: no longer lease is ever granted; assumed of nodes that were not heard yet."""
 
-    max_lease_s: float
-    kill_bound_s: float
-    rho: float
-    margin_s: float
+    max_lease_s: float = 900.0
+    kill_bound_s: float = 5.0
+    rho: float = 0.001
+    margin_s: float = 1.0
 
     def patience(self, lease_s: float) -> float:
         """How long after its last received renewal a node may still be working, s."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
+from libs.service.tasks import essential
 from services.agent.keeper import find, wire
 from services.agent.keeper.find import Found
 from services.agent.keeper.moves import favour_moves
@@ -24,7 +25,8 @@ PING_S = 1.0
 FORGET_S = 0.2
 """For so long ends that were heard are gathered, before the keeper is told to forget them."""
 KILL_ANSWER_S = 2.0
-"""How long the keeper may say nothing when it is asked to kill. Well within telemetry's bound for it (5 s)."""
+"""How long the keeper may say nothing when it is asked to kill: well within what leases reckons with
+(`BATON_LEASES_KILL_BOUND_S`, 5 s)."""
 SILENT_PINGS = 5
 """So many pings, one after the other, without an answer: the keeper is frozen and is replaced."""
 
@@ -184,8 +186,8 @@ class KeeperClient:
         walls = found.welcome.get("walls") or {"tier": NONE, "why": "the keeper is of an earlier version of Baton"}
         self.tier, self.why = walls["tier"], walls["why"]
         self.on_found()
-        for task in (self._hear(reader, found.reader), self._watch(self._writer)):
-            running = asyncio.create_task(task)
+        for name, work in (("hearing", self._hear(reader, found.reader)), ("watch", self._watch(self._writer))):
+            running = essential(asyncio.create_task(work, name=f"{name} of the keeper"))
             self._tasks.add(running)
             running.add_done_callback(self._tasks.discard)
 
