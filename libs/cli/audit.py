@@ -4,7 +4,6 @@ ledger is told of actions that it has not heard of."""
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from libs.cli import units
 from libs.cli.acting import book_folder, tell
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.grammar import parse_duration
+from libs.cli.moments import read
 from libs.cli.options import NoHeader, Output, Pool, Url
 from libs.cli.output import Column, Format, document, fields, hint, say, show
 from libs.cli.session import run
@@ -203,9 +203,8 @@ def _moment(text: str, option: str) -> int | None:
     except ValueError:
         pass
     try:
-        at = datetime.fromisoformat(text)
+        return int(read(text)[0].timestamp() * 1e6)
     except ValueError:
         raise UsageFault(
             f"{option} {text}: not understood; write e.g. 2h, 7d, 2026-11-22 or 2026-11-22T21:00:00"
         ) from None
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1e6)

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from libs.cli.exits import UsageFault
+from libs.cli.moments import SaidAs, read
 from libs.core.billing.wall import us_of
 
 
@@ -23,15 +24,15 @@ def period_of(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -
     A day is its first moment in the zone; `2026-11` is the whole month. Raises UsageFault.
     """
     now = datetime.fromtimestamp(now_us // 1_000_000, UTC).astimezone(zone)
-    first = datetime(now.year, now.month, 1, tzinfo=zone) if start is None else _moment("--from", start, zone)
+    first, said = datetime(now.year, now.month, 1, tzinfo=zone), SaidAs.MONTH
+    if start is not None:
+        first, said = _moment("--from", start, zone)
     if end is not None:
-        last = _moment("--to", end, zone)
-    elif start is None or len(start) == len("2026-11"):
-        last = _next_month(first)
-    elif len(start) == len("2026-11-01"):
-        last = (first.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
-    else:
+        last, _ = _moment("--to", end, zone)
+    elif said is SaidAs.MOMENT:
         raise UsageFault("--from is a moment: say with --to when the period ends")
+    else:
+        last = _end_of(first, said, zone)
     found = us_of(first), us_of(last)
     if found[1] <= found[0]:
         raise UsageFault(
@@ -42,31 +43,34 @@ def period_of(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -
 
 def days_between(start: str | None, end: str | None, zone: ZoneInfo) -> tuple[int | None, int | None]:
     """As `period_of`, but what is not said has no end, and a last day or month is included, as people say it."""
-    first = None if start is None else us_of(_moment("--from", start, zone))
+    first = None if start is None else us_of(_moment("--from", start, zone)[0])
     if end is None:
         return first, None
-    last = _moment("--to", end, zone)
-    if len(end) == len("2026-11"):
-        last = _next_month(last)
-    elif len(end) == len("2026-11-01"):
-        last = (last.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
+    last = _end_of(*_moment("--to", end, zone), zone)
     if first is not None and us_of(last) <= first:
         raise UsageFault(f"--to {end} is before --from {start}: swap them")
     return first, us_of(last)
 
 
-def _moment(flag: str, text: str, zone: ZoneInfo) -> datetime:
-    said = f"{text}-01" if len(text) == len("2026-11") else text
+def _moment(flag: str, text: str, zone: ZoneInfo) -> tuple[datetime, SaidAs]:
     try:
-        moment = datetime.fromisoformat(said)
-    except ValueError:
-        raise UsageFault(
-            f"{flag} {text}: no such day; write 2026-11, 2026-11-30 or 2026-11-30T12:00:00+01:00"
-        ) from None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
+        moment, said = read(text, zone)
+    except ValueError as error:
+        raise UsageFault(f"{flag} {text}: {error}") from None
     if not 1970 <= moment.year < 2100:
         raise UsageFault(f"{flag} {text}: lies outside 1970 to 2100; correct the year")
-    return moment
+    return moment, said
+
+
+def _end_of(first: datetime, said: SaidAs, zone: ZoneInfo) -> datetime:
+    """Of the month or day that begins then; a moment is its own end."""
+    match said:
+        case SaidAs.MONTH:
+            return _next_month(first)
+        case SaidAs.DAY:
+            return (first.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
+        case SaidAs.MOMENT:
+            return first
 
 
 def _next_month(first: datetime) -> datetime:

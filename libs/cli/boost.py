@@ -10,6 +10,7 @@ from libs.cli import team_admin
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.grammar import parse_duration
+from libs.cli.moments import read
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run, whole_id
@@ -61,11 +62,7 @@ def command(
 
 def _seconds(for_: str, until: str) -> float:
     try:
-        if for_:
-            found = parse_duration(for_)
-        else:
-            moment = datetime.fromisoformat(until)
-            found = (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+        found = parse_duration(for_) if for_ else (read(until)[0] - datetime.now(UTC)).total_seconds()
     except ValueError as error:
         raise UsageFault(f"--{'for' if for_ else 'until'} {for_ or until}: {error}") from None
     if found < 1:

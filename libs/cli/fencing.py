@@ -20,9 +20,9 @@ from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.ledger.chain import LedgerStopped
 from libs.ledger.inputs import read_input
+from libs.ledger.lease_terms import LeaseTerms
 from libs.ledger.tail import Tail
 from libs.ledger.verify import verify
-from libs.service.lease_terms import LeaseTerms
 from schemas import ledger as led
 from schemas import subjects
 from schemas.catalog import TYPE_OF

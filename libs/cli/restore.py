@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from libs.cli.backup import Archive, FolderArgument, StateDir
 from libs.cli.backup_files import put_into
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence
+from libs.cli.moments import read
 from libs.cli.output import hint, say
 from libs.client.where import state_dir
 
@@ -55,10 +55,9 @@ def command(
 
 def _time(text: str) -> float:
     try:
-        at = datetime.fromisoformat(text)
+        at_s = read(text)[0].timestamp()
     except ValueError:
         raise UsageFault(f"--lost-at {text}: not a time; write e.g. 2026-11-22T21:40 (UTC)") from None
-    at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     if at_s > time.time():
         raise UsageFault(f"--lost-at {text} is to come: say when the old instance surely stopped")
     return at_s

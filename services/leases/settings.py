@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service.lease_terms import LeaseTerms
+from libs.ledger.lease_terms import LeaseTerms
 from libs.service.settings import ServiceSettings
 
 
