@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.core.admission.intake import IntakeLimits
+from libs.service.files import read_classes
 from libs.service.settings import ServiceSettings
 from libs.service.teams_file import load_intake
 from schemas.base import Name
-from schemas.yamlfile import Broken, plain, text_of
 
 
 class AdmissionSettings(ServiceSettings):
@@ -61,7 +61,7 @@ class AdmissionSettings(ServiceSettings):
     @classmethod
     def _readable(cls, path: Path | None) -> Path | None:
         if path is not None:
-            read_classes(path)
+            read_classes(path, "BATON_ADMISSION_CLASSES")
         return path
 
     @field_validator("teams")
@@ -77,18 +77,4 @@ class AdmissionSettings(ServiceSettings):
 
     def priority_classes(self) -> dict[str, PriorityClass]:
         """Classes by name."""
-        return read_classes(self.classes) if self.classes else {c.name: c for c in DEFAULT_CLASSES}
-
-
-def read_classes(path: Path) -> dict[str, PriorityClass]:
-    """Classes by name. Raises ValueError naming the file and what is wrong in it."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            body = plain(text_of(file))
-        entries = [PriorityClass.model_validate(entry) for entry in body["classes"]]
-    except (OSError, UnicodeDecodeError, Broken, ValidationError, KeyError, TypeError) as e:
-        raise ValueError(f"{path}: {e}; write it like deploy/classes.yaml") from None
-    names = [entry.name for entry in entries]
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"{path}: name at least one class, and each once (there are: {', '.join(names) or 'none'})")
-    return {entry.name: entry for entry in entries}
+        return read_classes(self.classes, "BATON_ADMISSION_CLASSES") if self.classes else {c.name: c for c in DEFAULT_CLASSES}

@@ -23,9 +23,10 @@ from libs.core.state.model import Job, Shape, State
 from libs.embedded.servers import NatsOptions
 from schemas.billing import Price, PriceBook
 from schemas.ids import job_id
-from schemas.inbox import NodeLost, QuotaChanged, Tick
+from schemas.inbox import ApplyPrices, NodeLost, QuotaChanged, Tick
 from schemas.jobs import CheckpointPolicy, JobSpec, ModelShape, Simulation, Workload
 from schemas.ledger import JobQueued, NodeJoined
+from schemas.prices import ContractRate, ListRate, RateBook, RateTier
 from schemas.queries import PlanReply, PlanVerdict
 from schemas.resources import Inventory, Level, Objective, Precision, Resources, Role, Runtime, Topology, TopologyPolicy
 from tests.core.builders import GIB, World, job, node
@@ -102,6 +103,24 @@ def test_a_plan_costs_what_the_price_book_says() -> None:
     assert (cost.currency, cost.micros_per_hour, cost.run_s) == ("USD", 12_000_000, 1800)
     assert cost.total_micros == 6_000_000
     assert planned(world, spec(4)).cost.total_micros is None  # type: ignore[union-attr]
+
+
+def test_a_plan_costs_what_the_bill_will_say_once_prices_were_applied() -> None:
+    """Seen: a plan went by its file for ever, whatever book the ledger billed by."""
+    world = World(node("n0"))
+    contract = ContractRate(
+        team="research", contract="first", device="H100", from_us=0, tiers=(RateTier(above_hours=0, micros=1_000_000),)
+    )
+    listed = ListRate(device="H100", micros=2_490_000, from_us=0)
+    book = RateBook(version=1, currency="EUR", prices=(listed,), contracts=(contract,))
+    world.send(ApplyPrices(book=book, user="olga"))
+    asked = spec(4, time_limit_s=1800)
+    cost, others = planned(world, asked).cost, planned(world, asked, team="vision").cost
+    assert cost is not None
+    assert others is not None
+    assert (cost.currency, cost.micros_per_hour, cost.total_micros) == ("EUR", 4_000_000, 2_000_000)
+    assert others.micros_per_hour == 9_960_000
+    assert planned(world, spec(1, types=("A10",))).cost is None, "the book has no price for it"
 
 
 def test_steps_and_a_measured_rate_say_how_long_it_takes() -> None:

@@ -29,7 +29,7 @@ from libs.core.admission.evaluate import (
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import diagnose
-from libs.core.explain.planned_cost import cost_of, right_sizes
+from libs.core.explain.planned_cost import cost_of, prices_for, right_sizes
 from libs.core.explain.reasons import Reasons, open_view
 from libs.core.explain.start_estimate import counted, estimate_start, grace_s
 from libs.core.placement.answer import Blocked, BlockReason, Placed
@@ -113,12 +113,13 @@ def dry_run(
         return isinstance(evaluate(SubmitJob(client_key=_ME, job=changed), team, admission), Admitted)
 
     answer = _answer(_with(state, job), job, t_us, inputs, seen_by or team)
+    prices = prices_for(state, job, inputs.prices)
     return answer.model_copy(
         update={
             "memory_mib": job.shape.memory_mib,
             "memory_text": memory_text,
-            "cost": cost_of(job, answer, inputs.prices, inputs.table, steps),
-            "right_size": right_sizes(state, job, answer, inputs.prices, inputs.table, steps=steps, admits=admits),
+            "cost": cost_of(job, answer, prices, inputs.table, steps),
+            "right_size": right_sizes(state, job, answer, prices, inputs.table, steps=steps, admits=admits),
         }
     )
 

@@ -1,23 +1,44 @@
 """What a planned job costs where it would run, and which cheaper requests do the same work."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from libs.core.billing.pricing import Prices
 from libs.core.explain.right_sizing import kinds_of, suggest
 from libs.core.placement.throughput import HOUR_S, Throughputs
+from libs.core.scheduling.limits import prices_of
 from libs.core.state.model import Job, State
 from schemas.jobs import JobSpec
 from schemas.queries import PlannedCost, PlanReply, RightSize
 from schemas.resources import WHOLE_MILLI
 
 
-def cost_of(job: Job, answer: PlanReply, prices: Prices, table: Throughputs, steps: float | None) -> PlannedCost | None:
+@dataclass(frozen=True, slots=True)
+class PlannedPrices:
+    """What devices cost a job: `of` gives millionths of `currency` per device and hour by the name of a kind, None without a
+    price."""
+
+    currency: str
+    of: Callable[[str], int | None]
+
+
+def prices_for(state: State, job: Job, listed: Prices) -> PlannedPrices:
+    """By the book that the pool's bills go by; `listed` are for a pool that was given none."""
+    if state.book is None:
+        return PlannedPrices(listed.currency, lambda kind: listed.of(kind, job.spec.priority_class))
+    held = prices_of(state, job)
+    return PlannedPrices(state.book.currency, lambda kind: held.of({kind}).get(kind))
+
+
+def cost_of(
+    job: Job, answer: PlanReply, prices: PlannedPrices, table: Throughputs, steps: float | None
+) -> PlannedCost | None:
     """What it costs where it would run; without a place, on the first acceptable model. None: that has no price."""
     billed = _billed(job, answer)
     if billed is None:
         return None
     spec, devices = job.spec, sum(len(n.devices) for n in answer.nodes) or job.shape.devices
-    hour = prices.of(billed, spec.priority_class)
+    hour = prices.of(billed)
     if hour is None:
         return None
     milli = devices * job.shape.milli
@@ -45,7 +66,7 @@ def right_sizes(
     state: State,
     job: Job,
     answer: PlanReply,
-    prices: Prices,
+    prices: PlannedPrices,
     table: Throughputs,
     *,
     steps: float | None,
@@ -56,7 +77,7 @@ def right_sizes(
     if billed is None:
         return ()
     return suggest(
-        job.spec, table, lambda model: prices.of(model, job.spec.priority_class), kinds_of(state), billed,
+        job.spec, table, prices.of, kinds_of(state), billed,
         memory_mib=job.shape.memory_mib, steps=steps, admits=admits,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ A team may be under budgets as well (`purse`): a grant takes a hold, for its who
 must be covered by what is available of every budget that counts the team. A request is as large as that allows.
 """
 
-from libs.core.scheduling.limits.purse import BudgetShort, Purse, hold_of, purses_of
+from libs.core.scheduling.limits.purse import BudgetShort, Purse, hold_of, prices_of, purses_of
 from libs.core.scheduling.limits.rule import (
     OVER_BUDGET,
     OVER_LIMIT,
@@ -40,6 +40,7 @@ __all__ = [
     "Tally",
     "exceeded",
     "hold_of",
+    "prices_of",
     "purses_of",
     "room",
     "room_within",
