@@ -77,4 +77,8 @@ class AdmissionSettings(ServiceSettings):
 
     def priority_classes(self) -> dict[str, PriorityClass]:
         """Classes by name."""
-        return read_classes(self.classes, "BATON_ADMISSION_CLASSES") if self.classes else {c.name: c for c in DEFAULT_CLASSES}
+        return (
+            read_classes(self.classes, "BATON_ADMISSION_CLASSES")
+            if self.classes
+            else {c.name: c for c in DEFAULT_CLASSES}
+        )
