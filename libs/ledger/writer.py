@@ -185,11 +185,6 @@ class LedgerWriter(Generic[D]):
         """What became of its snapshots."""
         return self._saver.counters if self._saver is not None else SaveCounters()
 
-    @property
-    def inbox_lag(self) -> int:
-        """Inbox messages known to wait for a decision."""
-        return self._inbox.lag if self._inbox is not None else 0
-
     async def run(self) -> None:
         """Until cancelled. May be run again afterwards: everything starts from the log.
 

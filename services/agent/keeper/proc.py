@@ -102,34 +102,6 @@ def kill_all(wanted: Iterable[int]) -> set[int]:
 # ------------------------------------------------------------------------------------------------------ cgroups
 
 
-def enter_group(group: str) -> None:
-    """Makes the group and moves this process into it. Raises OSError."""
-    os.makedirs(group, exist_ok=True)
-    write_text(f"{group}/cgroup.procs", "0")
-
-
-def limit_memory(group: str, limit: int) -> None:
-    """Makes a group of the memory controller (of version 2, or else 1) with a limit in bytes, and moves this process into it.
-    Swap counts as memory. Raises OSError."""
-    os.makedirs(group, exist_ok=True)
-    first = os.path.exists(f"{group}/memory.limit_in_bytes")
-    write_text(f"{group}/{'memory.limit_in_bytes' if first else 'memory.max'}", str(limit))
-    with suppress(OSError):  # a kernel that does not count swap
-        write_text(f"{group}/{'memory.memsw.limit_in_bytes' if first else 'memory.swap.max'}", str(first * limit))
-    write_text(f"{group}/cgroup.procs", "0")
-
-
-def limit_processes(group: str, most: int) -> None:
-    """The same of the controller of process ids: so many processes and threads, and `_OF_OURS`. Raises OSError."""
-    os.makedirs(group, exist_ok=True)
-    write_text(f"{group}/pids.max", str(most + _OF_OURS))
-    write_text(f"{group}/cgroup.procs", "0")
-
-
-_OF_OURS = 4
-"""The shim, and what makes walls before the job starts."""
-
-
 def threads(pid: int) -> int:
     """How many threads a process has; 0 when it is gone."""
     try:

@@ -23,7 +23,6 @@ from services.agent.keeper import spec as words
 from services.agent.keeper.zygote import Zygote
 
 FULL, NAMESPACES, NONE = "full", "namespaces", "none"
-TIERS = (FULL, NAMESPACES, NONE)
 """From the strongest to the weakest."""
 TRUE = "/usr/bin/true"
 OPEN_FILES = 65_536
