@@ -36,7 +36,8 @@ from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.view import Context, View
 from libs.core.scheduling.cycle import plan
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Job, Shape, State
+from libs.core.state.model import Job, State
+from libs.core.state.shape import Shape
 from libs.core.state.waiting import enqueue
 from schemas.jobs import JobSpec
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Level, Objective, Position

@@ -19,7 +19,7 @@ from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Level, Objective
 
 _DEVICE_MIB = 1_000_000  # this protocol does not count device memory: a share takes its part of it

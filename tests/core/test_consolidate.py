@@ -14,7 +14,7 @@ from libs.core.placement.search.topology import span_of
 from libs.core.placement.view import View
 from libs.core.state.fleet import Fleet
 from libs.core.state.levels import LEVELS
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import Device, Inventory, Level
 from tests.core.builders import GIB, node
 

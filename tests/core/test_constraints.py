@@ -20,7 +20,8 @@ from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.preemption.victims import plans
 from libs.core.state.fleet import Fleet, Overcommitted
-from libs.core.state.model import Shape, State
+from libs.core.state.model import State
+from libs.core.state.shape import Shape
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import JobSpec

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from libs.core.placement.score.fragmentation import fragmentation, unusable_percent
 from libs.core.placement.view import View
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import Device, Inventory
 from tests.core.builders import GIB, node
 

@@ -20,7 +20,7 @@ from libs.core.placement.search.topology import groups_at
 from libs.core.placement.view import View
 from libs.core.state.fleet import Fleet
 from libs.core.state.levels import LEVELS
-from libs.core.state.model import Shape, shape_of
+from libs.core.state.shape import Shape, shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Claim, Device, Inventory, Level, Objective, Position, Resources, Topology, TopologyPolicy
 

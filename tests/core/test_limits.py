@@ -14,7 +14,7 @@ from libs.core.projections.verify.limit_books import part_of
 from libs.core.scheduling import preemption
 from libs.core.scheduling.limits import room
 from libs.core.state.limits import Cap, Limits
-from libs.core.state.model import RoleShape, Shape
+from libs.core.state.shape import RoleShape, Shape
 from schemas import inbox
 from schemas.resources import (
     ANY_ACCELERATOR,

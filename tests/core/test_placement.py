@@ -12,7 +12,7 @@ from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.throughput import Chooser, Throughputs
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet, Overcommitted
-from libs.core.state.model import Shape, shape_of
+from libs.core.state.shape import Shape, shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Topology, TopologyPolicy
 from tests.core.builders import GIB, node

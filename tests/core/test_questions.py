@@ -17,7 +17,8 @@ from libs.core.scheduling import cycle
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.line import Line
-from libs.core.state.model import Job, State, running, shape_of
+from libs.core.state.model import Job, State, running
+from libs.core.state.shape import shape_of
 from libs.core.state.waiting import enqueue
 from schemas import inbox
 from schemas.jobs import JobSpec, JobState

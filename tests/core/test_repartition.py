@@ -19,7 +19,8 @@ from libs.core.placement.view import View
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Shape, State
+from libs.core.state.model import State
+from libs.core.state.shape import Shape
 from schemas import inbox
 from schemas.ledger import BoardRecut
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Resources

@@ -17,7 +17,7 @@ from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
 from libs.core.placement.score.scorer import MARKET, Scorer, Settings
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import Device, Inventory
 
 SMALL = Settings(streams=16, length=12, memo=1 << 10, first_build=4, thinnings=0)

@@ -16,7 +16,7 @@ from libs.core.placement.throughput import (
     parse_gavel,
 )
 from libs.core.placement.view import View
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from tests.core.builders import World, node
 
 GAVEL = Path(__file__).parents[1] / "data" / "gavel" / "throughputs.csv"

@@ -18,7 +18,7 @@ from libs.core.scheduling.reservation import reserve
 from libs.core.state.desired import desired
 from libs.core.state.fleet import Fleet, Index
 from libs.core.state.levels import LEVELS
-from libs.core.state.model import Shape, shape_of
+from libs.core.state.shape import Shape, shape_of
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.ids import job_id

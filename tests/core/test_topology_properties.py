@@ -13,7 +13,7 @@ from libs.core.placement.search.links import link_gb_s
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
 from libs.core.state.levels import LEVELS
-from libs.core.state.model import Shape, shape_of
+from libs.core.state.shape import Shape, shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 

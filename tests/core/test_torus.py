@@ -14,7 +14,7 @@ from libs.core.placement.find import find
 from libs.core.placement.search.torus import find_box, place_box
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import Device, DeviceKind, Inventory, Position, Runtime
 
 

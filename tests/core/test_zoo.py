@@ -10,7 +10,7 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement.find import find
 from libs.core.placement.view import View
 from libs.core.scheduling import limits
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.jobs import JobSpec, SubmitJob

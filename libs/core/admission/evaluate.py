@@ -23,8 +23,8 @@ from libs.core.admission.fleet_shape import Allowed, FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.state.ended import too_old
 from libs.core.state.limits import Limits, Usage
-from libs.core.state.model import Shape, shape_of
 from libs.core.state.own_network import asked_for
+from libs.core.state.shape import Shape, shape_of
 from schemas.base import Name, Strict
 from schemas.ids import job_id
 from schemas.jobs import DEFAULT_LEASE_S, JobLimits, JobSpec, Latency, Network, SubmitJob

@@ -19,8 +19,8 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.admission.unplaced import count_of, unplaced
 from libs.core.state.levels import beyond, grouped
-from libs.core.state.model import shape_of
 from libs.core.state.own_network import OWN_NETWORK
+from libs.core.state.shape import shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Level, Precision, Resources, TopologyPolicy
 

@@ -23,9 +23,9 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.forms import packed_hash, unpacked_hash
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import NO_SPREAD, Shape
 from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.queue_tree import QueueTree
+from libs.core.state.shape import NO_SPREAD, Shape
 from schemas import ledger as led
 from schemas.jobs import JobSpec
 from schemas.resources import Inventory

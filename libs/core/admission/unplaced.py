@@ -19,7 +19,7 @@ from libs.core.placement.search.gang import role_shape
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import NOBODY
 from libs.core.state.levels import beyond, grouped
-from libs.core.state.model import RoleShape, Shape
+from libs.core.state.shape import RoleShape, Shape
 from schemas.resources import WHOLE_MILLI, Level
 
 _JOB = "job.resources"

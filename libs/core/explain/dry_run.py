@@ -45,7 +45,8 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import keep_ahead, kept
 from libs.core.state.fleet import Ints
 from libs.core.state.line import Line
-from libs.core.state.model import Job, State, shape_of
+from libs.core.state.model import Job, State
+from libs.core.state.shape import shape_of
 from schemas.jobs import JobSpec, SubmitJob
 from schemas.queries import PlannedNode, PlannedVictim, PlanReply, PlanVerdict
 from schemas.subjects import OPERATOR

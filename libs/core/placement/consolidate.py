@@ -28,7 +28,7 @@ from libs.core.placement.search.topology import span_of, spans_at
 from libs.core.placement.view import NOBODY, View
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.levels import distance, grouped
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI
 
 

@@ -18,7 +18,7 @@ from libs.core.placement.search.topology import confined, place_elastic, place_g
 from libs.core.placement.search.torus import place_box
 from libs.core.placement.view import NOBODY, Context, View, processors_among
 from libs.core.state.fleet import Fleet, Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI, Level, Objective
 
 

@@ -3,7 +3,7 @@
 from libs.core.placement.answer import Placed
 from libs.core.placement.search.gang import gap
 from libs.core.placement.view import View, host_of, memory_of
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.base import of_known
 from schemas.resources import Claim, Span
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from libs.core.placement.throughput import Chooser
 from libs.core.state.fleet import Bools, Fleet, Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI, Runtime
 
 Costs = tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]

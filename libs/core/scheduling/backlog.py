@@ -20,7 +20,8 @@ from libs.core.scheduling.changes import Changes
 from libs.core.scheduling.order import due_us, front, is_due
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet, Ints
-from libs.core.state.model import Job, QueueKey, Shape, State
+from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.shape import Shape
 
 _NEVER = 1 << 62
 

@@ -28,7 +28,8 @@ from libs.core.state import fold, snapshot
 from libs.core.state.decided import DecisionFault, RecordEnd
 from libs.core.state.fleet import Fleet
 from libs.core.state.formats import NEWEST
-from libs.core.state.model import Shape, State, shape_of
+from libs.core.state.model import State
+from libs.core.state.shape import Shape, shape_of
 from libs.core.state.waiting import pass_time
 from schemas import inbox, ledger
 from schemas.budgets import BudgetHold

@@ -20,7 +20,8 @@ from libs.core.placement.search.constraints import remembered
 from libs.core.placement.search.gang import usable_of
 from libs.core.placement.view import NOBODY
 from libs.core.state.fleet import Bools, Fleet, Ints
-from libs.core.state.model import QueueKey, Shape, State
+from libs.core.state.model import QueueKey, State
+from libs.core.state.shape import Shape
 from schemas.resources import DEVICE_UNITS, WHOLE_MILLI, kind_of
 
 _OF_LIMITS: Final = frozenset({BlockReason.QUOTA, BlockReason.BUDGET})

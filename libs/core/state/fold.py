@@ -18,9 +18,10 @@ from libs.core.state.boosts import Boost
 from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.ended import KEPT_US
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, running, shape_of
+from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, running
 from libs.core.state.past_use import user_of
 from libs.core.state.queue_tree import QueueTree
+from libs.core.state.shape import shape_of
 from libs.core.state.usable import count_parts, mark_cordoned, mark_quarantined, mark_repartitions, mark_silent, reopen
 from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time, unpark
 from schemas import ledger as led

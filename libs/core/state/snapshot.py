@@ -29,21 +29,11 @@ from libs.core.state.fold import mark_holds
 from libs.core.state.forms import Form, Rest, own_again, own_of, read, rest_of, spec_of, written
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import (
-    Attempt,
-    Job,
-    JobTerms,
-    NodePart,
-    Quarantine,
-    QueueKey,
-    Silence,
-    State,
-    grant_order,
-    shape_of,
-)
+from libs.core.state.model import Attempt, Job, JobTerms, NodePart, Quarantine, QueueKey, Silence, State, grant_order
 from libs.core.state.past_use import PastUse, UsersPastUse, user_of
 from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
+from libs.core.state.shape import shape_of
 from libs.core.state.usable import count_parts, mark_cordoned, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause

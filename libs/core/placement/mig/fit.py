@@ -11,7 +11,7 @@ import numpy as np
 from libs.core.placement import mig
 from libs.core.placement.view import NOBODY, View
 from libs.core.state.fleet import Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI
 
 

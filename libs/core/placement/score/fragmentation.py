@@ -19,7 +19,7 @@ import numpy.typing as npt
 from libs.core.placement.search.constraints import fitting
 from libs.core.placement.view import View
 from libs.core.state.fleet import Bools, Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 
 Floats = npt.NDArray[np.float64]
 WeightedShapes = Sequence[tuple[Shape, float]]

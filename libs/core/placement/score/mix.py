@@ -12,7 +12,7 @@ import numpy as np
 
 from libs.core.placement.score import weights
 from libs.core.state.fleet import Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 
 
 class RequestKind(NamedTuple):

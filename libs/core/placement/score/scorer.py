@@ -27,7 +27,7 @@ from libs.core.placement.score import arrays, kernels, weights
 from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
 from libs.core.placement.view import NOBODY, View
 from libs.core.state.fleet import Bools, Fleet, Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 
 Floats = npt.NDArray[np.float64]
 

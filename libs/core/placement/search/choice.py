@@ -13,7 +13,7 @@ from libs.core.placement.search.locality import seconds_to_ready
 from libs.core.placement.search.topology import allowed_levels, in_order, spans_at
 from libs.core.placement.view import Context, Costs, View
 from libs.core.state.fleet import Bools, Fleet, Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import Level
 
 Floats = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from libs.core.placement.search.sieve import DeviceStates, first_of_each, open_d
 from libs.core.placement.search.topology import nodes_near
 from libs.core.placement.view import NOBODY, Context, View, host_part
 from libs.core.state.fleet import Bools, Fleet, Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI, Level, Runtime
 
 T = TypeVar("T")

@@ -38,7 +38,7 @@ from libs.core.placement.search.topology import (
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.levels import LEVELS, distance, grouped
-from libs.core.state.model import RoleShape, Shape
+from libs.core.state.shape import RoleShape, Shape
 from schemas.resources import Level, Span
 
 _ORDERS = 6

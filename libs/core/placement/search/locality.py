@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.core.state.fleet import Fleet, Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from libs.core.placement.score import weights
 from libs.core.placement.search.choice import NodeCosts
 from libs.core.placement.view import View
 from libs.core.state.fleet import Ints
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import Objective
 
 

@@ -18,7 +18,7 @@ from libs.core.placement.search.links import slowest
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.levels import LEVELS, NODE_LEVELS, beyond, grouped, up_to
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI, Level
 
 Tier = Level | Literal["fabric"]

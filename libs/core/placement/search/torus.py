@@ -25,7 +25,7 @@ from libs.core.placement.search.topology import allowed_levels, groups_at
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.levels import NODE_LEVELS
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import Level
 
 

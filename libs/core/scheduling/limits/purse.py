@@ -12,7 +12,8 @@ from typing import NamedTuple
 from libs.core.accelerators.kinds import GRAINS, weight
 from libs.core.billing.prices import PriceList
 from libs.core.state.budgets import SCALE, rate
-from libs.core.state.model import Job, Shape, State
+from libs.core.state.model import Job, State
+from libs.core.state.shape import Shape
 from schemas.budgets import BudgetHold, BudgetUnit, SpendingBudget
 from schemas.prices import RateBook
 from schemas.resources import ANY_ACCELERATOR, DEVICE_UNITS, kind_of, parts_of

@@ -15,7 +15,7 @@ from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.search.gang import shrink
 from libs.core.scheduling.limits.purse import BudgetShort, Purse
 from libs.core.state.limits import Cap, Limits, Usage
-from libs.core.state.model import Shape
+from libs.core.state.shape import Shape
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI, kind_of, parts_of
 
 OVER_BUDGET = Blocked(BlockReason.BUDGET, ((BlockReason.BUDGET, 0),), 0)

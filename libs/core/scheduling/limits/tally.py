@@ -11,7 +11,8 @@ from libs.core.accelerators.kinds import named_only
 from libs.core.scheduling.limits.purse import BudgetShort, Purse, purses_of
 from libs.core.scheduling.limits.rule import KeptUse, LimitsUse, Reached, Room, exceeded, room_within
 from libs.core.state.limits import Limits, Usage
-from libs.core.state.model import Job, Shape, State, running
+from libs.core.state.model import Job, State, running
+from libs.core.state.shape import Shape
 from schemas.resources import Claim
 
 

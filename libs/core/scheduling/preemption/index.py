@@ -14,7 +14,8 @@ from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_t
 from libs.core.scheduling.spared import Spared
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.lifecycle import PREEMPTIBLE
-from libs.core.state.model import Job, Shape, State, running
+from libs.core.state.model import Job, State, running
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI
 
 Bound = tuple[ClassCosts, int, int]

@@ -23,7 +23,8 @@ from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.reservation import Reservations
 from libs.core.scheduling.spared import Spared
 from libs.core.state.fleet import Bools, Ints
-from libs.core.state.model import Job, QueueKey, Shape, State, running
+from libs.core.state.model import Job, QueueKey, State, running
+from libs.core.state.shape import Shape
 from schemas.ids import event_id
 from schemas.inbox import MOST_VICTIMS, PreemptionPlanned
 

@@ -13,7 +13,8 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import JobRank, Order, front, is_due, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Ints
-from libs.core.state.model import Job, QueueKey, Shape, State
+from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
