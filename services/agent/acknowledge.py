@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from schemas.jobs import Checkpoint
+from schemas.jobs import MOST_STEPS, Checkpoint
 
 _LARGEST = 16_384
 _LINE = 1_024
@@ -44,7 +44,7 @@ class Acknowledgement:
             raise BadAcknowledgement(f"{self.path.name} has {size} bytes; write at most {_LARGEST}, in one rename")
         try:
             with open(self.path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-                return Checkpoint.model_validate(json.loads(file.read(_LARGEST)))
+                said = Checkpoint.model_validate(json.loads(file.read(_LARGEST)))
         except OSError as e:
             raise BadAcknowledgement(f"{self.path.name} cannot be read ({e.strerror}); write a regular file") from None
         except ValidationError as e:
@@ -57,6 +57,13 @@ class Acknowledgement:
             raise BadAcknowledgement(
                 f"{self.path.name} is not JSON ({e}); write to another name and rename it, so that it is never half there"
             ) from None
+        if said.step > MOST_STEPS:
+            raise BadAcknowledgement(f"{self.path.name}: step: is larger than any job has; write at most {MOST_STEPS}")
+        if "\0" in said.reference:
+            raise BadAcknowledgement(
+                f"{self.path.name}: reference: has a NUL, which no environment variable can hold; write it without"
+            )
+        return said
 
 
 @dataclass(slots=True)

@@ -4,11 +4,12 @@ A job makes trees deeper than Python's recursion and longer than any path may be
 changing them while they are looked at. So nothing here recurses, and what cannot be looked into counts as full.
 """
 
+import ctypes
 import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +21,10 @@ _AT_ONCE = 10_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 512
 _GONE = (errno.ENOENT, errno.ENOTDIR)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_KCMP = {"x86_64": 312, "aarch64": 272}
+"""The number of the call, which the C library has no function for."""
+_KCMP_FILES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def nameless_used(pids: Iterable[int], folders: Iterable[Path]) -> int:
             disks.add(os.stat(folder).st_dev)
     held: dict[tuple[int, int], int] = {}
     for pid in pids:
-        for at in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):
+        for at in (*_open_files(pid), f"/proc/{pid}/map_files"):
             with suppress(OSError):  # it has ended; or only root may look
                 for name in os.listdir(at):
                     with suppress(OSError):
@@ -96,6 +101,23 @@ def nameless_used(pids: Iterable[int], folders: Iterable[Path]) -> int:
                         if found.st_nlink == 0 and stat.S_ISREG(found.st_mode) and found.st_dev in disks:
                             held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
     return sum(held.values())
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """Where the kernel shows what the process holds open: a folder for each table of open files. Its threads have one together;
+    but one may have made its own (`unshare`), and a first thread that has ended has none."""
+    last = 0
+    with suppress(OSError):  # it has ended
+        for name in os.listdir(f"/proc/{pid}/task"):
+            if not last or not _share_files(last, int(name)):
+                last = int(name)
+                yield f"/proc/{pid}/task/{name}/fd"
+
+
+def _share_files(one: int, other: int) -> bool:
+    """Whether two threads have the same table of open files; False where the kernel does not say."""
+    number = _KCMP.get(os.uname().machine)
+    return number is not None and _LIBC.syscall(number, one, other, _KCMP_FILES, 0, 0) == 0
 
 
 def remove_tree(folder: Path) -> None:

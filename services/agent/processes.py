@@ -30,6 +30,9 @@ from services.agent.variables import progress_of
 
 log = logging.getLogger("baton.agent")
 
+CHECKPOINT_LEAST_S = 10.0
+"""Between two checkpoints of a running attempt that are told: the newest counts, and each is a record for ever. Once it was
+asked to save, or has ended, they are told at once."""
 POLL_S = 0.25
 """How often a job with a checkpoint policy is looked at for news while it runs."""
 AFTER_FAILURE_S = 2.0
@@ -124,6 +127,8 @@ class ProcessPart:
     _ordered: bool = False
     _terminated: bool = False
     _exceeded: tuple[str, KnownOfPart] | None = None
+    _rests_until: float = 0.0
+    """Of the loop's clock: no acknowledgement is looked at before, while it runs and nobody asked for one."""
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -144,6 +149,7 @@ class ProcessPart:
     def save_early(self) -> None:
         """Ask for a checkpoint and go on: the lease is in danger."""
         if self.phase is Phase.RUNNING:
+            self._rests_until = 0.0
             self._ask_to_save()
 
     async def kill(self) -> None:
@@ -197,6 +203,7 @@ class ProcessPart:
         acknowledgements = self._acknowledgements()
         await self._watch(acknowledgements)
         if self._exceeded is not None and self._alive():
+            self._look_safely(acknowledgements)
             await self._end_for(*self._exceeded)
             return
         self._ordered = self.phase is not Phase.RUNNING and (bool(self._alive()) or self.launch.adopted is not None)
@@ -301,7 +308,8 @@ class ProcessPart:
             await self._news(
                 min((t for t in (poll_s, deadline and deadline - loop.time()) if t is not None), default=None)
             )
-            self._look_safely(acknowledgements)
+            if loop.time() >= self._rests_until:
+                self._look_safely(acknowledgements)
             if progressing is not None and (told := progressing.news(loop.time())) is not None:
                 self.report(told)
 
@@ -353,6 +361,7 @@ class ProcessPart:
         try:
             self._look(acknowledgements)
         except BadAcknowledgement as e:
+            self._rests_until = asyncio.get_running_loop().time() + CHECKPOINT_LEAST_S
             log.warning("attempt %d of %s: bad acknowledgement: %s", self.part.attempt, self.part.job_id, e)
 
     def _look(self, acknowledgements: list[Acknowledgement]) -> None:
@@ -363,6 +372,7 @@ class ProcessPart:
             if (checkpoint := acknowledgement.news()) is not None:
                 self._acknowledged = True
                 if command.rank == 0:
+                    self._rests_until = asyncio.get_running_loop().time() + CHECKPOINT_LEAST_S
                     self.report(
                         CheckpointTaken(job_id=self.part.job_id, attempt=self.part.attempt, checkpoint=checkpoint)
                     )

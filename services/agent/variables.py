@@ -138,7 +138,7 @@ def variables(
         out["BATON_SECRETS_DIR"] = str(secrets)
     if slot.role is not None:
         out |= _of_roles(part, slot.role, addresses)
-    if part.resume is not None:
+    if part.resume is not None and "\0" not in part.resume.reference:  # as earlier agents believed it
         out |= {"BATON_RESUME_STEP": str(part.resume.step), "BATON_RESUME_REFERENCE": part.resume.reference}
     return out
 

@@ -1,8 +1,10 @@
 """Folders that a job has filled to be in the way: counted, and removed."""
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +137,37 @@ def test_a_file_without_a_name_counts_while_it_is_open(tmp_path: Path) -> None:
     assert nameless_used(me, [tmp_path]) == before
 
 
+OWN_TABLE = """
+import ctypes, os, sys, threading, time
+def hide():
+    if ctypes.CDLL(None).unshare(0x400):  # CLONE_FILES: a table of open files for this thread alone
+        os._exit(1)
+    os.posix_fallocate(os.open(sys.argv[1], os.O_RDWR | os.O_TMPFILE), 0, 8 << 20)
+    print("hidden", flush=True)
+    time.sleep(600)
+threading.Thread(target=hide).start()
+if sys.argv[2] == "ends":
+    time.sleep(0.2)
+    ctypes.CDLL(None).syscall(60, 0)  # this thread alone; the process goes on
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="it ends a thread by the number of the call")
+@pytest.mark.parametrize("leader", ["lives", "ends"])
+def test_a_file_without_a_name_counts_whichever_thread_has_it_open(tmp_path: Path, leader: str) -> None:
+    """Seen: a file in a table that only one thread had was not counted, nor any when the first thread had ended."""
+    command = [sys.executable, "-c", OWN_TABLE, str(tmp_path), leader]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as hiding:
+        try:
+            assert hiding.stdout is not None
+            assert hiding.stdout.readline() == b"hidden\n"
+            while leader == "ends" and ") Z " not in Path(f"/proc/{hiding.pid}/stat").read_text():
+                time.sleep(0.05)
+            assert 8 * MIB <= nameless_used([hiding.pid], [tmp_path]) < 9 * MIB
+        finally:
+            hiding.kill()
+
+
 def test_who_left_most_makes_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"small": 1, "large": 8, "middle": 4}
     for name, mib in sizes.items():
@@ -165,6 +198,25 @@ def test_who_left_most_files_makes_room_first_when_the_disk_has_few(
     monkeypatch.setattr("os.statvfs", disk)
     launcher.make_room(tmp_path, [tmp_path / name for name in ("large", "many", "few")])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["few", "large"]
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"step": 10**15 + 1, "reference": "r"}, "step: is larger than any job has"),
+        ({"step": 1, "reference": "a\0b"}, "reference: has a NUL, which no environment variable can hold"),
+        ({"step": 1}, "reference: Field required"),
+    ],
+)
+def test_what_no_attempt_could_go_on_with_is_not_believed(
+    tmp_path: Path, said: dict[str, object], problem: str
+) -> None:
+    """Seen: with a NUL in its reference no attempt of the job could be started any more."""
+    file = Acknowledgement(tmp_path / "rank-0.json")
+    file.path.write_text(json.dumps(said))
+    with pytest.raises(BadAcknowledgement, match=problem):
+        file.news()
+    assert file.news() is None, "it is told once"
 
 
 def test_an_acknowledgement_that_is_nested_too_deep_is_told_like_any_bad_one(tmp_path: Path) -> None:

@@ -140,6 +140,20 @@ async def test_checkpoints_that_a_job_takes_by_itself_are_reported(place):
     assert [type(s) for s in place.seen] == [Started, CheckpointTaken]
 
 
+async def test_a_job_that_saves_all_the_time_is_told_of_at_times_and_of_its_last_word_at_once(place):
+    """Seen: four records a second for ever, of one job."""
+    code = SAVES.replace("    time.sleep(0.01)", "    save()\n    time.sleep(0.05)")
+    wanted = part(spec(code, checkpoint=CheckpointPolicy(grace_s=20)))
+    made = place.start(wanted)
+    await place.says(wanted, "saved 60")
+    taken = [s.checkpoint.step for s in place.seen if isinstance(s, CheckpointTaken)]
+    assert len(taken) == 1
+    made.save()
+    await place.released()
+    last = [s.checkpoint.step for s in place.seen if isinstance(s, CheckpointTaken)][-1]
+    assert last >= 60 > taken[0]
+
+
 async def test_without_an_acknowledgement_the_job_is_stopped_at_the_end_of_its_grace(place):
     deaf = f"import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n{FOREVER}"
     wanted = part(spec(deaf, checkpoint=CheckpointPolicy(grace_s=0.3), stop_grace_s=0.2))
