@@ -57,7 +57,10 @@ def split_off(channel: socket.socket, prepared: Sequence[str], environment: Mapp
     logging.getLogger("baton").setLevel(logging.NOTSET)  # a command tells its complaints in its own words
     try:
         serve(channel, prepared)
-    except SystemExit:
+    except SystemExit as end:
+        if isinstance(end.code, str):  # an interpreter of its own would write it, and what this process was does not
+            print(end.code, file=sys.stderr)
+            sys.exit(1)
         raise
     except BaseException:
         traceback.print_exc()

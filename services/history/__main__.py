@@ -1,8 +1,11 @@
 """`python -m services.history`"""
 
 from libs.service.app import run
+from libs.service.starting import read_settings, starting
 from services.history.app import make_app
 from services.history.settings import HistorySettings
 
-settings = HistorySettings()
-run(make_app(settings), settings, "history", yields=True)
+with starting("history"):
+    settings = read_settings(HistorySettings)
+    app = make_app(settings)
+run(app, settings, "history", yields=True)

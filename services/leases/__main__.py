@@ -1,8 +1,11 @@
 """`python -m services.leases`"""
 
 from libs.service.app import run
+from libs.service.starting import read_settings, starting
 from services.leases.app import make_app
 from services.leases.settings import LeaseSettings
 
-settings = LeaseSettings()
-run(make_app(settings), settings, "leases")
+with starting("leases"):
+    settings = read_settings(LeaseSettings)
+    app = make_app(settings)
+run(app, settings, "leases")
