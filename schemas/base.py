@@ -9,7 +9,7 @@ No number is infinite, and none is no number: JSON has neither, and what is writ
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A team, pool, queue or class: lower-case letters, digits and hyphens, at most 63 characters (one subject token)."""
@@ -26,6 +26,15 @@ JobId = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-f]{32}$")]
 DeviceId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]
 """A device's stable identity (an NVML UUID, `<node>-gpu3` when simulated); never an index."""
 
+
+def in_64_bits(number: int) -> int:
+    """The number. Raises ValueError when it is larger: JSON has no bound, and text may be a number of thousands of digits."""
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("is beyond 64 bits: send a smaller number")
+    return number
+
+
+IN_64_BITS = AfterValidator(in_64_bits)
 Micros = Annotated[int, Field(ge=0)]
 """Microseconds since the Unix epoch: by the broker's clock, or in ledger time, which is that clock's until it is set."""
 

@@ -132,6 +132,14 @@ def _text(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int) else None
 
 
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _envelope(
     attributes: Mapping[str, str], traceparent: str, extensions: Mapping[str, Any], how: str = "send header ce-{}"
 ) -> Envelope:
@@ -146,5 +154,8 @@ def _envelope(
         if len(value) > MAX_ATTRIBUTE:
             problem = f"has {len(value)} characters"
             raise EnvelopeError(f"CloudEvents attribute {name!r} {problem}; send at most {MAX_ATTRIBUTE}")
+    for name, value in (*attributes.items(), (TRACEPARENT, traceparent), *extensions.items()):
+        if not _is_text(str(value)):
+            raise EnvelopeError(f"CloudEvents attribute {name!r} has half a surrogate pair; send text that is UTF-8")
     rest = {k: v for k, v in attributes.items() if k != "specversion"}
     return Envelope(**rest, traceparent=traceparent, extensions=extensions)

@@ -8,11 +8,11 @@ frees a device.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, FailFast, Field
 
 from schemas.attempts import KnownByAgent
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
-from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
+from schemas.base import IN_64_BITS, DeviceId, Fact, JobId, Micros, Name, NodeName, User, in_64_bits
 from schemas.budgets import BudgetAmount, BudgetKey, BudgetSet
 from schemas.clock import BootReading
 from schemas.jobs import (
@@ -67,7 +67,9 @@ class BusyDevice(Fact):
 
     device: DeviceId
     users: str = Field(max_length=512, description="who: name and process id of each")
-    since_us: Micros = Field(description="when the agent saw it first, by the node's clock: names this quarantine")
+    since_us: Annotated[Micros, IN_64_BITS] = Field(
+        description="when the agent saw it first, by the node's clock: names this quarantine"
+    )
 
 
 class NodeRegistered(Fact):
@@ -76,7 +78,7 @@ class NodeRegistered(Fact):
     incarnation: int = Field(ge=1, description="grows with every start of the node's agent")
     inventory: Inventory
     lease_s: float = Field(gt=0, description="the node stops its work by itself this long after its last renewal, s")
-    quarantine: tuple[BusyDevice, ...] = Field(
+    quarantine: Annotated[tuple[BusyDevice, ...], FailFast()] = Field(
         default=(), max_length=4096, description="devices that something else than an attempt uses"
     )
 
@@ -89,13 +91,21 @@ class Started(Fact):
     attempt: int = Field(ge=1)
 
 
+def _believable(checkpoint: Checkpoint) -> Checkpoint:
+    """What a job can go on from: agents look at it first."""
+    in_64_bits(checkpoint.step)
+    if "\0" in checkpoint.reference:
+        raise ValueError("the reference has a NUL: leave it out, no environment variable can hold it")
+    return checkpoint
+
+
 class CheckpointTaken(Fact):
     """The job acknowledged a checkpoint: asked for, or on its own."""
 
     kind: Literal["checkpointed"] = "checkpointed"
     job_id: JobId
     attempt: int = Field(ge=1)
-    checkpoint: Checkpoint
+    checkpoint: Annotated[Checkpoint, AfterValidator(_believable)]
 
 
 class Released(Fact):
@@ -104,7 +114,9 @@ class Released(Fact):
     kind: Literal["released"] = "released"
     job_id: JobId
     attempt: int = Field(ge=1)
-    exit_code: int = Field(description="of the first process that failed, else 0; 128 + n when ended by signal n")
+    exit_code: Annotated[int, IN_64_BITS] = Field(
+        description="of the first process that failed, else 0; 128 + n when ended by signal n"
+    )
     reason: str = Field(
         default="", max_length=1024, description="what the agent knows: could not start, grace passed..."
     )
@@ -147,8 +159,8 @@ class NodeObserved(Fact):
 
     node: NodeName
     incarnation: int = Field(ge=1)
-    observations: tuple[Observation, ...] = Field(max_length=4096)
-    progress: tuple[ProgressSeen, ...] = Field(default=(), max_length=4096)
+    observations: Annotated[tuple[Observation, ...], FailFast()] = Field(max_length=4096)
+    progress: Annotated[tuple[ProgressSeen, ...], FailFast()] = Field(default=(), max_length=4096)
 
 
 _EPOCH = "of the granter of leases that says so: after its successor nobody heeds it; 0: not told"
@@ -223,7 +235,7 @@ class NodeQuarantine(Fact):
 
     node: NodeName
     incarnation: int = Field(ge=1)
-    devices: tuple[BusyDevice, ...] = Field(default=(), max_length=4096)
+    devices: Annotated[tuple[BusyDevice, ...], FailFast()] = Field(default=(), max_length=4096)
 
 
 class QuarantineLifted(Fact):
@@ -266,7 +278,7 @@ class Tick(Fact):
     """Time passes. Sent by leases every second. Ledger time follows the broker's timestamps of inputs; what the ticker's
     boot clock read tells a jump of the broker's clock from time that passed (`libs.core.state.clock`)."""
 
-    readings: tuple[BootReading, ...] = Field(
+    readings: Annotated[tuple[BootReading, ...], FailFast()] = Field(
         default=(), max_length=4, description="the ticker's boot clock first, then those of machines that it hears"
     )
 

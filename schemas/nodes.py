@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
-from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
+from schemas.base import IN_64_BITS, DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.clock import BootReading
 from schemas.jobs import LEASE_SAYS, NETWORK_SAYS, UNSAID_LEASE_S, AcceptedSpec, Checkpoint, Network
 from schemas.resources import Recut
@@ -213,10 +213,10 @@ class DeviceSample(Fact):
     device: DeviceId
     model: str = ""
     utilization_pct: float = Field(ge=0, le=100)
-    memory_used_mib: int = Field(ge=0)
+    memory_used_mib: Annotated[int, IN_64_BITS] = Field(ge=0)
     power_w: float = Field(default=0, ge=0)
     temperature_c: float = 0
-    ecc_errors: int = Field(default=0, ge=0)
+    ecc_errors: Annotated[int, IN_64_BITS] = Field(default=0, ge=0)
     throttled: bool = False
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from schemas.base import Fact, Micros, Name
+from schemas.ids import content_hash
 from schemas.proofs import Hash
 
 MicrosPerHour = Annotated[
@@ -83,6 +84,12 @@ class RateBook(Fact):
         description="what bills give back, by cause; one that is not named is not credited",
         exclude_if=lambda credits: not credits,  # readers of before know no credits in bills
     )
+
+    @property
+    def digest(self) -> str:
+        """The same of two books if they are equal."""
+        same = self.model_copy(update={"credits": dict(sorted(self.credits.items()))})
+        return content_hash(same.model_dump_json().encode())
 
 
 class PeriodTotal(Fact):

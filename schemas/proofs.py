@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
-from schemas.base import Fact, Micros, Name, Strict
+from schemas.base import IN_64_BITS, Fact, Micros, Name, Strict
 
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 in lower-case hex."""
@@ -49,7 +49,7 @@ class AuditRead(Strict):
     """A team's own lines, and the proof that they are all and as they were written. Answered by history."""
 
     team: Name | None = Field(default=None, description="operators only: whose")
-    after: int = Field(default=0, ge=0, description="lines of records after this one")
+    after: Annotated[int, IN_64_BITS] = Field(default=0, ge=0, description="lines of records after this one")
     limit: int = Field(default=MOST_LINES, ge=0, le=MOST_LINES)
     sum: int | None = Field(default=None, ge=1, description="prove it in this sum; by default the newest")
     since: int | None = Field(default=None, ge=1, description="tell the sums that lead back to this one")

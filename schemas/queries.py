@@ -10,13 +10,14 @@ A job of another team is `not-found`, exactly like one that does not exist.
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
 from schemas.budgets import SpendingBudget, TimeZone
 from schemas.inbox import BoostJob
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StartPromise, StepProgress
 from schemas.nodes import NodeWalls
+from schemas.proofs import Hash
 from schemas.queues import HalfLife, PreemptionLimits, Queue, QueueOrder, QueuesVersion
 from schemas.resources import Span
 
@@ -36,10 +37,14 @@ class JobGet(Strict):
     job_id: JobId
 
 
+def _each_once(states: tuple[JobState, ...]) -> tuple[JobState, ...]:
+    return tuple(dict.fromkeys(states))
+
+
 class JobListQuery(Strict):
     """A team's jobs, newest first. Answered by history (`job.list`)."""
 
-    states: tuple[JobState, ...] = ()
+    states: Annotated[tuple[JobState, ...], AfterValidator(_each_once)] = ()
     name: str = ""
     limit: int = Field(default=100, ge=1, le=1000)
     before_us: Micros | None = Field(default=None, description="for paging: jobs submitted before this time")
@@ -362,7 +367,8 @@ class QueueShare(Fact):
     share_milli: int = Field(
         default=0,
         ge=0,
-        description="its fair share now: guarantees first, the rest by weight; to a team: as if all others wanted all",
+        description="its fair share now: guarantees first, the rest by weight; to a team: as if all others wanted all, "
+        "and 0 while it is not applied",
     )
     recent_milli: int = Field(
         default=0, ge=0, description="what it held in the mean of the last time, by the half-life; 0 without one"
@@ -395,6 +401,9 @@ class QueuesReply(Fact):
         default_factory=dict, description="class -> its priority, the higher first; told to operators"
     )
     kinds: tuple[str, ...] = Field(default=(), description="kinds of device that the pool has; told to operators")
+    book: Hash | None = Field(
+        default=None, description="digest of the price book that is applied; null: there is none; told to operators"
+    )
     ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
 
 

@@ -6,10 +6,11 @@ memory is counted in MiB; a *share* of a device takes some of both. A gang asks 
 
 from contextlib import suppress
 from enum import StrEnum
+from itertools import islice
 from math import prod
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import FailFast, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from schemas.base import DeviceId, Fact, NodeName, Strict
@@ -111,7 +112,9 @@ class MigProfile(Fact):
     compute_slices: int = Field(ge=1, le=8, description="GPU compute slices taken, of 7")
     memory_slices: int = Field(ge=1, le=8, description="memory slices taken, of 8")
     memory_mib: int = Field(ge=1, description="memory of one instance, MiB")
-    starts: tuple[int, ...] = Field(description="memory-slice indices at which an instance may start")
+    starts: Annotated[tuple[int, ...], FailFast()] = Field(
+        description="memory-slice indices at which an instance may start"
+    )
     limit: int = Field(default=8, ge=1, le=8, description="most instances of it on one board")
 
 
@@ -123,7 +126,9 @@ class MigBoard(Fact):
     model: str = Field(description="short model name, e.g. H100")
     memory_mib: int = Field(ge=0)
     slices: int = Field(default=MIG_SLICES, ge=1, le=MIG_SLICES, description="memory slices")
-    profiles: tuple[MigProfile, ...] = Field(description="legal profiles and start slices, as the driver tells them")
+    profiles: Annotated[tuple[MigProfile, ...], FailFast()] = Field(
+        description="legal profiles and start slices, as the driver tells them"
+    )
     dynamic: bool = Field(
         default=False, description="Baton may repartition what is idle; false: instances stay as found"
     )
@@ -191,12 +196,14 @@ class Inventory(Fact):
 
     node: NodeName
     position: Position = Field(default_factory=Position)
-    devices: tuple[Device, ...]
+    devices: Annotated[tuple[Device, ...], FailFast()]
     cpus: int = Field(default=0, ge=0, le=1_000_000, description="logical processors")
     memory_mib: int = Field(default=0, ge=0, le=MOST_MIB, description="host memory, MiB")
     labels: dict[str, str] = Field(default_factory=dict)
-    boards: tuple[MigBoard, ...] = ()
-    contents: tuple[str, ...] = Field(default=(), description="images and datasets on its disk, by content name")
+    boards: Annotated[tuple[MigBoard, ...], FailFast()] = ()
+    contents: Annotated[tuple[str, ...], FailFast()] = Field(
+        default=(), description="images and datasets on its disk, by content name"
+    )
     fetch_mib_s: int = Field(default=1000, ge=1, description="how fast it fetches what is not on its disk, MiB/s")
     rack_power_w: int = Field(
         default=0, ge=0, le=1_000_000_000, description="power cap of its leaf (rack), watts; 0: none"
@@ -275,6 +282,9 @@ class Objective(StrEnum):
     COST = "cost"
 
 
+_ROLES, _TORUS_AXES, _TORUS_SIDE = 16, 3, 256
+
+
 class Resources(Strict):
     """What one job needs, all at once or not at all."""
 
@@ -313,9 +323,13 @@ class Resources(Strict):
     cpu_milli: int = Field(default=0, ge=0, le=1_000_000, description="processors per device, thousandths")
     host_memory_mib: int = Field(default=0, ge=0, le=MOST_MIB, description="host memory per device, MiB")
     topology: Topology = Field(default_factory=Topology)
-    roles: tuple[Role, ...] = Field(default=(), max_length=16, description="nested gang: `devices` is then their sum")
-    torus: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
-        default=(), max_length=3, description="TPU slice, e.g. [2, 2, 4]: a box of the torus; `devices` is its volume"
+    roles: tuple[Role, ...] = Field(
+        default=(), max_length=_ROLES, description="nested gang: `devices` is then their sum"
+    )
+    torus: tuple[Annotated[int, Field(ge=1, le=_TORUS_SIDE)], ...] = Field(
+        default=(),
+        max_length=_TORUS_AXES,
+        description="TPU slice, e.g. [2, 2, 4]: a box of the torus; `devices` is its volume",
     )
     spread: Spread | None = None
     contents: tuple[Content, ...] = Field(default=(), max_length=64)
@@ -329,10 +343,13 @@ class Resources(Strict):
             return given
         with suppress(TypeError, ValueError, AttributeError):
             if given.get("roles"):
-                roles = [role if isinstance(role, Role) else Role.model_validate(role) for role in given["roles"]]
+                some = islice(given["roles"], _ROLES + 1)
+                roles = [role if isinstance(role, Role) else Role.model_validate(role) for role in some]
                 return given | {"devices": sum(role.count * role.devices for role in roles)}
             if given.get("torus"):
-                return given | {"devices": prod(int(side) for side in given["torus"])}
+                sides = [int(side) for side in islice(given["torus"], _TORUS_AXES + 1)]
+                if len(sides) <= _TORUS_AXES and max(sides) <= _TORUS_SIDE:
+                    return given | {"devices": prod(sides)}
         return given
 
     @model_validator(mode="after")

@@ -172,7 +172,16 @@ def _validate(model: type[M], data: bytes) -> M:
     try:
         return model.model_validate_json(data)
     except ValidationError as e:
-        raise _malformed(reasons_of(e, data, model)) from None
+        raise _malformed(_reasons(e, data, model)) from None
+
+
+def _reasons(error: ValidationError, data: bytes, model: type[BaseModel]) -> tuple[Reason, ...]:
+    try:
+        return reasons_of(error, data, model)
+    except ValueError:  # it holds a number of more digits than Python writes
+        return (
+            Reason(field="(message)", value="", problem="a number has thousands of digits", fix="send a smaller one"),
+        )
 
 
 def _malformed(reasons: tuple[Reason, ...]) -> Malformed:

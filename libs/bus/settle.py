@@ -19,6 +19,7 @@ harmless: neither an outage nor a full stream turns good messages into dead lett
 
 import inspect
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ log = logging.getLogger("baton.settle")
 MAX_DELIVERIES = 6
 MAX_BUG_DELIVERIES = 3
 CRASH_DELIVERIES = 20
+_SLOW_S, _REMEMBERED_SLOW = 1.0, 1000
+"""Processor time that deciding one message takes at the most, else it counts as a bug; so many are remembered."""
 PARKED = 1_000
 _ELSEWHERE_S = 300.0  # one that was put off and has not come back was given to another process
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -174,6 +177,7 @@ class _Shell:
         self._excused: Excused | None = None
         self._standstill = Standstill()
         self._parked: OrderedDict[int, float] = OrderedDict()  # stream sequence -> when it was put off last
+        self._slow: OrderedDict[int, None] = OrderedDict()  # what this process stood still over, by stream sequences
 
     async def on_batch(self, raw: Any) -> None:
         messages: Sequence[Msg] = raw if isinstance(raw, list) else [raw]
@@ -190,7 +194,7 @@ class _Shell:
                     del left[:count]
         except NotHeld as e:
             log.warning("%s: %d of a batch were given to another process: %s", self._origin, len(left), e)
-            await excused.excuse(received_of(message) for message in left)
+            await excused.excuse(one for one in map(received_of, left) if one.stream_seq not in self._slow)
         except (NatsError, OSError) as e:
             # Whatever was not acknowledged is delivered again after ack_wait.
             log.warning("%s: a batch of %d could not be acknowledged: %s", self._origin, len(messages), e)
@@ -225,12 +229,17 @@ class _Shell:
     async def _decided(self, case: _Delivery, deliveries: int) -> _Delivery:
         """`deliveries` are those that count."""
         case.deliveries = deliveries
-        if deliveries > CRASH_DELIVERIES:
+        most = MAX_BUG_DELIVERIES if case.received.stream_seq in self._slow else CRASH_DELIVERIES
+        if deliveries > most:
             reason = f"delivered {deliveries} times and never settled"
             case.bury(self._laid_aside(case.received, reason), "crashed")
             return case
+        began_s = time.thread_time()
         try:
-            result = self._decide(case.received)
+            try:
+                result = self._decide(case.received)
+            finally:
+                self._note_slow(case.received, time.thread_time() - began_s)
             case.out = list(await result if inspect.isawaitable(result) else result)
         except Malformed as e:
             case.bury(self._laid_aside(case.received, str(e)), "malformed")
@@ -239,6 +248,13 @@ class _Shell:
         except Exception as e:
             self._failed(case, e)
         return case
+
+    def _note_slow(self, received: Received, used_s: float) -> None:
+        """Who stands still over a message is no frozen process: that it was given to another one is the message's doing."""
+        if used_s > _SLOW_S:
+            self._slow[received.stream_seq] = None
+            while len(self._slow) > _REMEMBERED_SLOW:
+                self._slow.popitem(last=False)
 
     def _busy(self, case: _Delivery, error: NoRoom) -> None:
         """Parked where there is room for it, else answered."""

@@ -30,6 +30,7 @@ from schemas.inbox import (
 
 MAX_INPUT_BYTES = 2 * MAX_BYTES
 """What follows from a request is larger than the request: it has what that left to defaults, and says who asked."""
+_MOST_PROBLEMS = 1000
 _OPERATORS_SAY = (
     NodeDead
     | QuarantineLifted
@@ -122,13 +123,20 @@ def _data(stored: Stored, expected: str) -> bytes:
     return data
 
 
+def _shown(value: Any) -> str:
+    try:
+        return repr(str(value)[:80])
+    except ValueError:
+        return "a number of thousands of digits"
+
+
 def _describe(problem: ValueError) -> str:
     if not isinstance(problem, ValidationError):
         return str(problem)[:2000]
+    if problem.error_count() > _MOST_PROBLEMS:  # each would be made ready to be told
+        return f"{problem.error_count()} of its members are wrong"
     found = problem.errors(include_url=False, include_context=False)
-    parts = [
-        f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg']} (got {str(e['input'])[:80]!r})" for e in found[:8]
-    ]
+    parts = [f"{'.'.join(map(str, e['loc'])) or 'payload'}: {e['msg']} (got {_shown(e['input'])})" for e in found[:8]]
     if len(found) > len(parts):
         parts.append(f"and {len(found) - len(parts)} more")
     return "; ".join(parts)[:2000]

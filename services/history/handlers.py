@@ -98,7 +98,7 @@ def lost_of(
 
 
 async def _story_of(store: JobStore, job_id: str, team: str) -> JobStory:
-    story = await store.story(job_id)
+    story = await store.story(job_id, _owner(team))
     if story is None or team not in (OPERATOR, story.document.team):
         raise NothingFound(f"no job {job_id} (one that was submitted a moment ago is here in a moment)")
     return story

@@ -138,6 +138,29 @@ def test_duplicates_in_a_structured_event_are_seen() -> None:
     assert "'client_key' occurs twice" in reason.problem
 
 
+@pytest.mark.parametrize("torus", [[1e308] * 5000, [1e308] * 20, ["9" * 4300] * 3, [256] * 4, [257], []])
+def test_the_sides_of_a_torus_are_looked_at_before_they_are_multiplied(torus: list[object]) -> None:
+    """Seen: one request of 40 KB kept admission busy for minutes, again and again; a short one was taken for a bug."""
+    if torus:
+        assert any(r.field.startswith("job.resources") for r in refusal(body(resources={"torus": torus})).reasons)
+    else:
+        decode_bare(SubmitJob, SUBJECT, None, json.dumps(body(resources={"torus": torus})).encode())
+
+
+def test_a_number_of_thousands_of_digits_is_malformed_like_any_other() -> None:
+    refused = refusal(json.dumps(body(time_limit_s="9" * 4301)).encode())
+    assert refused.reasons
+
+
+def test_half_a_surrogate_pair_in_an_attribute_is_refused() -> None:
+    """Seen: it was taken, and could not be sent on: a bug, and its team heard nothing."""
+    event = {"specversion": "1.0", "id": "i", "source": "s", "type": "io.baton.job.submit.v1", "data": body()}
+    for attribute in ("correlationid", "traceparent", "id"):
+        payload = json.dumps(event | {attribute: "\ud800"}).encode()
+        (reason,) = refusal(payload, {"Content-Type": "application/cloudevents+json"}).reasons
+        assert "half a surrogate pair" in reason.problem
+
+
 def test_many_errors_are_cut_with_a_count() -> None:
     reasons = refusal({"client_key": "k", "job": {"command": ["x"]}, **{f"field{i}": 1 for i in range(80)}}).reasons
     assert len(reasons) == 51

@@ -44,6 +44,7 @@ def every_end() -> World:
     gang = w.submit(job("gang", 12, retry=RetryPolicy(on_lost=2)))
     w.started(gang)
     w.checkpointed(gang, 3)
+    w.now_us += 5_000_000
     w.checkpointed(gang, 7)
     halves = [w.submit(job(f"half{i}", share_milli=400, memory_gib=20 * i)) for i in range(2)]
     for half in halves:

@@ -32,6 +32,18 @@ def told(
     return out
 
 
+def test_checkpoints_are_told_no_more_often_than_every_five_seconds() -> None:
+    """Seen: thousands a second of one attempt went into the ledger, within what its node may send."""
+    world = World(node("n0"))
+    world.started(runs := world.submit(job("trains")))
+    steps = []
+    for step in range(1, 13):
+        world.now_us += S
+        world.checkpointed(runs, step)
+        steps.append(world.decider.state.jobs[runs].resume.step)  # type: ignore[union-attr]
+    assert steps == [1, 1, 1, 1, 1, 6, 6, 6, 6, 6, 11, 11]
+
+
 def test_an_even_rate_is_told_at_once_and_then_every_ten_minutes() -> None:
     news = told(Gauge(), 3000, step_s=2.0)
     assert len(news) <= 2 + 3000 / EVERY_S

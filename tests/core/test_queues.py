@@ -17,6 +17,7 @@ from libs.core.scheduling.order import in_order
 from libs.core.scheduling.queues import Claimant, Standings, beyond_the_pool, changes, divide, divide_tree, problems
 from libs.core.state.queue_tree import OWN, ROOT, QueueTree
 from schemas import inbox, ledger
+from schemas.prices import ListRate, RateBook
 from schemas.queues import PreemptionLimits, Queue
 from tests.core.builders import World, job, node
 
@@ -318,3 +319,20 @@ def test_queues_are_told_with_what_they_hold_and_a_team_sees_its_own_alone() -> 
     assert own.queue.name == "vision"
     assert own.queue.parent == ""
     assert queue_shares(w.decider.state, "vision").kinds == ()
+    for name in ("n0", "n1"):
+        w.send(inbox.NodeSilent(node=name, incarnation=1, silent_s=60))
+        w.send(inbox.NodeDead(node=name, incarnation=1, fenced_by="BMC power off"))
+    assert w.decider.state.fleet.capacity() == {}
+    assert queue_shares(w.decider.state, "operator").kinds == ("H100",), "of nodes that are away, too"
+
+
+def test_the_book_that_is_applied_is_told_to_operators() -> None:
+    w = pool(queue("vision", guaranteed=4))
+    assert queue_shares(w.decider.state, "operator").book is None
+    price = ListRate(device="H100", micros=2_990_000, from_us=0)
+    book = RateBook(version=1, currency="USD", prices=(price,), credits={"node-lost": 1000, "hardware-fault": 500})
+    w.send(inbox.ApplyPrices(book=book, user="olga"))
+    told = queue_shares(w.decider.state, "operator").book
+    assert told == book.model_copy(update={"credits": dict(reversed(book.credits.items()))}).digest
+    assert told != book.model_copy(update={"version": 2}).digest
+    assert queue_shares(w.decider.state, "vision").book is None

@@ -113,10 +113,11 @@ class JobStore:
             found = await self._jobs.find({"_id": {"$in": list(job_ids)}}).to_list(None)
         return {body["_id"]: _story(body) for body in found}
 
-    async def story(self, job_id: str) -> JobStory | None:
-        """One job, or None."""
+    async def story(self, job_id: str, team: str | None = None) -> JobStory | None:
+        """One job, of `team` where one is named, or None. Of another team's no more is read than of none."""
+        key = {"_id": job_id}
         with away():
-            found = await self._jobs.find_one({"_id": job_id})
+            found = await self._jobs.find_one(key if team is None else key | _range(f"{team}|", "~", "by_team"))
         return _story(found) if found else None
 
     async def last_seq(self, pool: str) -> int:
@@ -152,9 +153,10 @@ class JobStore:
         elif states:
             keys = [(f"{team}|{state.value}|", "by_state") for state in states]
         found: list[JobDocument] = []
-        for prefix, field in keys:
+        for prefix, field in dict.fromkeys(keys):
             found += await self._newest(_range(prefix, before, field), field, limit)
-        return sorted(found, key=lambda document: document.submitted_us, reverse=True)[:limit]
+            found = sorted(found, key=lambda document: document.submitted_us, reverse=True)[:limit]
+        return found
 
     async def _add_keys(self) -> None:
         """To all documents that lack some, page by page."""

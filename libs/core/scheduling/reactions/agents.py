@@ -12,6 +12,7 @@ from libs.core.state import lifecycle
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
 from schemas.attempts import Cause, Evidence
+from schemas.jobs import JobState
 
 MOST_AHEAD = 2**32
 """By so much a life's number may be above the last one's and the time in seconds, which agents count by: a clock may be a
@@ -71,9 +72,15 @@ def _checkpointed(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbo
     last = job.resume
     if last is not None and (seen.checkpoint == last or seen.checkpoint.step < last.step):
         return
+    least_us = CHECKPOINT_LEAST_US if job.state is JobState.RUNNING else _LAST_WORD_LEAST_US
+    if attempt.checkpoint is not None and d.t_us < attempt.checkpoint_us + least_us:
+        return
     d.emit(ledger.AttemptCheckpointed(job_id=job.id, attempt=attempt.number, checkpoint=seen.checkpoint))
 
 
+CHECKPOINT_LEAST_US, _LAST_WORD_LEAST_US = 5_000_000, 1_000_000
+"""An attempt's checkpoints are told this often at the most while it runs, and while it is being ended. Agents tell them half as
+often, and what they see at its end."""
 PROGRESS_LEAST_US = 10_000_000
 """An attempt's progress is told this often at the most, whatever its agent says."""
 
