@@ -101,8 +101,9 @@ def verify(
 
     With --team a team checks its own part, and its bill by it, with what it may read; a note of it is kept for the next time.
     The book of this host is compared with the ledger; of books on other hosts it is checked that what the ledger tells follows.
+    Last lines of this host's book that the ledger was not told yet are no break: it is said how many.
     `baton ledger verify` checks what was decided."""
-    from libs.core.projections.audit import compare
+    from libs.core.projections.audit import compare, untold
     from libs.walls.book import Book
 
     if team is not None or prices is not None:
@@ -115,13 +116,15 @@ def verify(
 
     audit = _read(file, pool, url, lambda line: None)
     mine = Book(book_folder(folder)).lines()
-    problems = [str(one) for one in compare(audit.told, {mine[0].book: mine} if mine else {}, whole=not audit.skipped)]
+    lying_here, whole = {mine[0].book: mine} if mine else {}, not audit.skipped
+    problems = [str(one) for one in compare(audit.told, lying_here, whole=whole)]
+    waiting = {} if audit.broken else untold(audit.told, lying_here, whole=whole)  # nothing behind a break is read
     ok = not audit.broken and not problems
     books = {action.book for _, action in audit.told}
     if output in (Format.JSON, Format.YAML):
         found = {"records": audit.records, "void": audit.voids, "archived_before": audit.skipped, "lines": audit.lines,
                  "books": len(books), "head_seq": audit.head.seq, "head_hash": audit.head.hash,
-                 "broken": audit.broken, "problems": problems, "ok": ok}  # fmt: skip
+                 "broken": audit.broken, "problems": problems, "untold": sum(waiting.values()), "ok": ok}  # fmt: skip
         document(found, output)
     else:
         end = f"{audit.head.seq} {audit.head.hash}"
@@ -129,12 +132,22 @@ def verify(
                 ("operators' books", len(books)), ("chain ends with record", end)])  # fmt: skip
         if audit.skipped:
             hint(f"records 1 to {audit.skipped} were archived: give the files with --file, in order")
+        for book, count in waiting.items():
+            hint(_untold(book, count, offline=bool(file)))
         for problem in [*([audit.broken] if audit.broken else []), *problems]:
             hint(f"broken: {problem}")
         if ok:
             hint("the chain holds, and every line of a book is where it belongs")
     if not ok:
         raise Ended(Exit.FAILED)
+
+
+def _untold(book: str, count: int, *, offline: bool) -> str:
+    lines = f"{units.counted(count, 'line')} of book {book}"
+    are, were, them = ("is", "was", "it") if count == 1 else ("are", "were", "them")
+    if offline:
+        return f"{lines} {are} later than this file, or {were} not told yet"
+    return f"{lines} {were} not told yet: `baton audit push` tells {them}"
 
 
 @app.command("push")

@@ -57,8 +57,15 @@ def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path
         async def asked(what: str, query: Any) -> Any:
             return await ask(baton.nats, what, place, query, timeout_s=30.0)
 
-        path = notebook(place.pool, place.team)
-        done = await check(asked, place.pool, place.team, noted=noted_in(path), prices=book)
+        path = notebook(place.pool, place.team, await first_sum(asked))
+        if not path.exists() and (others := notebooks(place.pool, place.team)):
+            told = ", ".join(map(str, others))
+            hint(
+                f"this ledger was not checked before, and a new notebook begins; of other ledgers of this name: {told}"
+            )
+        done = await check(
+            asked, place.pool, place.team, noted=noted_in(path), prices=book, where=f"the notebook {path}"
+        )
         if done.ok and done.noted is not None:
             note(path, done.noted)
         return done
@@ -168,10 +175,16 @@ class Checked:
 
 
 async def check(
-    ask: Ask, pool: str, team: str, *, noted: Noted | None = None, prices: Prices | RateBook | None = None
+    ask: Ask,
+    pool: str,
+    team: str,
+    *,
+    noted: Noted | None = None,
+    prices: Prices | RateBook | None = None,
+    where: str = "the notebook",
 ) -> Checked:
-    """Reads all of the team's lines, proves them in the newest sum, and compares the bill. Raises what `ask` raises; Failed
-    when history does not keep up with the bill."""
+    """Reads all of the team's lines, proves them in the newest sum, and compares the bill. `where`: what people call `noted`.
+    Raises what `ask` raises; Failed when history does not keep up with the bill."""
     book = prices if isinstance(prices, RateBook) else None
     prices = None if isinstance(prices, RateBook) else prices
     part, done, lines = OwnPart(pool, team, book), Checked(team, pool, book=book is not None), _Lines(ask)
@@ -194,8 +207,17 @@ async def check(
     done.device_seconds, done.cost_micros = bill.total_milli_us / 1e9, bill.total_cost_micros
     done.currency, done.uncompared_jobs = bill.currency, part.foreign
     done.priced = part.whole if book is not None else prices is not None
-    await _prove(ask, part, done, noted)
+    await _prove(ask, part, done, noted, where)
     return done
+
+
+async def first_sum(ask: Ask) -> str:
+    """The hash of the ledger's first sum, which says to a team which ledger it is; "" when that is not told (any more)."""
+    told: AuditPart = await ask("audit.read", AuditRead(limit=0, since=1))
+    links = told.links
+    if not links or links[0] != told.sum or links[-1].number != 1 or unlinked(links):
+        return ""
+    return sum_hash(links[-1])
 
 
 class _Lines:
@@ -277,12 +299,12 @@ async def _by_attempt(ask: Ask, part: OwnPart, days: list[str], prices: Prices |
     return out
 
 
-async def _prove(ask: Ask, part: OwnPart, done: Checked, noted: Noted | None) -> None:
+async def _prove(ask: Ask, part: OwnPart, done: Checked, noted: Noted | None, where: str) -> None:
     told: AuditPart = await ask("audit.read", AuditRead(limit=0, since=noted.number if noted is not None else None))
     if told.sum is None:
         done.unproven = part.count
         if noted is not None:
-            done.findings.append(f"there is no sum any more, and the notebook has sum {noted.number}")
+            done.findings.append(f"there is no sum (any more), and {where} has sum {noted.number}")
         return
     done.sum, done.hash = told.sum, sum_hash(told.sum)
     problem = part.prove(told.sum, told.proof)
@@ -293,7 +315,7 @@ async def _prove(ask: Ask, part: OwnPart, done: Checked, noted: Noted | None) ->
         done.unproven = part.count - told.proof.count
         done.noted = Noted(told.sum.number, done.hash, told.proof.count, told.proof.head)
     if noted is not None:
-        done.findings += _goes_on(part, told, noted)
+        done.findings += _goes_on(part, told, noted, where)
 
 
 async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
@@ -313,31 +335,48 @@ async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
     return [f"what differs is {after}, up to record {first.upto_seq} of sum {first.number}"]
 
 
-def _goes_on(part: OwnPart, told: AuditPart, noted: Noted) -> list[str]:
+def _goes_on(part: OwnPart, told: AuditPart, noted: Noted, where: str) -> list[str]:
     """Whether what is told goes on from what was noted earlier."""
     out = []
     links = told.links
     if told.sum is not None and told.sum.number < noted.number:
-        return [f"the newest sum is {told.sum.number}, and the notebook has sum {noted.number}: the ledger was cut off"]
+        return [f"the newest sum is {told.sum.number}, and {where} has sum {noted.number}: the ledger was cut off"]
     if not links or links[0] != told.sum or links[-1].number != noted.number:
-        out.append(f"the sums back to {noted.number}, which the notebook has, are not told (any more)")
+        out.append(f"the sums back to {noted.number}, which {where} has, are not told (any more)")
     elif problem := unlinked(links):
         out.append(problem)
     elif sum_hash(links[-1]) != noted.hash:
-        out.append(f"sum {noted.number} is not the one that the notebook has: the ledger is another one")
+        out.append(f"sum {noted.number} is not the one that {where} has: the ledger is another one")
     head = part.at(noted.count)
     if head is not None and head.hex() != noted.head:
-        out.append(f"the lines up to line {noted.count} are not those that the notebook has")
+        out.append(f"the lines up to line {noted.count} are not those that {where} has")
     return out
 
 
 # ------------------------------------------------------------------------------------------------------------ the notebook
 
 
-def notebook(pool: str, team: str) -> Path:
-    """Where the last check of this user is noted."""
+def notebook(pool: str, team: str, ledger: str) -> Path:
+    """Where the last check of a ledger is noted. Its first sum is in the name: pools of one name there are many. A ledger whose
+    first sum is not told is taken for the one that was checked last, since whoever has cut it off would tell none."""
+    kept = notebooks(pool, team)
+    if not ledger and kept:
+        return kept[-1]
+    mine = _proofs() / f"{pool}.{team}.{ledger[:16] or 'unnamed'}.json"
+    before = _proofs() / f"{pool}.{team}.json"
+    if mine not in kept and before in kept:  # of a release that named no ledger
+        before.replace(mine)
+    return mine
+
+
+def notebooks(pool: str, team: str) -> list[Path]:
+    """Of all ledgers that were checked; that of the last check comes last."""
+    return sorted(_proofs().glob(f"{pool}.{team}.*json"), key=lambda path: path.stat().st_mtime)
+
+
+def _proofs() -> Path:
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "baton" / "proofs" / f"{pool}.{team}.json"
+    return state / "baton" / "proofs"
 
 
 def noted_in(path: Path) -> Noted | None:

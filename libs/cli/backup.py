@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from libs.bus.connect import Address
+from libs.bus.creds import speaker
 from libs.cli.acting import acting
 from libs.cli.backup_files import check_folder, rehearse, write
 from libs.cli.options import Url
 from libs.cli.output import hint, say
+from libs.client.errors import Denied
 from libs.client.where import read_instance, state_dir
 from libs.walls.keyring import Keyring
 
@@ -42,9 +44,9 @@ def command(
     """Write everything that cannot be made again into FOLDER, while Baton runs; again into the same folder for what is new."""
     check_folder(folder)
     home = state or state_dir()
-    began = time.monotonic()
+    address, began = _address(home, url), time.monotonic()
     with acting("backup", str(folder), "", folder=home, tells=False):  # it has all keys
-        manifest = asyncio.run(write(home, folder, _address(home, url), _mongo(home, url, mongo_url)))
+        manifest = asyncio.run(write(home, folder, address, _mongo(home, url, mongo_url)))
     took_s, size = time.monotonic() - began, sum(one["bytes"] for one in manifest["streams"])
     hint(
         f"{len(manifest['streams'])} streams, {size / (1 << 20):.1f} MiB, {manifest['copied_bytes'] / (1 << 20):.1f} MiB of it "
@@ -72,7 +74,14 @@ def _mongo(home: Path, url: str | None, said: str | None) -> str | None:
 
 
 def _address(home: Path, url: str | None) -> Address:
+    """The broker, by the keys. Raises Denied where there is a credential and no keys; Unreachable where no broker is known."""
     ring = Keyring(home)
+    if not ring.exists and (creds := os.environ.get("BATON_NATS_CREDS")):
+        raise Denied(
+            f"the credential of {speaker(Path(creds))} may not do that",
+            f"a backup has every team's streams and the instance's keys, and there are no keys in {home}",
+            "an operator's is needed, and the keys: run it where `baton up` or `baton credentials` made them (--state-dir)",
+        )
     found = url or os.environ.get("BATON_NATS_URL") or str(read_instance(home)["url"])
     return Address(found, ring.service() if ring.exists else None)
 

@@ -36,6 +36,7 @@ from libs.embedded.records import write_private
 from libs.embedded.servers import NATS
 from libs.walls.book import BOOK_FILE
 from libs.walls.keyring import KEYS_FILE, Keyring
+from libs.walls.leavers import LEAVERS_FILE
 from libs.walls.managing import AUDIT_FILE
 from libs.walls.people import PEOPLE_FILE
 from schemas import subjects
@@ -43,7 +44,7 @@ from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
 
 MANIFEST = "manifest.json"
 VERSION = 1
-STATE = (KEYS_FILE, "creds", "tls", PEOPLE_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
+STATE = (KEYS_FILE, "creds", "tls", PEOPLE_FILE, LEAVERS_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
 """What of a state directory nothing can make again."""
 _SNAPSHOTS = (f"OBJ_{SNAPSHOTS_BUCKET}", *(f"OBJ_{snapshots_of(service)}" for service in SNAPSHOTS_MIB))
 _FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", *_SNAPSHOTS, REQUESTS, EVENTS)

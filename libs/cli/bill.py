@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
 from libs.cli import bill_files, bill_page, bill_push, bill_used, units
-from libs.cli.bill_period import days_between, period_of, zone_of
+from libs.cli.bill_period import days_between, forecast_end, zone_of
 from libs.cli.budget import overdrawn
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
@@ -38,10 +38,11 @@ def command(
         str, typer.Option("--by", help="team, user, job, attempt, device, class, day or cost-centre.")
     ] = "team",
     start: Annotated[
-        str | None, typer.Option("--from", help="First day, month or moment: 2026-11-01, 2026-11, 2026-11-01T12:00Z.")
+        str | None,
+        typer.Option("--from", help="First day, month or full hour: 2026-11-01, 2026-11, 2026-11-01T12:00Z."),
     ] = None,
     end: Annotated[
-        str | None, typer.Option("--to", help="Last day or month, included; or a moment, which is not.")
+        str | None, typer.Option("--to", help="Last day or month, included; or a full hour, which is not.")
     ] = None,
     time_zone: Annotated[str, typer.Option("--time-zone", help="Whose days, e.g. Europe/Berlin.")] = "UTC",
     job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
@@ -95,8 +96,7 @@ def _when(start: str | None, end: str | None, time_zone: str, now_us: int | None
     first, last = days_between(start, end, zone)
     asked: dict[str, Any] = {}
     if now_us is not None:
-        asked["forecast_until_us"] = last if last is not None else period_of(None, None, zone, now_us)[1]
-        last = asked["forecast_until_us"]
+        asked["forecast_until_us"] = last = forecast_end(start, end, zone, now_us)
     if time_zone == "UTC" and not any((us or 0) % DAY_US for us in (first, last)):
         asked["from_day"] = day_text(first // DAY_US) if first is not None else None
         asked["to_day"] = day_text(last // DAY_US - 1) if last is not None else None

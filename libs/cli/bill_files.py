@@ -9,14 +9,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.exits import Ended, Exit, UsageFault
-from libs.cli.files import check_target, read_text
+from libs.cli.files import check_target, read_text, scratch_folder
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, hint, say
 from libs.cli.session import run
@@ -35,9 +34,14 @@ from schemas.prices import ClosedPeriod
 
 From = Annotated[
     str | None,
-    typer.Option("--from", help="Its first month, day or moment: 2026-11, 2026-11-01. This month without it."),
+    typer.Option("--from", help="Its first month, day or full hour: 2026-11, 2026-11-01. This month without it."),
 ]
-To = Annotated[str | None, typer.Option("--to", help="Where it ends, not included. One month or day without it.")]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to", help="Its last month or day, included; or a full hour, which is not. One month or day without it."
+    ),
+]
 Zone = Annotated[str, typer.Option("--time-zone", help="Whose days and months, e.g. Europe/Berlin.")]
 LedgerFiles = Annotated[
     list[Path] | None,
@@ -52,7 +56,9 @@ OfTeam = Annotated[str | None, typer.Option("--of", help="Only this team's rows.
 def export(
     file: Annotated[Path, typer.Argument(help="Where to write; its metadata comes beside it.", metavar="FILE")],
     *,
-    format: Annotated[str, typer.Option("--format", help="csv, json or parquet.")] = "csv",
+    format: Annotated[
+        str | None, typer.Option("--format", help="csv, json or parquet; without it as FILE ends, else csv.")
+    ] = None,
     focus_version: Annotated[str, typer.Option("--focus-version", help="1.2, 1.3 or 1.4.")] = "1.3",
     start: From = None,
     end: To = None,
@@ -64,8 +70,7 @@ def export(
 ) -> None:
     """A period's bill in FOCUS, a row for each device, attempt and hour. The same again gives the same bytes, and one that was
     cut off goes on."""
-    if format not in FORMATS:
-        raise UsageFault(f"--format {format}: not known; use {', '.join(FORMATS)}")
+    format = _format(file, format)
     if focus_version not in VERSIONS:
         raise UsageFault(f"--focus-version {focus_version}: not known; use {', '.join(VERSIONS)}")
     check_target(file)
@@ -76,6 +81,19 @@ def export(
     for line in _unpriced(about):
         hint(line)
     say(f"{rows} rows, {about['x_Sha256']}")
+
+
+def _format(file: Path, said: str | None) -> str:
+    """What is said, or how the file's name ends. Raises UsageFault."""
+    if said is None and file.suffix:
+        said = file.suffix[1:].lower()
+        if said not in FORMATS:
+            raise UsageFault(
+                f"{file}: {file.suffix} is no format; end it with .{', .'.join(FORMATS)}, or say which with --format"
+            )
+    if said not in (None, *FORMATS):
+        raise UsageFault(f"--format {said}: not known; use {', '.join(FORMATS)}")
+    return said or "csv"
 
 
 def verify(
@@ -104,8 +122,8 @@ def verify(
     problems: list[str] = []
     if digest != claimed:
         problems.append(f"{file} has another SHA-256 than its metadata says: one of them was changed")
-    with ledger_of(ledger, pool, url) as source, TemporaryDirectory() as folder:
-        again = Path(folder) / file.name
+    with ledger_of(ledger, pool, url) as source, scratch_folder() as folder:
+        again = folder / file.name
         _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
         problems += _compared(json.loads(metadata_of(again).read_text("utf-8")), about)
         if not problems and digest_of(again) != digest:
@@ -289,11 +307,11 @@ def _unpriced(about: dict[str, Any]) -> list[str]:
 @contextmanager
 def ledger_of(files: list[Path] | None, pool: str | None, url: str | None) -> Iterator[FiledLedger]:
     """The ledger, read once. Raises UsageFault for files that are no whole ledger."""
-    with TemporaryDirectory() as folder, _cycles_looked_for_seldom():
+    with scratch_folder() as folder, _cycles_looked_for_seldom():
         if not files:
             from libs.ledger.verify import export as write_ledger
 
-            target = Path(folder) / "ledger.jsonl"
+            target = folder / "ledger.jsonl"
 
             async def work(baton: Baton) -> None:
                 await write_ledger(baton.nats.jetstream(), pool or baton.place.pool, target)

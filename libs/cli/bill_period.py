@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from libs.cli.exits import UsageFault
 from libs.cli.moments import SaidAs, read
-from libs.core.billing.wall import us_of
+from libs.core.billing.wall import HOUR_US, us_of
 
 
 def zone_of(name: str) -> ZoneInfo:
@@ -21,35 +21,54 @@ def zone_of(name: str) -> ZoneInfo:
 def period_of(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -> tuple[int, int]:
     """[start, end) in microseconds since the epoch; without either, the month of `now_us` in the zone.
 
-    A day is its first moment in the zone; `2026-11` is the whole month. Raises UsageFault.
+    A day is its first moment in the zone; `2026-11` is the whole month. A day or month that is named as the end is included, a
+    moment is the end itself. Raises UsageFault.
     """
-    now = datetime.fromtimestamp(now_us // 1_000_000, UTC).astimezone(zone)
-    first, said = datetime(now.year, now.month, 1, tzinfo=zone), SaidAs.MONTH
     if start is not None:
         first, said = _moment("--from", start, zone)
+    else:
+        now = datetime.fromtimestamp(now_us // 1_000_000, UTC).astimezone(zone)
+        first, said = datetime(now.year, now.month, 1, tzinfo=zone), SaidAs.MONTH
     if end is not None:
-        last, _ = _moment("--to", end, zone)
+        last = _end_of(*_moment("--to", end, zone), zone)
     elif said is SaidAs.MOMENT:
         raise UsageFault("--from is a moment: say with --to when the period ends")
     else:
         last = _end_of(first, said, zone)
-    found = us_of(first), us_of(last)
-    if found[1] <= found[0]:
-        raise UsageFault(
-            f"--to {end} is not after --from {start}: a period ends after it begins, and its end is not included"
-        )
-    return found
+    return _span(start, first, end, last)
 
 
 def days_between(start: str | None, end: str | None, zone: ZoneInfo) -> tuple[int | None, int | None]:
-    """As `period_of`, but what is not said has no end, and a last day or month is included, as people say it."""
-    first = None if start is None else us_of(_moment("--from", start, zone)[0])
-    if end is None:
-        return first, None
-    last = _end_of(*_moment("--to", end, zone), zone)
-    if first is not None and us_of(last) <= first:
-        raise UsageFault(f"--to {end} is before --from {start}: swap them")
-    return first, us_of(last)
+    """As `period_of`, but what is not said has no end."""
+    first = None if start is None else _moment("--from", start, zone)[0]
+    last = None if end is None else _end_of(*_moment("--to", end, zone), zone)
+    if first is not None and last is not None:
+        return _span(start, first, end, last)
+    return us_of(first) if first is not None else None, us_of(last) if last is not None else None
+
+
+def forecast_end(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -> int:
+    """Up to when a forecast goes: the end that is said, or that of the month of `now_us`. Raises UsageFault."""
+    first, last = days_between(start, end, zone)
+    if last is not None:
+        return last
+    last = period_of(None, None, zone, now_us)[1]
+    if first is not None and first >= last:
+        raise UsageFault(
+            f"--from {start} is after this month, at whose end a forecast ends: say with --to when it does"
+        )
+    return last
+
+
+def _span(start: str | None, first: datetime, end: str | None, last: datetime) -> tuple[int, int]:
+    found = us_of(first), us_of(last)
+    if found[1] <= found[0]:
+        raise UsageFault(
+            f"--to {end} is not after --from {start}: a period ends after it begins"
+            if start is not None
+            else f"--to {end} is before this month, with which a period begins: say with --from when it does"
+        )
+    return found
 
 
 def _moment(flag: str, text: str, zone: ZoneInfo) -> tuple[datetime, SaidAs]:
@@ -59,6 +78,13 @@ def _moment(flag: str, text: str, zone: ZoneInfo) -> tuple[datetime, SaidAs]:
         raise UsageFault(f"{flag} {text}: {error}") from None
     if not 1970 <= moment.year < 2100:
         raise UsageFault(f"{flag} {text}: lies outside 1970 to 2100; correct the year")
+    if said is SaidAs.MOMENT and (over := us_of(moment) % HOUR_US):
+        before = (moment.astimezone(UTC) - timedelta(microseconds=over)).astimezone(moment.tzinfo)
+        after = (before.astimezone(UTC) + timedelta(hours=1)).astimezone(moment.tzinfo)
+        raise UsageFault(
+            f"{flag} {text}: bills are kept by the hour, and this is within one; write {before.isoformat()} or "
+            f"{after.isoformat()}"
+        )
     return moment, said
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -19,7 +18,7 @@ from nats.errors import Error as NatsError
 from libs.cli.bill_centres import centres_of
 from libs.cli.bill_events import DeadLetters, Outbound, Pushed, load, push_all, save
 from libs.cli.exits import UsageFault
-from libs.cli.files import check_target
+from libs.cli.files import check_target, scratch_folder
 from libs.cli.options import Pool, Url
 from libs.cli.output import hint, say
 from libs.cli.session import run
@@ -163,7 +162,7 @@ def _rows(
     if every_s is None:
         yield charges(source, source.closed)
         return
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         number = 0
 
         def more() -> bool:
@@ -171,9 +170,9 @@ def _rows(
             idle()
             if source.files > _FILES:
                 number += 1
-                source.join(Path(folder) / f"{number:09d}")
+                source.join(folder / f"{number:09d}")
             number += 1
-            while not grown(source, Path(folder) / f"{number:09d}", pool, url):
+            while not grown(source, folder / f"{number:09d}", pool, url):
                 time.sleep(every_s)
             return True
 

@@ -11,6 +11,7 @@ from libs.cli.output import Column, Format, hint, show
 from libs.cli.session import run
 from libs.client import Baton
 from libs.core.billing.wall import text_of
+from schemas.subjects import OPERATOR
 from schemas.use import UseQuery, UseReply, UseRow
 
 _UNITS_PER_HOUR = 7000 * 3.6e9
@@ -20,9 +21,9 @@ _GROUPS = ("team", "user", "job", "day", "hour")
 def used(
     *,
     by: Annotated[str, typer.Option("--by", help="team, user, job, day or hour.")] = "team",
-    start: Annotated[str | None, typer.Option("--from", help="First day, month or moment.")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="First day, month or full hour.")] = None,
     end: Annotated[
-        str | None, typer.Option("--to", help="Last day or month, included; or a moment, which is not.")
+        str | None, typer.Option("--to", help="Last day or month, included; or a full hour, which is not.")
     ] = None,
     time_zone: Annotated[str, typer.Option("--time-zone", help="Whose days, e.g. Europe/Berlin.")] = "UTC",
     of: Annotated[str | None, typer.Option("--of", help="Only this team (operators).")] = None,
@@ -35,13 +36,15 @@ def used(
     """Device-hours that were allocated, used, unused and not known, hour by hour; what no sample covers is never unused."""
     if by not in _GROUPS:
         raise UsageFault(f"--by {by}: not known; use {', '.join(_GROUPS)}")
+    if of is not None and team is not None:
+        raise UsageFault("--of is an operator's: leave out --team")
     first, last = days_between(start, end, zone_of(time_zone))
     query = UseQuery(group_by=by, from_us=first, to_us=last, time_zone=time_zone, team=of)
 
     async def ask(baton: Baton) -> UseReply:
         return await baton.use(query)
 
-    reply = run(ask, team, url, pool=pool)
+    reply = run(ask, OPERATOR if of is not None else team, url, pool=pool)
     show(reply.rows, _columns(by), output, name=lambda r: r.key, header=not no_header, whole=reply)
     if output in (Format.TABLE, Format.WIDE):
         if reply.first_us is None or reply.last_us is None:

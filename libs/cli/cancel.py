@@ -8,11 +8,12 @@ from libs.cli.options import Team, Url, UserOption
 from libs.cli.output import say
 from libs.cli.session import run, whole_id
 from libs.client import Baton, Conflict
+from schemas.subjects import OPERATOR
 
 
 def command(
     jobs: Annotated[list[str], typer.Argument(help="Ids or their first characters.", metavar="JOB...")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; shown to the team.")] = "cancelled by its team",
+    reason: Annotated[str, typer.Option("--reason", help="Why; shown to the team. By default, by whom.")] = "",
     team: Team = None,
     user: UserOption = None,
     url: Url = None,
@@ -23,9 +24,10 @@ def command(
         # All are looked up before the first is cancelled: a mistyped id must not leave half of them ended.
         found = [await baton.get(await whole_id(baton, job)) for job in jobs]
         over = [job for job in found if job.state.terminal]
+        why = reason or f"cancelled by {'an operator' if baton.team == OPERATOR else 'its team'}"
         for job in found:
             if not job.state.terminal:
-                await baton.cancel(job.job_id, reason)
+                await baton.cancel(job.job_id, why)
                 say(job.job_id)
         if over:
             raise AlreadyOver(over[0].job_id, over[0].state.value)

@@ -11,7 +11,7 @@ from libs.cli.acting import MayReason, acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import Url
 from libs.cli.output import hint, say
-from libs.cli.telling import ring_of, tell_broker
+from libs.cli.telling import ring_of, staying, tell_broker
 from libs.client.where import state_dir
 from libs.walls import roles
 from libs.walls.accounts import CORE, PROVISION, SERVICES
@@ -112,7 +112,7 @@ def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], n
     check_numbers(teams)
     check_users(users, teams)
     made = [ring.operator(), *(ring.service(name) for name in (*roles.SERVICES, PROVISION))]
-    made += [ring.team(name) for name in (*teams, *users)]
+    made += [ring.team(name) for name in staying(ring, (*teams, *users))]
     made += [ring.nodes(pool) for pool in pools]
     return made + [ring.node(*_node(text)) for text in nodes]
 

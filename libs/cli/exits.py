@@ -43,19 +43,39 @@ def code_of(error: BaseException) -> int | None:
         return error.code
     if isinstance(error, (KeyboardInterrupt, BrokenPipeError)):
         return Exit.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Exit.OK
+    if _credential_refused(error):
+        return Exit.DENIED
     # By name, so that `baton --help` need not load what these come from; the nearest known ancestor decides.
     for kind in type(error).__mro__:
         if kind.__name__ in _CODES:
             return _CODES[kind.__name__]
     if not isinstance(error, OSError):
         return None
-    if error.errno in _NOT_A_FILE and error.filename is not None:
+    if error.errno in _WRONG_PATH and error.filename is not None:
         return Exit.USAGE
     return Exit.FAILED if error.errno in _NOT_WRITTEN else None
 
 
-_NOT_A_FILE = {errno.ENXIO, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
-"""A socket, links in a circle, a name that no file can have, a file in place of a folder."""
+def _credential_refused(error: BaseException) -> bool:
+    """Whether a broker answers, and takes the credential not, or no longer: to the bus it is one that cannot be reached, and
+    only its text says more (`libs.bus.connect`)."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"Unreachable", "BusUnavailable"}) and "refused the credential" in str(error)
+
+
+_WRONG_PATH = {
+    errno.ENOENT: "name a file that is there, or for a new one a folder that is there",
+    errno.ENXIO: "name a file that can be read",
+    errno.EISDIR: "name a file",
+    errno.EACCES: "name one that you may use",
+    errno.EPERM: "name one that you may use",
+    errno.ELOOP: "name one whose links do not go in a circle",
+    errno.ENAMETOOLONG: "name a shorter one",
+    errno.ENOTDIR: "name one below a folder, and not below a file",
+    errno.EEXIST: "name a new one",
+    errno.ENOTEMPTY: "name a new one",
+}
+"""Why a path will not do, and what to do. An error does not say whether it was to be read or written."""
 
 _NOT_WRITTEN = {
     errno.ENOSPC: "make room, or name a folder that has it",
@@ -103,7 +123,8 @@ def tell(error: BaseException) -> None:
         hint(f"baton: {error.filename or 'the disk'}: {error.strerror}: {_NOT_WRITTEN[error.errno]}")
         return
     if isinstance(error, OSError) and error.filename is not None:
-        hint(f"baton: {error.filename}: {error.strerror}: name a file that can be read")
+        fix = _WRONG_PATH.get(error.errno or 0, "name another path")
+        hint(f"baton: {error.filename}: {error.strerror}: {fix}")
         return
     what, why, fix = (getattr(error, name, "") for name in ("what", "why", "fix"))
     if not (what or why or fix):
@@ -113,6 +134,8 @@ def tell(error: BaseException) -> None:
         hint(f"baton: {late if isinstance(error, TimeoutError) else error}")
         return
     causes = getattr(error, "causes", (why,) if why else ())
+    if any(fix in cause for cause in causes):  # who found it has said so already
+        fix = ""
     hint("\n  ".join([f"baton: {what}", *_lines("because", causes), *_lines("try", (fix,) if fix else ())]))
 
 

@@ -1,7 +1,13 @@
 """Files that a command is given. Of what it reads no more is taken than can be used; what it writes takes no device's name."""
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
 
 from libs.cli.exits import UsageFault
 from schemas.yamlfile import text_of
@@ -20,9 +26,30 @@ def check_target(path: Path) -> None:
 
     Raises UsageFault where that is no regular file, or there is no folder.
     """
+    if str(path) == "-":
+        raise UsageFault("- is no file: name one, which gets its name when all is written")
     if path.is_dir():
         raise UsageFault(f"{path} is a folder; name a file")
     if path.exists() and not path.is_file():
         raise UsageFault(f"{path} is a device, a pipe or a socket, whose name the file would take; name another")
     if not path.parent.is_dir():
         raise UsageFault(f"{path}: there is no folder {path.parent}; make it first")
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is gone when the block ends, also where the command is ended by SIGTERM: that raises SystemExit within."""
+    if threading.current_thread() is not threading.main_thread():  # it gets no signals
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

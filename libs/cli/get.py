@@ -159,7 +159,7 @@ QUEUES = [
     Column("GUARANTEED", lambda s: units.devices(s.queue.guaranteed.get(ANY_ACCELERATOR, 0)), right=True),
     Column("USED", lambda s: units.devices(s.held_milli), right=True),
     Column("BORROWED", lambda s: units.devices(s.borrowed_milli), right=True),
-    Column("SHARE", lambda s: units.devices(s.share_milli), right=True),
+    Column("SHARE", lambda s: units.devices(s.share_milli) if s.applied or s.share_milli else None, right=True),
     Column("LATELY", lambda s: units.devices(s.recent_milli), right=True, wide=True),
     Column("USERS", lambda s: [f"{u.user or '?'} {units.devices(u.held_milli)}" for u in s.users[:8]], wide=True),
     Column("LIMIT", lambda s: units.devices(s.queue.limit.get(ANY_ACCELERATOR)), right=True),

@@ -182,12 +182,11 @@ def _type_name(text: str) -> str:
 
 
 def _example(text: str) -> str:
-    """The likeliest correction of a device request."""
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", text):
-        return f"{text}:1"
-    if swapped := re.fullmatch(r"([0-9]+)[:x*]([A-Za-z][A-Za-z0-9_-]*)", text):
-        return f"{swapped[2]}:{swapped[1]}"
-    return "H100:4 or H100:4@40GiB"
+    """The likeliest correction of a device request. A word that is no device is not repeated."""
+    said = re.fullmatch(r"(?:(?P<count>[0-9]+)[:x*])?(?P<type>[A-Za-z][A-Za-z0-9_-]*)", text)
+    if said is None:
+        return "H100:4 or H100:4@40GiB"
+    return f"{said['type']}:{said['count'] or 1}" if find_model(said["type"]) is not None else "H100:1"
 
 
 def _shown(text: str) -> str:

@@ -30,6 +30,7 @@ from libs.cli.backup_use import UseAway, take_in_use
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch_options import SERVICES, LaunchOptions
 from libs.cli.stores import MONGO_SERVICES, REDIS_RIGHTS, redis_user, redis_users
+from libs.cli.telling import staying
 from libs.client.where import CLIENT_FILE
 from libs.embedded import (
     NatsOptions,
@@ -264,10 +265,10 @@ class LocalStack:
         return ServerOptions(run=(NATS, VALKEY, MONGO), nats=nats, valkey=valkey)
 
     def _make_credentials(self) -> None:
-        """Those of the options; teams that were added at run time keep theirs."""
+        """Those of the options, but of teams that have left; teams that were added at run time keep theirs."""
         if self.options.external and not self.keyring.exists:
             return
-        for who in (*self.options.teams, *self.options.users, OPERATOR):
+        for who in staying(self.keyring, (*self.options.teams, *self.options.users, OPERATOR)):
             self._credential(self.keyring, who)
         for pool in self.options.pools:
             self.keyring.nodes(pool)

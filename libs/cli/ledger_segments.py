@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +38,8 @@ def list_segments(
     from libs.ledger.segments import segments
 
     found = run(lambda baton: segments(baton.nats.jetstream(), pool or baton.place.pool), OPERATOR, url)
-    show(found, _COLUMNS, output, name=lambda one: one.name, header=not no_header)
+    whole = [asdict(one) | {"state": one.state.name.lower()} for one in found]
+    show(found, _COLUMNS, output, name=lambda one: one.name, header=not no_header, whole=whole)
 
 
 def roll(reason: MayReason = "", pool: Pool = None, url: Url = None) -> None:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from libs.cli.exits import Exit, code_of, tell
+from libs.cli.output import open_stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def _root() -> None:
 
 def main() -> None:
     """The entry point."""
+    open_stdout()
     logging.getLogger("baton").setLevel(logging.CRITICAL)  # libraries' warnings come to people as errors of ours
     try:
         code = app(standalone_mode=False)

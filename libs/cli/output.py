@@ -4,6 +4,7 @@ Everything shown may come from strangers (a job's name, a log), so control chara
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,14 @@ def clean(text: str, *, keep_newlines: bool = False) -> str:
     """`text` without the control characters that would steer a terminal."""
     kept = _KEPT if keep_newlines else set()
     return "".join(c if c.isprintable() or c in kept else "" if keep_newlines else " " for c in text)
+
+
+def open_stdout() -> None:
+    """Where stdout is closed (`>&-`) a pipe that nobody reads takes its place, and a command ends as with any such pipe."""
+    if sys.stdout is None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        sys.stdout = os.fdopen(writer, "w", encoding="utf-8")
 
 
 def say(text: str) -> None:

@@ -1,5 +1,6 @@
 """`baton prices`: the pool's price book, as a record of the ledger."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +10,18 @@ from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.files import read_text
 from libs.cli.options import Pool, Url, UserOption
-from libs.cli.output import say
+from libs.cli.output import hint, say
 from libs.cli.pricesfile import PricesFileError, read_book
 from libs.cli.session import run
 from libs.client import Baton
+from libs.client.asking import ask
+from libs.client.errors import Failed, Unreachable
+from libs.core.admission.evaluate import DEFAULT_CLASSES
+from libs.core.billing.prices import unknown_classes
 from schemas import subjects
 from schemas.inbox import ApplyPrices
 from schemas.prices import RateBook
-from schemas.resources import kind_of
+from schemas.queries import QueuesQuery, QueuesReply
 
 app = typer.Typer(help="The pool's price book (operators).", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,7 +36,9 @@ def _group() -> None:
 @app.command("check")
 def check(file: BookFile) -> None:
     """Say everything that is wrong with a price book; no server is asked."""
-    book = _checked(_read(file), file, set())
+    book = _checked(_read(file), file)
+    for line in _foreign(book):
+        hint(f"warning: {line}")
     say(f"version {book.version}: {len(book.prices)} prices and {len(book.contracts)} of contracts in {book.currency}")
 
 
@@ -48,20 +55,49 @@ def apply(
 
     text = _read(file)
 
-    async def work(baton: Baton) -> RateBook:
-        try:
-            book = read_book(text, str(file))
-        except PricesFileError:  # perhaps the pool has a device that the catalogue does not know
-            found = (await baton.devices("")).devices
-            book = _checked(text, file, {kind_of(device.model, device.mig_profile) for device in found})
+    async def work(baton: Baton) -> int:
+        """The version that is applied now; 0: it was before."""
+        told = await _told(baton)
+        book = _checked(text, file, told.kinds, told.classes or None) if told is not None else _checked(text, file)
+        if told is not None and told.book == book.digest:
+            return 0
+
+        async def applied() -> bool:
+            now = await _told(baton)
+            return now is not None and now.book == book.digest
+
         who = baton.place.user or "operator"
         said = ApplyPrices(book=book, reason=reason, user=who)
         subject = subjects.apply_prices(baton.place.pool, who)
-        await say_to_pool(baton, baton.place.pool, said, subject, f"prices:{book.version}")
-        return book
+        await say_to_pool(
+            baton, baton.place.pool, said, subject, f"prices:{book.version}", done=applied if told else None
+        )
+        return book.version
 
-    book = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    say(f"version {book.version} is applied")
+    version = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    if version:
+        say(f"version {version} is applied")
+    else:
+        hint("nothing differs")
+
+
+async def _told(baton: Baton) -> QueuesReply | None:
+    """What queries tell of the pool's classes, devices and book; None when they are away: the pool decides without them."""
+    try:
+        reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
+    except (Unreachable, Failed):
+        return None
+    return reply
+
+
+def _foreign(book: RateBook) -> list[str]:
+    """Of classes that are not shipped: whether the pool has them is not known without asking it."""
+    shipped = [one.name for one in DEFAULT_CLASSES]
+    return [
+        f"{'.'.join(map(str, problem.place))}: {problem.value} is not one of the shipped classes ({', '.join(shipped)}); "
+        f"`baton prices apply` refuses it where the pool has none of that name"
+        for problem in unknown_classes(book, shipped)
+    ]
 
 
 def _read(file: Path) -> str:
@@ -71,8 +107,8 @@ def _read(file: Path) -> str:
         raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
 
 
-def _checked(text: str, file: Path, offered: set[str]) -> RateBook:
+def _checked(text: str, file: Path, offered: Collection[str] = (), classes: Collection[str] | None = None) -> RateBook:
     try:
-        return read_book(text, str(file), offered)
+        return read_book(text, str(file), offered, classes)
     except PricesFileError as error:
         raise UsageFault(str(error)) from None

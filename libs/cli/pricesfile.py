@@ -180,11 +180,14 @@ class PricesFileError(Exception):
         super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
 
 
-def read_book(text: str, name: str = "price book", offered: Collection[str] = ()) -> RateBook:
+def read_book(
+    text: str, name: str = "price book", offered: Collection[str] = (), classes: Collection[str] | None = None
+) -> RateBook:
     """The book of a YAML text. Raises PricesFileError.
 
     Args:
         offered: kinds of device that the pool has, besides those of the catalogue.
+        classes: the priority classes that there are; None: not known.
     """
     try:
         documents = read(text)
@@ -204,7 +207,7 @@ def read_book(text: str, name: str = "price book", offered: Collection[str] = ()
         known = {(p.line, p.field) for p in document.problems}
         more = [p for p in found if (p.line, p.field) not in known]
         raise PricesFileError(name, [*document.problems, *more]) from None
-    wrong = [_at(document, p.place, f"{p.value} {p.problem}", p.fix) for p in problems(book, offered)]
+    wrong = [_at(document, p.place, f"{p.value} {p.problem}", p.fix) for p in problems(book, offered, classes)]
     if document.problems or wrong:
         raise PricesFileError(name, [*document.problems, *wrong])
     return book

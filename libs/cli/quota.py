@@ -6,6 +6,7 @@ import typer
 
 from libs.cli.decided import decisions, of_command
 from libs.cli.exits import UsageFault
+from libs.cli.known_team import warn_of_unknown
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import say
 from libs.cli.session import run
@@ -48,6 +49,7 @@ def set_quota(
             now = next((one for one in (await baton.quotas()).teams if one.team == team), None)
             return (limit, by_type) == ((now.limit_milli, now.by_type) if now else (None, {}))
 
+        await warn_of_unknown(baton, team)
         async with decisions(baton, baton.place.pool) as decided:
             cause = await baton.set_quota(team, limit, by_type, reason=reason)
             await decided(lambda record: of_command(record, cause), done)

@@ -53,7 +53,7 @@ async def whole_id(baton: Baton, text: str) -> str:
     if _WHOLE.fullmatch(text):
         return text
     part = _PART.fullmatch(text.lower())
-    named = [job for job in await baton.list(name=text, limit=_PAGE) if job.name == text]
+    named = [job for job in await baton.list(name=text, limit=_PAGE) if job.name == text] if text else []
     open_ = [job for job in named if not job.state.terminal]
     found = {job.job_id: job for job in (open_ if len(open_) == 1 else named)}
     if part is not None:

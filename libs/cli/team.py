@@ -17,6 +17,7 @@ from libs.cli.telling import ring_of, tell_broker
 from libs.client.errors import ClientError
 from libs.client.where import state_dir
 from libs.walls.keyring import Keyring
+from libs.walls.leavers import Leavers
 from libs.walls.people import People
 from schemas.subjects import OPERATOR
 
@@ -39,6 +40,14 @@ Pseudonym = Annotated[
 Write = Annotated[
     Path | None,
     typer.Option("--write", help="Of an admin of the team: the file for the credential; else NAME.creds here."),
+]
+
+Returns = Annotated[
+    bool,
+    typer.Option(
+        "--returns",
+        help="It is the same team that was offboarded: it sees what is kept under its name. Any other needs another name.",
+    ),
 ]
 
 LastsDays = Annotated[
@@ -84,6 +93,7 @@ def add(
     *,
     admin: Annotated[bool, typer.Option("--admin", help="A user who manages the users of its own team.")] = False,
     days: LastsDays = None,
+    returns: Returns = False,
     pseudonym: Pseudonym = None,
     write: Write = None,
     folder: Folder = None,
@@ -91,19 +101,25 @@ def add(
 ) -> None:
     """Make an account for a team, or a credential for a user of it, and print where the credential is. May be repeated.
 
+    A team that was offboarded is refused: what is kept under its name would be seen by whoever is added (--returns).
     An admin of a team, who has no keys, adds users of its own team; the new credential is written here."""
     if not admin and team_admin.asks(folder):
-        _keys_only(days)
+        _keys_only(days, returns)
         return say(str(team_admin.credential("add", name, write, url, pseudonym=pseudonym)))
     ring = ring_of(folder)
+    team = name.partition(".")[0]
+    _check_team(ring, team, returns)  # before a person's name is kept
     name = _new_person(ring, name, pseudonym)
-    with acting("team.add", name, reason, folder=ring.folder, url=url):
+    with acting("team.add", name, reason, folder=ring.folder, url=url) as act:
         path = _checked(ring, name, admin, days)
+        if returns and Leavers(ring.folder).forget(team):
+            act["detail"] = "the team is back"
+            hint(f"team {team} is back; offboarding suspended it: `baton team resume {team}` lets it work again")
         if not path.is_file():
             raise UsageFault(
                 f"{name!r} has a credential that an admin of its team had made: `baton team rotate` makes another"
             )
-        tell_broker(ring, [name.partition(".")[0]], folder, url)
+        tell_broker(ring, [team], folder, url)
     say(str(path))
 
 
@@ -231,7 +247,9 @@ def _suspended(url: str | None) -> dict[str, str]:
     return {team: "; ".join(where) for team, where in sorted(told.items())}
 
 
-def _keys_only(days: int | None) -> None:
+def _keys_only(days: int | None, returns: bool = False) -> None:
+    if returns:
+        raise UsageFault("--returns is for who has the keys: ask an operator")
     if days is not None:
         raise UsageFault(
             "--days is for who has the keys: an admin of a team asks an operator for a credential that ends"
@@ -240,6 +258,16 @@ def _keys_only(days: int | None) -> None:
 
 def _seconds(days: int | None) -> int | None:
     return None if days is None else days * 86_400
+
+
+def _check_team(ring: Keyring, team: str, returns: bool) -> None:
+    """Raises UsageFault for what is no team's name, and for a team that has left and is not said to be back."""
+    try:
+        ring.check_team(team)
+        if not returns:
+            Leavers(ring.folder).check(team)
+    except ValueError as e:
+        raise UsageFault(str(e)) from None
 
 
 def _checked(ring: Keyring, name: str, admin: bool, days: int | None) -> Path:

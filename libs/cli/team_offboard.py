@@ -5,18 +5,19 @@ where it was ended: a step looks at what is there, and does what is left.
     jobs       cancelled with --cancel, or waited for
     export     FOLDER: jobs, events, bills, quotas, with the hash of each file
     secrets    removed in every version
-    revoke     every credential of it
+    revoke     every credential of it; that it has left is noted beside the keys, so that nobody else gets its name unwarned
     erase      who its users were: the names of pseudonyms
 """
 
 import asyncio
 import json
+import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from nats.errors import Error as NatsError
@@ -33,6 +34,7 @@ from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
 from libs.client.asking import ask
 from libs.client.where import state_dir
 from libs.walls.keyring import Keyring
+from libs.walls.leavers import Leavers
 from libs.walls.people import People
 from libs.walls.resolver import tell
 from schemas.jobs import JobState
@@ -57,7 +59,9 @@ class Leaving:
 
 def command(
     team: team_pause.TeamName,
-    export: Annotated[Path, typer.Option("--export", help="The folder for what it takes along, which is made here.")],
+    export: Annotated[
+        Path, typer.Option("--export", help="A new folder for what it takes along, in a folder that is there.")
+    ],
     reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger, and the team is told.")],
     *,
     cancel: Annotated[bool, typer.Option("--cancel", help="End its jobs; else they are waited for.")] = False,
@@ -68,15 +72,41 @@ def command(
     user: UserOption = None,
     url: Url = None,
 ) -> None:
-    """A team leaves: suspended, its jobs ended, all of its own exported, secrets removed, credentials void. May be repeated."""
+    """A team leaves: suspended, its jobs ended, all of its own exported, secrets removed, credentials void. May be repeated.
+
+    What is kept of it stays under its name: `baton team add` refuses that from then on, unless the same team --returns."""
     ring = Keyring(folder or state_dir())
     if not ring.exists:
         raise UsageFault(f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did")
-    if export.is_symlink() or (export.exists() and not (export / "about.json").is_file() and not _is_empty(export)):
-        raise UsageFault(f"{export} is there already, and no export of this team: name a new folder")
+    check_folder(export, team)
     asked = Leaving(team, export, reason, cancel, wait)
     with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
         run(lambda baton: offboard(baton, ring, asked), OPERATOR, url, user=user)
+
+
+def check_folder(folder: Path, team: str) -> None:
+    """Before anything is done. Raises UsageFault unless `folder` is new, in a folder that may be written, or has this team's
+    export of before, with which it is gone on."""
+    if folder.is_symlink() or folder.exists():
+        about = _exported(folder)
+        if about.get("team") != team:
+            raise UsageFault(f"{folder} is there already, and no export of team {team}: name a new folder")
+        for file, digest in ((folder / name, digest) for name, digest in about["sha256"].items()):
+            if not file.is_file() or sha256(file) != digest:
+                raise UsageFault(f"{file} is not what was exported: name a new folder")
+    elif not folder.parent.is_dir():
+        raise UsageFault(f"{folder}: there is no folder {folder.parent}: make it first")
+    elif not os.access(folder.parent, os.W_OK | os.X_OK):
+        raise UsageFault(f"{folder}: the folder {folder.parent} may not be written: name one that may")
+
+
+def _exported(folder: Path) -> dict[str, Any]:
+    """What about.json says; nothing where there is none that `team_export.write` wrote."""
+    try:
+        about = json.loads((folder / "about.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) and isinstance(about.get("sha256"), dict) else {}
 
 
 async def offboard(baton: Baton, ring: Keyring, asked: Leaving, show: Callable[[str], None] = say) -> None:
@@ -132,24 +162,13 @@ async def _left(team: Baton) -> int:
 
 async def _export(baton: Baton, asked: Leaving) -> str:
     """Into a folder beside it first: what lies in `folder` is whole."""
-    about_file = asked.folder / "about.json"
-    if about_file.is_file():
-        about = json.loads(about_file.read_text())
-        if about["team"] != asked.team:
-            raise UsageFault(f"{asked.folder} has what team {about['team']} took along: name another folder")
-        for name, digest in about["sha256"].items():
-            if sha256(asked.folder / name) != digest:
-                raise UsageFault(f"{asked.folder / name} is not what was exported: name another folder")
+    if _exported(asked.folder).get("team") == asked.team:
         return f"was written already: {asked.folder}"
     half = asked.folder.with_name(f"{asked.folder.name}.half")
     _empty(half)
     about = await team_export.write(_as(baton, asked.team), half)
     half.rename(asked.folder)
     return f"{asked.folder}: " + ", ".join(f"{count} {what}" for what, count in about["counts"].items())
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _empty(folder: Path) -> None:
@@ -190,6 +209,8 @@ async def _secrets(baton: Baton, asked: Leaving) -> str:
 
 
 async def _revoke(baton: Baton, ring: Keyring, asked: Leaving) -> str:
+    """The note comes first: without it, who is revoked here could be added again by anybody's slip."""
+    await asyncio.to_thread(Leavers(ring.folder).note, asked.team, time.time())
     if asked.team not in ring.teams:
         return "it never had a credential"
     users = ring.users(asked.team)

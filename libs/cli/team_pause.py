@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from libs.cli.decided import say_to_pool, say_to_pools
+from libs.cli.known_team import warn_of_unknown
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
@@ -30,6 +31,7 @@ def suspend(
     """Pause a team in every pool (or one): nothing new is taken or started, questions are answered, bills go on."""
 
     async def work(baton: Baton) -> list[str]:
+        await warn_of_unknown(baton, team)
         return await pause(baton, team, reason, stop=stop, only=pool)
 
     pools = run(work, subjects.OPERATOR, url, user=user, pool=pool)

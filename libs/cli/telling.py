@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from libs.cli.exits import UsageFault
@@ -10,6 +10,7 @@ from libs.cli.output import hint
 from libs.client import Unreachable
 from libs.client.where import read_instance, state_dir
 from libs.walls.keyring import Keyring
+from libs.walls.leavers import Leavers, TeamLeft
 from libs.walls.resolver import NotTold, tell
 
 
@@ -21,6 +22,23 @@ def ring_of(folder: Path | None) -> Keyring:
             f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did, or use --state-dir"
         )
     return ring
+
+
+def staying(ring: Keyring, names: Iterable[str]) -> list[str]:
+    """Those of `names`, teams and users, whose team has not left. Of each team that has it is said: a list that names it still
+    is no reason not to start, and none to give it a credential again."""
+    leavers, gone = Leavers(ring.folder), set[str]()
+    out = []
+    for name in names:
+        team = name.partition(".")[0]
+        try:
+            leavers.check(team)
+            out.append(name)
+        except TeamLeft as e:
+            if team not in gone:
+                hint(f"no credential is made: {e}")
+            gone.add(team)
+    return out
 
 
 def tell_broker(ring: Keyring, accounts: Sequence[str], folder: Path | None, url: str | None) -> None:

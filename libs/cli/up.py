@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from libs.bus.cancel import cancel
-from libs.cli.acting import acting
+from libs.cli.acting import acting, tell
 from libs.cli.exits import UsageFault
 from libs.cli.launch import REAL, SIMULATED, LocalStack
 from libs.cli.launch_options import MOST_REPLICAS, SERVICES, External, LaunchOptions
@@ -135,12 +135,21 @@ async def _serve(launch: LocalStack) -> None:
             return
         starting.result()
         _introduce(launch)
+        await _tell_book(launch)
         async with answering(launch.nats_url, launch.keyring):
             await stopping
         hint("stopping ...")
     finally:
         await cancel(stopping, starting)
         await launch.stop()
+
+
+async def _tell_book(launch: LocalStack) -> None:
+    """Tells the ledger what was done while Baton did not run: restoring it, for one. No error of the book ends Baton."""
+    try:
+        await asyncio.to_thread(tell, launch.state_dir)
+    except Exception as e:
+        hint(f"the ledger was not told of the operator's book ({e}): `baton audit push` tries again")
 
 
 def report(event: ProcessEvent) -> None:

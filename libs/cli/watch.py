@@ -51,7 +51,9 @@ def command(
             say(_line("TIME", "JOB", "NAME", "EVENT", "ATTEMPT", "DETAIL"))
         seen = {pool or baton.place.pool: number for pool, number in numbers} or None
         found = (
-            baton.watch(await whole_id(baton, job)) if job else baton.events(after_us, after=seen, on_lost=_tell_lost)
+            baton.watch(await whole_id(baton, job))
+            if job is not None
+            else baton.events(after_us, after=seen, on_lost=_tell_lost)
         )
         async with contextlib.aclosing(found) as events:
             async for event in events:

@@ -21,8 +21,10 @@ async def pieces(
     question for "the latest" could be answered by the node of an earlier one.
 
     Raises:
-        NotFound: the job never started, or no agent has the output (any more).
+        NotFound: the job never started, it is a timer, or no agent has the output (any more).
     """
+    if (await get()).spec.simulation is not None:
+        raise NotFound(f"{job_id} has no output", "it is a timer on simulated devices, and a timer writes nothing")
     pinned = attempt
     while True:
         number = pinned or await _latest(get)

@@ -246,16 +246,20 @@ class Keyring:
         owner = _team(self.keys(), team)
         return sorted(set(owner.admins) & owner.users.keys())
 
+    def check_team(self, team: str) -> None:
+        """Raises ValueError as `check_teams` and `check_numbers` when no team may be called so beside those that there are."""
+        check_teams([team])
+        if team not in (known := self.teams):
+            check_numbers([*known, team])
+
     def team(self, name: str, *, admin: bool = False, lasts_s: int | None = None) -> Path:
         """Of a whole team, or of a user `<team>.<user>`; a new team gets an account. `admin`: a user who manages the others;
         what it had as a plain user is void then. `lasts_s`: how long one that is made now is good, by default until it is void.
 
-        Raises ValueError as `check_teams` and `check_numbers`, and for a user's name that cannot be a subject token.
+        Raises ValueError as `check_team`, and for a user's name that cannot be a subject token.
         """
         team, dot, user = name.partition(".")
-        check_teams([team])
-        if team not in (known := self.teams):
-            check_numbers([*known, team])
+        self.check_team(team)
         if dot:
             token(user)
         path = self.creds / f"{name}.creds"

@@ -108,7 +108,7 @@ class Answers:
         job = job_of(state, query.job_id, asked.team)
         if job is None:
             raise NothingFound(
-                f"no job {query.job_id} is waiting or running; `baton describe {query.job_id}` shows one that has ended",
+                f"no job {query.job_id} is waiting or running; `baton describe job {query.job_id}` shows one that has ended",
                 asked.seq,
             )
         told = explain(state, job, self._why(replica, asked.seq), seen_by=asked.team)

@@ -127,7 +127,12 @@ async def test_what_operators_do_is_listed_and_verified_and_a_change_is_found(
     assert stopped.code == 6
     assert len(book.untold("main")) == 1
     found = await run(stack, "audit", "verify")
-    assert (found.code, "the ledger does not" in found.err) == (1, True), found.err
+    waits = f"1 line of book {book.lines()[0].book}"
+    assert (found.code, f"{waits} was not told yet: `baton audit push` tells it" in found.err) == (0, True), found.err
+    older = await run(stack, "audit", "verify", "--file", str(ledger))
+    assert (older.code, f"{waits} is later than this file, or was not told yet" in older.err) == (0, True), older.err
+    plain = json.loads((await run(stack, "audit", "verify", "-o", "json")).out)
+    assert (plain["ok"], plain["untold"], plain["problems"]) == (True, 1, [])
     assert (await run(stack, "team", "push")).code == 0
     assert book.untold("main") == []
     assert book.lines()[-1].target == "late"

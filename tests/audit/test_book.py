@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from libs.cli.acting import acting
+from libs.cli.acting import acting, tell
 from libs.cli.exits import UsageFault
-from libs.core.projections.audit import compare
+from libs.client.errors import Unreachable
+from libs.core.projections.audit import compare, untold
 from libs.walls.book import BOOK_FILE, Book, BrokenBook
 from schemas.audit import ActionOutcome, OperatorAction, line_hash
 from tests.core.lives import book as lines_of
@@ -113,12 +114,42 @@ def test_a_line_of_an_archived_record_is_not_missing_and_what_is_told_must_still
     assert "line 3 (record 12): it does not follow" in str(problem)
 
 
+def test_last_lines_that_wait_to_be_told_are_no_fault() -> None:
+    """After a restore the ledger has not heard of it: `baton audit verify` called the book broken."""
+    book, file = LINES[0].book, {LINES[0].book: LINES}
+    assert [(compare(TOLD[:n], file), untold(TOLD[:n], file)) for n in range(4)] == [
+        ([], {book: 3}),
+        ([], {book: 2}),
+        ([], {book: 1}),
+        ([], {}),
+    ]
+    assert untold([TOLD[0], TOLD[2]], file) == {}, "a missing line in the midst waits for nothing"
+    assert untold([], file, whole=False) == {}, "archived records may tell them"
+    assert untold(TOLD[1:2], file, whole=False) == {book: 1}
+    assert [one.number for one in compare(TOLD[:1], {book: [LINES[0], OTHER, LINES[2]]})] == [3], "it must still follow"
+
+
+def test_lines_that_wait_are_counted_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def away(*_: object) -> int:
+        raise Unreachable("Baton cannot be reached")
+
+    monkeypatch.setattr("libs.cli.acting._tell", away)
+    for target in ("red", "green"):
+        acted(Book(tmp_path), target)
+        tell(tmp_path)
+    one, two = capsys.readouterr().err.splitlines()
+    assert f"1 line is in {Book(tmp_path).file}; `baton audit push` tells it" in one
+    assert f"2 lines are in {Book(tmp_path).file}; `baton audit push` tells them" in two
+
+
 @pytest.mark.parametrize(
     ("told", "file", "says"),
     [
         (TOLD, [LINES[0], OTHER, LINES[2]], "line 2 (record 11): the file has another line"),
         (TOLD, LINES[:2], "line 3 (record 12): the file ends before it"),
-        (TOLD[:2], LINES, "line 3: the file has it, the ledger does not"),
+        ([TOLD[0], TOLD[2]], LINES, "line 2: the ledger tells later lines and not this one"),
         (TOLD, [LINES[0], LINES[2]], "line 2 (record 11): in the file it does not follow"),
         ([TOLD[0], TOLD[2]], None, "line 2: the ledger tells later lines and not this one"),
         ([TOLD[0], (11, OTHER), TOLD[2]], None, "line 3 (record 12): it does not follow"),

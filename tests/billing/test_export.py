@@ -490,7 +490,7 @@ def test_periods_part_the_rows_and_months_of_a_zone_are_its_own(ledger: Path, tm
     whole = exported(tmp_path / "bill.csv", ledger)
     parts = []
     for number, (start, end) in enumerate(
-        [("2026-10-01", "2026-11"), ("2026-11", "2026-11-02"), ("2026-11-02", "2027-02-01")]
+        [("2026-10-01", "2026-10"), ("2026-11-01", "2026-11-01"), ("2026-11-02", "2027-02-01")]
     ):
         words = ("--ledger", ledger, "--from", start, "--to", end, "--time-zone", "Europe/Berlin")
         baton("bill", "export", tmp_path / f"{number}.csv", *words)
@@ -623,11 +623,22 @@ def test_an_export_of_an_early_record_is_told_to_lack_what_came_since(
     assert "since is not in" not in baton("bill", "verify", path, "--ledger", early)
 
 
+@pytest.mark.parametrize(("name", "format"), [("bill.parquet", "parquet"), ("bill.JSON", "json"), ("bill", "csv")])
+def test_a_name_says_by_its_end_what_is_written(ledger: Path, tmp_path: Path, name: str, format: str) -> None:
+    """Seen: `bill.parquet` was CSV."""
+    baton("bill", "export", tmp_path / name, "--ledger", ledger, "--from", "2026-11")
+    assert json.loads((tmp_path / f"{name}.metadata.json").read_text())["x_Format"] == format
+    baton("bill", "export", tmp_path / "bill.txt", "--ledger", ledger, "--from", "2026-11", "--format", format)
+    said = baton("bill", "export", tmp_path / "bill.txt", "--ledger", ledger, code=2)
+    assert "bill.txt: .txt is no format; end it with .csv, .json, .parquet, or say which with --format" in said
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--from", "2026-13"), "no such day"),
         (("--from", "2026-11-02", "--to", "2026-11-01"), "a period ends after it begins"),
+        (("--from", "2026-11-01", "--to", "2026-11-01T00:30Z"), "bills are kept by the hour"),
         (("--time-zone", "Europe/Nowhere"), "no such zone"),
         (("--focus-version", "0.9"), "use 1.2, 1.3, 1.4"),
         (("--format", "xls"), "use csv, json, parquet"),

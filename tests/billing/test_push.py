@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -306,3 +310,20 @@ def test_a_state_of_another_endpoint_is_not_used(metering: Metering, ledger: Pat
     push(metering, ledger, tmp_path)
     words = ("--to", "lago", "--endpoint", metering.address, "--state", tmp_path / "state.json", "--ledger", ledger)
     assert "name another file" in baton("bill", "push", *words, code=2)
+
+
+def test_a_push_that_is_ended_by_a_signal_leaves_no_copy_of_the_ledger(ledger: Path, tmp_path: Path) -> None:
+    """Seen: `kill` left a folder with the whole ledger in the temporary one, each time."""
+    (folder := tmp_path / "tmp").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        words = ("--to", "lago", "--endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}", "--state", "state.json")
+        command = [sys.executable, "-m", "libs.cli", "bill", "push", *words, "--ledger", str(ledger)]
+        env = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+        with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE) as process:
+            silent.settimeout(20)
+            connection, _ = silent.accept()
+            with connection:
+                assert len(list(folder.iterdir())) == 1
+                process.terminate()
+                _, err = process.communicate(timeout=20)
+    assert (process.returncode, err, list(folder.iterdir())) == (128 + signal.SIGTERM, b"", [])

@@ -15,8 +15,9 @@ import pytest
 from libs.bus.creds import Address, at
 from libs.cli.main import main
 from libs.client import Baton
+from libs.walls.keyring import Keyring
 from schemas.jobs import JobSpec
-from schemas.subjects import DEAD
+from schemas.subjects import DEAD, REQUESTS, cancel
 from tests.client.fakes import Fakes
 from tests.kit.commands import fork
 
@@ -87,7 +88,10 @@ def test_help_loads_nothing_heavy() -> None:
             "--by mood: not understood; use team, user, job, attempt, device, class",
         ),
         (("bill", "--from", "yesterday"), "--from yesterday: no such day; write 2026-11, 2026-11-30 or"),
-        (("bill", "--from", "2026-11-02", "--to", "2026-11-01"), "--to 2026-11-01 is before --from 2026-11-02"),
+        (
+            ("bill", "--from", "2026-11-02", "--to", "2026-11-01"),
+            "--to 2026-11-01 is not after --from 2026-11-02: a period ends after it begins",
+        ),
         (("bill", "--time-zone", "Mars/Olympus"), "--time-zone Mars/Olympus: there is no such zone here"),
         (("bill", "--by", "cost-centre"), "--by cost-centre: say with --cost-centres FILE"),
         (("bill", "--forecast", "--running"), "--forecast tells what runs now already"),
@@ -97,6 +101,8 @@ def test_help_loads_nothing_heavy() -> None:
         (("quota", "set", "blue", "8", "--type", "H100=1", "--type", "H100=2"), "H100 is limited twice; say it once"),
         (("wait", "job-1", "--timeout", "x"), "'x' is not a duration"),
         (("watch", "-o", "yaml"), "use -o json"),
+        (("ledger", "export", "-"), "- is no file: name one"),
+        (("bill", "used", "--of", "research", "--team", "vision"), "--of is an operator's: leave out --team"),
         (("up", "--teams", "operator"), "that name is Baton's own"),
         (("up", "--teams", ","), "--teams is empty"),
         (("up", "--external"), "BATON_NATS_URL, BATON_REDIS_URL, BATON_MONGO_URL"),
@@ -178,6 +184,25 @@ async def test_no_baton_is_unreachable(tmp_path: Path) -> None:
     broken = await baton("get", "nodes", url=NOWHERE)
     assert broken.code == 6
     assert "secret" not in broken.err
+
+
+async def test_a_credential_that_is_refused_is_denied(urls: dict[str, Address], tmp_path: Path) -> None:
+    """Of another operator's keys; a revoked one is told by the same words. It ended as if nobody answered."""
+    foreign = Address(urls["blue"].url, Keyring(tmp_path).team("blue"))
+    refused = await baton("get", "jobs", url=foreign)
+    assert (refused.code, "refused the credential" in refused.err) == (4, True), refused.err
+    missing = await baton("get", "jobs", url=Address(urls["blue"].url, tmp_path / "none.creds"))
+    assert (missing.code, missing.err.count("correct BATON_NATS_CREDS")) == (2, 1), missing.err
+
+
+async def test_a_team_makes_no_backup(urls: dict[str, Address], tmp_path: Path) -> None:
+    """Its credential is good: it was told to check user and password."""
+    home = tmp_path / "home"
+    refused = await baton("backup", str(tmp_path / "backup"), "--state-dir", str(home), url=urls["blue"])
+    assert (refused.code, refused.out) == (4, "")
+    assert "the credential of blue may not do that" in refused.err
+    assert "an operator's is needed" in refused.err
+    assert not home.exists(), "nothing was done"
 
 
 async def test_a_silent_service_is_unreachable(urls: dict[str, Address]) -> None:
@@ -273,6 +298,28 @@ async def test_cancelling_what_is_over_is_a_conflict(
     result = await baton("cancel", job, url=urls["blue"])
     assert result.code == 5
     assert "it is cancelled already" in result.err
+
+
+async def test_a_team_is_told_whether_an_operator_has_cancelled(
+    urls: dict[str, Address], services: Any, fakes: Fakes, blue: Baton, key: str
+) -> None:
+    """It was told that it had done so itself."""
+    for who, reason in (("operator", "cancelled by an operator"), ("blue", "cancelled by its team")):
+        job = await submitted(blue, f"{key}-{who}")
+        assert (await baton("cancel", job, "--user", "olga", url=urls[who])).code == 0
+        asked = await services.jetstream().get_last_msg(REQUESTS, cancel("blue", "olga"))
+        assert json.loads(asked.data)["reason"] == reason
+
+
+@pytest.mark.parametrize("command", ["watch", "explain", "logs"])
+async def test_an_empty_word_names_no_job(
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str, command: str
+) -> None:
+    """Seen: `baton watch "$JOB"` without a JOB followed all jobs, for ever."""
+    await submitted(blue, key)
+    result = await baton(command, "", url=urls["blue"])
+    assert (result.code, result.out.count("\n") <= 1) == (3, True)
+    assert "no job of blue is called ''" in result.err
 
 
 async def test_watching_a_job_ends_with_it(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:

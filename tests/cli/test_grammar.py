@@ -45,6 +45,8 @@ def test_device_requests(text: str, gpus: Gpus) -> None:
         ("H100", "H100:1"),
         ("4:H100", "H100:4"),
         ("8xA100", "A100:8"),
+        ("None", "'None' is not a device request: write [type:]count[@memory], e.g. H100:1"),
+        ("4:true", "e.g. H100:1"),
         ("", "H100:4"),
         ("H100:", "H100:4"),
         ("H100:0", "1 to 9216"),

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from libs.cli.acting import acting
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch import ROOT, SERVICES, LaunchOptions, LocalStack
 from libs.client import Rejected, Unreachable, connect
 from libs.client.where import CLIENT_FILE, find
 from libs.embedded import read_processes
+from libs.walls.book import Book
 from schemas.jobs import JobSpec, JobState, ModelShape, Simulation
 from schemas.resources import Resources
 from tests.kit.refusals import refusals
@@ -92,6 +94,19 @@ async def test_up_runs_until_it_is_interrupted_and_leaves_nothing(tmp_path: Path
         with pytest.raises(ProcessLookupError):
             os.kill(pid or 0, 0)
     assert not (tmp_path / CLIENT_FILE).exists()
+
+
+async def test_what_the_ledger_was_not_told_is_told_when_all_is_ready(tmp_path: Path) -> None:
+    """As after a restore, whose own line waits: `baton audit verify` missed it until somebody acted."""
+    with acting("restore", "backup", "", folder=tmp_path, tells=False):
+        pass
+    book = Book(tmp_path)
+    assert len(book.untold("main")) == 1
+    process = await up(tmp_path)
+    await until(lambda: not book.untold("main"))
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert (process.returncode, b"was not told" in err) == (0, False), err
 
 
 async def test_interrupting_the_start_stops_what_has_started(tmp_path: Path) -> None:

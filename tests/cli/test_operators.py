@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from libs.bus.broker import make_broker
@@ -19,6 +20,7 @@ from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.streams import provision
 from libs.cli.decided import PoolRefused, say_to_pool
+from libs.cli.pricesfile import read_book
 from libs.client import TimedOut, connect
 from libs.core.billing.wall import month_us
 from libs.core.scheduling.decider import Deciders
@@ -28,6 +30,8 @@ from libs.ledger.readers import Declared, Readers
 from libs.ledger.segments import last_seq, stored_at
 from libs.ledger.tail import Stored
 from libs.ledger.writer import LedgerWriter
+from libs.walls.keyring import Keyring
+from schemas.billing import QuotaSnapshot, TeamUsage
 from schemas.catalog import BY_TYPE, TYPE_OF
 from schemas.ids import content_hash
 from schemas.inbox import (
@@ -40,10 +44,24 @@ from schemas.inbox import (
     NodeSilent,
     QuarantineLifted,
 )
+from schemas.jobs import JobSpec, SubmitJob
 from schemas.prices import ClosedPeriod
-from schemas.queries import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
+from schemas.queries import (
+    DeviceList,
+    DeviceListQuery,
+    DeviceView,
+    JobList,
+    JobListQuery,
+    NodeList,
+    NodeListQuery,
+    NodeView,
+    PoolStatusQuery,
+    QueuesReply,
+)
 from schemas.subjects import OPERATOR, close_period, declare_dead, inbox_stream
+from schemas.use import UseQuery, UseReply
 from tests.cli.test_command import baton
+from tests.client.fakes import _document
 from tests.core.builders import node
 from tests.kit.inputs import input_subject
 from tests.kit.tasks import beside
@@ -89,6 +107,18 @@ async def shown(url: Address, life: int, *busy: BusyDevice) -> AsyncIterator[Non
     broker = make_broker(url, "shown")
     serve(broker, BY_TYPE["io.baton.node.list.query.v1"], answer, pool=DECIDED, queue="telemetry")
     serve(broker, BY_TYPE["io.baton.device.list.query.v1"], devices, pool=DECIDED, queue="telemetry")
+    await broker.start()
+    try:
+        yield
+    finally:
+        await broker.stop()
+
+
+@asynccontextmanager
+async def answered(url: Address, reply: QueuesReply) -> AsyncIterator[None]:
+    """Queries, as far as it tells this of queues."""
+    broker = make_broker(url, "answered")
+    serve(broker, BY_TYPE["io.baton.queues.list.query.v1"], lambda query, team: reply, pool=DECIDED, queue="queries")
     await broker.start()
     try:
         yield
@@ -200,6 +230,48 @@ async def test_what_is_not_decided_in_time_is_not_taken_for_done(
         said = NodeDead(node="n1", fenced_by="power off")
         with pytest.raises(TimedOut, match=r"pool decided has not decided it within 0\.3 s"):
             await say_to_pool(operator, DECIDED, said, declare_dead(DECIDED, "olga"), "n1")
+
+
+@asynccontextmanager
+async def a_pool_of(url: Address, *, with_quota: str, with_jobs: str) -> AsyncIterator[None]:
+    """Those who know teams: a quota of one of them, a job of another."""
+    asked = SubmitJob(client_key="x", job=JobSpec(command=("x",)))
+    job = _document(f"job-{1:032x}", with_jobs, asked, 1, hashed=False)
+
+    def quotas(query: PoolStatusQuery, team: str) -> QuotaSnapshot:
+        return QuotaSnapshot(teams=(TeamUsage(team=with_quota, limit_milli=None, used_milli=0),), ledger_seq=0)
+
+    def jobs(query: JobListQuery, team: str) -> JobList:
+        return JobList(jobs=(job,) if team == with_jobs else ())
+
+    broker = make_broker(url, "those who know teams")
+    serve(broker, BY_TYPE["io.baton.quota.list.query.v1"], quotas, pool=DECIDED, queue="quota_billing")
+    serve(broker, BY_TYPE["io.baton.job.list.query.v1"], jobs, queue="history")
+    await broker.start()
+    try:
+        yield
+    finally:
+        await broker.stop()
+
+
+async def test_a_team_that_nobody_knows_is_taken_with_a_hint(
+    urls: dict[str, Address], placement: None, tmp_path: Path
+) -> None:
+    """A slip of the name suspended nobody, without a word."""
+    Keyring(tmp_path).team("fresh")
+    about = ("--pool", DECIDED, "--user", "olga")
+    warned = {}
+    async with a_pool_of(urls["services"], with_quota="blue", with_jobs="green"):
+        for team in ("blue", "green", "fresh", "nosuch"):
+            words = ("quota", "set", team, "none", *about)
+            told = await baton(*words, url=urls["operator"], BATON_STATE_DIR=str(tmp_path))
+            assert told.code == 0, told.err
+            warned[team] = told.err
+        words = ("team", "suspend", "nosuch", "--reason", "a slip", *about)
+        suspended = await baton(*words, url=urls["operator"], BATON_STATE_DIR=str(tmp_path))
+    says = "no team nosuch is known here: check the name\n"
+    assert warned == {"blue": "", "green": "", "fresh": "", "nosuch": says}
+    assert (suspended.code, suspended.err.startswith(says)) == (0, True), suspended.err
 
 
 async def test_a_quarantine_is_lifted_with_a_reason(
@@ -338,6 +410,67 @@ async def test_a_book_is_applied_a_bill_is_exported_and_a_period_closed(
                 await say_to_pool(client, DECIDED, ClosePeriod(period=lie), close_period(DECIDED, "olga"), "a lie")
     told = await baton("bill", "export", str(bill), "--from", "2020-01", "--pool", DECIDED, url=url)
     assert (told.code, told.out[:6]) == (0, "0 rows"), told.err
+
+
+async def test_a_book_that_is_applied_already_differs_in_nothing(
+    urls: dict[str, Address], services: BusConnection, tmp_path: Path
+) -> None:
+    """Seen: it was sent, no record told of it, and the command said after 15 s that nobody decides."""
+    head = "version: 7\ncurrency: USD\ncredits: {preempted-unsaved: 500, node-lost: 1000}\n"
+    text = head + "prices:\n- {device: H100, price: 2.99, from: 2020-01-01}\n"
+    file, other, foreign = tmp_path / "book.yaml", tmp_path / "other.yaml", tmp_path / "foreign.yaml"
+    file.write_text(text)
+    other.write_text(text.replace("preempted-unsaved: 500, node-lost: 1000", "node-lost: 1000, preempted-unsaved: 500"))
+    foreign.write_text(text.replace("price: 2.99", "class: nightly, price: 2.99"))
+    url, words = urls["services"], ("--pool", DECIDED)
+    async with answered(url, QueuesReply(book=read_book(text).digest, classes=("research", "spot"))):
+        for same in (file, other):
+            again = await baton("prices", "apply", "-f", str(same), *words, url=urls["operator"])
+            assert (again.code, again.out, again.err) == (0, "", "nothing differs\n")
+        wrong = await baton("prices", "apply", "-f", str(foreign), *words, url=urls["operator"])
+        assert wrong.code == 2
+        assert ":5: prices.0.class: nightly is no priority class that there is; there are research, spot" in wrong.err
+
+
+async def test_segments_are_told_to_programs(urls: dict[str, Address], placement: None) -> None:
+    """Seen: a traceback with `-o json`."""
+    for read, format in ((json.loads, "json"), (yaml.safe_load, "yaml")):
+        told = await baton("ledger", "segments", "-o", format, "--pool", DECIDED, url=urls["operator"])
+        assert told.code == 0, told.err
+        (one,) = read(told.out)
+        assert (one["name"], one["first"], one["state"]) == ("LEDGER-decided", 1, "open")
+
+
+async def test_use_of_a_team_is_asked_for_by_operators_whatever_the_team_of_the_shell(
+    urls: dict[str, Address], services: BusConnection
+) -> None:
+    """Seen: with BATON_TEAM the option was passed over."""
+    asked = []
+
+    def answer(query: UseQuery, team: str) -> UseReply:
+        asked.append((query.team, team))
+        return UseReply(rows=(), ledger_seq=1)
+
+    broker = make_broker(urls["services"], "used")
+    serve(broker, BY_TYPE["io.baton.use.list.query.v1"], answer, pool=DECIDED, queue="quota_billing")
+    await broker.start()
+    try:
+        words = ("bill", "used", "--of", "research", "--pool", DECIDED)
+        told = await baton(*words, url=urls["operator"], BATON_TEAM="vision")
+    finally:
+        await broker.stop()
+    assert (told.code, asked) == (0, [("research", OPERATOR)]), told.err
+
+
+async def test_a_class_that_is_not_shipped_is_told_where_no_pool_is_asked(tmp_path: Path) -> None:
+    file = tmp_path / "book.yaml"
+    prices = (
+        "- {device: H100, price: 2, from: 2020-01-01}\n- {device: H100, class: nightly, price: 1, from: 2020-01-01}\n"
+    )
+    file.write_text(f"version: 1\ncurrency: USD\nprices:\n{prices}")
+    checked = await baton("prices", "check", "-f", str(file))
+    assert checked.code == 0
+    assert checked.err.startswith("warning: prices.1.class: nightly is not one of the shipped classes (")
 
 
 async def test_a_dead_letter_that_is_refused_again_ends_as_any_other_refused_command(

@@ -1,16 +1,19 @@
 """What reaches a terminal or a pipe."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from nats.errors import TimeoutError as NatsTimeout
 
+from libs.bus.connect import BusUnavailable
 from libs.cli import units
 from libs.cli.exits import Exit, code_of, tell
 from libs.cli.output import Column, Format, clean, document, show
 from libs.cli.up import report
-from libs.client.errors import Rejected, Unreachable
+from libs.client.errors import Invalid, Rejected, Unreachable
 from libs.embedded.events import EventKind, ProcessEvent
 from schemas.jobs import Reason
 
@@ -34,6 +37,16 @@ def test_what_programs_read_steers_no_terminal_either(
     assert clean(shown.replace("\x7f", ""), keep_newlines=True) == shown.replace("\x7f", "")
     document(["é"], format)
     assert "é" in capsys.readouterr().out
+
+
+def test_a_closed_stdout_is_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
+    """Seen: a traceback, because there is no `sys.stdout` then."""
+    book = tmp_path / "book.yaml"
+    book.write_text("version: 1\ncurrency: USD\nprices: [{device: H100, price: 2, from: 2026-01-01}]\n")
+    said = f"{sys.executable} -m libs.cli prices check -f {book}"
+    for script in (f"{said} >&-; exit $?", f"(sleep 0.2; {said}) | true; exit ${{PIPESTATUS[0]}}"):
+        ended = subprocess.run(["bash", "-c", script], cwd=Path(__file__).parents[2], capture_output=True, check=False)
+        assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_a_cell_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +116,32 @@ def test_a_full_disk_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> No
     assert (
         capsys.readouterr().err == "baton: the disk: No space left on device: make room, or name a folder that has it\n"
     )
+
+
+def test_a_path_that_will_not_do_is_told_with_a_fix_for_reading_and_writing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was told to "name a file that can be read" for a folder that was to be made."""
+    (tmp_path / "file").touch()
+    for folder, fix in (("file/new", "name one below a folder, and not below a file"), ("file", "name a new one")):
+        with pytest.raises(OSError, match=folder) as raised:
+            (tmp_path / folder).mkdir()
+        assert code_of(raised.value) == Exit.USAGE
+        tell(raised.value)
+        assert capsys.readouterr().err.endswith(f"{raised.value.strerror}: {fix}\n")
+
+
+def test_what_is_to_be_done_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(Invalid("the credential is not valid", "the file cannot be read: correct IT", "correct IT"))
+    assert capsys.readouterr().err == (
+        "baton: the credential is not valid\n  because: the file cannot be read: correct IT\n"
+    )
+
+
+@pytest.mark.parametrize("kind", [Unreachable, BusUnavailable])
+def test_a_credential_that_is_refused_is_denied_and_a_server_that_is_away_is_not(kind: type[Exception]) -> None:
+    assert code_of(kind("NATS at nats://h refused the credential (revoked): ask for a new one")) == Exit.DENIED
+    assert code_of(kind("no NATS server answered at nats://h")) == Exit.UNREACHABLE
 
 
 def test_nobody_who_answers_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """How an export reads lists that come in pieces."""
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -53,6 +55,32 @@ def test_a_team_leaves_into_a_folder_of_its_own_or_nothing_begins(tmp_path: Path
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    for taken in ("link", "full", "full/x"):
+    (tmp_path / "empty").mkdir()
+    exported(tmp_path / "green's", "green")
+    (exported(tmp_path / "changed", "red") / "jobs.jsonl").write_text("{}\n")
+    for taken in ("link", "full", "full/x", "empty", "green's", "changed"):
         with pytest.raises(UsageFault, match="name a new folder"):
             team_offboard.command("red", tmp_path / taken, "gone", folder=tmp_path, url="nats://127.0.0.1:1")
+    for nowhere in ("none/out", "full/x/out"):
+        with pytest.raises(UsageFault, match=r"there is no folder .*: make it first"):
+            team_offboard.command("red", tmp_path / nowhere, "gone", folder=tmp_path, url="nats://127.0.0.1:1")
+
+
+def test_a_team_leaves_into_no_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, how: path != tmp_path)  # root may write everywhere
+    with pytest.raises(UsageFault, match="may not be written"):
+        team_offboard.check_folder(tmp_path / "out", "red")
+
+
+def test_leaving_goes_on_with_its_own_export(tmp_path: Path) -> None:
+    team_offboard.check_folder(exported(tmp_path / "out", "red"), "red")
+    team_offboard.check_folder(tmp_path / "new", "red")
+
+
+def exported(folder: Path, team: str) -> Path:
+    """A folder as `baton team export` leaves it."""
+    folder.mkdir()
+    (folder / "jobs.jsonl").write_text("")
+    digest = hashlib.sha256(b"").hexdigest()
+    (folder / "about.json").write_text(json.dumps({"team": team, "sha256": {"jobs.jsonl": digest}}))
+    return folder

@@ -5,6 +5,8 @@ import time
 import pytest
 
 from libs.cli.bars import bar, progress, progress_in_full
+from libs.cli.get import QUEUES
+from libs.cli.output import show
 from libs.cli.top import TopView, draw
 from schemas.jobs import JobSpec, JobState, ProgressDoubt, StepProgress
 from schemas.queries import (
@@ -66,6 +68,14 @@ def test_one_look_shows_queues_progress_and_who_starts_when(capsys: pytest.Captu
         "11m..24m",
     ):
         assert piece in out, piece
+
+
+def test_a_team_without_a_queue_is_told_no_share_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen: SHARE 0 of a team that may have all, while no file of queues is applied."""
+    shares = [QueueShare(queue=Queue(name="blue"), applied=False), QueueShare(queue=Queue(name="red"))]
+    share = [column for column in QUEUES if column.title in ("QUEUE", "SHARE")]
+    show(shares, share, header=False)
+    assert capsys.readouterr().out == "blue\t-\nred\t0\n"
 
 
 def test_a_bar_goes_on_with_time_and_never_beyond_its_end() -> None:

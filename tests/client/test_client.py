@@ -13,7 +13,7 @@ from libs.client.hearing import Hearing
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from schemas.ids import job_id as job_id_of
-from schemas.jobs import JobEvent, JobSpec, JobState
+from schemas.jobs import JobEvent, JobSpec, JobState, Simulation
 from schemas.queries import EventList
 from schemas.resources import Resources
 from tests.client.fakes import Fakes, until
@@ -252,6 +252,14 @@ async def test_a_job_that_never_started_has_no_logs(blue: Baton, fakes: Fakes, k
     job = (await blue.submit(TRAIN, key)).job_id
     with pytest.raises(NotFound, match="has not started"):
         [piece async for piece in blue.logs(job)]
+
+
+async def test_a_timer_has_no_logs_and_is_not_looked_for(blue: Baton, fakes: Fakes, key: str) -> None:
+    """Seen: "its node is gone, the rank does not exist, or the output was removed"."""
+    job = (await blue.submit(JobSpec(simulation=Simulation(duration_s=1)), key)).job_id
+    await fakes.starts(job, 1, "")
+    with pytest.raises(NotFound, match="a timer writes nothing"):
+        [piece async for piece in blue.logs(job, follow=True)]
 
 
 async def test_logs_that_nobody_has_are_not_found(blue: Baton, fakes: Fakes, key: str) -> None:

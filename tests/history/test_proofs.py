@@ -153,6 +153,21 @@ async def test_a_team_checks_its_part_and_bill_and_what_was_changed_is_found(
             assert (right.code, "the bill is what they come to" in right.err) == (0, True), right.out + right.err
             (notebook,) = tmp_path.rglob("*.json")
             assert json.loads(notebook.read_text())["number"] == 9
+            ours = notebook.read_text()
+            notebook.write_text(json.dumps(json.loads(ours) | {"number": 99}))
+            cut = await baton(*command, **env)
+            assert (cut.code, f"the notebook {notebook} has sum 99: the ledger was cut off" in cut.err) == (1, True)
+            foreign_one = notebook.rename(notebook.with_name(f"{pool}.{team}.{'0' * 16}.json"))
+            another = await baton(*command, **env)
+            assert (another.code, notebook.read_text()) == (0, ours), another.err
+            assert f"a new notebook begins; of other ledgers of this name: {foreign_one}" in another.err
+            foreign_one.unlink()
+            before = notebook.rename(notebook.with_name(f"{pool}.{team}.json"))
+            again = await baton(*command, **env)
+            assert (again.code, "a new notebook" in again.err, before.exists()) == (0, False, False), (
+                "of a release before"
+            )
+            notebook.unlink()
 
             kept.delete_one({"_id": target["_id"]})
             found = (await here.check(team)).findings

@@ -143,6 +143,7 @@ async def test_another_teams_job_is_answered_like_one_that_does_not_exist(world:
                 await question(world, "job.explain", "blue", ExplainQuery(job_id=asked))
             answers.append((error.value.status, str(error.value).replace(asked, "JOB"), error.value.reasons))
         assert answers[0] == answers[1]
+        assert "`baton describe job JOB` shows one that has ended" in answers[0][1]
 
 
 async def test_questions_are_answered_while_there_is_no_placement(world: Pool, settings: Settings) -> None:

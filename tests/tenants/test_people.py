@@ -58,6 +58,15 @@ async def test_the_command_knows_people_by_their_names(tmp_path: Path) -> None:
         assert (await team("add", "red.ben")).out == plain.out, "who has a credential by its name keeps it"
 
 
+async def test_the_name_of_a_person_of_no_team_is_not_kept(tmp_path: Path) -> None:
+    """It was refused, and stood in people.json for ever."""
+    Keyring(tmp_path).team("red")
+    for name in ("VIS.Bea Smith", ".Ann Smith", "operator.Cleo Smith"):
+        refused = await baton("team", "add", name, BATON_STATE_DIR=str(tmp_path))
+        assert (refused.code, refused.out) == (2, ""), refused.err
+    assert "Smith" not in (tmp_path / "people.json").read_text()
+
+
 async def test_an_instance_of_before_goes_on_with_names(tmp_path: Path) -> None:
     """Its users' names are in its ledger, and in scripts."""
     ring = Keyring(tmp_path)

@@ -80,7 +80,8 @@ def queue_shares(
         shares=tuple(shares),
         classes=tuple(classes) if operator else (),
         priorities=dict(classes) if operator else {},
-        kinds=tuple(sorted(state.fleet.capacity())) if operator else (),
+        kinds=tuple(sorted(state.fleet.offered())) if operator else (),
+        book=state.book.digest if operator and state.book is not None else None,
     )
 
 

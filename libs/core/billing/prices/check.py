@@ -23,17 +23,21 @@ class RateProblem(NamedTuple):
     fix: str
 
 
-def problems(book: RateBook, offered: Collection[str] = (), *, first: bool = True) -> list[RateProblem]:
+def problems(
+    book: RateBook, offered: Collection[str] = (), classes: Collection[str] | None = None, *, first: bool = True
+) -> list[RateProblem]:
     """Everything that is wrong; empty: nothing is.
 
     Args:
         offered: kinds of device that the pool has, besides those of the catalogue.
+        classes: the names of the priority classes that there are; None: not known here.
         first: the pool has no book yet. A later one has the currency of the one before, whatever that is.
     """
     found = [
         *(_currency(book.currency) if first else ()),
         *_each("prices", book.prices, offered),
         *_each("contracts", book.contracts, offered),
+        *(unknown_classes(book, classes) if classes is not None else ()),
         *_series("prices", book.prices, gaps=True),
         *_series("contracts", book.contracts, gaps=False),
     ]
@@ -83,6 +87,18 @@ def _each(what: str, entries: Sequence[Entry], offered: Collection[str]) -> Iter
                 (what, number, "to"), text_of(entry.to_us), f"is not after the start, {text_of(entry.from_us)}",
                 "an end comes after its start, and is not included",
             )  # fmt: skip
+
+
+def unknown_classes(book: RateBook, known: Collection[str]) -> Iterator[RateProblem]:
+    """Entries of classes that are not known."""
+    listed: tuple[tuple[str, Sequence[Entry]], ...] = (("prices", book.prices), ("contracts", book.contracts))
+    for what, entries in listed:
+        for number, entry in enumerate(entries):
+            if entry.priority_class not in ("*", *known):
+                yield RateProblem(
+                    (what, number, "class"), entry.priority_class, "is no priority class that there is",
+                    f"there are {', '.join(sorted(known))}; leave class out for all of them",
+                )  # fmt: skip
 
 
 def _key(entry: Entry) -> tuple[str, ...]:

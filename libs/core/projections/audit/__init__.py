@@ -6,7 +6,7 @@
 Pure. `libs.ledger.audit` reads, `baton audit` shows.
 """
 
-from libs.core.projections.audit.books import BookProblem, compare
+from libs.core.projections.audit.books import BookProblem, compare, untold
 from libs.core.projections.audit.lines import AuditLine, AuditLines
 
-__all__ = ["AuditLine", "AuditLines", "BookProblem", "compare"]
+__all__ = ["AuditLine", "AuditLines", "BookProblem", "compare", "untold"]

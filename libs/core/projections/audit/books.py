@@ -36,10 +36,22 @@ def compare(
     for book in sorted(books.keys() | files.keys()):
         found = _told_fault(book, books.get(book, []), whole)
         if book in files:
-            found = _first(found, _file_fault(book, list(files[book]), books.get(book, []), whole))
+            found = _first(found, _file_fault(book, list(files[book]), books.get(book, [])))
         if found is not None:
             out.append(found)
     return out
+
+
+def untold(
+    told: Iterable[ToldLine], files: Mapping[str, Iterable[OperatorAction]], *, whole: bool = True
+) -> dict[str, int]:
+    """How many lines of each book's file are later than all that the ledger tells of it: no fault, they wait to be told. Books
+    without any are left out; so are, without the `whole` ledger, those that it tells nothing of: who knows."""
+    last: dict[str, int] = {}
+    for _, action in told:
+        last[action.book] = max(action.number, last.get(action.book, 0))
+    known = {book: sum(1 for _ in lines) for book, lines in files.items() if whole or book in last}
+    return {book: count - last.get(book, 0) for book, count in known.items() if count > last.get(book, 0)}
 
 
 def _first(*found: BookProblem | None) -> BookProblem | None:
@@ -67,16 +79,15 @@ def _told_fault(book: str, told: Iterable[ToldLine], whole: bool) -> BookProblem
     return None
 
 
-def _file_fault(book: str, file: list[OperatorAction], told: Iterable[ToldLine], whole: bool) -> BookProblem | None:
-    """Of a file: broken by itself, or other than the ledger says."""
+def _file_fault(book: str, file: list[OperatorAction], told: Iterable[ToldLine]) -> BookProblem | None:
+    """Of a file: broken by itself, or other than the ledger says. A line that the ledger does not tell is a fault of the
+    ledger's, when it tells later ones; else it waits to be told (`untold`)."""
     known = {action.number: (seq, action) for seq, action in told}
     prev_hash = ""
     for number, action in enumerate(file, 1):
         seq, said = known.get(number, (0, None))
         if action.number != number or action.prev_hash != prev_hash:
             return BookProblem(book, number, seq, "in the file it does not follow the line before it")
-        if said is None and whole:
-            return BookProblem(book, number, 0, "the file has it, the ledger does not: `baton audit push` tells it")
         if said is not None and said != action:
             return BookProblem(book, number, seq, "the file has another line than the ledger")
         prev_hash = line_hash(action)

@@ -1,0 +1,29 @@
+"""Whether anybody here knows a team. What an operator says of one is taken also before it comes; but a slip of the name should
+be noticed."""
+
+from dataclasses import replace
+
+from libs.cli.output import hint
+from libs.client import Baton
+from libs.client.asking import ask
+from libs.client.errors import ClientError
+from libs.client.where import state_dir
+from libs.walls.keyring import Keyring
+from schemas.queries import PoolStatusQuery
+
+_ASK_S = 2.0
+
+
+async def warn_of_unknown(baton: Baton, team: str) -> None:
+    """A hint when `team` has no account in the keys here, no job and no quota. It is for before anything is said of the team,
+    which would be known then. Who does not answer may know it, and what is no name is refused by who is told it."""
+    if team in Keyring(state_dir()).teams:
+        return
+    try:
+        quotas = await ask(baton.nats, "quota.list", baton.place, PoolStatusQuery(), timeout_s=_ASK_S)
+        known = any(one.team == team for one in quotas.teams)
+        known = known or bool(await Baton(baton.nats, replace(baton.place, team=team)).list(limit=1))
+    except (ClientError, ValueError):
+        return
+    if not known:
+        hint(f"no team {team} is known here: check the name")

@@ -1,0 +1,72 @@
+"""Which teams have left: their jobs, logs, events and bills are kept under their names, and whoever is given a credential of
+such a name sees them. So it is written down beside the keys, and nobody is given one until it is said that the same team is
+back:
+
+    {"version": 1, "left_s": {"vision": 1764320000}}
+"""
+
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from libs.embedded.records import write_private
+
+LEAVERS_FILE = "left.json"
+
+
+class TeamLeft(ValueError):
+    """A team of that name has left; the text says when, what is kept of it, and what to do."""
+
+
+class _Left(BaseModel):
+    version: int = 1
+    left_s: dict[str, int] = {}
+    """Team -> when it left, seconds since 1970."""
+
+
+class Leavers:
+    """The notes in `folder`. Every change is made under a lock and written before the method returns."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._file = folder, folder / LEAVERS_FILE
+
+    def note(self, team: str, at_s: float) -> None:
+        """The team leaves. One that has left already did so at the first of these times."""
+        with self._changing() as left:
+            left.left_s.setdefault(team, int(at_s))
+
+    def forget(self, team: str) -> bool:
+        """The same team is back; whether it had left."""
+        with self._changing() as left:
+            return left.left_s.pop(team, None) is not None
+
+    def check(self, team: str) -> None:
+        """Raises TeamLeft for a team that has left."""
+        if (at_s := self._read().left_s.get(team)) is not None:
+            raise TeamLeft(
+                f"team {team} left on {time.strftime('%Y-%m-%d at %H:%M UTC', time.gmtime(at_s))}; its jobs, logs, events and "
+                "bills are kept under this name, and whoever is given a credential of it sees them: take another name, or, if "
+                f"it is the same team, `baton team add {team} --returns`"
+            )
+
+    def _read(self) -> _Left:
+        try:
+            return _Left.model_validate_json(self._file.read_text())
+        except FileNotFoundError:
+            return _Left()
+
+    @contextmanager
+    def _changing(self) -> Iterator[_Left]:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self._folder / f"{LEAVERS_FILE}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            left = self._read()
+            before = left.model_dump()
+            yield left
+            if (after := left.model_dump()) != before:
+                write_private(self._file, json.dumps(after, indent=1) + "\n")
