@@ -11,10 +11,9 @@ one. It is stored before the message is put off; where even that is not possible
 import logging
 from collections.abc import Iterable
 
-from nats.errors import Error as NatsError
-
 from libs.bus.cursors import Cursors
 from libs.bus.dead import Received
+from libs.bus.patience import AWAY
 
 log = logging.getLogger("baton.settle")
 
@@ -44,7 +43,7 @@ class Excused:
             return
         try:
             self._merge(await self._cursors.load(self._key) or {})
-        except (NatsError, TimeoutError, OSError, ValueError) as error:
+        except (*AWAY, ValueError) as error:
             log.warning("what deliveries of %s are excused cannot be read: %r", self._key, error)
         for received in unknown:  # asked once
             self._deliveries.setdefault(received.stream_seq, 0)
@@ -60,7 +59,7 @@ class Excused:
             kept = sorted(self._deliveries.items())[-_REMEMBERED:]
             self._deliveries = dict(kept)
             await self._cursors.save(self._key, {str(seq): count for seq, count in kept if count})
-        except (NatsError, TimeoutError, OSError, ValueError) as error:
+        except (*AWAY, ValueError) as error:
             log.warning("that deliveries of %s are excused is not stored: %r", self._key, error)
 
     def settled(self, received: Received) -> None:

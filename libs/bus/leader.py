@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from libs.bus.cancel import cancel
+from libs.bus.patience import AWAY
 from libs.bus.table import CURSORS_BUCKET
 from libs.ports.clock import until_turn
 from libs.ports.host import present_host
@@ -76,13 +76,13 @@ class Leadership:
                         await self._turn()
                 except ConnectionClosedError:
                     raise
-                except (NatsError, TimeoutError, OSError) as error:
+                except AWAY as error:
                     log.debug("role %s: %r", self.name, error)
                 await asyncio.sleep(until_turn(self._ttl_s / 3))
         finally:
             self._until = 0.0
             if self._revision:
-                with suppress(NatsError, TimeoutError, OSError):
+                with suppress(*AWAY):
                     async with asyncio.timeout(self._ttl_s / 2):
                         await self._write("", self._revision)
 

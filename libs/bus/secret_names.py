@@ -5,11 +5,11 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
+from libs.bus.patience import AWAY
 from libs.bus.table import CURSORS_BUCKET
 
 log = logging.getLogger("baton.bus")
@@ -46,7 +46,7 @@ class SecretNames:
     async def _learn(self, team: str) -> None:
         try:
             names = await self._read(team)
-        except (NatsError, TimeoutError, OSError, ValueError, KeyError) as error:
+        except (*AWAY, ValueError, KeyError) as error:
             log.warning("the names of team %s's secrets cannot be read: %r", team, error)
             names = None
         if names is None:

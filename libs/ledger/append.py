@@ -9,12 +9,12 @@ import logging
 from enum import StrEnum
 
 from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import Header
 from nats.js.errors import APIError
 
 from libs.bus.outbox import is_full
+from libs.bus.patience import AWAY
 from schemas.envelope import MSG_ID
 
 log = logging.getLogger("baton.ledger")
@@ -48,7 +48,7 @@ async def append(
             return AppendOutcome.REFUSED
         log.error("%s: the broker refuses to append: %s", subject, error.description)
         return AppendOutcome.FULL if is_full(error) else AppendOutcome.UNCLEAR
-    except (NatsError, TimeoutError, OSError) as error:
+    except AWAY as error:
         log.warning("%s: no answer to the append after %d: %r", subject, position, error)
         return AppendOutcome.UNCLEAR
     if ack.duplicate or ack.seq != position + 1:

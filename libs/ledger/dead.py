@@ -3,9 +3,9 @@
 import logging
 
 from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from libs.bus.patience import AWAY
 from libs.bus.settle import Received, dead_letter
 from libs.ledger.tail import Stored
 
@@ -37,5 +37,5 @@ async def bury(
         await js.publish(copy.subject, copy.payload, headers=copy.headers, timeout=2.0)
     except ConnectionClosedError:
         raise
-    except (NatsError, TimeoutError, OSError) as error:
+    except AWAY as error:
         log.error("message %d of %s could not be copied to the dead letters: %r", message.seq, stream, error)

@@ -22,7 +22,6 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
@@ -30,6 +29,7 @@ from nats.js.kv import KeyValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from libs.bus.cursors import Cursors
+from libs.bus.patience import AWAY
 from libs.bus.table import READERS_BUCKET
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.segments import last_seq, readable
@@ -47,7 +47,6 @@ HOLD_S = 600.0
 """How long no older reader may have been seen before the format is raised: a restart of one takes less."""
 _POLL_S = 5.0
 _TRIES = 3
-_AWAY = (NatsError, TimeoutError, OSError)
 _NO_TOKEN = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -176,7 +175,7 @@ class Declarer:
             async with asyncio.timeout(5.0):
                 await self._readers.declare(declared)
             self._said_away = False
-        except _AWAY as error:
+        except AWAY as error:
             if not self._said_away:
                 log.warning("reader %s of pool %s could not declare itself: %r", self._name, self._pool, error)
             self._said_away = True
@@ -214,7 +213,7 @@ class FormatGate:
                 return
             older = await self._older()
             empty = not await last_seq(self._js, self._pool)
-        except _AWAY as error:
+        except AWAY as error:
             self._old_seen = dict.fromkeys(range(self.allowed + 1, self._newest + 1), now)
             self.holding = f"the broker does not say who reads: {error!r}"
             return
@@ -228,7 +227,7 @@ class FormatGate:
             by = "the ledger is empty" if empty else f"no older reader for {self._hold_s:g} s"
             try:
                 await self._readers.raise_format(self._pool, to, by)
-            except _AWAY as error:
+            except AWAY as error:
                 self.holding = f"the broker does not keep the format: {error!r}"
                 return
             self.allowed = to

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ObjectMeta
 from nats.js.errors import BadObjectMetaError, DigestMismatchError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
+from libs.bus.patience import AWAY
 from libs.bus.table import snapshots_bucket
 from libs.ledger.chain import Head
 from libs.ledger.segments import readable, stored_at
@@ -155,7 +155,7 @@ class SnapshotStore:
         """Whether the pool's ledger can be asked now."""
         try:
             await readable(self._js, self._pool)
-        except (NatsError, TimeoutError, OSError):
+        except AWAY:
             return False
         return True
 

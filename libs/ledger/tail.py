@@ -25,6 +25,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 
 from libs.bus.delivery import delivery
+from libs.bus.patience import AWAY
 from libs.core.state.formats import NEWEST
 from libs.ledger.chain import LedgerGap, LedgerRewound
 from libs.ports.clock import until_turn
@@ -179,7 +180,7 @@ class Tail:
             if self._check is not None:
                 await self._check()
             self._consumer = await self._open()
-        except (NatsError, TimeoutError, OSError) as error:
+        except AWAY as error:
             self._say(f"stream {self.stream} cannot be read: {error!r}")
             return False
         if self.problem:
@@ -275,7 +276,7 @@ class Tail:
             return
         if reason:
             self._say(f"stream {self.stream}: {reason}")
-        with contextlib.suppress(NatsError, TimeoutError, OSError):
+        with contextlib.suppress(*AWAY):
             if consumer.subscription is not None:
                 await consumer.subscription.unsubscribe()
             if self._nc.is_connected:  # a courtesy: the broker forgets it by itself after _FORGET_S
@@ -317,7 +318,7 @@ class Tail:
             raise LedgerRewound(f"stream {self.stream} delivered {seq} after {self.position}: it was made anew")
         try:
             first = (await self._js.stream_info(self.stream)).state.first_seq
-        except (NatsError, TimeoutError, OSError) as error:
+        except AWAY as error:
             consumer.broken = repr(error)
             return
         if first < seq:

@@ -21,11 +21,11 @@ from functools import partial
 from typing import Generic
 
 from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from libs.bus.cancel import cancel
 from libs.bus.lately import Lately
+from libs.bus.patience import AWAY
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import Head, remember
@@ -385,7 +385,7 @@ class LedgerWriter(Generic[D]):
             # Just committed, so the decider is exactly what the log up to `position` folds to; its parts stay so.
             self._saver.start(self.head, self.position, self.decider.dump())
         if look:  # `_overtaken` looks as well, when there is nothing to commit
-            with suppress(NatsError, TimeoutError, OSError):
+            with suppress(*AWAY):
                 self._roll_due = await self._rolling.look()
         return AppendOutcome.COMMITTED
 
@@ -408,7 +408,7 @@ class LedgerWriter(Generic[D]):
         """Whether somebody else wrote since we read."""
         try:
             info = await self._js.stream_info(self._rolling.open)
-        except (NatsError, TimeoutError, OSError):
+        except AWAY:
             return False
         self._roll_due = self._rolling.due(info)
         if info.state.last_seq == self.position:
@@ -420,7 +420,7 @@ class LedgerWriter(Generic[D]):
 
     async def _make_room(self) -> bool:
         """Rolls because a record did not fit, however full the segment is; False when the log must be asked again."""
-        with suppress(NatsError, TimeoutError, OSError):
+        with suppress(*AWAY):
             if (await self._js.stream_info(self._rolling.open)).state.messages:
                 return await self._roll()
         return True  # an empty one: the next would be no larger
@@ -445,7 +445,7 @@ class LedgerWriter(Generic[D]):
             await self._rolling.finish(self.head.seq)
         except ConnectionClosedError:
             raise
-        except (NatsError, TimeoutError, OSError) as error:
+        except AWAY as error:
             log.warning(
                 "ledger of pool %s: the roll into %s is not done yet: %r", self.pool, name_of(self.pool, first), error
             )

@@ -12,7 +12,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter
 
@@ -20,6 +19,7 @@ from libs.adapters.mongo.proofs import KeptSum, ProofStore
 from libs.adapters.mongo.store import StoreAway
 from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
+from libs.bus.patience import AWAY
 from libs.bus.queries import InvalidQuestion, NothingFound
 from libs.core.proofs.chains import TeamChains
 from libs.core.proofs.sums import way_back
@@ -159,7 +159,7 @@ class ProofLoop:
         self._not_before = now + _AGAIN_S
         try:
             await self._outbox.publish_many([message])
-        except (NatsError, TimeoutError, OSError) as error:
+        except AWAY as error:
             log.warning("sum %d of pool %s is not proposed yet: %r", said.sum.number, self._pool, error)
 
 

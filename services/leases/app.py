@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 
 from faststream.asgi import AsgiFastStream
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 from prometheus_client import CollectorRegistry, Counter
@@ -15,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from libs.bus.broker import make_broker
 from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing
+from libs.bus.patience import AWAY
 from libs.core.projections.node_lives import NodeLives
 from libs.core.state.formats import may_emit
 from libs.ledger.follower import FollowedEntry, Follower
@@ -114,7 +114,7 @@ class Leases:
                 end = await follower.last_seq()
                 while follower.position < end:  # noqa: ASYNC110 - some milliseconds, once a second
                     await asyncio.sleep(_GLANCE_S)
-        except (NatsError, TimeoutError, OSError) as error:
+        except AWAY as error:
             log.warning("it is not known whether the ledger names another granter: %r", error)
             return
         self.grants.granter.confirm(asked_at)

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from faststream.asgi import AsgiFastStream
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Gauge
 
 from libs.bus.broker import make_broker
+from libs.bus.patience import AWAY
 from libs.bus.queries import serve
 from libs.bus.room import SUBMITS_END, StreamRoom
 from libs.core.state.model import State
@@ -155,7 +155,7 @@ class Queries:
         """Returns when what is in the inbox now was decided and read, at the latest after a moment."""
         assert self._js is not None
         follower = self._following()
-        with suppress(NatsError, TimeoutError, OSError):
+        with suppress(*AWAY):
             async with asyncio.timeout(self.settings.decided_wait_s):
                 last = (await self._js.stream_info(inbox_stream(self.settings.pool))).state.last_seq
                 await self._until(lambda: follower.projection.state.inbox_seq >= last, self.settings.decided_wait_s)

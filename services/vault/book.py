@@ -9,10 +9,9 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 
-from nats.errors import Error as NatsError
-
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
+from libs.bus.patience import AWAY
 from libs.bus.queries import AskAgain
 from libs.ports import clock
 from schemas import subjects
@@ -79,6 +78,6 @@ class ChangesBook:
                     raise AskAgain(_LATER)
                 try:
                     await self._outbox.publish_many(items)
-                except (NatsError, TimeoutError, OSError) as e:
+                except AWAY as e:
                     raise AskAgain(_LATER) from e
                 del self._untold[: len(items)]
