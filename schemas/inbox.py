@@ -8,11 +8,11 @@ frees a device.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, FailFast, Field
+from pydantic import FailFast, Field
 
 from schemas.attempts import KnownByAgent
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
-from schemas.base import IN_64_BITS, DeviceId, Fact, JobId, Micros, Name, NodeName, User, in_64_bits
+from schemas.base import IN_64_BITS, DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.budgets import BudgetAmount, BudgetKey, BudgetSet
 from schemas.clock import BootReading
 from schemas.jobs import (
@@ -91,21 +91,13 @@ class Started(Fact):
     attempt: int = Field(ge=1)
 
 
-def _believable(checkpoint: Checkpoint) -> Checkpoint:
-    """What a job can go on from: agents look at it first."""
-    in_64_bits(checkpoint.step)
-    if "\0" in checkpoint.reference:
-        raise ValueError("the reference has a NUL: leave it out, no environment variable can hold it")
-    return checkpoint
-
-
 class CheckpointTaken(Fact):
     """The job acknowledged a checkpoint: asked for, or on its own."""
 
     kind: Literal["checkpointed"] = "checkpointed"
     job_id: JobId
     attempt: int = Field(ge=1)
-    checkpoint: Annotated[Checkpoint, AfterValidator(_believable)]
+    checkpoint: Checkpoint
 
 
 class Released(Fact):

@@ -374,6 +374,15 @@ class Checkpoint(Fact):
     reference: str = Field(max_length=4096, description="where it is stored, as the job named it; opaque to Baton")
 
 
+def unusable(checkpoint: Checkpoint) -> str:
+    """Why no attempt can go on from it, and what to write instead; "" when one can."""
+    if checkpoint.step > MOST_STEPS:
+        return f"step: is larger than any job has; write at most {MOST_STEPS}"
+    if "\0" in checkpoint.reference:
+        return "reference: has a NUL, which no environment variable can hold; write it without"
+    return ""
+
+
 class ProgressDoubt(StrEnum):
     """Why an attempt's progress reports are not believed any more: what is left of it is learned from others, as of any job."""
 

@@ -52,7 +52,8 @@ MAX_DELIVERIES = 6
 MAX_BUG_DELIVERIES = 3
 CRASH_DELIVERIES = 20
 _SLOW_S, _REMEMBERED_SLOW = 1.0, 1000
-"""Processor time that deciding one message takes at the most, else it counts as a bug; so many are remembered."""
+"""Who takes so much of the processor (before it first waits for something) is what the process stood still over, if it did; so
+many are remembered."""
 PARKED = 1_000
 _ELSEWHERE_S = 300.0  # one that was put off and has not come back was given to another process
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -177,11 +178,13 @@ class _Shell:
         self._excused: Excused | None = None
         self._standstill = Standstill()
         self._parked: OrderedDict[int, float] = OrderedDict()  # stream sequence -> when it was put off last
-        self._slow: OrderedDict[int, None] = OrderedDict()  # what this process stood still over, by stream sequences
+        self._slow: set[int] = set()  # of the batch at hand: what took this process long, by stream sequences
+        self._stood: OrderedDict[int, int] = OrderedDict()  # stream sequence -> how often its batch was lost over it
 
     async def on_batch(self, raw: Any) -> None:
         messages: Sequence[Msg] = raw if isinstance(raw, list) else [raw]
         left = list(messages)
+        self._slow.clear()
         try:
             if self._excused is None:
                 self._excused = Excused(Cursors(self._outbox().js, self._origin), self._durable)
@@ -194,7 +197,10 @@ class _Shell:
                     del left[:count]
         except NotHeld as e:
             log.warning("%s: %d of a batch were given to another process: %s", self._origin, len(left), e)
-            await excused.excuse(one for one in map(received_of, left) if one.stream_seq not in self._slow)
+            lost = list(map(received_of, left))
+            for one in lost:
+                self._count_standstill(one)
+            await excused.excuse(one for one in lost if one.stream_seq not in self._stood)
         except (NatsError, OSError) as e:
             # Whatever was not acknowledged is delivered again after ack_wait.
             log.warning("%s: a batch of %d could not be acknowledged: %s", self._origin, len(messages), e)
@@ -223,14 +229,14 @@ class _Shell:
             self._parked[seq] = now
         elif case.pause_s is None:
             excused.settled(case.received)
+            self._stood.pop(seq, None)
         while self._parked and next(iter(self._parked.values())) < now - _ELSEWHERE_S:
             self._parked.popitem(last=False)
 
     async def _decided(self, case: _Delivery, deliveries: int) -> _Delivery:
         """`deliveries` are those that count."""
         case.deliveries = deliveries
-        most = MAX_BUG_DELIVERIES if case.received.stream_seq in self._slow else CRASH_DELIVERIES
-        if deliveries > most:
+        if deliveries > CRASH_DELIVERIES or self._stood.get(case.received.stream_seq, 0) >= MAX_BUG_DELIVERIES:
             reason = f"delivered {deliveries} times and never settled"
             case.bury(self._laid_aside(case.received, reason), "crashed")
             return case
@@ -239,7 +245,8 @@ class _Shell:
             try:
                 result = self._decide(case.received)
             finally:
-                self._note_slow(case.received, time.thread_time() - began_s)
+                if time.thread_time() - began_s > _SLOW_S:
+                    self._slow.add(case.received.stream_seq)
             case.out = list(await result if inspect.isawaitable(result) else result)
         except Malformed as e:
             case.bury(self._laid_aside(case.received, str(e)), "malformed")
@@ -249,12 +256,13 @@ class _Shell:
             self._failed(case, e)
         return case
 
-    def _note_slow(self, received: Received, used_s: float) -> None:
+    def _count_standstill(self, received: Received) -> None:
         """Who stands still over a message is no frozen process: that it was given to another one is the message's doing."""
-        if used_s > _SLOW_S:
-            self._slow[received.stream_seq] = None
-            while len(self._slow) > _REMEMBERED_SLOW:
-                self._slow.popitem(last=False)
+        seq = received.stream_seq
+        if seq in self._slow:
+            self._stood[seq] = self._stood.pop(seq, 0) + 1
+            while len(self._stood) > _REMEMBERED_SLOW:
+                self._stood.popitem(last=False)
 
     def _busy(self, case: _Delivery, error: NoRoom) -> None:
         """Parked where there is room for it, else answered."""

@@ -84,16 +84,15 @@ def export(
 
 
 def _format(file: Path, said: str | None) -> str:
-    """What is said, or how the file's name ends. Raises UsageFault."""
-    if said is None and file.suffix:
-        said = file.suffix[1:].lower()
-        if said not in FORMATS:
-            raise UsageFault(
-                f"{file}: {file.suffix} is no format; end it with .{', .'.join(FORMATS)}, or say which with --format"
-            )
-    if said not in (None, *FORMATS):
+    """What is said, or how the file's name ends where that is a format; else CSV. Raises UsageFault."""
+    if said is None:
+        ending = file.suffix[1:].lower()
+        if ending not in FORMATS:
+            hint(f"{file.name} is written as CSV; --format says otherwise ({', '.join(FORMATS)})")
+        return ending if ending in FORMATS else "csv"
+    if said not in FORMATS:
         raise UsageFault(f"--format {said}: not known; use {', '.join(FORMATS)}")
-    return said or "csv"
+    return said
 
 
 def verify(

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
+from pydantic import ValidationError
 
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
+from libs.cli.exits import UsageFault
+from libs.core.projections.node_health import Terms
 from libs.ledger.chain import LedgerStopped
 from libs.ledger.inputs import read_input
 from libs.ledger.lease_terms import LeaseTerms
@@ -94,6 +97,15 @@ async def verified(
     }
 
 
+def lease_terms() -> Terms:
+    """What leases goes by, from the same variables. Raises UsageFault."""
+    try:
+        return LeaseTerms().terms()
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        raise UsageFault(f"BATON_LEASES_{'.'.join(map(str, wrong['loc'])).upper()}: {wrong['msg']}") from None
+
+
 async def fence(nats: Client, pool: str, how: Fence, archive: Path | None = None) -> dict[str, Any]:
     """Verifies the ledger, and ends every life in it: `nodes`, how many, and `not_before_s`, when it may be gone on with,
     beside what `verified` tells. Raises NotFenced when kept work may run and nobody says that it does not."""
@@ -116,7 +128,7 @@ async def fence(nats: Client, pool: str, how: Fence, archive: Path | None = None
         dead = NodeDead(node=node, fenced_by=f"restored from a backup: {how.fenced_by}"[:1024])
         said.append(_say(dead, subjects.declare_dead(pool, "restore"), f"{node}/dead"))
     await Outbox(nats.jetstream()).publish_many(said)
-    terms = LeaseTerms().terms()
+    terms = lease_terms()
     longest_s = found.max_lease_s or terms.max_lease_s  # as the ledger says, where it names who granted leases
     not_before_s = 0.0 if how.fenced_by else how.gone_s + terms.patience(longest_s)
     return {**head, "nodes": len({node for node, _ in lives}), "not_before_s": not_before_s}

@@ -38,17 +38,18 @@ def check_target(path: Path) -> None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder that is gone when the block ends, also where the command is ended by SIGTERM: that raises SystemExit within."""
+    """A folder that is gone when the block ends, also where the command is ended by a signal: that raises SystemExit within."""
     if threading.current_thread() is not threading.main_thread():  # it gets no signals
         with TemporaryDirectory() as folder:
             yield Path(folder)
         return
-    before = signal.signal(signal.SIGTERM, _end)
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with TemporaryDirectory() as folder:
             yield Path(folder)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

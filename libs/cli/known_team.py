@@ -1,6 +1,7 @@
 """Whether anybody here knows a team. What an operator says of one is taken also before it comes; but a slip of the name should
 be noticed."""
 
+import asyncio
 from dataclasses import replace
 
 from libs.cli.output import hint
@@ -17,13 +18,15 @@ _ASK_S = 2.0
 async def warn_of_unknown(baton: Baton, team: str) -> None:
     """A hint when `team` has no account in the keys here, no job and no quota. It is for before anything is said of the team,
     which would be known then. Who does not answer may know it, and what is no name is refused by who is told it."""
-    if team in Keyring(state_dir()).teams:
-        return
     try:
+        if team in Keyring(state_dir()).teams:
+            return
         quotas = await ask(baton.nats, "quota.list", baton.place, PoolStatusQuery(), timeout_s=_ASK_S)
         known = any(one.team == team for one in quotas.teams)
-        known = known or bool(await Baton(baton.nats, replace(baton.place, team=team)).list(limit=1))
-    except (ClientError, ValueError):
+        if not known:
+            async with asyncio.timeout(_ASK_S):
+                known = bool(await Baton(baton.nats, replace(baton.place, team=team)).list(limit=1))
+    except (ClientError, ValueError, OSError):
         return
     if not known:
         hint(f"no team {team} is known here: check the name")

@@ -10,7 +10,7 @@ from libs.cli.acting import acting
 from libs.cli.backup import Archive, FolderArgument, StateDir
 from libs.cli.backup_files import put_into
 from libs.cli.exits import UsageFault
-from libs.cli.fencing import Fence
+from libs.cli.fencing import Fence, lease_terms
 from libs.cli.moments import read
 from libs.cli.output import hint, say
 from libs.client.where import state_dir
@@ -40,6 +40,7 @@ def command(
     if home.exists() and any(home.iterdir()):
         raise UsageFault(f"{home} is not empty: a backup is restored into a new state directory (--state-dir)")
     gone_s = _time(lost_at) if lost_at else time.time()
+    lease_terms()  # what is wrong with them is said before anything is done
     began = time.monotonic()
     fenced = asyncio.run(put_into(folder, home, Fence(gone_s, fenced_by), archive))
     with acting("restore", str(folder), fenced_by, folder=home, tells=False) as act:

@@ -135,9 +135,10 @@ async def _serve(launch: LocalStack) -> None:
             return
         starting.result()
         _introduce(launch)
-        await _tell_book(launch)
+        telling = asyncio.create_task(_tell_book(launch))
         async with answering(launch.nats_url, launch.keyring):
             await stopping
+        telling.cancel()
         hint("stopping ...")
     finally:
         await cancel(stopping, starting)
@@ -147,7 +148,7 @@ async def _serve(launch: LocalStack) -> None:
 async def _tell_book(launch: LocalStack) -> None:
     """Tells the ledger what was done while Baton did not run: restoring it, for one. No error of the book ends Baton."""
     try:
-        await asyncio.to_thread(tell, launch.state_dir)
+        await asyncio.to_thread(tell, launch.state_dir, launch.nats_url)
     except Exception as e:
         hint(f"the ledger was not told of the operator's book ({e}): `baton audit push` tries again")
 

@@ -58,7 +58,7 @@ def split_off(channel: socket.socket, prepared: Sequence[str], environment: Mapp
     try:
         serve(channel, prepared)
     except SystemExit as end:
-        if isinstance(end.code, str):  # an interpreter of its own would write it, and what this process was does not
+        if isinstance(end.code, str):  # an interpreter writes it, and the command that this process was writes nothing
             print(end.code, file=sys.stderr)
             sys.exit(1)
         raise

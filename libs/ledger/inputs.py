@@ -29,7 +29,8 @@ from schemas.inbox import (
 )
 
 MAX_INPUT_BYTES = 2 * MAX_BYTES
-"""What follows from a request is larger than the request: it has what that left to defaults, and says who asked."""
+"""What follows from a request is larger than the request: it has what that left to defaults, and says who asked. A record that
+holds one of them alone is still within its own bound (`MAX_RECORD_BYTES`)."""
 _MOST_PROBLEMS = 1000
 _OPERATORS_SAY = (
     NodeDead

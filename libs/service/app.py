@@ -178,6 +178,8 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
 
 
 async def _yield_to_sessions() -> None:
+    if os.getsid(0) != os.getpid():
+        return  # it would be the niceness of a whole terminal
     for _ in range(_SESSION_TRIES):
         if _wrote_session_niceness():
             return
@@ -217,9 +219,10 @@ class _Server(uvicorn.Server):
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, wanted.set)
         if await self.on_tick(0):  # a signal may have come before there was anything to wake
             return
-        if self._yields and os.getsid(0) == os.getpid():  # else it would be the niceness of a whole terminal
-            await _yield_to_sessions()
+        yielding = asyncio.create_task(_yield_to_sessions()) if self._yields else None
         await wanted.wait()
+        if yielding is not None:
+            yielding.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

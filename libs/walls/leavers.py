@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from libs.embedded.records import write_private
 
@@ -24,7 +25,7 @@ class TeamLeft(ValueError):
 
 
 class _Left(BaseModel):
-    version: int = 1
+    version: Literal[1] = 1
     left_s: dict[str, int] = {}
     """Team -> when it left, seconds since 1970."""
 
@@ -59,6 +60,10 @@ class Leavers:
             return _Left.model_validate_json(self._file.read_text())
         except FileNotFoundError:
             return _Left()
+        except ValidationError:
+            raise TeamLeft(
+                f"{self._file} cannot be read, so nobody knows which teams have left: put it back from a backup, or remove it"
+            ) from None
 
     @contextmanager
     def _changing(self) -> Iterator[_Left]:

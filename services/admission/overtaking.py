@@ -95,7 +95,7 @@ class Overtaking:
         self._turned_s = 0.0
         self._standstill = Standstill()
         self._senders = 0
-        self._warned_s = float("-inf")
+        self._warned_s = self._told_broken_s = float("-inf")
 
     @property
     def held(self) -> dict[str, int]:
@@ -331,7 +331,14 @@ class Overtaking:
             lane = self.lanes.pop(team)
             if lane.broken:
                 self._wanted.add(team)
+                self._say_broken(lane)
             await lane.close()
+
+    def _say_broken(self, lane: TeamLane) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._told_broken_s >= _WARN_S:
+            self._told_broken_s = now
+            log.warning("the lane of team %s is opened again: %s", lane.team, lane.broken)
 
 
 def _pause_s(senders: int) -> float:

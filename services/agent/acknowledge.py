@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from schemas.jobs import MOST_STEPS, Checkpoint
+from schemas.jobs import Checkpoint, unusable
 
 _LARGEST = 16_384
 _LINE = 1_024
@@ -57,12 +57,8 @@ class Acknowledgement:
             raise BadAcknowledgement(
                 f"{self.path.name} is not JSON ({e}); write to another name and rename it, so that it is never half there"
             ) from None
-        if said.step > MOST_STEPS:
-            raise BadAcknowledgement(f"{self.path.name}: step: is larger than any job has; write at most {MOST_STEPS}")
-        if "\0" in said.reference:
-            raise BadAcknowledgement(
-                f"{self.path.name}: reference: has a NUL, which no environment variable can hold; write it without"
-            )
+        if problem := unusable(said):
+            raise BadAcknowledgement(f"{self.path.name}: {problem}")
         return said
 
 

@@ -84,23 +84,27 @@ def files_below(folder: Path) -> int:
     return entries
 
 
-def nameless_used(pids: Iterable[int], folders: Iterable[Path]) -> int:
-    """Bytes of files on these folders' disks that have no name any more, which these processes hold open or have mapped: they
-    take room until they are closed, and no folder shows them."""
+def nameless_used(pids: Iterable[int], folders: Iterable[Path]) -> Filled:
+    """Files on these folders' disks that have no name any more, which these processes hold open or have mapped: they take room
+    until they are closed, and no folder shows them. Who has more open than is looked at counts as full."""
     disks = set[int]()
     for folder in folders:
         with suppress(OSError):
             disks.add(os.stat(folder).st_dev)
     held: dict[tuple[int, int], int] = {}
+    entries = 0
     for pid in pids:
         for at in (*_open_files(pid), f"/proc/{pid}/map_files"):
             with suppress(OSError):  # it has ended; or only root may look
                 for name in os.listdir(at):
+                    entries += 1
                     with suppress(OSError):
                         found = os.stat(f"{at}/{name}")
                         if found.st_nlink == 0 and stat.S_ISREG(found.st_mode) and found.st_dev in disks:
                             held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
-    return sum(held.values())
+            if entries > MOST_ENTRIES:
+                return Filled(sum(held.values()), f"it has more than {MOST_ENTRIES:,} files open")
+    return Filled(sum(held.values()))
 
 
 def _open_files(pid: int) -> Iterator[str]:

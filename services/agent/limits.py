@@ -112,11 +112,11 @@ class Watched:
                         f"it used {mib(used)} of memory, and may use {mib(self.limits.memory)}",
                         Category.OUT_OF_MEMORY,
                     )
-            nameless = nameless_used(proc.descendants([shim]), self.folders) if shim else 0
-            found = filled(self.folders, self.limits.disk - nameless)
-            if found.why:
-                return f"disk limit: {found.why}", Category.DISK_LIMIT
-            used = nameless + found.bytes
+            nameless = nameless_used(proc.descendants([shim]) if shim else (), self.folders)
+            found = filled(self.folders, self.limits.disk - nameless.bytes)
+            if why := nameless.why or found.why:
+                return f"disk limit: {why}", Category.DISK_LIMIT
+            used = nameless.bytes + found.bytes
             if used > self.limits.disk:
                 return (
                     f"disk limit: its folders hold {mib(used)}, and may hold {mib(self.limits.disk)} (limits.disk_mib)",

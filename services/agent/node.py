@@ -298,7 +298,7 @@ class NodeRunner:
     def _observe(self, key: Key, seen: SeenOfPart) -> None:
         """What a part reports. After the lease's end nothing counts any more: the keeper may have killed it, and it
         would look like an exit of its own."""
-        if self.dying or key in self._ending:
+        if self.dying or (key in self._ending and not isinstance(seen, CheckpointTaken)):
             return
         if isinstance(seen, Released) and self._early.get(key) is not None:
             now = self.now()

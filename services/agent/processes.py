@@ -14,6 +14,7 @@ from libs.core.scheduling.progress import SAMPLE_S
 from libs.service.tasks import essential
 from schemas.attempts import Category, KnownOfPart
 from schemas.inbox import CheckpointTaken, Released, SeenOfPart, Started
+from schemas.jobs import Checkpoint
 from schemas.nodes import DesiredPart
 from services.agent import failures
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
@@ -127,8 +128,11 @@ class ProcessPart:
     _ordered: bool = False
     _terminated: bool = False
     _exceeded: tuple[str, KnownOfPart] | None = None
+    _acknowledgements: list[Acknowledgement] = field(default_factory=list)
     _rests_until: float = 0.0
     """Of the loop's clock: no acknowledgement is looked at before, while it runs and nobody asked for one."""
+    _last_word: Checkpoint | None = None
+    """What it acknowledged and nobody was told: it is told with its end, unless a newer one is told before."""
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -149,13 +153,16 @@ class ProcessPart:
     def save_early(self) -> None:
         """Ask for a checkpoint and go on: the lease is in danger."""
         if self.phase is Phase.RUNNING:
+            self._look_safely(self._keep)  # what was there before is no answer
             self._rests_until = 0.0
             self._ask_to_save()
 
     async def kill(self) -> None:
-        """Kills everything at once and returns when nothing is left. Reports nothing."""
+        """Kills everything at once and returns when nothing is left. Reports no more than its last word."""
         await self._cancel()
         await self._vanish()
+        self._look_safely(self._keep)
+        self._say_last_word()
         await self.launch.settle(0.0)
 
     async def look_at_limits(self) -> None:
@@ -200,30 +207,29 @@ class ProcessPart:
             await self._could_not_start(e)
             return
         self.report(Started(job_id=self.part.job_id, attempt=self.part.attempt))
-        acknowledgements = self._acknowledgements()
-        await self._watch(acknowledgements)
+        self._acknowledgements = self._files()
+        await self._watch()
         if self._exceeded is not None and self._alive():
-            self._look_safely(acknowledgements)
             await self._end_for(*self._exceeded)
             return
         self._ordered = self.phase is not Phase.RUNNING and (bool(self._alive()) or self.launch.adopted is not None)
         if self.phase is Phase.SAVING and self._alive():
-            await self._save(acknowledgements)
+            await self._save()
         if self._alive():
             await self._terminate(AFTER_SAVE_S if self._acknowledged else self.part.spec.stop_grace_s)
-        with suppress(BadAcknowledgement):
-            self._look(acknowledgements)  # written with the last breath
+        self._look_safely(self._keep)  # written with the last breath
         await self._vanish()
         await self.launch.settle(GRACE_S)
         await self._release()
 
     async def _end_for(self, reason: str, category: KnownOfPart) -> None:
+        self._look_safely(self._keep)
         await self._vanish()
         await self.launch.settle(GRACE_S)
         self.phase = Phase.ENDED
         self._report_released(128 + signal.SIGKILL, reason, True, category)
 
-    def _acknowledgements(self) -> list[Acknowledgement]:
+    def _files(self) -> list[Acknowledgement]:
         """One for each rank. After an adoption, those that were there when the job was asked to save are not new."""
         seen = (self.launch.adopted or {}).get("seen") or [None] * len(self.launch.commands)
         return [
@@ -294,7 +300,7 @@ class ProcessPart:
     def _alive(self) -> list[int]:
         return [command.rank for command in self.launch.commands if command.rank not in self._codes]
 
-    async def _watch(self, acknowledgements: list[Acknowledgement]) -> None:
+    async def _watch(self) -> None:
         """Until all have ended, one has failed and the others had time to notice, or a request to save or stop came."""
         progressing = self._progressing()
         poll_s = POLL_S if self.part.spec.checkpoint else SAMPLE_S if progressing else None
@@ -309,7 +315,7 @@ class ProcessPart:
                 min((t for t in (poll_s, deadline and deadline - loop.time()) if t is not None), default=None)
             )
             if loop.time() >= self._rests_until:
-                self._look_safely(acknowledgements)
+                self._look_safely(self._tell)
             if progressing is not None and (told := progressing.news(loop.time())) is not None:
                 self.report(told)
 
@@ -318,21 +324,21 @@ class ProcessPart:
         of = next((command.acknowledgement for command in self.launch.commands if command.rank == 0), None)
         return Progressing.of(self.part, progress_of(of)) if of is not None else None
 
-    async def _save(self, acknowledgements: list[Acknowledgement]) -> None:
+    async def _save(self) -> None:
         """Signals the processes and waits for an acknowledgement that is newer than the signal, or the grace's end."""
         policy = self.part.spec.checkpoint
         assert policy is not None, "saving needs a checkpoint policy"
-        self._look_safely(acknowledgements)
+        self._look_safely(self._keep)
         asked_before = self.launch.adopted is not None and "seen" in self.launch.adopted
         if not (asked_before and self._acknowledged):
             self._acknowledged = False  # what was there before does not count
-            self.launch.kept.note(phase=int(self.phase), seen=[one.seen for one in acknowledgements])
+            self.launch.kept.note(phase=int(self.phase), seen=[one.seen for one in self._acknowledgements])
             self._ask_to_save()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + policy.grace_s
         while self._alive() and not self._acknowledged and self.phase is Phase.SAVING and loop.time() < deadline:
             await self._news(min(POLL_S / 5, deadline - loop.time()))
-            self._look_safely(acknowledgements)
+            self._look_safely(self._tell)
         if not self._acknowledged and self._alive():
             self._reason = f"no checkpoint was acknowledged within its grace of {policy.grace_s:g} s"
 
@@ -357,25 +363,35 @@ class ProcessPart:
                 await self._wake.wait()
         self._wake.clear()
 
-    def _look_safely(self, acknowledgements: list[Acknowledgement]) -> None:
+    def _look_safely(self, heard: Callable[[Checkpoint], None]) -> None:
         try:
-            self._look(acknowledgements)
+            self._look(heard)
         except BadAcknowledgement as e:
             self._rests_until = asyncio.get_running_loop().time() + CHECKPOINT_LEAST_S
             log.warning("attempt %d of %s: bad acknowledgement: %s", self.part.attempt, self.part.job_id, e)
 
-    def _look(self, acknowledgements: list[Acknowledgement]) -> None:
+    def _look(self, heard: Callable[[Checkpoint], None]) -> None:
         """Any rank may say that this node's share is saved; rank 0 alone speaks for the whole job."""
         if self.part.spec.checkpoint is None:
             return
-        for command, acknowledgement in zip(self.launch.commands, acknowledgements, strict=True):
+        for command, acknowledgement in zip(self.launch.commands, self._acknowledgements, strict=False):
             if (checkpoint := acknowledgement.news()) is not None:
                 self._acknowledged = True
                 if command.rank == 0:
-                    self._rests_until = asyncio.get_running_loop().time() + CHECKPOINT_LEAST_S
-                    self.report(
-                        CheckpointTaken(job_id=self.part.job_id, attempt=self.part.attempt, checkpoint=checkpoint)
-                    )
+                    heard(checkpoint)
+
+    def _tell(self, checkpoint: Checkpoint) -> None:
+        self._rests_until = asyncio.get_running_loop().time() + CHECKPOINT_LEAST_S
+        self._last_word = None
+        self.report(CheckpointTaken(job_id=self.part.job_id, attempt=self.part.attempt, checkpoint=checkpoint))
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
+        self._last_word = checkpoint
+
+    def _say_last_word(self) -> None:
+        """To be called right before the end is reported: what is told with it counts however soon it comes after another."""
+        if self._last_word is not None:
+            self._tell(self._last_word)
 
     async def _vanish(self) -> None:
         """Kills what is left, daemons and all, until nothing is: however long, never freed by a timeout."""
@@ -419,6 +435,7 @@ class ProcessPart:
         self._report_released(NOT_FOUND if missing else COULD_NOT_START, reason, own_exit, category)
 
     def _report_released(self, exit_code: int, reason: str, own_exit: bool, category: KnownOfPart | None) -> None:
+        self._say_last_word()
         self.report(
             Released(
                 job_id=self.part.job_id,

@@ -9,14 +9,17 @@ all roles are (BATON_ROLE*). With `per-node` a node that serves two roles has a 
 role by role, and each sees the devices of its own role only.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
 from libs.core.admission.environment import refused_names, variable_part
-from schemas.jobs import Launch
+from schemas.jobs import Launch, unusable
 from schemas.nodes import DesiredPart, Rank
+
+log = logging.getLogger("baton.agent")
 
 _PORTS = range(20_000, 30_000)
 
@@ -138,8 +141,11 @@ def variables(
         out["BATON_SECRETS_DIR"] = str(secrets)
     if slot.role is not None:
         out |= _of_roles(part, slot.role, addresses)
-    if part.resume is not None and "\0" not in part.resume.reference:  # as earlier agents believed it
-        out |= {"BATON_RESUME_STEP": str(part.resume.step), "BATON_RESUME_REFERENCE": part.resume.reference}
+    if part.resume is not None:
+        if problem := unusable(part.resume):  # an earlier agent believed it
+            log.warning("attempt %d of %s begins anew: its checkpoint's %s", part.attempt, part.job_id, problem)
+        else:
+            out |= {"BATON_RESUME_STEP": str(part.resume.step), "BATON_RESUME_REFERENCE": part.resume.reference}
     return out
 
 

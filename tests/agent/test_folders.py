@@ -125,16 +125,18 @@ def test_a_file_that_goes_away_hides_nothing_of_its_neighbours(tmp_path: Path, m
 
 def test_a_file_without_a_name_counts_while_it_is_open(tmp_path: Path) -> None:
     me = [os.getpid()]
-    before = nameless_used(me, [tmp_path])
+    before = nameless_used(me, [tmp_path]).bytes
     with open(tmp_path / "hidden", "wb") as file, open(tmp_path / "named", "wb") as named:
         os.unlink(file.name)
         for one in (file, named):
             one.write(bytes(4 * MIB))
             one.flush()
         second = os.dup(file.fileno())
-        assert 4 * MIB <= nameless_used(me, [tmp_path]) - before < 8 * MIB, "once, and not the one that has a name"
+        assert 4 * MIB <= nameless_used(me, [tmp_path]).bytes - before < 8 * MIB, (
+            "once, and not the one that has a name"
+        )
         os.close(second)
-    assert nameless_used(me, [tmp_path]) == before
+    assert nameless_used(me, [tmp_path]).bytes == before
 
 
 OWN_TABLE = """
@@ -163,7 +165,7 @@ def test_a_file_without_a_name_counts_whichever_thread_has_it_open(tmp_path: Pat
             assert hiding.stdout.readline() == b"hidden\n"
             while leader == "ends" and ") Z " not in Path(f"/proc/{hiding.pid}/stat").read_text():
                 time.sleep(0.05)
-            assert 8 * MIB <= nameless_used([hiding.pid], [tmp_path]) < 9 * MIB
+            assert 8 * MIB <= nameless_used([hiding.pid], [tmp_path]).bytes < 9 * MIB
         finally:
             hiding.kill()
 

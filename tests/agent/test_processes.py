@@ -8,8 +8,10 @@ import pytest
 
 from schemas.inbox import CheckpointTaken, ProgressSeen, Released, Started
 from schemas.jobs import CheckpointPolicy
+from services.agent import processes
 from services.agent.keeper.clock import now
 from services.agent.processes import ProcessPart
+from services.agent.reconcile import Phase
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 
@@ -140,18 +142,50 @@ async def test_checkpoints_that_a_job_takes_by_itself_are_reported(place):
     assert [type(s) for s in place.seen] == [Started, CheckpointTaken]
 
 
-async def test_a_job_that_saves_all_the_time_is_told_of_at_times_and_of_its_last_word_at_once(place):
+ALL_THE_TIME = SAVES.replace("    time.sleep(0.01)", "    save()\n    time.sleep(0.05)")
+
+
+def saved(place) -> list[int]:
+    return [s.checkpoint.step for s in place.seen if isinstance(s, CheckpointTaken)]
+
+
+async def test_a_job_that_saves_all_the_time_is_told_of_at_times_and_of_its_last_word_at_once(place, monkeypatch):
     """Seen: four records a second for ever, of one job."""
-    code = SAVES.replace("    time.sleep(0.01)", "    save()\n    time.sleep(0.05)")
-    wanted = part(spec(code, checkpoint=CheckpointPolicy(grace_s=20)))
+    monkeypatch.setattr(processes, "CHECKPOINT_LEAST_S", 1000.0)
+    wanted = part(spec(ALL_THE_TIME, checkpoint=CheckpointPolicy(grace_s=20)))
     made = place.start(wanted)
     await place.says(wanted, "saved 60")
-    taken = [s.checkpoint.step for s in place.seen if isinstance(s, CheckpointTaken)]
-    assert len(taken) == 1
+    (first,) = saved(place)
     made.save()
     await place.released()
-    last = [s.checkpoint.step for s in place.seen if isinstance(s, CheckpointTaken)][-1]
-    assert last >= 60 > taken[0]
+    assert saved(place)[-1] >= 60 > first
+
+
+async def test_what_a_job_saved_last_is_told_with_its_end_however_it_ends(place, monkeypatch):
+    """Seen: what was saved within ten seconds before the end of a lease, or before a job failed, was lost."""
+    monkeypatch.setattr(processes, "CHECKPOINT_LEAST_S", 1000.0)
+    fails = part(spec(f"{ALL_THE_TIME}    step == 40 and sys.exit(3)\n", checkpoint=CheckpointPolicy()))
+    place.start(fails)
+    assert (await place.released()).exit_code == 3
+    assert [type(seen) for seen in place.seen[-2:]] == [CheckpointTaken, Released], "in one message"
+    assert saved(place)[-1] == 40
+    place.seen.clear()
+    killed = part(spec(ALL_THE_TIME, checkpoint=CheckpointPolicy()), rank("n0-gpu1"))
+    made = place.start(killed)
+    await place.says(killed, "saved 60")
+    await made.kill()
+    assert saved(place)[-1] >= 60
+
+
+async def test_the_answer_of_a_job_whose_lease_is_in_danger_is_heard_at_once(place, monkeypatch):
+    monkeypatch.setattr(processes, "CHECKPOINT_LEAST_S", 1000.0)
+    wanted = part(spec(SAVES, checkpoint=CheckpointPolicy()))
+    made = place.start(wanted)
+    await place.says(wanted, "up")
+    for count in (1, 2):
+        made.save_early()
+        await until(lambda count=count: len(saved(place)) == count)
+    assert made.phase is Phase.RUNNING
 
 
 async def test_without_an_acknowledgement_the_job_is_stopped_at_the_end_of_its_grace(place):

@@ -629,8 +629,8 @@ def test_a_name_says_by_its_end_what_is_written(ledger: Path, tmp_path: Path, na
     baton("bill", "export", tmp_path / name, "--ledger", ledger, "--from", "2026-11")
     assert json.loads((tmp_path / f"{name}.metadata.json").read_text())["x_Format"] == format
     baton("bill", "export", tmp_path / "bill.txt", "--ledger", ledger, "--from", "2026-11", "--format", format)
-    said = baton("bill", "export", tmp_path / "bill.txt", "--ledger", ledger, code=2)
-    assert "bill.txt: .txt is no format; end it with .csv, .json, .parquet, or say which with --format" in said
+    said = baton("bill", "export", tmp_path / "bill.gz", "--ledger", ledger, "--from", "2026-11")
+    assert "bill.gz is written as CSV; --format says otherwise (csv, json, parquet)" in said
 
 
 @pytest.mark.parametrize(

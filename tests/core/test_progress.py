@@ -12,7 +12,7 @@ from libs.core.scheduling.reactions.agents import PROGRESS_LEAST_US
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.inbox import ProgressSeen
-from schemas.jobs import ProgressDoubt, StepProgress
+from schemas.jobs import Checkpoint, ProgressDoubt, RetryPolicy, StepProgress
 from schemas.ledger import AttemptProgress
 from tests.core.builders import World, job, node
 
@@ -32,6 +32,11 @@ def told(
     return out
 
 
+def resumes_at(world: World, job_id: str) -> int:
+    resume = world.decider.state.jobs[job_id].resume
+    return 0 if resume is None else resume.step
+
+
 def test_checkpoints_are_told_no_more_often_than_every_five_seconds() -> None:
     """Seen: thousands a second of one attempt went into the ledger, within what its node may send."""
     world = World(node("n0"))
@@ -40,8 +45,37 @@ def test_checkpoints_are_told_no_more_often_than_every_five_seconds() -> None:
     for step in range(1, 13):
         world.now_us += S
         world.checkpointed(runs, step)
-        steps.append(world.decider.state.jobs[runs].resume.step)  # type: ignore[union-attr]
+        steps.append(resumes_at(world, runs))
     assert steps == [1, 1, 1, 1, 1, 6, 6, 6, 6, 6, 11, 11]
+
+
+def test_the_answer_of_a_job_that_gives_way_counts_however_soon_it_comes() -> None:
+    world = World(node("n0"))
+    world.started(runs := world.submit(job("trains", 8)))
+    world.checkpointed(runs, 100)
+    world.send(inbox.SuspendTeam(team="research", stop=True, reason="r", user="olga"), after_us=S // 5)
+    world.checkpointed(runs, 200)
+    assert resumes_at(world, runs) == 200
+    world.checkpointed(runs, 300)
+    assert resumes_at(world, runs) == 200, "one in a second"
+    world.now_us += S
+    world.checkpointed(runs, 400)
+    assert resumes_at(world, runs) == 400
+
+
+def test_what_is_told_with_the_end_counts_however_soon_it_comes() -> None:
+    world = World(node("n0"))
+    world.started(runs := world.submit(job("trains", retry=RetryPolicy(on_failure=1))))
+    world.checkpointed(runs, 100)
+    about = {"job_id": runs, "attempt": 1}
+    told = [inbox.CheckpointTaken(**about, checkpoint=Checkpoint(step=n, reference="r")) for n in (150, 200)]
+    told.append(inbox.CheckpointTaken(**about, checkpoint=Checkpoint(step=10**400, reference="r")))
+    told[1:2], told[2:] = told[2:], told[1:2]
+    released = inbox.Released(**about, exit_code=1, own_exit=True)
+    world.send(inbox.NodeObserved(node="n0", incarnation=1, observations=(*told, released)), after_us=S // 2)
+    assert resumes_at(world, runs) == 200
+    kinds = [e.kind for e in world.records[-1].events if e.kind == "attempt.checkpointed"]
+    assert len(kinds) == 1, "the last of them"
 
 
 def test_an_even_rate_is_told_at_once_and_then_every_ten_minutes() -> None:

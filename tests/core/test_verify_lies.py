@@ -733,7 +733,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
         changed("lease.granter", with_(epoch=3), 1), changed(
             "lease.granter", lambda e: [with_(term_s=60)(e), with_(epoch=2)(e)])), "I8"),
     "a node is lost within the term of the granter before": (
-        ON_A_CLOCK, changed("lease.granter", lambda e: [with_(term_s=5)(e), with_(epoch=2)(e)]), "I8"
+        ON_A_CLOCK, changed("lease.granter", lambda e: [with_(term_s=15)(e), with_(epoch=2)(e)]), "I8"
     ),
     "the right to grant leases is given twice": (MUM, then("lease.granter", lambda e: e), "I8"),
     "the right to grant leases goes back": (MUM, changed("lease.granter", with_(epoch=1), 1), "I8"),

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from libs.ledger.inputs import MAX_INPUT_BYTES, read_input
 from libs.ledger.tail import Stored
+from libs.ledger.writer import MAX_RECORD_BYTES
 from schemas.catalog import TYPE_OF
 from schemas.inbox import NodeObserved, NodeRegistered
 from schemas.jobs import JobState
@@ -53,8 +54,6 @@ def test_one_mistake_after_the_other_is_not_made_ready_to_be_told(inventory: dic
     ("observation", "problem"),
     [
         ({"kind": "released", "exit_code": LONG, "own_exit": True}, "exit_code: Value error, is beyond 64 bits"),
-        ({"kind": "checkpointed", "checkpoint": {"step": LONG, "reference": "r"}}, "is beyond 64 bits"),
-        ({"kind": "checkpointed", "checkpoint": {"step": 1, "reference": "a\0b"}}, "the reference has a NUL"),
     ],
 )
 def test_a_number_of_thousands_of_digits_reaches_no_ledger(observation: dict[str, Any], problem: str) -> None:
@@ -72,3 +71,7 @@ def test_a_state_that_is_asked_for_often_is_asked_for_once() -> None:
     """Seen: each was a query of its own, and history took gigabytes for a question of 90 KB."""
     query = JobListQuery(states=(JobState.SUCCEEDED, JobState.FAILED) * 4000)
     assert query.states == (JobState.SUCCEEDED, JobState.FAILED)
+
+
+def test_an_input_fits_a_record() -> None:
+    assert MAX_INPUT_BYTES < MAX_RECORD_BYTES / 1.5, "with what a decision says of it"

@@ -23,7 +23,7 @@ class PlannedPrices:
 
 
 def prices_for(state: State, job: Job, listed: Prices) -> PlannedPrices:
-    """By the book that the pool's bills go by; `listed` are for a pool that was given none."""
+    """By the book that the pool's bills go by; by `listed` where no book was applied."""
     if state.book is None:
         return PlannedPrices(listed.currency, lambda kind: listed.of(kind, job.spec.priority_class))
     held = prices_of(state, job)

@@ -1,6 +1,7 @@
 """What a node's agent says: its life begins, what became of the parts it runs, a board that it has repartitioned."""
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 from libs.core.scheduling.progress import believed
@@ -12,7 +13,7 @@ from libs.core.state import lifecycle
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
 from schemas.attempts import Cause, Evidence
-from schemas.jobs import JobState
+from schemas.jobs import unusable
 
 MOST_AHEAD = 2**32
 """By so much a life's number may be above the last one's and the time in seconds, which agents count by: a clock may be a
@@ -47,13 +48,17 @@ def node_observed(d: Decision, m: inbox.NodeObserved) -> None:
     known = d.state.fleet.nodes.get(m.node)
     if known is None or not known.up or known.incarnation != m.incarnation:
         raise InputRefused(f"node {m.node}, incarnation {m.incarnation}, is not up: what it saw no longer counts")
-    for seen in m.observations:
+    for seen, following in zip_longest(m.observations, m.observations[1:]):
         job = d.state.jobs.get(seen.job_id)
         attempt = job.current if job is not None else None
         if job is None or attempt is None or attempt.number != seen.attempt or m.node not in attempt.parts:
             continue  # it has ended since: a repeated or late report
         if not attempt.parts[m.node].freed:
-            _OBSERVE[type(seen)](d, m.node, job, attempt, seen)
+            if isinstance(seen, inbox.CheckpointTaken):
+                released = isinstance(following, inbox.Released) and following.job_id == seen.job_id
+                _checkpointed(d, m.node, job, attempt, seen, last_word=released)
+            else:
+                _OBSERVE[type(seen)](d, m.node, job, attempt, seen)
             d.may_end_here()
     for told in m.progress:
         _progressed(d, m.node, told)
@@ -68,19 +73,28 @@ def _started(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Sta
         d.emit(ledger.AttemptStarting(job_id=job.id, attempt=attempt.number, node=node))
 
 
-def _checkpointed(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.CheckpointTaken) -> None:
+CHECKPOINT_LEAST_US = 5_000_000
+"""Between two checkpoints of an attempt that runs. Agents tell them half as often."""
+_ENDING_LEAST_US = 1_000_000
+"""The same once its end was decided; the first since then counts at once, and so does one that is told with its release."""
+
+
+def _checkpointed(
+    d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.CheckpointTaken, *, last_word: bool = False
+) -> None:
+    if unusable(seen.checkpoint):
+        return  # an agent of 0.1.0 believed it
     last = job.resume
     if last is not None and (seen.checkpoint == last or seen.checkpoint.step < last.step):
         return
-    least_us = CHECKPOINT_LEAST_US if job.state is JobState.RUNNING else _LAST_WORD_LEAST_US
-    if attempt.checkpoint is not None and d.t_us < attempt.checkpoint_us + least_us:
-        return
+    if attempt.checkpoint is not None and not last_word:
+        answers = attempt.ended_us > attempt.checkpoint_us  # the first since its end was decided
+        least_us = _ENDING_LEAST_US if attempt.ended_us else CHECKPOINT_LEAST_US
+        if not answers and d.t_us < attempt.checkpoint_us + least_us:
+            return
     d.emit(ledger.AttemptCheckpointed(job_id=job.id, attempt=attempt.number, checkpoint=seen.checkpoint))
 
 
-CHECKPOINT_LEAST_US, _LAST_WORD_LEAST_US = 5_000_000, 1_000_000
-"""An attempt's checkpoints are told this often at the most while it runs, and while it is being ended. Agents tell them half as
-often, and what they see at its end."""
 PROGRESS_LEAST_US = 10_000_000
 """An attempt's progress is told this often at the most, whatever its agent says."""
 
@@ -155,7 +169,6 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
 
 _OBSERVE: dict[type, Callable[[Decision, str, Job, Attempt, Any], None]] = {
     inbox.Started: _started,
-    inbox.CheckpointTaken: _checkpointed,
     inbox.Released: _released,
     inbox.Refused: _refused,
 }
