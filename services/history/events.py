@@ -3,6 +3,7 @@
 The broker says how many messages match after a sequence. So the last `limit` events are found by bisection over sequences.
 """
 
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
+from libs.adapters.mongo.store import ANSWER_BYTES
 from libs.bus import direct
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, rejection_event
@@ -19,7 +21,8 @@ _STORED_WITHIN_US = 600_000_000
 _LAST_US = 253_402_300_799_000_000  # the end of the year 9999: what is later no calendar can write
 _PROBED = 32  # messages, where the numbers of all pools are looked for
 _OF_TEAM = subjects.team_event("-", "-").split("-")[0]
-_LOOKED_AT = 5_000  # rejections, when one job's is asked for
+_LOOKED_AT = 500  # rejections, when one job's is asked for
+_MOST_BYTES = 2 * ANSWER_BYTES  # of events, in memory for one answer
 
 
 class EventLog:
@@ -45,14 +48,22 @@ class EventLog:
             start = {"seq": await self._behind(pattern, seen)}
         else:
             start = {"seq": await self._last(pattern, limit)}
-        found: list[JobEvent] = []
-        while len(found) < limit:
-            piece = await self._get(pattern, start, min(_BATCH, limit - len(found)))
-            found += [e for m in piece.messages if (e := _event(m)) is not None and e.at_us > (after_us or -1)]
-            if not piece.messages or not piece.more:
+        found: deque[tuple[JobEvent, int]] = deque()
+        first, read, size = after_us is not None or bool(seen), 0, 0
+        while read < limit:
+            piece = await self._get(pattern, start, min(_BATCH, limit - read))
+            read += len(piece.messages)
+            for message in piece.messages:
+                event = _event(message)
+                if event is not None and event.at_us > (after_us or -1):
+                    found.append((event, len(message.data)))
+                    size += len(message.data)
+            while not first and size > _MOST_BYTES and len(found) > 1:
+                size -= found.popleft()[1]
+            if not piece.messages or not piece.more or (first and size > _MOST_BYTES):
                 break
             start = {"seq": int((piece.messages[-1].headers or {})["Nats-Sequence"]) + 1}
-        return sorted(found, key=lambda event: (event.at_us, event.number))
+        return sorted((event for event, _ in found), key=lambda event: (event.at_us, event.number))
 
     async def _lead(self, pattern: str) -> int:
         """How much earlier than its time, which is the ledger's, an event may have been stored by the broker's clock, us. 0,

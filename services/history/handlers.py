@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from libs.adapters.mongo.store import JobStore
+from libs.adapters.mongo.store import ANSWER_BYTES, JobStore
 from libs.bus.queries import NothingFound
 from libs.core.projections.history import JobStory, tell
 from schemas.base import Fact
@@ -11,7 +11,7 @@ from schemas.queries import EventList, EventListQuery, EventsLost, JobDocument, 
 from schemas.subjects import OPERATOR
 from services.history.events import EventLog
 
-MAX_REPLY_BYTES = 900_000
+MAX_REPLY_BYTES = ANSWER_BYTES
 """The broker's limit is 1 MiB: an answer that would be longer is cut, and the rest asked for with the next question."""
 
 

@@ -16,11 +16,15 @@ from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days
 from libs.core.billing.use_hours import use_rows
 from libs.core.billing.wall import DAY_US, ENDLESS_US, HOUR_US, day_text, days_of_zone, us_of
 from libs.core.state.limits import Limits
+from libs.ports import clock
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
 from schemas.queries import PoolStatusQuery
 from schemas.subjects import OPERATOR
 from schemas.use import UseQuery, UseReply
+
+MOST_AHEAD_US = 400 * DAY_US
+"""So far a bill looks ahead: a year and what a month more takes."""
 
 MAX_ROWS = 3000
 """About 750 KB: the broker carries 1 MiB in one answer."""
@@ -38,7 +42,7 @@ class Still(Protocol):
 
 async def answer_bill(kept: Still, prices: Prices, query: BillQuery, team: str) -> BillReply:
     """`get_bill`; what takes long in a thread, one after the other: records get their turn, and other questions do not wait."""
-    if not _takes_long(query):
+    if not _takes_long(query) and query.open_until_us is None and query.forecast_until_us is None:
         return get_bill(kept.projection, prices, query, team)
     async with kept.still():
         return await asyncio.to_thread(get_bill, kept.projection, prices, query, team)
@@ -49,6 +53,7 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
     whose = None if team == OPERATOR else team
+    _not_too_far(query, meter)
     query, days = _when(query)
     if days.day_of is not utc_day:
         try:
@@ -68,6 +73,15 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
         reply = with_forecast(reply, meter, prices, query, whose, days)
     _narrow(len(reply.rows), query)
     return reply
+
+
+def _not_too_far(query: BillQuery, meter: Meter) -> None:
+    """What is held is counted hour by hour up to the moments that are asked for."""
+    latest = max(meter.wall_us, clock.wall_us()) + MOST_AHEAD_US
+    for field, moment in (("open_until_us", query.open_until_us), ("forecast_until_us", query.forecast_until_us)):
+        if moment is not None and moment > latest:
+            problem = f"is more than {MOST_AHEAD_US // DAY_US} days ahead"
+            raise _invalid(field, str(moment), problem, f"name a moment up to {latest}")
 
 
 def _takes_long(query: BillQuery) -> bool:

@@ -130,7 +130,7 @@ def test_a_bill_by_team_day_or_device_walks_no_rows(monkeypatch: pytest.MonkeyPa
     meter = metered(priced_world())
     for by in ("team", "day", "model"):
         for team in ("research", OPERATOR):
-            query = BillQuery(group_by=by, open_until_us=2_000_000_000_000_000)
+            query = BillQuery(group_by=by, open_until_us=1_800_000_000_000_000)
             walked = meter.usage(None if team == OPERATOR else team, open_until_us=query.open_until_us)
             wanted = bill(walked, FILE, query, meter.seq, "USD")
             with monkeypatch.context() as patch:

@@ -22,6 +22,8 @@ _DUPLICATE = 11000
 _KEYS = 2
 """Of the keys that documents bear: 1 had none of names. Whoever moves a checkpoint says which it writes."""
 _PAGE = 500
+ANSWER_BYTES, _READ_AT_ONCE = 900_000, 50
+"""An answer holds no more documents than these bytes of them; so many are read together."""
 
 _events = TypeAdapter(tuple[JobEvent, ...])
 
@@ -172,9 +174,21 @@ class JobStore:
             last = page[-1]["_id"]
 
     async def _newest(self, query: dict[str, Any], order: str, limit: int) -> list[JobDocument]:
-        with away():
-            found = await self._jobs.find(query, {"document": 1}).sort([(order, -1)]).limit(limit).to_list(None)
-        return [JobDocument.model_validate_json(body["document"]) for body in found]
+        """No more than an answer takes, `ANSWER_BYTES`; at least one."""
+        found: list[JobDocument] = []
+        size = 0
+        while len(found) < limit and size <= ANSWER_BYTES:
+            some = min(_READ_AT_ONCE, limit - len(found))
+            with away():
+                page = self._jobs.find(query, {"document": 1}).sort([(order, -1)]).skip(len(found)).limit(some)
+                bodies = await page.to_list(None)
+            for body in bodies:
+                size += len(body["document"])
+                if size <= ANSWER_BYTES or not found:
+                    found.append(JobDocument.model_validate_json(body["document"]))
+            if len(bodies) < some:
+                break
+        return found
 
 
 def database_of(client: Any) -> Any:

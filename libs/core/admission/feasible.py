@@ -7,11 +7,12 @@ device free (`FleetShape.verdict`), and what it cannot place is told by the fiel
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain, islice
 
 from libs.core.accelerators import catalog, vram
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.accelerators.precisions import computes
-from libs.core.accelerators.spelling import meant
+from libs.core.accelerators.spelling import listed, meant
 from libs.core.admission.capacity import Capacity, Need
 from libs.core.admission.demand import Demand
 from libs.core.admission.device_request import JOB, DeviceRequest, device_requests, with_demand
@@ -59,7 +60,7 @@ def _incapable(requests: list[DeviceRequest]) -> Iterator[Refusal]:
             able = [p.value for p in Precision if any(computes(name, p.value) for name in types)]
             yield refuse(
                 Why.PRECISION, f"{JOB}.precision", precision.value, f"{named} does not compute in it",
-                f"use one of: {', '.join(able)}",
+                f"use one of: {listed(able)}",
             )  # fmt: skip
         known = [model.model for name in types if (model := catalog.find_model(name))]
         boards = [board for name, board in GEOMETRIES.items() if name.split("-")[0] in known]
@@ -67,20 +68,26 @@ def _incapable(requests: list[DeviceRequest]) -> Iterator[Refusal]:
         if profile and profiles and len(known) == len(types) and profile not in profiles:
             yield refuse(
                 Why.PROFILE, f"{JOB}.mig_profile", profile, f"{named} has no such MIG profile",
-                f"{meant(profile, profiles)}use one of: {', '.join(profiles)}",
+                f"{meant(profile, profiles)}use one of: {listed(profiles)}",
             )  # fmt: skip
+
+
+_MOST = 50
+"""Objections that are worked out: names are as many as who sends and who offers them like."""
 
 
 def objections(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refusal]:
     """What the placer finds a place for has no wrong field but names that mean nothing; else constraint by constraint;
     when each can be met by itself, whether all can be met together; at last what the placer alone can tell."""
     r, requests = job.resources, device_requests(job, demand)
-    named = [*_levels(job, requests), *(o for request in requests for o in _unknown(request, fleet))]
+    unknown = (o for request in requests for o in _unknown(request, fleet))
+    named = list(islice(chain(_levels(job, requests), unknown), _MOST))
     shape = shape_of(job.model_copy(update={"resources": with_demand(r, demand)}))
     blocked = fleet.verdict(shape)
     if blocked is None and not named and not fleet.repartitionable(shape.profile):
         return
-    found = _once([*named, *(o for request in requests for o in _single(job, demand, request, fleet))])
+    single = (o for request in requests for o in _single(job, demand, request, fleet))
+    found = _once(list(islice(chain(named, single), _MOST)))
     if found:
         yield from _beyond(r, demand, fleet)
         yield from found
@@ -140,15 +147,15 @@ def _unknown(request: DeviceRequest, fleet: FleetShape) -> Iterator[Refusal]:
         if name not in models and name not in KNOWN_MODELS:
             yield refuse(
                 Why.TYPE, f"{request.at('types')}.{i}", name, "no device model of this name is known",
-                f"{meant(name, [*models, *KNOWN_MODELS])}this pool has {', '.join(models)}",
+                f"{meant(name, [*models, *KNOWN_MODELS])}this pool has {listed(models)}",
             )  # fmt: skip
 
 
 def _types(request: DeviceRequest, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
-    r, at, there = request.r, request.at("types"), ", ".join(fleet.models())
+    r, at, there = request.r, request.at("types"), listed(fleet.models())
     if not capacity.alone["type"] and r.types and all(name in KNOWN_MODELS for name in r.types):
         yield refuse(
-            Why.TYPE, at, ", ".join(r.types), "no node of this pool has such a device",
+            Why.TYPE, at, listed(r.types), "no node of this pool has such a device",
             f"this pool has {there}",
         )  # fmt: skip
     if not capacity.alone["type"] and not r.types:
@@ -162,11 +169,11 @@ def _profile(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Re
     if capacity.alone["profile"]:
         return
     profiles = fleet.profiles()
-    fix = f"{meant(r.mig_profile, profiles)}this pool has {', '.join(profiles) or 'no MIG instance'}"
+    fix = f"{meant(r.mig_profile, profiles)}this pool has {listed(profiles) or 'no MIG instance'}"
     problem = "no device of this pool is a MIG instance of this profile"
     if not r.mig_profile:
         problem = "every device of this pool is a MIG instance, and none is granted unless its profile is named"
-        fix = f"set mig_profile to one of: {', '.join(profiles)}"
+        fix = f"set mig_profile to one of: {listed(profiles)}"
     yield refuse(Why.PROFILE, "job.resources.mig_profile", r.mig_profile, problem, fix)
 
 
@@ -286,7 +293,7 @@ def _runtime(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Re
     if r.runtime is not None and not capacity.alone["runtime"]:
         yield refuse(
             Why.RUNTIME, "job.resources.runtime", r.runtime.value, "no device of this pool has this runtime",
-            f"this pool has {', '.join(fleet.runtimes())}; leave runtime out if the binary serves any of them",
+            f"this pool has {listed(fleet.runtimes())}; leave runtime out if the binary serves any of them",
         )  # fmt: skip
 
 
@@ -296,8 +303,8 @@ def _precision(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[
         able = [p.value for p in Precision if any(computes(model, p.value) for model in models)]
         yield refuse(
             Why.PRECISION, "job.resources.precision", r.precision.value,
-            f"no device of this pool computes in it; it has {', '.join(models)}",
-            f"use one of: {', '.join(able)}",
+            f"no device of this pool computes in it; it has {listed(models)}",
+            f"use one of: {listed(able)}",
         )  # fmt: skip
 
 

@@ -247,7 +247,9 @@ class FleetShape:
         """Why the placer would find no place for `shape` with every device free, however long it waits; None when it
         would, or when boards could be repartitioned into what is asked for (`repartitionable`). Remembered until devices
         change."""
-        key = replace(shape, contents=(), family="", spread=NO_SPREAD)
+        fewest = tuple(replace(role, count=role.min_count) for role in shape.roles)
+        devices = shape.least if fewest else shape.devices  # more may fit later; whether any does is asked
+        key = replace(shape, contents=(), family="", spread=NO_SPREAD, roles=fewest, devices=devices)
         known = self._verdicts.get(key, _UNJUDGED)
         if isinstance(known, _Unjudged):
             if len(self._verdicts) >= _CACHED:

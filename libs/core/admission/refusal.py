@@ -41,6 +41,10 @@ class Refusal:
     reason: Reason
 
 
+_WORDS = 1024
+
+
 def refuse(why: Why, path: str, value: object, problem: str, fix: str) -> Refusal:
-    """An objection to the field at `path`; the value is shortened to 200 characters."""
-    return Refusal(why, Reason(field=path, value=str(value)[:200], problem=problem, fix=fix))
+    """An objection to the field at `path`; the value is shortened to 200 characters, the words to 1,024: names are as long as
+    who offers them likes."""
+    return Refusal(why, Reason(field=path, value=str(value)[:200], problem=problem[:_WORDS], fix=fix[:_WORDS]))

@@ -61,7 +61,7 @@ def _billed(meter: Meter, prices: Prices, query: BillQuery, rows: Iterable[Usage
 
 def held_usage(meter: Meter, until_us: int, team: str | None, days: Days) -> Iterator[UsageRow]:
     """What is held still, as if it were held up to a moment of ledger time: never on a bill that is posted."""
-    for row in meter.held_rows(until_us, days.number):
+    for row in meter.held_rows(until_us, days.number, team):
         job, attempt, day, kind, klass, user = row.key
         if day != _OUTSIDE and team in (None, row.team):
             yield UsageRow(row.team, job, attempt, day, kind, klass, row.milli_us, _money(meter, row), user)

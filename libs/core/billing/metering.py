@@ -153,7 +153,7 @@ class Meter:
         claims that are still held count up to there. A team may have a million rows: those of other days are not looked at,
         and no copy is made."""
         ahead = self.money.ahead()
-        held = self._held_rows(open_until_us, ahead) if open_until_us is not None else {}
+        held = self._held_rows(open_until_us, ahead, team=team) if open_until_us is not None else {}
         priced = self.money.book is not None
         for name in sorted(self._rows.keys() | held.keys() | self.money.rows.keys()) if team is None else [team]:
             used, goes_on = self._rows.get(name, {}), held.get(name, {})
@@ -401,10 +401,10 @@ class Meter:
             counted = self.counted.setdefault(team, TeamSums())
             self._days |= counted.recount(chain(*used.values(), only), self._jobs.__contains__)
 
-    def held_rows(self, until_us: int, day_of: DayOf = utc_day) -> list[HeldRow]:
+    def held_rows(self, until_us: int, day_of: DayOf = utc_day, team: str | None = None) -> list[HeldRow]:
         """What is held still, as rows up to a time, on the days of any calendar; money at the prices of now."""
         ahead = self.money.ahead(day_of)
-        found = self._held_rows(until_us, ahead, day_of)
+        found = self._held_rows(until_us, ahead, day_of, team)
         out: list[HeldRow] = []
         for team, used in found.items():
             posted = ahead.rows.get(team, {})
@@ -416,12 +416,15 @@ class Meter:
         return out
 
     def _held_rows(
-        self, until_us: int, ahead: PostedMoney, day_of: DayOf = utc_day
+        self, until_us: int, ahead: PostedMoney, day_of: DayOf = utc_day, team: str | None = None
     ) -> dict[str, dict[int, dict[Key, int]]]:
+        """Of `team` alone, or of all."""
         out: dict[str, dict[int, dict[Key, int]]] = {}
         for job, held in self._held.items():
-            team, klass, user = self._jobs[job]
-            days = out.setdefault(team, {})
+            whose, klass, user = self._jobs[job]
+            if team not in (None, whose):
+                continue
+            days = out.setdefault(whose, {})
             self._post(ahead, job, held, chain.from_iterable(held.by_node.values()), until_us, NOT_POSTED)
             for model, milli in _by_model(list(chain.from_iterable(held.by_node.values()))):
                 for hour, us in self._calendar.split(held.opened_us, until_us, HOUR_US):

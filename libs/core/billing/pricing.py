@@ -132,7 +132,7 @@ def bill_of_sums(meter: Meter, query: BillQuery, team: str | None) -> BillReply:
             span = partial(_is_day, key) if query.group_by == "day" else asked
             group.more_jobs = within(counted.jobs.get(kind), span)
             group.more_attempts = within(counted.attempts.get(kind), span)
-    for held in meter.held_rows(query.open_until_us) if query.open_until_us is not None else ():
+    for held in meter.held_rows(query.open_until_us, team=team) if query.open_until_us is not None else ():
         job, attempt, day, kind, *_ = held.key
         if not asked(day) or (team is not None and held.team != team):
             continue
