@@ -214,6 +214,12 @@ async def test_a_bill_of_a_zone_holds_up_no_other_question(monkeypatch: pytest.M
         ({"from_us": 5, "to_us": 5}, "from_us", "is not before to_us"),
         ({"from_us": 5, "to_day": "2026-11-01"}, "from_day", "beside a zone or moments"),
         ({"from_day": "2026-02-30"}, "from_day", "no such day"),
+        (
+            {"open_until_us": 2**63 - 1},
+            "open_until_us",
+            "is more than 400 days ahead",
+        ),  # seen: it counted hours for ever
+        ({"forecast_until_us": 2**63 - 1}, "forecast_until_us", "is more than 400 days ahead"),
     ],
 )
 def test_a_question_of_impossible_days_is_refused(asked: dict[str, Any], field: str, problem: str) -> None:

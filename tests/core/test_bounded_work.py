@@ -1,0 +1,50 @@
+"""What a request costs is bounded by what a pool is, however the request and the nodes' names are made up."""
+
+from libs.core.accelerators.spelling import listed, meant
+from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, evaluate
+from libs.core.admission.fleet_shape import FleetShape
+from libs.core.placement.search import gang
+from libs.core.placement.view import Context
+from libs.core.scheduling import limits
+from libs.core.state.limits import Limits
+from libs.core.state.shape import shape_of
+from schemas.jobs import JobSpec, SubmitJob
+from schemas.resources import Device, Inventory, Level, Resources, Role, Topology, TopologyPolicy
+from tests.core.builders import node
+
+
+def test_a_misspelt_name_is_compared_with_some_and_told_some() -> None:
+    names = [f"label-{n:05d}" for n in range(8000)]
+    assert meant("H1OO", ["H100", "A100"]) == "did you mean H100? "
+    assert meant("x" * 65, ["x" * 66]) == ""
+    assert meant("label-0000l", names).startswith("did you mean label-0")
+    assert listed(names[:3]) == "label-00000, label-00001, label-00002"
+    assert listed(names).endswith("label-00015 and 7984 more")
+
+
+def test_a_refusal_is_as_long_as_it_can_be_read() -> None:
+    """Seen: one misspelt type was answered with 160 KB, sixteen roles of sixteen with 5 MB, which could not be sent."""
+    devices = tuple(Device(id=f"e{n}", index=n, model=f"model-{n:05d}{'z' * 90}", memory_mib=1) for n in range(1500))
+    fleet = FleetShape.of([Inventory(node="evil", devices=devices)], dict[str, Limits]())
+    roles = tuple(Role(name=f"r{k}", types=tuple(f"modle-{k:02d}{n:03d}" for n in range(16))) for k in range(16))
+    asked = SubmitJob(client_key="k", job=JobSpec(command=("x",), resources=Resources(roles=roles)))
+    found = evaluate(asked, "team", AdmissionContext(fleet, limits.room))
+    assert isinstance(found, NotAdmitted)
+    assert len(found.refusals) <= 51
+    assert sum(len(refusal.reason.model_dump_json()) for refusal in found.refusals) < 150_000
+
+
+def test_packings_of_a_nested_gang_have_a_budget(monkeypatch) -> None:
+    """Seen: sixteen elastic roles of groups that fit a node once each were packed for minutes, by admission first of all."""
+    packed = []
+    pack = gang._Nest._pack_in
+    monkeypatch.setattr(gang._Nest, "_pack_in", lambda self, *args: packed.append(len(args[1])) or pack(self, *args))
+    top = Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)
+    roles = tuple(
+        Role(name=f"r{i}", count=2 if i else 17, min_count=2 if i else 1, devices=5, topology=top) for i in range(16)
+    )
+    spec = JobSpec(command=("x",), resources=Resources(topology=Topology(level=Level.POOL), roles=roles))
+    fleet = FleetShape.of([node(f"n{i:02d}") for i in range(32)], dict[str, Limits]())
+    evaluate(SubmitJob(client_key="k", job=spec), "team", AdmissionContext(fleet, limits.room))
+    gang.place_nested(fleet.empty_view(), shape_of(spec), -1, Context())
+    assert sum(packed) * 16 <= 2 * (gang._LOOKS + 256 * 16), "in admission, and in a cycle"
