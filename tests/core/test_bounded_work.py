@@ -1,7 +1,7 @@
 """What a request costs is bounded by what a pool is, however the request and the nodes' names are made up."""
 
 from libs.core.accelerators.spelling import listed, meant
-from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, evaluate
+from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, evaluate
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement.search import gang
 from libs.core.placement.view import Context
@@ -47,4 +47,14 @@ def test_packings_of_a_nested_gang_have_a_budget(monkeypatch) -> None:
     fleet = FleetShape.of([node(f"n{i:02d}") for i in range(32)], dict[str, Limits]())
     evaluate(SubmitJob(client_key="k", job=spec), "team", AdmissionContext(fleet, limits.room))
     gang.place_nested(fleet.empty_view(), shape_of(spec), -1, Context())
-    assert sum(packed) * 16 <= 2 * (gang._LOOKS + 256 * 16), "in admission, and in a cycle"
+    assert sum(packed) * 16 <= 2 * (gang._LOOKS + 6 * 256 * 16), "in admission, and in a cycle"
+
+
+def test_what_fits_at_the_widest_level_alone_is_found_whatever_nearer_levels_have_cost(monkeypatch) -> None:
+    monkeypatch.setattr(gang, "_LOOKS", 0)
+    fleet = FleetShape.of([node(f"n{i}", leaf=f"leaf{i % 4}") for i in range(32)], dict[str, Limits]())
+    roles = tuple(Role(name=f"r{i}", count=8, devices=5) for i in range(4))
+    spec = JobSpec(command=("x",), resources=Resources(topology=Topology(level=Level.POOL), roles=roles))
+    assert isinstance(
+        evaluate(SubmitJob(client_key="k", job=spec), "team", AdmissionContext(fleet, limits.room)), Admitted
+    )

@@ -47,8 +47,8 @@ _TRIES = 64
 """Groups of one level that are tried: each could hold every role by itself, and only their competition can fail."""
 
 _LOOKS = 500_000
-"""Devices that a nested gang's packings look at, times its roles: beyond that the best so far is taken, or none. Two packings
-are always made. Seen: sixteen elastic roles on 9,000 devices were packed for minutes."""
+"""Devices that a nested gang's packings look at, times its roles, shared by the levels: beyond that the best so far is taken,
+or none. At each level one packing is always tried. Seen: sixteen elastic roles on 9,000 devices were packed for minutes."""
 
 Counts = tuple[int, ...]
 """Groups wanted of each role."""
@@ -176,7 +176,9 @@ class _Nest:
 
     def __init__(self, view: View, shape: Shape, beneficiary: int, context: Context) -> None:
         self.view, self.shape, self.beneficiary, self.context = view, shape, beneficiary, context
-        self.left_to_look = max(_LOOKS, 2 * len(view.fleet.up) * len(shape.roles))
+        self.left_to_look = _LOOKS
+        self.of_level = 0
+        """What is left of that for the level at hand."""
         self.shapes = [role_shape(shape, role, role.count) for role in shape.roles]
         self.shared = any(s.cpu_milli or s.host_mib for s in self.shapes) or bool(view.fleet.rack_w.any())
         found = [
@@ -210,7 +212,7 @@ class _Nest:
         best = self.place(tuple(counts))
         for i, role in enumerate(self.shape.roles):
             low, high = counts[i], role.count
-            while best is not None and low < high and self.left_to_look >= 0:
+            while best is not None and low < high and self.left_to_look > 0:
                 middle = (low + high + 1) // 2
                 placed = self.place((*counts[:i], middle, *counts[i + 1 :]))
                 if placed is None:
@@ -225,10 +227,9 @@ class _Nest:
         fleet = self.view.fleet
         rows = np.flatnonzero(self.any)
         levels = allowed_levels(self.shape, self.context)
-        for level in levels:
+        for number, level in enumerate(levels):
             codes = spans_at(fleet, level, rows, within=levels[-1])
-            if self.left_to_look < 0:
-                break
+            self.of_level = max(self.left_to_look // (len(levels) - number), len(rows) * len(counts))
             for inside in islice(self._groups(rows, codes, counts), _TRIES):
                 placed = self._pack(rows[inside], counts, level)
                 if placed is not None:
@@ -265,9 +266,10 @@ class _Nest:
             key=lambda i: (-self.shape.roles[i].devices, int(np.count_nonzero(self.masks[i][inside])), i),
         )
         for order in islice(permutations(largest_first), _ORDERS):
-            self.left_to_look -= len(inside) * len(counts)
-            if self.left_to_look < 0:
+            looks = len(inside) * len(counts)
+            if looks > self.of_level:
                 return None
+            self.of_level, self.left_to_look = self.of_level - looks, self.left_to_look - looks
             taken = self._pack_in(order, inside, counts)
             if taken is not None:
                 return self._placed(taken, level)
