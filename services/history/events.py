@@ -11,7 +11,7 @@ from typing import Any
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from libs.adapters.mongo.store import ANSWER_BYTES
+from libs.adapters.mongo.store import MAX_REPLY_BYTES
 from libs.bus import direct
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, rejection_event
@@ -22,7 +22,7 @@ _LAST_US = 253_402_300_799_000_000  # the end of the year 9999: what is later no
 _PROBED = 32  # messages, where the numbers of all pools are looked for
 _OF_TEAM = subjects.team_event("-", "-").split("-")[0]
 _LOOKED_AT = 500  # rejections, when one job's is asked for
-_MOST_BYTES = 2 * ANSWER_BYTES  # of events, in memory for one answer
+_MOST_BYTES = 2 * MAX_REPLY_BYTES  # of events, in memory for one answer
 
 
 class EventLog:
@@ -49,15 +49,14 @@ class EventLog:
         else:
             start = {"seq": await self._last(pattern, limit)}
         found: deque[tuple[JobEvent, int]] = deque()
-        first, read, size = after_us is not None or bool(seen), 0, 0
-        while read < limit:
-            piece = await self._get(pattern, start, min(_BATCH, limit - read))
-            read += len(piece.messages)
+        first, matched, size = after_us is not None or bool(seen), 0, 0
+        while matched < limit:
+            piece = await self._get(pattern, start, min(_BATCH, limit - matched))
             for message in piece.messages:
                 event = _event(message)
                 if event is not None and event.at_us > (after_us or -1):
                     found.append((event, len(message.data)))
-                    size += len(message.data)
+                    matched, size = matched + 1, size + len(message.data)
             while not first and size > _MOST_BYTES and len(found) > 1:
                 size -= found.popleft()[1]
             if not piece.messages or not piece.more or (first and size > _MOST_BYTES):

@@ -242,6 +242,28 @@ async def test_a_team_finds_its_own_jobs_only(
     assert len(everything.jobs) == len(written.stories())
 
 
+async def test_a_list_is_read_page_by_page_as_far_as_an_answer_goes(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: forty questions for a thousand large jobs each took 600 MiB, and others' waited for five seconds."""
+    await written.write(busy_world(team).records)
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+    for states in ((), (JobState.SUCCEEDED,)):
+        for whose in (team, None):
+            whole = [job.job_id for job in await store.jobs(whose, states=states, limit=1000)]
+            monkeypatch.setattr("libs.adapters.mongo.store._READ_AT_ONCE", 2)
+            assert [job.job_id for job in await store.jobs(whose, states=states, limit=1000)] == whole
+            assert [job.job_id for job in await store.jobs(whose, states=states, limit=3)] == whole[:3]
+            monkeypatch.setattr("libs.adapters.mongo.store.MAX_REPLY_BYTES", 1)
+            assert [job.job_id for job in await store.jobs(whose, states=states, limit=1000)] == whole[:1]
+            monkeypatch.undo()
+    await store._jobs.update_many({}, {"$set": {"submitted_us": 7, "by_team": f"{team}|{7:020d}"}})
+    monkeypatch.setattr("libs.adapters.mongo.store._READ_AT_ONCE", 2)
+    count = await store._jobs.count_documents({})
+    assert len({job.job_id for job in await store.jobs(team, limit=1000)}) == count, "of one moment"
+
+
 async def test_lists_are_newest_first_filtered_and_paged(
     store: JobStore, written: Written, filled: World, team: str
 ) -> None:

@@ -22,8 +22,9 @@ _DUPLICATE = 11000
 _KEYS = 2
 """Of the keys that documents bear: 1 had none of names. Whoever moves a checkpoint says which it writes."""
 _PAGE = 500
-ANSWER_BYTES, _READ_AT_ONCE = 900_000, 50
-"""An answer holds no more documents than these bytes of them; so many are read together."""
+MAX_REPLY_BYTES = 900_000
+"""The broker's limit is 1 MiB: an answer that would be longer is cut, and the rest asked for with the next question."""
+_READ_AT_ONCE = 50
 
 _events = TypeAdapter(tuple[JobEvent, ...])
 
@@ -155,7 +156,7 @@ class JobStore:
         elif states:
             keys = [(f"{team}|{state.value}|", "by_state") for state in states]
         found: list[JobDocument] = []
-        for prefix, field in dict.fromkeys(keys):
+        for prefix, field in keys:
             found += await self._newest(_range(prefix, before, field), field, limit)
             found = sorted(found, key=lambda document: document.submitted_us, reverse=True)[:limit]
         return found
@@ -174,21 +175,30 @@ class JobStore:
             last = page[-1]["_id"]
 
     async def _newest(self, query: dict[str, Any], order: str, limit: int) -> list[JobDocument]:
-        """No more than an answer takes, `ANSWER_BYTES`; at least one."""
-        found: list[JobDocument] = []
-        size = 0
-        while len(found) < limit and size <= ANSWER_BYTES:
-            some = min(_READ_AT_ONCE, limit - len(found))
+        """No more than an answer takes, `MAX_REPLY_BYTES`; at least one. Page by page, each from where the last one ended: jobs
+        come and change meanwhile."""
+        found: dict[str, JobDocument] = {}
+        size = ties = 0  # ties: documents that were read and have the key of the last one
+        while len(found) < limit and size <= MAX_REPLY_BYTES:
+            some = min(_READ_AT_ONCE, limit - len(found)) + ties
             with away():
-                page = self._jobs.find(query, {"document": 1}).sort([(order, -1)]).skip(len(found)).limit(some)
+                page = self._jobs.find(query, {"document": 1, order: 1}).sort([(order, -1)]).limit(some)
                 bodies = await page.to_list(None)
             for body in bodies:
+                if body["_id"] in found:
+                    continue
                 size += len(body["document"])
-                if size <= ANSWER_BYTES or not found:
-                    found.append(JobDocument.model_validate_json(body["document"]))
+                if size > MAX_REPLY_BYTES and found:
+                    break
+                found[body["_id"]] = JobDocument.model_validate_json(body["document"])
             if len(bodies) < some:
                 break
-        return found
+            last = bodies[-1][order]
+            ties = sum(body[order] == last for body in bodies)
+            query = query | {
+                order: {key: value for key, value in query.get(order, {}).items() if key != "$lt"} | {"$lte": last}
+            }
+        return list(found.values())
 
 
 def database_of(client: Any) -> Any:
