@@ -5,17 +5,13 @@ back:
     {"version": 1, "left_s": {"vision": 1764320000}}
 """
 
-import fcntl
-import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
-from libs.embedded.records import write_private
+from libs.walls.changing import changing
 
 LEAVERS_FILE = "left.json"
 
@@ -38,12 +34,12 @@ class Leavers:
 
     def note(self, team: str, at_s: float) -> None:
         """The team leaves. One that has left already did so at the first of these times."""
-        with self._changing() as left:
+        with changing(self._file, self._read) as left:
             left.left_s.setdefault(team, int(at_s))
 
     def forget(self, team: str) -> bool:
         """The same team is back; whether it had left."""
-        with self._changing() as left:
+        with changing(self._file, self._read) as left:
             return left.left_s.pop(team, None) is not None
 
     def check(self, team: str) -> None:
@@ -64,14 +60,3 @@ class Leavers:
             raise TeamLeft(
                 f"{self._file} cannot be read, so nobody knows which teams have left: put it back from a backup, or remove it"
             ) from None
-
-    @contextmanager
-    def _changing(self) -> Iterator[_Left]:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(self._folder / f"{LEAVERS_FILE}.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            left = self._read()
-            before = left.model_dump()
-            yield left
-            if (after := left.model_dump()) != before:
-                write_private(self._file, json.dumps(after, indent=1) + "\n")

@@ -10,17 +10,13 @@ Erasing deletes the line. What the pseudonym did stays and adds up; nobody can s
 back gets another one.
 """
 
-import fcntl
-import json
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from libs.embedded.records import write_private
+from libs.walls.changing import changing
 
 PEOPLE_FILE = "people.json"
 _PREFIX, _RANDOM_BYTES = "u-", 6
@@ -52,7 +48,7 @@ class People:
 
     def begin(self) -> None:
         """Of an instance that has nobody yet: from here on new people get pseudonyms."""
-        with self._changing() as mapping:
+        with changing(self._file, self._read) as mapping:
             mapping.by_default = True
 
     def wanted(self, asked: bool | None) -> bool:
@@ -64,7 +60,7 @@ class People:
         the team has too many."""
         if not name or len(name) > MOST_NAME:
             raise ValueError(f"a person's name has 1 to {MOST_NAME} characters, this one {len(name)}")
-        with self._changing() as mapping:
+        with changing(self._file, self._read) as mapping:
             people = mapping.teams.setdefault(team, {})
             for pseudonym, known in people.items():
                 if known == name:
@@ -86,7 +82,7 @@ class People:
     def erase(self, team: str, name: str = "") -> list[str]:
         """Forgets who a pseudonym is, or, without a name, all of the team's. Returns the pseudonyms. Raises NoSuchPerson for a
         name that is not there."""
-        with self._changing() as mapping:
+        with changing(self._file, self._read) as mapping:
             people = mapping.teams.get(team, {})
             gone = [one for one, known in people.items() if not name or name in (known, one)]
             if name and not gone:
@@ -102,14 +98,3 @@ class People:
             return _Mapping.model_validate_json(self._file.read_text())
         except FileNotFoundError:
             return _Mapping()
-
-    @contextmanager
-    def _changing(self) -> Iterator[_Mapping]:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(self._folder / f"{PEOPLE_FILE}.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            mapping = self._read()
-            before = mapping.model_dump()
-            yield mapping
-            if (after := mapping.model_dump()) != before:
-                write_private(self._file, json.dumps(after, indent=1) + "\n")

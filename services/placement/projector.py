@@ -64,8 +64,8 @@ class Projector:
         except (LedgerStopped, ConnectionClosedError):
             raise
         except Exception as e:
-            # Placement folds the same ledger itself, so it would stop if the ledger were wrong: so this fold is, and what
-            # stands in Redis is only shown, so placement goes on without it and says so.
+            # Placement folds the same ledger itself and would have stopped if that were wrong: this fold is. What stands in
+            # Redis is only shown, so placement goes on without it and says so.
             log.exception("the projection stops")
             self.problem = f"stopped at {follower.position}: {e!r}"
         finally:

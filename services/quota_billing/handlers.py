@@ -24,7 +24,7 @@ from schemas.subjects import OPERATOR
 from schemas.use import UseQuery, UseReply
 
 MOST_AHEAD_US = 400 * DAY_US
-"""So far a bill looks ahead: a year and what a month more takes."""
+"""So far a bill looks ahead: to the end of the month in which a year is over."""
 
 MAX_ROWS = 3000
 """About 750 KB: the broker carries 1 MiB in one answer."""
@@ -45,15 +45,16 @@ async def answer_bill(kept: Still, prices: Prices, query: BillQuery, team: str) 
     if not _takes_long(query) and query.open_until_us is None and query.forecast_until_us is None:
         return get_bill(kept.projection, prices, query, team)
     async with kept.still():
-        return await asyncio.to_thread(get_bill, kept.projection, prices, query, team)
+        return await asyncio.to_thread(get_bill, kept.projection, prices, query, team, now_us=clock.wall_us())
 
 
-def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillReply:
-    """A team's bill has its own jobs only: another team's job is as if it did not exist. Raises InvalidQuestion."""
+def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str, *, now_us: int = 0) -> BillReply:
+    """A team's bill has its own jobs only: another team's job is as if it did not exist. `now_us`: of the wall, as the
+    ledger may have been quiet for long. Raises InvalidQuestion."""
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
     whose = None if team == OPERATOR else team
-    _not_too_far(query, meter)
+    _not_too_far(query, max(meter.wall_us, now_us))
     query, days = _when(query)
     if days.day_of is not utc_day:
         try:
@@ -75,9 +76,9 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
     return reply
 
 
-def _not_too_far(query: BillQuery, meter: Meter) -> None:
+def _not_too_far(query: BillQuery, now_us: int) -> None:
     """What is held is counted hour by hour up to the moments that are asked for."""
-    latest = max(meter.wall_us, clock.wall_us()) + MOST_AHEAD_US
+    latest = now_us + MOST_AHEAD_US
     for field, moment in (("open_until_us", query.open_until_us), ("forecast_until_us", query.forecast_until_us)):
         if moment is not None and moment > latest:
             problem = f"is more than {MOST_AHEAD_US // DAY_US} days ahead"

@@ -188,22 +188,29 @@ def test_a_bill_of_a_zone_that_is_of_too_many_uses_is_refused_and_others_uses_do
         assert {row.team for row in get_bill(meter, FILE, berlin, team).rows} == {team}
 
 
-async def test_a_bill_of_a_zone_holds_up_no_other_question(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"time_zone": "Europe/Berlin"}, {"open_until_us": DECEMBER}, {"forecast_until_us": DECEMBER}]
+)
+async def test_a_bill_that_takes_long_holds_up_no_other_question(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
     """It walks all uses of its span: a team with many of them could stop all bills for seconds, again and again."""
-    other_answered, made = Event(), handlers.get_bill
+    other_answered, made, long = Event(), handlers.get_bill, BillQuery.model_validate(asked)
 
-    def slow(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillReply:
-        if query.time_zone and not other_answered.wait(60):
+    def slow(meter: Meter, prices: Prices, query: BillQuery, team: str, **now: int) -> BillReply:
+        if query == long and not other_answered.wait(60):
             raise AssertionError("the other question waits")
-        return made(meter, prices, query, team)
+        return made(meter, prices, query, team, **now)
 
     monkeypatch.setattr(handlers, "get_bill", slow)
     kept = Kept(metered(priced_world()))
-    zoned = asyncio.create_task(handlers.answer_bill(kept, FILE, BillQuery(time_zone="Europe/Berlin"), "research"))
+    asking = asyncio.create_task(handlers.answer_bill(kept, FILE, long, "research"))
     await asyncio.sleep(0)
     other = await handlers.answer_bill(kept, FILE, BillQuery(), "research")
     other_answered.set()
-    assert (await zoned).total_cost_micros == other.total_cost_micros
+    told = await asking
+    assert told == made(kept.projection, FILE, long, "research")
+    assert long.open_until_us is not None or told.total_cost_micros == other.total_cost_micros
 
 
 @pytest.mark.parametrize(

@@ -402,17 +402,17 @@ class Meter:
             self._days |= counted.recount(chain(*used.values(), only), self._jobs.__contains__)
 
     def held_rows(self, until_us: int, day_of: DayOf = utc_day, team: str | None = None) -> list[HeldRow]:
-        """What is held still, as rows up to a time, on the days of any calendar; money at the prices of now."""
+        """What `team`, or all, hold still, as rows up to a time, on the days of any calendar; money at the prices of now."""
         ahead = self.money.ahead(day_of)
         found = self._held_rows(until_us, ahead, day_of, team)
         out: list[HeldRow] = []
-        for team, used in found.items():
-            posted = ahead.rows.get(team, {})
+        for whose, used in found.items():
+            posted = ahead.rows.get(whose, {})
             for day in used.keys() | posted.keys():
                 units, money = used.get(day, {}), posted.get(day, {})
                 for key in units.keys() | money.keys():
                     cost, _, free, _ = money.get(key, _FREE)
-                    out.append(HeldRow(team, key, units.get(key, 0), cost, free, self._days.get(key[0], {})))
+                    out.append(HeldRow(whose, key, units.get(key, 0), cost, free, self._days.get(key[0], {})))
         return out
 
     def _held_rows(
