@@ -26,6 +26,7 @@ from libs.ledger.inputs import read_input
 from libs.ledger.lease_terms import LeaseTerms
 from libs.ledger.tail import Tail
 from libs.ledger.verify import verify
+from libs.ports.variables import wrong_variables
 from schemas import ledger as led
 from schemas import subjects
 from schemas.catalog import TYPE_OF
@@ -102,8 +103,7 @@ def lease_terms() -> Terms:
     try:
         return LeaseTerms().terms()
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        raise UsageFault(f"BATON_LEASES_{'.'.join(map(str, wrong['loc'])).upper()}: {wrong['msg']}") from None
+        raise UsageFault(wrong_variables(LeaseTerms, error)) from None
 
 
 async def fence(nats: Client, pool: str, how: Fence, archive: Path | None = None) -> dict[str, Any]:

@@ -191,8 +191,8 @@ def _wrote_session_niceness() -> bool:
         _SESSION_NICENESS.write_text(str(_YIELDS))
     except BlockingIOError:
         return False
-    except OSError:  # a kernel that does not weigh sessions: there is nothing to write
-        return True
+    except OSError:
+        log.debug("this kernel does not weigh sessions")
     return True
 
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
+from libs.ports.variables import wrong_variables
 from libs.service.settings import ServiceSettings
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -28,13 +28,4 @@ def read_settings(kind: type[S]) -> S:
     try:
         return kind()
     except ValidationError as error:
-        prefix = kind.model_config["env_prefix"]
-        raise ValueError("; ".join(_problem(prefix, one) for one in error.errors(include_url=False))) from None
-
-
-def _problem(prefix: str, error: ErrorDetails) -> str:
-    field = ".".join(map(str, error["loc"]))
-    problem = error["msg"].removeprefix("Value error, ")
-    if not field:  # of several settings together
-        return problem
-    return f"{field if field.startswith('BATON_') else (prefix + field).upper()}: {problem}"
+        raise ValueError(wrong_variables(kind, error)) from None

@@ -1,0 +1,42 @@
+"""What a person has written wrong ends a service with a line that names it, whatever process it was forked from."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libs.cli.exits import UsageFault
+from libs.cli.fencing import lease_terms
+from libs.service.starting import read_settings, starting
+from services.admission.settings import AdmissionSettings
+
+
+def test_each_variable_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_HTTP_PORT", "99999999")
+    monkeypatch.setenv("BATON_ADMISSION_BATCH", "0")
+    with pytest.raises(SystemExit) as ended, starting("admission"):
+        read_settings(AdmissionSettings)
+    assert ended.value.code == (
+        "admission: BATON_HTTP_PORT: Input should be less than or equal to 65535; "
+        "BATON_ADMISSION_BATCH: Input should be greater than or equal to 1"
+    )
+
+
+def test_wrong_terms_of_leases_are_told_before_anything_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_LEASES_RHO", "7")
+    with pytest.raises(UsageFault, match=r"BATON_LEASES_RHO: Input should be less than 0\.5"):
+        lease_terms()
+
+
+def test_baton_up_says_what_is_wrong_in_a_file(tmp_path: Path) -> None:
+    """Seen: "it wrote nothing to its log", as the services are forked from the command."""
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("nodes:\n  - {name: gpu, count: 2}\n")
+    command = [sys.executable, "-m", "libs.cli", "up", "--state-dir", str(tmp_path / "state"), "--fleet", str(fleet)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert ended.returncode == 1
+    assert "agent: fleet file" in ended.stderr
+    assert "groups: Field required" in ended.stderr
+    assert "Traceback" not in ended.stderr
