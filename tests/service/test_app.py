@@ -271,3 +271,17 @@ def test_an_idle_service_sets_no_timer_and_a_signal_wakes_it() -> None:
         return timers
 
     assert asyncio.run(idle()) == []
+
+
+async def test_a_stop_does_not_wait_for_the_niceness_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without root one process of a machine may set it in 0.1 s: where many start, the last ones try for seconds."""
+    tried = []
+    monkeypatch.setattr("os.getsid", lambda _: os.getpid())
+    monkeypatch.setattr("libs.service.app._SESSION_AGAIN_S", 1000.0)
+    monkeypatch.setattr("libs.service.app._wrote_session_niceness", lambda: tried.append(1))
+    server = _Server(uvicorn.Config(make_asgi_app()), None, yields=True)
+    server.config.load()
+    waiting = asyncio.create_task(server.main_loop())
+    await until(lambda: tried)
+    server.handle_exit(signal.SIGTERM, None)
+    await waiting
