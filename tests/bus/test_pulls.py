@@ -75,6 +75,11 @@ async def test_who_sends_without_a_pause_does_not_hold_up_what_has_come(nats: Bu
     """The broker always has one more, and each comes before the patience with it ends."""
     one = await pull(nats)
     await put(nats, "first", "second")
+
+    async def counted() -> bool:
+        return (await nats.jetstream().consumer_info("S", "d")).num_pending == 2
+
+    await until(counted)  # a consumer counts a moment after the stream has stored
     [first] = await one.fetch(1, LONG_S)
     assert delivery(first.reply).pending == 1
     await nats.jetstream().purge_stream("S")
