@@ -305,6 +305,7 @@ AcceptedSpec = Annotated[JobSpec, WrapValidator(_any_fields)]
 by a newer service: it is ignored like any other new field of a fact."""
 
 
+_SUBMITTED_SPECS = 64  # one whose defaults are its own takes 19 KB
 _submitted: dict[bytes, JobSpec] = {}
 
 
@@ -315,7 +316,7 @@ def _as_before(value: Any, strict: ValidatorFunctionWrapHandler) -> JobSpec:
         return cast(JobSpec, strict(value))
     if (spec := _submitted.get(written)) is None:
         spec = strict(value)
-        if len(_submitted) >= _KNOWN_SPECS:
+        if len(_submitted) >= _SUBMITTED_SPECS:
             _submitted.clear()
         _submitted[written] = spec
     return spec

@@ -175,6 +175,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                 for event in chain.from_iterable(known.entry.record.events for known in entries if known.entry.valid):
                     if isinstance(event, JobQueued):
                         intake.queued(event)
+                        recent.shown(event.job_id)
                 overtaking[0].moved()
 
             for known in followers:

@@ -77,6 +77,10 @@ class Recent(LatelyByJob[str]):
     def add(self, job_id: str, pool: str) -> None:
         self[job_id] = pool
 
+    def shown(self, job_id: str) -> None:
+        """The ledger has it, and so has the context."""
+        self.pop(job_id, None)
+
     def put_off(self, job_id: str) -> None:
         """A job that was added is not sent after all."""
         self.pop(job_id, None)

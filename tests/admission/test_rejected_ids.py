@@ -7,6 +7,8 @@ from libs.core.admission.refusal import Why
 from libs.core.scheduling import limits
 from libs.core.state.ended import KEPT_US
 from schemas import ids
+from schemas import ledger as led
+from schemas.jobs import JobSpec
 from services.admission.handlers import AdmissionResult, Recent, handle
 from tests.admission.test_handlers import CONTEXT, GOOD, judged, received, rejection
 from tests.core.test_admission import TWO_LEAVES, record
@@ -37,6 +39,28 @@ def test_a_job_for_which_there_was_no_room_is_refused_by_its_name_when_it_comes_
     again = handle(received(large), {"main": CONTEXT}, recent, intake)
     assert again.result is AdmissionResult.REJECTED
     assert rejection(again).job_id == first.job
+
+
+def test_a_job_that_the_ledger_shows_is_remembered_by_the_ledger_alone() -> None:
+    """A backlog of 50,000 was kept twice."""
+    recent = Recent()
+    context = AdmissionContext(FleetShape(), limits.room)
+    context.fleet.apply(record(*TWO_LEAVES), 1)
+    job = handle(received(GOOD), {"main": context}, recent).job
+    assert list(recent) == [job]
+    context.fleet.apply(
+        record(
+            led.JobQueued(
+                job_id=job, team="research", spec=JobSpec(command=("python", "train.py")), spec_hash="0" * 64,
+                client_key="run-1", priority=1, preempts=False, submitted_us=1,
+            )
+        ),
+        2,
+    )  # fmt: skip
+    recent.shown(job)
+    assert not list(recent)
+    assert handle(received(GOOD), {"main": context}, recent).job == ""
+    assert rejection(handle(received(BAD), {"main": context}, recent)).job_id == ""
 
 
 def test_a_refused_cancel_names_no_job() -> None:
