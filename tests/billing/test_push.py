@@ -312,7 +312,10 @@ def test_a_state_of_another_endpoint_is_not_used(metering: Metering, ledger: Pat
     assert "name another file" in baton("bill", "push", *words, code=2)
 
 
-def test_a_push_that_is_ended_by_a_signal_leaves_no_copy_of_the_ledger(ledger: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_push_that_is_ended_by_a_signal_leaves_no_copy_of_the_ledger(
+    number: signal.Signals, ledger: Path, tmp_path: Path
+) -> None:
     """Seen: `kill` left a folder with the whole ledger in the temporary one, each time."""
     (folder := tmp_path / "tmp").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -324,6 +327,6 @@ def test_a_push_that_is_ended_by_a_signal_leaves_no_copy_of_the_ledger(ledger: P
             connection, _ = silent.accept()
             with connection:
                 assert len(list(folder.iterdir())) == 1
-                process.terminate()
+                process.send_signal(number)
                 _, err = process.communicate(timeout=20)
-    assert (process.returncode, err, list(folder.iterdir())) == (128 + signal.SIGTERM, b"", [])
+    assert (process.returncode, err, list(folder.iterdir())) == (128 + number, b"", [])

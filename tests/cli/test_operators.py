@@ -30,7 +30,7 @@ from libs.ledger.readers import Declared, Readers
 from libs.ledger.segments import last_seq, stored_at
 from libs.ledger.tail import Stored
 from libs.ledger.writer import LedgerWriter
-from libs.walls.keyring import Keyring
+from libs.walls.keyring import KEYS_FILE, Keyring
 from schemas.billing import QuotaSnapshot, TeamUsage
 from schemas.catalog import BY_TYPE, TYPE_OF
 from schemas.ids import content_hash
@@ -269,9 +269,13 @@ async def test_a_team_that_nobody_knows_is_taken_with_a_hint(
             warned[team] = told.err
         words = ("team", "suspend", "nosuch", "--reason", "a slip", *about)
         suspended = await baton(*words, url=urls["operator"], BATON_STATE_DIR=str(tmp_path))
+        Keyring(tmp_path).folder.joinpath(KEYS_FILE).write_text("{")  # whoever cannot read the keys knows less, and goes on
+        words = ("quota", "set", "nosuch2", "none", *about)
+        unread = await baton(*words, url=urls["operator"], BATON_STATE_DIR=str(tmp_path))
     says = "no team nosuch is known here: check the name\n"
     assert warned == {"blue": "", "green": "", "fresh": "", "nosuch": says}
     assert (suspended.code, suspended.err.startswith(says)) == (0, True), suspended.err
+    assert (unread.code, unread.err) == (0, "")
 
 
 async def test_a_quarantine_is_lifted_with_a_reason(
