@@ -1,7 +1,7 @@
 """Small charts as SVG text, without a plotting library: light ground, direct labels, readable in print."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -73,16 +73,28 @@ def log_log(
 
 
 def dots(
-    x: float, y: float, width: float, caption: str, unit: str, *, rows: Sequence[str], marks: Sequence[Marks]
+    x: float,
+    y: float,
+    width: float,
+    caption: str,
+    unit: str,
+    *,
+    rows: Sequence[str],
+    marks: Sequence[Marks],
+    log: bool = False,
 ) -> str:
-    """One row per name, one dot per series on a linear axis: where differences matter and zero does not."""
+    """One row per name, one dot per series on an axis that is linear or, with `log`, logarithmic: where differences or ratios
+    matter and zero does not."""
+    scale: Callable[[float], float] = math.log10 if log else float
     values = [v for m in marks for v in m.values if v is not None]
-    low, high = math.floor(min(values)) - 1, math.ceil(max(values)) + 1
+    low, high = (
+        (min(values) / 1.2, max(values) * 1.2) if log else (math.floor(min(values)) - 1, math.ceil(max(values)) + 1)
+    )
     left, right, top, step = x + 100, x + width - 20, y + 58, 26
     bottom = top + step * len(rows)
 
     def px(v: float) -> float:
-        return left + (v - low) / (high - low) * (right - left)
+        return left + (scale(v) - scale(low)) / (scale(high) - scale(low)) * (right - left)
 
     out = [_text(x + 24, y + 10, caption, size=13, bold=True)]
     at = x + 24
@@ -93,10 +105,9 @@ def dots(
         out.append(f'<circle cx="{at:g}" cy="{y + 28:g}" r="{6 if m.strong else 4}" fill="{colour}"/>')
         out.append(_text(at + 10, y + 32, m.name, colour=colour))
         at += 26 + 6.3 * len(m.name)
-    tick = max(1, round((high - low) / 6))
-    for v in range(low, high + 1, tick):
+    for v in _of_decades(low, high) if log else range(int(low), int(high) + 1, max(1, round((high - low) / 6))):
         out.append(_rule(px(v), top - 8, px(v), bottom - 8))
-        out.append(_text(px(v), bottom + 10, f"{v}", anchor="middle"))
+        out.append(_text(px(v), bottom + 10, _number(v), anchor="middle"))
     out.append(_text((left + right) / 2, bottom + 28, unit, anchor="middle"))
     for r, row in enumerate(rows):
         cy = top + step * r + 6
@@ -110,6 +121,12 @@ def dots(
                     f'<circle cx="{px(value):.1f}" cy="{cy:.1f}" r="{radius}" fill="{COLOURS[i % len(COLOURS)]}"/>'
                 )
     return "\n".join(out)
+
+
+def _of_decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 of each power of ten between both."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [v for power in powers for v in (10.0**power, 2 * 10.0**power, 5 * 10.0**power) if low <= v <= high]
 
 
 def dots_height(rows: int) -> float:

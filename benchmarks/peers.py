@@ -11,7 +11,8 @@ Everybody gets the same cluster, 4 nodes of 8 devices, and jobs of one device. E
 after the other and each in processes of its own, and begins with another one. A turn is two measurements: `--jobs` jobs at
 once (jobs/s), and `--idle` jobs one at a time on the idle cluster (submit to start). Ratios are of the same round, and
 their median is what counts. Steal is what the hypervisor took of the processors; above 5 % a figure says little. Results go to
-`benchmarks/results/peers.json`. Fails when a ledger does not verify, or a bill is not its integral.
+`benchmarks/results/peers.json`, and are drawn in `docs/img/peers.svg` (`--draw`: from the results that are there). Fails when a
+ledger does not verify, or a bill is not its integral.
 
 Baton's turns leave their folders until all rounds are over: on an ext4 without a journal each file that is made costs more for
 minutes after others were removed (30 us, 70 to 170 after 4,800), whoever removed them, and the next turn would pay for that.
@@ -33,10 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import chart, machine
 
 ROUNDS = 5
 STEAL = 0.05
+IMAGE = Path(__file__).resolve().parent.parent / "docs" / "img" / "peers.svg"
 SYSTEMS = ("baton-process", "baton-timer", "hyperqueue", "slurm", "dask", "ray")
 _TURN_S = 1200
 _FIGURES = ("jobs_per_s", "idle_p50_ms", "idle_p99_ms")
@@ -78,8 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--idle", type=int, default=100, help="jobs one at a time")
     parser.add_argument("--require", action="append", default=[], metavar="NAME", help="fail when this one is absent")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=SYSTEMS)
-    parser.add_argument("--out", default="peers", help="name of the result")
+    parser.add_argument("--out", default="peers", help="name of the result; only `peers` is drawn")
+    parser.add_argument("--draw", action="store_true", help="draw the results that are there, and run nothing")
     options = parser.parse_args(arguments)
+    if options.draw:
+        IMAGE.write_text(picture(json.loads((machine.RESULTS / "peers.json").read_text())))
+        return
     if options.rounds < 1 or options.jobs < 1 or options.idle < 1:
         parser.error("--rounds, --jobs and --idle are at least 1")
     if unknown := set(options.require) - set(SYSTEMS):
@@ -101,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = {"machine": about, "cluster": "4 nodes of 8 devices, one device a job", "absent": absent, **report(rounds)}
     print(table(result))
     print(f"written to {machine.write(options.out, result)}")
+    if options.out == "peers" and not result["faults"]:
+        IMAGE.write_text(picture(result))
     if result["faults"]:
         raise SystemExit("; ".join(result["faults"]))
 
@@ -242,6 +250,26 @@ def table(result: Mapping[str, Any]) -> str:
     if result["host_steal"] > STEAL:
         lines.append(f"steal is above {STEAL:.0%}: the machine was not quiet")
     return "\n".join(lines)
+
+
+def picture(result: Mapping[str, Any]) -> str:
+    """Both measurements side by side as SVG: of each system the median of its rounds, and the lowest and the highest."""
+    systems = {name: one for name, one in result["systems"].items() if one["jobs_per_s"] is not None}
+
+    def panel(x: float, caption: str, unit: str, what: str) -> str:
+        each = [[turn[what] for turn in one["rounds"] if "error" not in turn] for one in systems.values()]
+        marks = [
+            chart.Marks("median", [one[what] for one in systems.values()], strong=True),
+            chart.Marks("lowest round", [min(values) for values in each]),
+            chart.Marks("highest round", [max(values) for values in each]),
+        ]
+        return chart.dots(x, 56, 560, caption, unit, rows=list(systems), marks=marks, log=True)
+
+    about = result["machine"]
+    title = f"Beside other schedulers: {about['cores']} cores, {result['rounds']} rounds, {about['at'][:10]}"
+    left = panel(0, "Jobs at once: more is better", "jobs/s", "jobs_per_s")
+    right = panel(580, "One job on an idle cluster: less is better", "submit to start, p50, ms", "idle_p50_ms")
+    return chart.page(1160, 56 + chart.dots_height(len(systems)) + 10, title, [left, right])
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An interpreter that has hyperqueue, and not dask."""
+    """An interpreter that has hyperqueue, and not dask; and a picture of its own."""
+    monkeypatch.setattr(peers, "IMAGE", tmp_path / "peers.svg")
     (tmp_path / "hyperqueue.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setitem(peers.PEERS, "dask", peers.Peer("--mode single", "--mode latency", module="no_such_module"))
@@ -76,6 +77,11 @@ def test_a_turn_that_failed_counts_in_no_median_and_is_a_fault() -> None:
 def test_a_run_writes_what_was_asked_for(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "RESULTS", tmp_path / "results")
     run(folder, "--require", "hyperqueue")
+    drawn = peers.IMAGE.read_text()
+    assert ">hyperqueue</text>" in drawn
+    peers.IMAGE.unlink()
+    peers.main(["--draw"])
+    assert peers.IMAGE.read_text() == drawn
     told = json.loads((tmp_path / "results" / "peers.json").read_text())
     assert told["systems"]["hyperqueue"]["idle_p50_ms"] == 21
     assert len(told["systems"]["hyperqueue"]["rounds"]) == 2

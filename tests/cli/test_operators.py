@@ -269,7 +269,8 @@ async def test_a_team_that_nobody_knows_is_taken_with_a_hint(
             warned[team] = told.err
         words = ("team", "suspend", "nosuch", "--reason", "a slip", *about)
         suspended = await baton(*words, url=urls["operator"], BATON_STATE_DIR=str(tmp_path))
-        Keyring(tmp_path).folder.joinpath(KEYS_FILE).write_text("{")  # whoever cannot read the keys knows less, and goes on
+        # Whoever cannot read the keys knows less, and goes on.
+        Keyring(tmp_path).folder.joinpath(KEYS_FILE).write_text("{")
         words = ("quota", "set", "nosuch2", "none", *about)
         unread = await baton(*words, url=urls["operator"], BATON_STATE_DIR=str(tmp_path))
     says = "no team nosuch is known here: check the name\n"
