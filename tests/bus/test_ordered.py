@@ -74,6 +74,15 @@ async def test_a_delivery_that_is_lost_ends_it(nats: Client) -> None:
     await reader.consumer.close()
 
 
+async def test_a_heartbeat_tells_of_the_last_delivery_if_that_is_lost(nats: Client) -> None:
+    reader = Reader(nats, after=7)
+    await reader.consumer.open()
+    reader.consumer._delivered = -1
+    await reader.consumer.ask(10, held=0, max_bytes=10_000)
+    await until(lambda: reader.consumer.broken == "delivery 0 was lost")
+    await reader.consumer.close()
+
+
 async def test_one_that_is_closed_without_a_connection_is_not_subscribed_to_again(broker: Broker, nats: Client) -> None:
     """Seen: each team's lane that broke with the connection was left subscribed for as long as admission ran."""
     reader = Reader(nats, after=0)
