@@ -11,6 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from schemas.ids import JOB_ID_PATTERN
+
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A team, pool, queue or class: lower-case letters, digits and hyphens, at most 63 characters (one subject token)."""
 
@@ -20,7 +22,7 @@ NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_-]
 User = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{0,63}$")]
 """Who asked, within a team: one subject token, as the subject said it. Empty: nobody's, or not known."""
 
-JobId = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-f]{32}$")]
+JobId = Annotated[str, StringConstraints(pattern=f"^{JOB_ID_PATTERN}$")]
 """Derived from team and client key (`schemas.ids.job_id`): a submit that is sent twice is one job."""
 
 DeviceId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]

@@ -4,6 +4,7 @@ A handler that runs again after a crash publishes the same ids, and the broker's
 idempotent readers) drop the second copy.
 """
 
+import re
 from functools import lru_cache
 from hashlib import sha1, sha256
 from uuid import UUID
@@ -13,9 +14,20 @@ NAMESPACE = UUID("6c1f5a52-7a0e-5f0c-9a53-0b9d6e1b1c5e")
 _NAMESPACE_BYTES = NAMESPACE.bytes
 
 
+JOB_ID_PREFIX, JOB_ID_DIGITS = "job-", 32
+JOB_ID_PATTERN = rf"{JOB_ID_PREFIX}[0-9a-f]{{{JOB_ID_DIGITS}}}"
+"""Of what `job_id` makes; without anchors."""
+_is_job_id = re.compile(JOB_ID_PATTERN).fullmatch
+
+
+def is_job_id(text: str) -> bool:
+    """Whether the text has the form of a job's id: there need be no such job."""
+    return _is_job_id(text) is not None
+
+
 def job_id(team: str, client_key: str) -> str:
     """The id of the job that `team` calls `client_key`."""
-    return "job-" + _uuid5("\x1f".join(("job", team, client_key)))
+    return JOB_ID_PREFIX + _uuid5("\x1f".join(("job", team, client_key)))
 
 
 def event_id(cause: str, kind: str, key: str = "") -> str:

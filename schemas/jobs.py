@@ -11,14 +11,13 @@ team (stream EVENTS).
 """
 
 import marshal
-import re
 from enum import StrEnum
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from schemas.base import Fact, JobId, Micros, Name, Strict, User
-from schemas.ids import content_hash
+from schemas.ids import content_hash, is_job_id
 from schemas.resources import MOST_MIB, Precision, Resources
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -510,7 +509,7 @@ class TeamEvent(Fact):
 def rejection_event(told: JobRejected) -> JobEvent | None:
     """A rejection in the form of the other events, so that following a job always ends with its terminal event; None
     when it is no job's end."""
-    if not _JOB_ID.fullmatch(told.job_id):
+    if not is_job_id(told.job_id):
         return None
     return JobEvent(
         job_id=told.job_id,
@@ -521,6 +520,3 @@ def rejection_event(told: JobRejected) -> JobEvent | None:
         at_us=told.at_us,
         reason="; ".join(f"{r.field}: {r.problem}" for r in told.reasons),
     )
-
-
-_JOB_ID = re.compile(r"job-[0-9a-f]{32}")

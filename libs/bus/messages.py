@@ -27,6 +27,7 @@ __all__ = [
     "decode_bare",
     "header_bytes",
     "outgoing",
+    "payload_room",
     "reasons_of",
     "type_of_subject",
 ]
@@ -43,6 +44,15 @@ class Outgoing:
     subject: str
     payload: bytes
     headers: dict[str, str] = field(default_factory=dict)
+
+
+BESIDE_PAYLOAD_BYTES = 4096
+"""Of the broker's largest message, for the headers of one of ours: its envelope, and what JetStream asks for."""
+
+
+def payload_room(max_payload: int) -> int:
+    """How large a payload of ours may be, if the broker takes messages of `max_payload` bytes: it counts the headers, too."""
+    return max_payload - BESIDE_PAYLOAD_BYTES
 
 
 def header_bytes(headers: Mapping[str, str]) -> int:

@@ -336,10 +336,8 @@ class LocalStack:
         home = self.state_dir / "services" / name
         make_apart(home)
         own = {
-            "BATON_QUOTA_BILLING_PRICES": options.prices,
-            "BATON_QUOTA_BILLING_TEAMS": options.quotas,
-            "BATON_ADMISSION_TEAMS": options.quotas,
-            "BATON_PLACEMENT_PRICES": options.prices,
+            "BATON_PRICES_FILE": options.prices,
+            "BATON_TEAMS_FILE": options.quotas,
             "BATON_VAULT_KEYS": self.state_dir / VAULT_FOLDER / "keys.json" if service == "vault" else None,
         }
         return ProcessSpec(

@@ -45,8 +45,6 @@ from schemas.queues import (
     PreemptionLimits,
     Queue,
     QueueOrder,
-    Queues,
-    QueuesVersion,
     ShareGrace,
 )
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
@@ -190,14 +188,6 @@ class QueueFileError(Exception):
     def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
         self.problems = sorted(problems)
         super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
-
-
-def read_queues(
-    text: str, name: str = "queue file", classes: Collection[str] | None = None, offered: Collection[str] = ()
-) -> tuple[QueuesVersion, Queues]:
-    """Version and queues of a YAML text (`read_tree`)."""
-    file, queues = _read(text, name, classes, offered)
-    return file.version, queues
 
 
 def read_tree(

@@ -8,12 +8,12 @@ from typing import TypeVar
 from libs.cli.exits import UsageFault
 from libs.client import Baton, NotFound, connect
 from libs.client.sending import denied_when_closed
+from schemas.ids import JOB_ID_DIGITS, JOB_ID_PREFIX, is_job_id
 from schemas.queries import JobDocument
 
 T = TypeVar("T")
 
-_WHOLE = re.compile(r"job-[0-9a-f]{32}")
-_PART = re.compile(r"(?:job-)?([0-9a-f]{1,32})")
+_PART = re.compile(rf"(?:{JOB_ID_PREFIX})?([0-9a-f]{{1,{JOB_ID_DIGITS}}})")
 _PAGE = 1000
 _PAGES = 10
 
@@ -50,14 +50,14 @@ async def whole_id(baton: Baton, text: str) -> str:
         NotFound: no job is called so.
         Usage: several are.
     """
-    if _WHOLE.fullmatch(text):
+    if is_job_id(text):
         return text
     part = _PART.fullmatch(text.lower())
     named = [job for job in await baton.list(name=text, limit=_PAGE) if job.name == text] if text else []
     open_ = [job for job in named if not job.state.terminal]
     found = {job.job_id: job for job in (open_ if len(open_) == 1 else named)}
     if part is not None:
-        found |= {job.job_id: job for job in await _newest(baton) if job.job_id.startswith(f"job-{part[1]}")}
+        found |= {job.job_id: job for job in await _newest(baton) if job.job_id.startswith(JOB_ID_PREFIX + part[1])}
     if not found:
         what = f"no job of {baton.team} is called {text!r}" + (", and no id begins so" if part else "")
         raise NotFound(what, fix="see `baton get jobs`; a job is named by its id, the beginning of it, or its name")

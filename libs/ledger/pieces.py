@@ -9,7 +9,18 @@ decides that input again, in a state that knows what was done.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from libs.bus.messages import payload_room
 from schemas.ledger import LedgerEvent
+
+RECORD_BYTES = 2048
+"""Of a record beside its events: what its clock says, mostly."""
+_BESIDE_EVENT_BYTES = 1024
+"""Of what is decided with an event before a record may end, e.g. the end of a hold."""
+
+
+def largest_event(max_payload: int) -> int:
+    """Bytes of one event, if the broker takes messages of `max_payload` bytes: an event is not taken apart."""
+    return payload_room(max_payload) - RECORD_BYTES - _BESIDE_EVENT_BYTES
 
 
 class InputTooLarge(RuntimeError):

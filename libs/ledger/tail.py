@@ -2,29 +2,25 @@
 
 The naive way is `js.subscribe(ordered_consumer=True)` or `fetch` in a loop. The first loses its consumer with the
 broker and learns of it late; `fetch` creates a subscription, a task and a timer each time. This does what both do, by
-hand: one ephemeral pull consumer (memory, no acks) that starts behind the last message read, one subscription with a
-callback that only appends to a queue, and pull requests that keep a bounded number of messages on their way. The broker
-numbers what it delivers, so a lost delivery shows as a gap in *its* numbers, and the consumer is made anew; a gap in
-the *stream's* numbers alone means that the messages are gone. At the bound (`ahead` messages or 8 MiB per request)
+hand: an ordered consumer (`libs/bus/ordered.py`) that starts behind the last message read, and is made anew when it is broken.
+A gap in the *stream's* numbers alone means that the messages are gone. At the bound (`ahead` messages or 8 MiB per request)
 nothing more is asked for until the caller has taken some.
 """
 
 import asyncio
-import contextlib
-import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.api import StreamInfo
 
-from libs.bus.delivery import delivery
+from libs.bus.delivery import Delivery
+from libs.bus.ordered import SILENCE_S, OrderedConsumer
 from libs.bus.patience import AWAY
 from libs.core.state.formats import NEWEST
 from libs.ledger.chain import LedgerGap, LedgerRewound
@@ -34,15 +30,9 @@ log = logging.getLogger("baton.ledger")
 
 MARK = "baton-format"
 """Of a consumer: the newest format of the ledger that its reader understands (`libs.ledger.readers`)."""
-_HEARTBEAT_S = 2.4  # one may be late; each wakes the broker and a process
-_SILENCE_S = 5.0  # no message and no heartbeat for so long: the consumer is gone
 _AWAY_S = 1.0  # a look that comes so long after the last one is late
 _LOOK_S = _AWAY_S / 2  # so often it is looked whether the consumer is still there: no less, or each look is late
-_EXPIRES_S = 30.0
 _MAX_BYTES = 8 * 1024 * 1024
-_FORGET_S = 30.0  # the broker drops a consumer that nobody asks for so long
-_API_S = 5.0
-_REQUEST_ENDED = ("Batch Completed", "Message Size Exceeds MaxBytes")  # one request is over; the consumer lives
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -57,21 +47,18 @@ class Stored:
     time_us: int
 
 
-@dataclass(slots=True)
-class _Consumer:
-    """One life of the consumer. Late messages of an earlier life go to its own queue, and nowhere else."""
+class _Reading:
+    """One consumer, and what it has delivered and nobody has taken."""
 
-    name: str
-    reconnects: int
-    subscription: Subscription | None = None
-    inbox: str = ""
-    queue: deque[Msg] = field(default_factory=deque)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    asked: int = 0  # messages asked for and not yet delivered
-    delivered: int = 0  # the consumer sequence of the last message
-    heard: float = 0.0
-    looked: float = 0.0
-    broken: str = ""
+    def __init__(self, js: JetStreamContext, stream: str, after: int) -> None:
+        self.queue: deque[tuple[Delivery, Msg]] = deque()
+        self.news = asyncio.Event()
+        self.looked = 0.0
+        self.consumer = OrderedConsumer(js, stream, after, self._take, self.news.set)
+
+    def _take(self, told: Delivery, message: Msg) -> None:
+        self.queue.append((told, message))
+        self.news.set()
 
 
 class Tail:
@@ -105,7 +92,7 @@ class Tail:
         self._where = where
         self._ahead = ahead
         self._known_last = position
-        self._consumer: _Consumer | None = None
+        self._reading: _Reading | None = None
 
     @property
     def lag(self) -> int:
@@ -126,8 +113,8 @@ class Tail:
         failures = 0
         while True:
             _heed_cancellation()
-            consumer = self._consumer
-            if consumer is None:
+            reading = self._reading
+            if reading is None:
                 failures = 0 if await self._reopen() else failures + 1
                 left = end - loop.time()
                 if failures and left <= 0:
@@ -135,31 +122,31 @@ class Tail:
                 if failures:
                     await asyncio.sleep(min(left, _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]))
                 continue
-            await self._ask(consumer)
+            await self._ask(reading)
             # From here to the return nothing is awaited: a cancelled caller has either all of a batch or none of it.
-            if batch := self._take(consumer, limit, max_bytes):
+            if batch := self._take(reading, limit, max_bytes):
                 return batch
-            if reason := self._why_dead(consumer, loop.time()):
+            if reason := _why_dead(reading, loop.time()):
                 await self._drop(reason)
                 continue
-            if consumer.queue:
-                await self._explain_gap(consumer)
+            if reading.queue:
+                await self._explain_gap(reading)
                 continue
             left = end - loop.time()
             if left <= 0:
                 await asyncio.sleep(0)  # a caller that polls without waiting must not keep the messages from coming in
-                return self._take(consumer, limit, max_bytes) if self._consumer is consumer else []
-            await _news(consumer, min(left, until_turn(_LOOK_S)))
+                return self._take(reading, limit, max_bytes) if self._reading is reading else []
+            await _news(reading, min(left, until_turn(_LOOK_S)))
 
     async def come(self, wait_s: float) -> bool:
         """Returns once a message lies here, at the latest after `wait_s`: whether one does. It is not looked at yet."""
-        consumer = self._consumer
-        if consumer is None or consumer.broken:
+        reading = self._reading
+        if reading is None or reading.consumer.broken:
             return False
-        await self._ask(consumer)
-        if not consumer.queue:
-            await _news(consumer, min(wait_s, until_turn(_LOOK_S)))
-        return bool(consumer.queue)
+        await self._ask(reading)
+        if not reading.queue:
+            await _news(reading, min(wait_s, until_turn(_LOOK_S)))
+        return bool(reading.queue)
 
     async def close(self, position: int | None = None) -> None:
         """Give the consumer back to the broker. The tail can be used again, and then goes on after `position`."""
@@ -179,7 +166,9 @@ class Tail:
             self._examine(info)
             if self._check is not None:
                 await self._check()
-            self._consumer = await self._open()
+            reading = _Reading(self._js, self.stream, self.position)
+            await reading.consumer.open(metadata={MARK: str(NEWEST)})
+            self._reading = reading
         except AWAY as error:
             self._say(f"stream {self.stream} cannot be read: {error!r}")
             return False
@@ -209,79 +198,19 @@ class Tail:
         self.position = end
         log.error("stream %s: messages %d to %d expired before they were read", self.stream, start, end)
 
-    async def _open(self) -> _Consumer:
-        config = ConsumerConfig(
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=self.position + 1,
-            ack_policy=AckPolicy.NONE,
-            inactive_threshold=_FORGET_S,
-            mem_storage=True,
-            num_replicas=1,
-            max_deliver=1,
-            metadata={MARK: str(NEWEST)},
-        )
-        reconnects = self._nc.stats["reconnects"]
-        created = await self._js.add_consumer(self.stream, config, timeout=_API_S)
-        consumer = _Consumer(created.name, reconnects, inbox=self._nc.new_inbox())
-        loop = asyncio.get_running_loop()
-        consumer.heard = loop.time()
-
-        async def heard(message: Msg) -> None:
-            consumer.heard = loop.time()
-            if message.reply.startswith("$JS.ACK."):
-                consumer.asked -= 1
-                consumer.queue.append(message)
-                consumer.news.set()
-            else:
-                _status(consumer, message.headers or {})
-
-        consumer.subscription = await self._nc.subscribe(consumer.inbox, cb=heard)
-        return consumer
-
-    async def _ask(self, consumer: _Consumer) -> None:
-        # Half a window at a time: more requests cost more, fewer let the pipe run dry.
-        room = self._ahead - consumer.asked - len(consumer.queue)
-        if room < self._ahead // 2:
-            return
-        request = {
-            "batch": room,
-            "expires": int(_EXPIRES_S * 1e9),
-            "idle_heartbeat": int(_HEARTBEAT_S * 1e9),
-            "max_bytes": _MAX_BYTES,
-        }
-        subject = f"{self._js._prefix}.CONSUMER.MSG.NEXT.{self.stream}.{consumer.name}"
-        consumer.asked += room
+    async def _ask(self, reading: _Reading) -> None:
         try:
-            await self._nc.publish(subject, json.dumps(request).encode(), reply=consumer.inbox)
+            await reading.consumer.ask(self._ahead, len(reading.queue), _MAX_BYTES)
         except (NatsError, OSError) as error:
-            consumer.broken = consumer.broken or repr(error)
-
-    def _why_dead(self, consumer: _Consumer, now: float) -> str:
-        if consumer.broken:
-            return consumer.broken
-        if self._nc.is_closed:
-            return "the connection was closed"
-        if self._nc.stats["reconnects"] != consumer.reconnects:
-            return "the connection was made anew"
-        if now - consumer.looked > _AWAY_S:  # we were busy elsewhere: what came meanwhile may not be read yet
-            consumer.heard = max(consumer.heard, now - _SILENCE_S + _AWAY_S)
-        consumer.looked = now
-        if now - consumer.heard > _SILENCE_S:
-            return f"neither message nor heartbeat for {_SILENCE_S:g} s"
-        return ""
+            reading.consumer.end(repr(error))
 
     async def _drop(self, reason: str) -> None:
-        consumer, self._consumer = self._consumer, None
-        if consumer is None:
+        reading, self._reading = self._reading, None
+        if reading is None:
             return
         if reason:
             self._say(f"stream {self.stream}: {reason}")
-        with contextlib.suppress(*AWAY):
-            if consumer.subscription is not None:
-                await consumer.subscription.unsubscribe()
-            if self._nc.is_connected:  # a courtesy: the broker forgets it by itself after _FORGET_S
-                delete = f"{self._js._prefix}.CONSUMER.DELETE.{self.stream}.{consumer.name}"
-                await self._nc.publish(delete, b"")
+        await reading.consumer.close()
 
     def _say(self, problem: str) -> None:
         if problem != self.problem:
@@ -290,36 +219,30 @@ class Tail:
 
     # ------------------------------------------------------------------------------------------------- the messages
 
-    def _take(self, consumer: _Consumer, limit: int, max_bytes: int) -> list[Stored]:
-        """Messages from the queue up to the first irregularity: a lost delivery (the consumer is then broken) or a jump
-        of the stream's numbers (the message stays in the queue)."""
+    def _take(self, reading: _Reading, limit: int, max_bytes: int) -> list[Stored]:
+        """Messages from the queue up to a jump of the stream's numbers: what is behind it stays in the queue."""
         out: list[Stored] = []
         size = 0
-        while consumer.queue and len(out) < limit:
-            message = consumer.queue[0]
-            _, _, seq, delivered, time_us, pending = delivery(message.reply)
-            if delivered != consumer.delivered + 1:
-                consumer.broken = consumer.broken or f"delivery {consumer.delivered + 1} was lost before {delivered}"
-                break
+        while reading.queue and len(out) < limit:
+            (_, _, seq, _, time_us, pending), message = reading.queue[0]
             size += len(message.data)
             if seq != self.position + 1 or (out and size > max_bytes):
                 break
-            consumer.queue.popleft()
-            consumer.delivered = delivered
+            reading.queue.popleft()
             self.position = seq
             self._known_last = max(self._known_last, seq + pending)
             out.append(Stored(seq, message.subject, message.headers or {}, message.data, time_us))
         return out
 
-    async def _explain_gap(self, consumer: _Consumer) -> None:
+    async def _explain_gap(self, reading: _Reading) -> None:
         """The stream's numbers jump. Fine only if everything before has left the stream from the front."""
-        seq = delivery(consumer.queue[0].reply).seq
+        seq = reading.queue[0][0].seq
         if seq <= self.position:
             raise LedgerRewound(f"stream {self.stream} delivered {seq} after {self.position}: it was made anew")
         try:
             first = (await self._js.stream_info(self.stream)).state.first_seq
         except AWAY as error:
-            consumer.broken = repr(error)
+            reading.consumer.end(repr(error))
             return
         if first < seq:
             raise LedgerGap(
@@ -329,13 +252,22 @@ class Tail:
         self._lost(self.position + 1, seq - 1)
 
 
-async def _news(consumer: _Consumer, wait_s: float) -> None:
+def _why_dead(reading: _Reading, now: float) -> str:
+    consumer = reading.consumer
+    if now - reading.looked > _AWAY_S:  # we were busy elsewhere: what came meanwhile may not be read yet
+        consumer.heard_s = max(consumer.heard_s, now - SILENCE_S + _AWAY_S)
+    reading.looked = now
+    consumer.check(now)
+    return consumer.broken
+
+
+async def _news(reading: _Reading, wait_s: float) -> None:
     """Returns when something has come, at the latest after `wait_s`: the caller looks what there is. All readers wait here most
     of the time, so it is a timer and no `asyncio.timeout`, which ends by an exception."""
-    consumer.news.clear()
-    timer = asyncio.get_running_loop().call_later(wait_s, consumer.news.set)
+    reading.news.clear()
+    timer = asyncio.get_running_loop().call_later(wait_s, reading.news.set)
     try:
-        await consumer.news.wait()
+        await reading.news.wait()
     finally:
         timer.cancel()
 
@@ -346,20 +278,3 @@ def _heed_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _status(consumer: _Consumer, headers: dict[str, str]) -> None:
-    """A message without payload from the broker: heartbeat, or the end of one request, or of the consumer."""
-    status = headers.get("Status", "")
-    text = headers.get("Description", "")
-    if status == "100":
-        # A lost delivery is seen at the next one. Of the last delivery before a quiet time only the heartbeat tells.
-        sent = int(headers.get("Nats-Last-Consumer", 0))
-        if sent > consumer.delivered + len(consumer.queue):
-            consumer.broken = consumer.broken or f"delivery {sent} was lost"
-            consumer.news.set()
-        return
-    consumer.asked -= int(headers.get("Nats-Pending-Messages", 0))
-    if status != "408" and text not in _REQUEST_ENDED:
-        consumer.broken = f"the broker ended the consumer: {status} {text}".strip()
-    consumer.news.set()

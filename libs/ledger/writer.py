@@ -25,6 +25,7 @@ from nats.js import JetStreamContext
 
 from libs.bus.cancel import cancel
 from libs.bus.lately import Lately
+from libs.bus.messages import payload_room
 from libs.bus.patience import AWAY
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
@@ -33,7 +34,7 @@ from libs.ledger.culprits import Culprits
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.folded import EncodedRecord, FoldedLedger
-from libs.ledger.pieces import Piece, pieces
+from libs.ledger.pieces import RECORD_BYTES, Piece, pieces
 from libs.ledger.readers import Declarer
 from libs.ledger.rolling import Rolling
 from libs.ledger.saver import SaveCounters, SnapshotSaver
@@ -54,8 +55,6 @@ log = logging.getLogger("baton.ledger")
 MAX_RECORD_BYTES = 900 * 1024
 """A decision that is larger takes several records."""
 
-_HEADER_BYTES = 1024
-_RECORD_BYTES = 2048  # of a record beside its events: what its clock says, mostly
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
 _MANY = 24  # so many events lately, of inputs without one so many inputs: more of them are worth waiting for
@@ -332,7 +331,7 @@ class LedgerWriter(Generic[D]):
         """The first record of a decision, and what the others are to say, if one cannot hold all. `before`: events before
         those that the decider's record ends count. Raises InputTooLarge."""
         first, rest = self._encode(Piece(tuple(events), inputs[-1])), list[Piece]()
-        most = self._js._nc.max_payload - _HEADER_BYTES
+        most = payload_room(self._js._nc.max_payload)
         wanted = min(MAX_RECORD_BYTES, most)
         if len(first.payload) > wanted:
             rest = pieces(
@@ -340,8 +339,8 @@ class LedgerWriter(Generic[D]):
                 [(before + end.events, end.inbox_seq) for end in self.decider.record_ends],
                 inputs,
                 decided_to=self.decided_to,
-                wanted=wanted - _RECORD_BYTES,
-                most=most - _RECORD_BYTES,
+                wanted=wanted - RECORD_BYTES,
+                most=most - RECORD_BYTES,
             )
             first = self._encode(rest.pop(0))
         return first, rest

@@ -9,9 +9,9 @@ from libs.service.settings import CycleSettings
 
 def dry_run_inputs(settings: CycleSettings) -> DryRunInputs:
     """Prices, rates and classes from their files, and the policy that orders and places by them. Raises BadFile."""
-    prices = read_prices(settings.prices, "BATON_PLACEMENT_PRICES")
-    table = read_throughputs(settings.throughputs, "BATON_PLACEMENT_THROUGHPUTS")
+    prices = read_prices(settings.prices)
+    table = read_throughputs(settings.throughputs)
     policy = Policy(reserve_after_us=int(settings.reserve_after_s * 1e6), chooser=Chooser(table, prices.of))
     if settings.classes is None:
         return DryRunInputs(prices, table, policy=policy)
-    return DryRunInputs(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
+    return DryRunInputs(prices, table, read_classes(settings.classes), policy)

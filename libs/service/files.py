@@ -1,4 +1,8 @@
-"""Files that people write for services: what is wrong in one is said at start, with its name, the place and the fix."""
+"""Files that people write for services: what is wrong in one is said at start, with its name, the place and the fix.
+
+One variable names a file for every service that reads it. In earlier releases each had its own for the same file: that is read
+where the one for all is not set, or a service would go on with what is shipped.
+"""
 
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +16,11 @@ from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict
 from schemas.billing import PriceBook
 from schemas.yamlfile import Broken, plain, text_of
+
+PRICES_FILE = "BATON_PRICES_FILE"
+CLASSES_FILE = "BATON_CLASSES_FILE"
+TEAMS_FILE = "BATON_TEAMS_FILE"
+THROUGHPUTS_FILE = "BATON_THROUGHPUTS_FILE"
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -44,24 +53,24 @@ def read(path: Path, model: type[M], setting: str) -> M:
         raise BadFile(f"{path}: {'; '.join(problems)}") from None
 
 
-def read_prices(path: Path, setting: str) -> Prices:
+def read_prices(path: Path) -> Prices:
     """A price book. Raises BadFile."""
     try:
-        return Prices(read(path, PriceBook, setting))
+        return Prices(read(path, PriceBook, PRICES_FILE))
     except BadFile:
         raise
     except ValueError as error:
         raise BadFile(f"{path}: {error}") from None
 
 
-def read_throughputs(path: Path, setting: str) -> Throughputs:
+def read_throughputs(path: Path) -> Throughputs:
     """Measured rates. Raises BadFile."""
-    return Throughputs(read(path, ThroughputBook, setting).rows())
+    return Throughputs(read(path, ThroughputBook, THROUGHPUTS_FILE).rows())
 
 
-def read_classes(path: Path, setting: str) -> dict[str, PriorityClass]:
+def read_classes(path: Path) -> dict[str, PriorityClass]:
     """Priority classes by name. Raises BadFile."""
-    entries = read(path, ClassesFile, setting).classes
+    entries = read(path, ClassesFile, CLASSES_FILE).classes
     if len({entry.name for entry in entries}) < len(entries):
         raise BadFile(f"{path}: a class is named twice: {', '.join(entry.name for entry in entries)}")
     return {entry.name: entry for entry in entries}

@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AliasChoices, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from libs.bus import wire
 from libs.bus.creds import Address
+from libs.service.files import CLASSES_FILE, PRICES_FILE, THROUGHPUTS_FILE
 from schemas.base import Name
 
-_DEPLOY = Path(__file__).parents[2] / "deploy"
+SHIPPED = Path(__file__).parents[2] / "deploy"
+"""Where the files are that hold when no variable names another."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -101,21 +103,21 @@ class OrderSettings(ServiceSettings):
 class CycleSettings(OrderSettings):
     """What decides where jobs go and what a dry run says of it: of placement, and of queries, which answers for it.
 
-    The variables bear placement's name for both; a dry run by other prices or classes than placement's would be wrong.
+    A dry run by other prices or classes than placement's would be wrong.
     """
 
     prices: Path = Field(
-        default=_DEPLOY / "prices.yaml",
-        validation_alias="BATON_PLACEMENT_PRICES",
+        default=SHIPPED / "prices.yaml",
+        validation_alias=AliasChoices(PRICES_FILE, "BATON_PLACEMENT_PRICES"),
         description="price book, for plans and the objective cost",
     )
     throughputs: Path = Field(
-        default=_DEPLOY / "throughputs.yaml",
-        validation_alias="BATON_PLACEMENT_THROUGHPUTS",
+        default=SHIPPED / "throughputs.yaml",
+        validation_alias=AliasChoices(THROUGHPUTS_FILE, "BATON_PLACEMENT_THROUGHPUTS"),
         description="measured rates, see docs/plan.md",
     )
     classes: Path | None = Field(
         default=None,
-        validation_alias="BATON_PLACEMENT_CLASSES",
+        validation_alias=AliasChoices(CLASSES_FILE, "BATON_PLACEMENT_CLASSES"),
         description="priority classes for plans: admission's file, if it has one",
     )

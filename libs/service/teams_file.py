@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 
 from libs.core.accelerators.kinds import problem_with
 from libs.core.admission.intake import EVERYBODY, SHIPPED, IntakeLimits
-from libs.service.files import read
+from libs.service.files import TEAMS_FILE, read
 from schemas.base import Name, Strict
 from schemas.resources import LimitKey
 
@@ -45,9 +45,8 @@ class TeamsFile(Strict):
     teams: dict[Name, TeamEntry] = Field(default_factory=dict)
 
 
-def load_intake(path: Path | None, setting: str) -> dict[str, IntakeLimits]:
-    """Team, or `EVERYBODY` -> what it may ask for; without a file what is shipped. Raises BadFile; `setting` is the variable
-    that names another file."""
-    file = read(path, TeamsFile, setting) if path is not None else TeamsFile()
+def load_intake(path: Path | None) -> dict[str, IntakeLimits]:
+    """Team, or `EVERYBODY` -> what it may ask for; without a file what is shipped. Raises BadFile."""
+    file = read(path, TeamsFile, TEAMS_FILE) if path is not None else TeamsFile()
     named = {team: file.intake.but(entry.intake) for team, entry in file.teams.items()}
     return named if file.intake == IntakeLimits() else {EVERYBODY: file.intake, **named}

@@ -24,7 +24,6 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -248,9 +247,3 @@ _AUDIT_BYTES = 16 * 1024 * 1024
 async def _answer(message: Msg, status: str, answer: BaseModel) -> None:
     if message.reply:
         await message._client.publish(message.reply, answer.model_dump_json().encode(), headers={STATUS: status})
-
-
-def read_audit(folder: Path) -> list[dict[str, str]]:
-    """What admins asked for, in order."""
-    path = folder / AUDIT_FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

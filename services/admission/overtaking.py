@@ -197,7 +197,7 @@ class Overtaking:
             except ConnectionClosedError:
                 raise
             except AWAY as error:
-                lane.broken = f"what judges its requests cannot be learnt: {error!r}"
+                lane.end(f"what judges its requests cannot be learnt: {error!r}")
             if lane.broken:
                 continue  # what was taken is read again
             taken = [received for received in taken if received.stream_seq > self.ahead.reached]  # as it may be by now
@@ -218,7 +218,7 @@ class Overtaking:
             except ConnectionClosedError:
                 raise
             except AWAY as error:
-                lane.broken = f"it cannot be read on: {error!r}"
+                lane.end(f"it cannot be read on: {error!r}")
         if decided:
             self._turned_s = now
             await self._store(out, lanes, decided, began_s)
@@ -257,7 +257,7 @@ class Overtaking:
         self.ahead.hold(team, seq)
         if (lane := self.lanes.get(team)) is not None:
             lane.held.clear()
-            lane.broken = "a request of it waits for the queue"
+            lane.end("a request of it waits for the queue")
 
     # ------------------------------------------------------------------------------------------------- keeping lanes
 

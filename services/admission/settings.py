@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.core.admission.intake import IntakeLimits
-from libs.service.files import read_classes
+from libs.service.files import CLASSES_FILE, TEAMS_FILE, read_classes
 from libs.service.settings import ServiceSettings
 from libs.service.teams_file import load_intake
 from schemas.base import Name
@@ -25,10 +25,13 @@ class AdmissionSettings(ServiceSettings):
         description="the pools that jobs are routed to, separated by commas, the first of equals first; default: BATON_POOL",
     )
     classes: Path | None = Field(
-        default=None, description="priority classes, a file like deploy/classes.yaml; without it the three shipped ones"
+        default=None,
+        validation_alias=AliasChoices(CLASSES_FILE, "BATON_ADMISSION_CLASSES"),
+        description="priority classes, a file like deploy/classes.yaml; without it the three shipped ones",
     )
     teams: Path | None = Field(
         default=None,
+        validation_alias=AliasChoices(TEAMS_FILE, "BATON_ADMISSION_TEAMS"),
         description="how much teams may ask for, the teams' file (deploy/teams.yaml); without it what is shipped",
     )
     batch: int = Field(default=256, ge=1, le=1000, description="requests fetched together at the most")
@@ -61,24 +64,20 @@ class AdmissionSettings(ServiceSettings):
     @classmethod
     def _readable(cls, path: Path | None) -> Path | None:
         if path is not None:
-            read_classes(path, "BATON_ADMISSION_CLASSES")
+            read_classes(path)
         return path
 
     @field_validator("teams")
     @classmethod
     def _usable(cls, path: Path | None) -> Path | None:
         if path is not None:
-            load_intake(path, "BATON_ADMISSION_TEAMS")
+            load_intake(path)
         return path
 
     def intake_limits(self) -> dict[str, IntakeLimits]:
         """What each team may ask for."""
-        return load_intake(self.teams, "BATON_ADMISSION_TEAMS")
+        return load_intake(self.teams)
 
     def priority_classes(self) -> dict[str, PriorityClass]:
         """Classes by name."""
-        return (
-            read_classes(self.classes, "BATON_ADMISSION_CLASSES")
-            if self.classes
-            else {c.name: c for c in DEFAULT_CLASSES}
-        )
+        return read_classes(self.classes) if self.classes else {c.name: c for c in DEFAULT_CLASSES}

@@ -12,6 +12,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from schemas.ids import JOB_ID_PATTERN
 from schemas.queries import LogPiece, LogQuery
 from schemas.subjects import OPERATOR
 from services.agent.folders import remove_tree
@@ -23,7 +24,7 @@ ACKNOWLEDGEMENT = ".baton-rank-{rank}.json"
 """In an attempt's home: a folder for it would cost as much as the home (docs/decisions/0094)."""
 _META = "attempt.json"
 """Earlier versions had a file for whose an attempt is, and a folder for each job, attempt and output."""
-_NAMED = re.compile(r"(job-[0-9a-f]{32})\.([1-9][0-9]{0,17})\.([a-z0-9-]*)")
+_NAMED = re.compile(rf"({JOB_ID_PATTERN})\.([1-9][0-9]{{0,17}})\.([a-z0-9-]*)")
 
 
 def folder_name(job_id: str, attempt: int, team: str) -> str:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from libs.bus.messages import Outgoing, outgoing
+from libs.bus.messages import Outgoing, outgoing, payload_room
 from libs.ports import clock
 from libs.ports.host import failpoint
 from schemas import subjects
@@ -40,8 +40,8 @@ MESSAGE_BYTES = 150_000
 says little: a control character takes six bytes of JSON."""
 LARGEST_BYTES = 240_000
 """Of a message that is one thing, e.g. a registration."""
-_ROOM = 8192
-"""Of the broker's largest message, for subject, headers, and what surrounds the observations, bytes."""
+_AROUND_BYTES = 4096
+"""What surrounds the observations in their message."""
 _BATCH_COUNT = 1000
 
 Publish = Callable[[Sequence[Outgoing]], Awaitable[Any]]
@@ -59,8 +59,9 @@ class Reports:
 
     def __init__(self, publish: Publish, *, pool: str, source: str, max_payload: int = 1024 * 1024) -> None:
         """`max_payload`: what the broker takes, bytes."""
-        self._most = min(MESSAGE_BYTES, max_payload - _ROOM)
-        self._largest = min(LARGEST_BYTES, max_payload - _ROOM)
+        room = payload_room(max_payload)
+        self._most = min(MESSAGE_BYTES, room - _AROUND_BYTES)
+        self._largest = min(LARGEST_BYTES, room)
         self._publish, self._pool, self._source = publish, pool, source
         self._waiting: list[Entry] = []
         self._under_way: list[Entry] = []

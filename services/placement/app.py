@@ -19,6 +19,7 @@ from libs.bus.trim import Trimmer
 from libs.core.placement.score.scorer import Scorer
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.scheduling.policy import Policy
+from libs.ledger.pieces import largest_event
 from libs.ledger.readers import FormatGate
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
@@ -41,8 +42,6 @@ A = TypeVar("A")
 ANSWER_S = 0.75 * STATE_ANSWER_S
 _TURNS = 2
 """Of the event loop: in the first the teller publishes, in the second it is sent. What else follows a commit waits for that."""
-RECORD_ROOM = 4096
-"""What a record and its headers take beside its events, bytes."""
 PROMISE_BUCKETS_S = (-86_400, -21_600, -3600, -600, -60, 0, 60, 600, 3600, 21_600, 86_400)
 BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 30_000, 300_000)
 
@@ -96,8 +95,7 @@ class Placement:
             await nats.publish(message.subject, message.payload, headers=message.headers)
 
         self.teller = Teller(self.pool, publish, self._registry, nats.max_payload, self._shown)
-        largest = nats.max_payload - RECORD_ROOM
-        self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=largest)
+        self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=largest_event(nats.max_payload))
         self.writer = LedgerWriter(
             js,
             self.pool,

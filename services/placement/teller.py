@@ -23,7 +23,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
 
-from libs.bus.messages import Outgoing, outgoing
+from libs.bus.messages import Outgoing, outgoing, payload_room
 from libs.core.scheduling.decider import Decider
 from libs.core.state.desired import desired, node_change, node_state
 from libs.core.state.model import State
@@ -39,8 +39,6 @@ _WAITING_BYTES = 32 * 1024 * 1024
 """What waits to be published at the most, when the connection is slow: the rest is dropped, and asked for."""
 LATER_S = 0.25
 """How long a node may go on without hearing that what it reported is known. It reports nothing again sooner than that."""
-_ROOM = 4096
-"""Of a broker's largest message, for subject and headers, bytes."""
 
 Publish = Callable[[Outgoing], Awaitable[None]]
 
@@ -76,7 +74,7 @@ class Teller:
     ) -> None:
         """`settled`: the writer's state while it is what is committed, else None."""
         self.pool = pool
-        self.largest = max_payload - _ROOM
+        self.largest = payload_room(max_payload)
         self.limit = min(PIECE_BYTES, self.largest)
         self._publish = publish
         self._base = 0

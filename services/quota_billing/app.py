@@ -19,14 +19,14 @@ from libs.core.billing.metering import Meter
 from libs.ledger.follower import Follower, Gather
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
-from libs.service.files import policy_version
+from libs.service.files import policy_version, read_prices
 from libs.service.following import readiness, show
 from schemas.billing import BillQuery, BillReply
 from schemas.catalog import BY_TYPE
 from schemas.subjects import REQUESTS
 from services.quota_billing import handlers
 from services.quota_billing.bills import BillKeeper
-from services.quota_billing.files import load_prices, load_quotas
+from services.quota_billing.files import load_quotas
 from services.quota_billing.metrics import BillingMetrics
 from services.quota_billing.quotas import apply_file, set_quota
 from services.quota_billing.refused import RefusedQuotas
@@ -62,7 +62,7 @@ class QuotaBilling:
 
 def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     """The service as an ASGI application. Raises BadFile when the price book or the teams' file cannot be used."""
-    prices, wanted = load_prices(settings.prices), load_quotas(settings.teams)
+    prices, wanted = read_prices(settings.prices), load_quotas(settings.teams)
     policy = policy_version(settings.teams)
     registry = CollectorRegistry()
     broker = make_broker(settings.bus, "quota_billing")

@@ -1,26 +1,18 @@
-"""The two files that people write: the price book and the teams' quotas. What is wrong in them is said at start."""
+"""The quotas in the teams' file. What is wrong in it is said at start."""
 
 from pathlib import Path
 
-from libs.core.billing.pricing import Prices
 from libs.core.state.limits import Limits
-from libs.service.files import BadFile, read, read_prices
+from libs.service.files import TEAMS_FILE, BadFile, read
 from libs.service.teams_file import TeamEntry, TeamsFile
 from schemas.resources import WHOLE_MILLI
 
-__all__ = ["BadFile", "TeamEntry", "TeamsFile", "load_prices", "load_quotas", "quota_changes"]
-
-_SETTINGS = "BATON_QUOTA_BILLING_*"
-
-
-def load_prices(path: Path) -> Prices:
-    """The price book. Raises BadFile."""
-    return read_prices(path, _SETTINGS)
+__all__ = ["BadFile", "TeamEntry", "TeamsFile", "load_quotas", "quota_changes"]
 
 
 def load_quotas(path: Path) -> dict[str, Limits | None]:
     """Team -> its limits, None for none. Raises BadFile."""
-    return {team: _limits(entry) for team, entry in read(path, TeamsFile, _SETTINGS).teams.items()}
+    return {team: _limits(entry) for team, entry in read(path, TeamsFile, TEAMS_FILE).teams.items()}
 
 
 def _limits(entry: TeamEntry) -> Limits | None:

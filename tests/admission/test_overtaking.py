@@ -146,9 +146,9 @@ async def test_a_lane_that_broke_is_opened_again_behind_what_was_decided(
 
     def is_anew() -> bool:
         if irregular == "reconnect":
-            broken._reconnects = -1
+            broken._consumer._reconnects = -1
         else:
-            broken._alive_s -= 60.0  # again and again: the broker's heartbeats go on
+            broken._consumer.heard_s -= 60.0  # again and again: the broker's heartbeats go on
         return reader.overtaking.lanes.get(team, broken) is not broken
 
     await reader.read(is_anew)

@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime
 
-from libs.core.billing.metering import UsageRow, split_days
+from libs.core.billing.metering import DAY_US, UsageRow
 from libs.core.billing.pricing import Prices, bill
+from libs.core.state.clock import Calendar
 from schemas.billing import BillQuery, Price, PriceBook
 
 PRICES = Prices(
@@ -23,7 +24,8 @@ def at(text: str) -> int:
 
 def rows(job: str, model: str, milli: int, start_us: int, end_us: int) -> list[UsageRow]:
     return [
-        UsageRow("research", job, 1, day, model, "experiment", milli * us) for day, us in split_days(start_us, end_us)
+        UsageRow("research", job, 1, day, model, "experiment", milli * us)
+        for day, us in Calendar().split(start_us, end_us, DAY_US)
     ]
 
 

@@ -8,11 +8,11 @@ from libs.core.accelerators.catalog import catalog, models
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.admission.intake import EVERYBODY, SHIPPED, Intake, IntakeLimits
 from libs.core.state.limits import Limits
-from libs.service.files import read
+from libs.service.files import read, read_prices
 from libs.service.teams_file import load_intake
 from schemas.billing import PriceBook
 from services.admission.settings import AdmissionSettings
-from services.quota_billing.files import BadFile, load_prices, load_quotas, quota_changes
+from services.quota_billing.files import BadFile, load_quotas, quota_changes
 from services.quota_billing.settings import QuotaBillingSettings
 
 ROOT = Path(__file__).parents[2]
@@ -21,14 +21,14 @@ SETTINGS = QuotaBillingSettings()
 
 
 def test_the_shipped_price_book_prices_every_model_of_the_catalogue() -> None:
-    prices = load_prices(SETTINGS.prices)
+    prices = read_prices(SETTINGS.prices)
     assert not [model for model in sorted(models()) if not prices.of(model, "experiment")]
     assert "CPU" in models()
     assert prices.of("whatever comes next year", "experiment") is None
 
 
 def test_the_shipped_price_book_prices_every_mig_profile_at_about_its_share() -> None:
-    prices = load_prices(SETTINGS.prices)
+    prices = read_prices(SETTINGS.prices)
     for accelerator in catalog().values():
         geometry = GEOMETRIES.get(accelerator.mig)
         whole = prices.of(accelerator.model)
@@ -55,7 +55,7 @@ def test_a_model_may_be_spelt_as_drivers_and_shops_do(tmp_path: Path) -> None:
         "currency: USD\nprices:\n"
         "  - {model: TPU-v5e, micros_per_device_hour: 7}\n  - {model: 'h100:1g.10gb', micros_per_device_hour: 3}\n"
     )
-    prices = load_prices(path)
+    prices = read_prices(path)
     assert [prices.of(name) for name in ("v5e", "TPU v5e", "H100:1g.10gb", "H100", "v5p")] == [7, 7, 3, None, None]
 
 
@@ -88,13 +88,13 @@ def test_a_bad_price_book_is_refused(tmp_path: Path, content: str, problem: str)
     path = tmp_path / "prices.yaml"
     path.write_text(content)
     with pytest.raises(BadFile, match=problem) as refused:
-        load_prices(path)
+        read_prices(path)
     assert str(path) in str(refused.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"none\.yaml cannot be read"):
-        load_prices(tmp_path / "none.yaml")
+        read_prices(tmp_path / "none.yaml")
 
 
 def test_quotas_are_devices_in_thousandths(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_only_what_is_new_or_changed_in_the_file_is_told() -> None:
 
 
 def test_the_shipped_file_bounds_what_a_team_asks_for_that_nobody_has_named() -> None:
-    limits = Intake(load_intake(ROOT / "deploy/teams.yaml", "X"))
+    limits = Intake(load_intake(ROOT / "deploy/teams.yaml"))
     taken = 0
     while limits.submit("stranger", 256 * 1024, 0, 0) is None:
         taken += 1
@@ -166,12 +166,12 @@ def test_without_a_file_or_a_word_in_it_teams_have_the_limits_that_are_shipped(t
     """A stranger's first day: `baton up` without `--quotas` had none."""
     path = tmp_path / "teams.yaml"
     assert AdmissionSettings(teams=None).intake_limits() == {EVERYBODY: SHIPPED}
-    assert load_intake(ROOT / "deploy/teams.yaml", "X")[EVERYBODY] == SHIPPED
+    assert load_intake(ROOT / "deploy/teams.yaml")[EVERYBODY] == SHIPPED
     assert all(getattr(SHIPPED, name) is not None for name in IntakeLimits.model_fields), "none is left open"
     path.write_text("teams: {}\n")
-    assert load_intake(path, "X") == {EVERYBODY: SHIPPED}
+    assert load_intake(path) == {EVERYBODY: SHIPPED}
     path.write_text("intake: {}\nteams: {}\n")
-    assert load_intake(path, "X") == {}
+    assert load_intake(path) == {}
     assert "100,000 open jobs, 1,000 submits a second (100,000 at once)" in SHIPPED.text()
     assert IntakeLimits().text() == "no limit"
 
@@ -180,15 +180,15 @@ def test_what_a_team_may_ask_for_stands_in_the_same_file(tmp_path: Path) -> None
     path = tmp_path / "teams.yaml"
     path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 5, submits_per_s: 0.5}}\n  b: {devices: null}\n")
     mine = SHIPPED.but(IntakeLimits(open_jobs=5, submits_per_s=0.5))
-    assert load_intake(path, "X") == {EVERYBODY: SHIPPED, "a": mine, "b": SHIPPED}
+    assert load_intake(path) == {EVERYBODY: SHIPPED, "a": mine, "b": SHIPPED}
     assert set(load_quotas(path)) == {"a", "b"}
     everybody = "intake: {open_jobs: 9, bytes_per_s: 1000}\nteams:\n  a: {devices: 1, intake: {open_jobs: null}}\n"
     path.write_text(everybody)
     all_may = IntakeLimits(open_jobs=9, bytes_per_s=1000)
-    assert load_intake(path, "X") == {EVERYBODY: all_may, "a": IntakeLimits(open_jobs=None, bytes_per_s=1000)}
+    assert load_intake(path) == {EVERYBODY: all_may, "a": IntakeLimits(open_jobs=None, bytes_per_s=1000)}
     path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 0}}\n")
     with pytest.raises(ValueError, match=r"teams.a.intake.open_jobs.*greater than or equal to 1"):
         AdmissionSettings(teams=path)
     path.write_text("teams:\n  a: {devices: 1, intake: {queue: 5}}\n")
     with pytest.raises(BadFile, match=r"teams.a.intake.queue"):
-        load_intake(path, "X")
+        load_intake(path)

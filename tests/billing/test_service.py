@@ -67,7 +67,7 @@ def environment(nats_url: str, pool: str, tmp_path: Path, teams: str = "teams: {
     return {
         "BATON_NATS_URL": nats_url,
         "BATON_POOL": pool,
-        "BATON_QUOTA_BILLING_TEAMS": str(tmp_path / "teams.yaml"),
+        "BATON_TEAMS_FILE": str(tmp_path / "teams.yaml"),
         "BATON_QUOTA_BILLING_SNAPSHOT_RECORDS": "9",
     }
 

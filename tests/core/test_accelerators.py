@@ -7,7 +7,6 @@ import pytest
 from libs.core.accelerators import mig_boards
 from libs.core.accelerators.catalog import catalog, find_model, find_pci, models
 from libs.core.accelerators.vendors import VENDORS, Granted, problems, sharable, vendor_named, vendor_of, visibility
-from libs.core.accelerators.vendors.amd import legal, modes, partition_memory_gib
 from libs.core.admission.environment import refused_names
 from schemas.resources import Device, DeviceKind, Precision, Resources, Runtime
 
@@ -185,20 +184,7 @@ def test_who_shares():
     ]  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------- partitions, links
-
-
-def test_amd_partition_modes():
-    mi300x, mi355x = find_model("MI300X"), find_model("MI355X")
-    assert modes(mi300x) == [
-        ("SPX", 1), ("DPX", 1), ("DPX", 2), ("QPX", 1), ("QPX", 4), ("CPX", 1), ("CPX", 4),
-    ]  # fmt: skip
-    assert legal(mi355x, "CPX", 2)
-    assert not legal(mi300x, "CPX", 2)
-    assert not legal(find_model("MI250X"), "SPX", 1)
-    assert partition_memory_gib(mi300x, "CPX", 4) == 24
-    with pytest.raises(ValueError, match="no mode SPX/NPS4: use one of SPX/NPS1"):
-        partition_memory_gib(mi300x, "SPX", 4)
+# --------------------------------------------------------------------------------------------------------------- links
 
 
 def test_links_within_a_node():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement.score.fragmentation import fragmentation, unusable_percent
+from libs.core.placement.score.fragmentation import fragmentation
 from libs.core.placement.view import View
 from libs.core.state.fleet import Fleet
 from libs.core.state.shape import Shape
@@ -33,7 +33,6 @@ def test_what_is_too_small_for_a_task_is_fragmented_for_it():
     assert fragmentation(view, [(Shape(devices=2), 1.0)])[0] == 1300, "it cannot run here: all that is free"
     mix = [(Shape(devices=1), 0.5), (Shape(devices=2), 0.25), (Shape(devices=1, milli=200), 0.25)]
     assert fragmentation(view, mix)[0] == pytest.approx(0.5 * 300 + 0.25 * 1300)
-    assert unusable_percent(view, mix) == pytest.approx(100 * (0.5 * 300 + 0.25 * 1300) / 2000)
 
 
 def test_devices_are_stranded_when_the_processors_are_gone():
@@ -58,7 +57,7 @@ def test_a_gang_larger_than_any_node_uses_whole_nodes():
 
 
 def test_an_empty_pool_and_a_node_that_left_have_nothing_to_waste():
-    assert unusable_percent(View.of(Fleet()), [(Shape(devices=1), 1.0)]) == 0
+    assert not fragmentation(View.of(Fleet()), [(Shape(devices=1), 1.0)]).any()
     fleet = Fleet()
     fleet.join(machine("a", 2, 8), 1)
     fleet.leave("a")

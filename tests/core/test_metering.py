@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from libs.core.billing.metering import DAY_US, Meter, TeamUse, Unbillable, UsageRow, billed_model, split_days
+from libs.core.billing.metering import DAY_US, Meter, TeamUse, Unbillable, UsageRow, billed_model
 from libs.core.billing.pricing import Prices, bill
 from libs.core.billing.rounding import round_half_even
+from libs.core.state.clock import Calendar
 from libs.core.state.limits import Limits
 from schemas import ledger as led
 from schemas.billing import BillQuery, Price, PriceBook
@@ -334,7 +335,7 @@ def test_a_snapshot_anywhere_goes_on_as_if_nothing_had_happened(ledger: Ledger, 
 
 @given(st.integers(0, 10**17), st.integers(0, 5 * DAY_US))
 def test_day_splits_sum_up_and_stay_within_their_day(start: int, length: int) -> None:
-    parts = list(split_days(start, start + length))
+    parts = list(Calendar().split(start, start + length, DAY_US))
     assert sum(us for _, us in parts) == length
     assert all(0 < us <= DAY_US for _, us in parts)
     assert all(b == a + 1 for (a, _), (b, _) in pairwise(parts))

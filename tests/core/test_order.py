@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from libs.core.accelerators.kinds import GRAINS
 from libs.core.explain.reasons import Reasons, open_view
-from libs.core.explain.waiting import explain, jobs_ahead, queue_view
+from libs.core.explain.waiting import explain, queue_view
 from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
 from libs.core.scheduling import cycle, preemption
 from libs.core.scheduling.order import Order, Share, front, share_of
+from libs.core.scheduling.order.ahead import JobsAhead
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
@@ -74,7 +75,7 @@ def test_the_first_of_the_cycle_is_the_first_of_explain_and_of_preemption(life: 
         assert in_cycle[0] == first.id
 
     assert explain(state, first, Reasons(state, policy)).ahead == 0
-    assert [jobs_ahead(state, state.jobs[one.job_id], t_us, policy) for one in shown] == list(range(len(shown)))
+    assert [JobsAhead(state, t_us, policy).count(state.jobs[one.job_id]) for one in shown] == list(range(len(shown)))
     assert {one.job_id for one in shown} == {job_id for queue in state.queues.values() for job_id in queue}
 
     plans = preemption.plans(state, t_us, 1, policy=policy)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.cli.queuesfile import QueueFileError, read_queues, read_tree
+from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.core.explain.queue_shares import queue_shares
 from libs.core.projections.verify.limit_books import LimitBooks
 from libs.core.scheduling.limits import Tally
@@ -140,10 +140,8 @@ def test_a_wrong_time_of_evening_out_is_named_with_line_field_and_fix(said: str)
 
 def test_the_worked_example_of_the_docs() -> None:
     text = (Path(__file__).parents[2] / "docs" / "queues.md").read_text(encoding="utf-8")
-    version, queues = read_queues(
-        text.partition("```yaml\n")[2].partition("```")[0], "docs/queues.md", ["serving", "production"]
-    )
-    assert [change for change in changes(EXAMPLE, QueueTree.of(queues, version)) if change.field != "classes"] == []
+    tree = read_tree(text.partition("```yaml\n")[2].partition("```")[0], "docs/queues.md", ["serving", "production"])
+    assert [change for change in changes(EXAMPLE, tree) if change.field != "classes"] == []
     told = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
     wanted = {"vision": 10_000, "language": 100_000, "serving": 30_000}
     assert divide_tree(EXAMPLE, "*", 96_000, wanted) == {

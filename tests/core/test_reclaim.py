@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.cli.queuesfile import read_queues
+from libs.cli.queuesfile import read_tree
 from libs.core.projections.verify import Checker
 from libs.core.scheduling import preemption
 from schemas import inbox, ledger
@@ -75,8 +75,8 @@ def carried_out(w: World) -> list[inbox.PreemptionPlanned]:
 
 def test_the_example_of_the_documentation() -> None:
     """That of docs/queues.md."""
-    _, queues = read_queues((ROOT / "deploy" / "queues.yaml").read_text())
-    w = pool(*queues, nodes=12)
+    queues = read_tree((ROOT / "deploy" / "queues.yaml").read_text()).queues
+    w = pool(*queues.values(), nodes=12)
     lent = [runs(w, f"language{n}", 4, "language") for n in range(16)]
     for number in range(8):
         runs(w, f"product{number}", 4, "product")

@@ -322,8 +322,8 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "15. a lane's bytes without a bound",
         "services/admission/lane.py",
-        " or self.bytes >= self._page:",
-        ":",
+        "if self.bytes < self._page:",
+        "if True:",
         f"{_OVERTAKING}::test_what_a_lane_holds_is_bounded_in_requests_and_bytes",
     ),
     Undone(

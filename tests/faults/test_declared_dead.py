@@ -35,7 +35,7 @@ async def test_what_is_kept_is_succeeded_only_once_an_operator_has_said_that_its
         real_node="cpu",
         services=SERVICES,
         env={
-            "admission": {"BATON_ADMISSION_CLASSES": str(classes)},
+            "admission": {"BATON_CLASSES_FILE": str(classes)},
             "leases": {"BATON_LEASES_SILENT_S": "2", "BATON_LEASES_TERM_S": "3", "BATON_LEASES_BROKER_S": "1"},
             REAL: {"BATON_AGENT_LEASE_S": "2"},
         },

@@ -182,7 +182,7 @@ async def test_a_reader_that_rests_reads_together_what_came_meanwhile_and_at_onc
         await until(lambda: batches == [0])  # it listens now
         batches.clear()
         await grow(world, 3)
-        await until(lambda: made._reader is not None and len(made._reader._tail._consumer.queue) == 3)
+        await until(lambda: made._reader is not None and len(made._reader._tail._reading.queue) == 3)
         assert not any(batches)
         made.hurry()
         await until(lambda: 3 in batches)
@@ -194,7 +194,7 @@ async def test_a_reader_rests_longer_while_records_keep_coming(world: World) -> 
         head = await grow(world, 1)
         await until(lambda: made.position == 1)  # nothing had come before: it does not rest
         await grow(world, 2, head)
-        await until(lambda: made._reader is not None and len(made._reader._tail._consumer.queue) == 2)
+        await until(lambda: made._reader is not None and len(made._reader._tail._reading.queue) == 2)
         assert made.position == 1
         made.hurry()
         await until(lambda: made.position == 3)

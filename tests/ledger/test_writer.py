@@ -8,6 +8,7 @@ import pytest
 from nats.errors import MaxPayloadError
 from nats.errors import TimeoutError as NatsTimeout
 
+from libs.bus import messages
 from libs.bus.dead import STACK
 from libs.bus.lately import Lately
 from libs.core.state.formats import FIRST, NEWEST
@@ -309,7 +310,7 @@ async def test_an_input_that_leads_to_more_than_the_broker_takes_is_rejected(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looped: each time that the ledger was folded again, the same record was made."""
-    monkeypatch.setattr(writer_module, "_HEADER_BYTES", world.clients[0].max_payload - 6000)
+    monkeypatch.setattr(messages, "BESIDE_PAYLOAD_BYTES", world.clients[0].max_payload - 6000)
     await world.put(admitted(1), admitted(2, name="x" * 128, argument="y" * 4000), admitted(3))
     writer = world.writer("w1")
     world.start(writer)

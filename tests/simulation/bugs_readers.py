@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any
 
 from libs.adapters.mongo.store import JobStore
-from libs.bus import settle
+from libs.bus import ordered, settle
 from libs.bus.excused import Excused
 from libs.core.billing import metering
-from libs.ledger import follower, reader, snapshots, tail
+from libs.ledger import follower, reader, snapshots
 from libs.ledger.snapshots import SnapshotStore
 from schemas import ledger
 from services.agent import node as agent_node
@@ -23,12 +23,12 @@ from tests.simulation.bug import bug, set_on
 
 @bug("a reader does not notice a lost delivery", "losses")
 def lost_delivery_unnoticed(stack: ExitStack) -> None:
-    real = tail._status
+    real = ordered.OrderedConsumer._status
 
-    def status(consumer: Any, headers: dict[str, str]) -> None:
-        real(consumer, {k: v for k, v in headers.items() if k != "Nats-Last-Consumer"})
+    def status(self: Any, headers: dict[str, str]) -> None:
+        real(self, {k: v for k, v in headers.items() if k != "Nats-Last-Consumer"})
 
-    set_on(stack, tail, "_status", status)
+    set_on(stack, ordered.OrderedConsumer, "_status", status)
 
 
 @bug("a broker that is away when a reader starts ends its service", "room", "snapshots", "segments")

@@ -49,4 +49,4 @@ def test_a_process_that_ran_a_seed_reads_files_as_they_are(tmp_path: Path) -> No
     path = tmp_path / "teams.yaml"
     for jobs in (5, 50):
         path.write_text(f"teams:\n  a: {{devices: 1, intake: {{open_jobs: {jobs}}}}}\n")
-        assert load_intake(path, "X")["a"].open_jobs == jobs
+        assert load_intake(path)["a"].open_jobs == jobs

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.connect import BusConnection
 from libs.cli.budget import overdrawn
-from libs.cli.queuesfile import QueueFileError, read_queues
+from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.client import connect
 from schemas import inbox, subjects
 from schemas.ids import job_id
@@ -221,7 +221,7 @@ async def budgets_are_applied_shown_held_to_and_topped_up(
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_line_field_and_fix(text: str, line: int, words: str) -> None:
     with pytest.raises(QueueFileError) as refused:
-        read_queues(text, "q.yaml", ["serving", "experiment"])
+        read_tree(text, "q.yaml", ["serving", "experiment"])
     told = str(refused.value)
     assert words in told
     assert f"q.yaml:{line}:" in told

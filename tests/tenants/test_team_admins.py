@@ -18,7 +18,7 @@ from libs.walls import claims
 from libs.walls.book import Book
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
 from libs.walls.keyring import Keyring, check_numbers
-from libs.walls.managing import read_audit
+from libs.walls.managing import AUDIT_FILE
 from libs.walls.resolver import tell
 from schemas import ledger, subjects
 from schemas.audit import ActionOutcome
@@ -103,13 +103,18 @@ async def test_an_admin_adds_rotates_and_revokes_users_of_its_own_team(house: Ho
     await until(lambda: not carl.is_connected)
     with pytest.raises(BusUnavailable, match="revoked or rotated"):
         await house.of(claims.credentials(again.token, newer), "blue.carl")
-    said = [(one["by"], one["what"], one["user"], one["public_key"]) for one in read_audit(house.ring.folder)]
+    said = [(one["by"], one["what"], one["user"], one["public_key"]) for one in written_down(house)]
     assert said[-3:] == [
         ("blue.ana", "add", "carl", key.public),
         ("blue.ana", "rotate", "carl", newer.public),
         ("blue.ana", "revoke", "carl", ""),
     ]  # fmt: skip
     await close(ana)
+
+
+def written_down(house: House) -> list[dict[str, str]]:
+    """What admins asked for, in order."""
+    return [json.loads(line) for line in (house.ring.folder / AUDIT_FILE).read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,7 @@ async def test_what_an_admin_may_not_is_refused_and_written_down(
     with pytest.raises(QueryError, match=why):
         await manage(ana, "blue.ana", what, user, a_key().public if key else "")
     assert house.ring.keys() == before
-    assert why in read_audit(house.ring.folder)[-1]["refused"]
+    assert why in written_down(house)[-1]["refused"]
     await close(ana)
 
 
@@ -270,7 +275,7 @@ async def test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks(
         assert (user.code, ended.code) == (4, 0), ended.err
         assert (await world.event(ledger.BoostEnded, job_id=own.job_id)).team == "blue"
         await asyncio.gather(close(ana), close(eve))
-    told = [(one["by"], one.get("job"), bool(one["refused"])) for one in read_audit(house.ring.folder) if "job" in one]
+    told = [(one["by"], one.get("job"), bool(one["refused"])) for one in written_down(house) if "job" in one]
     assert ("blue.ana", own.job_id, False) in told
     assert ("blue.ana", other.job_id, True) in told
     await close(core)

@@ -526,12 +526,6 @@ Meter.handled = led.kinds_of(_FOLD) | led.kinds_of(_THEN) | Accounts.handled | C
 Meter.ignored = frozenset(led.EVENT_KINDS) - Meter.handled
 
 
-def split_days(start_us: int, end_us: int) -> Iterator[tuple[int, int]]:
-    """(UTC day, microseconds) of the span [start_us, end_us); nothing when it is empty or reversed. For a ledger whose time
-    is the wall's."""
-    return Calendar().split(start_us, end_us, DAY_US)
-
-
 def _held(row: list[Any]) -> tuple[str, _Held]:
     job, attempt, opened_us, nodes = row
     by_node = {node: [(device, model, milli) for device, model, milli in claims] for node, claims in nodes.items()}

@@ -112,12 +112,6 @@ def _promised(job: Job, policy: Policy) -> StartPromise | None:
     return None if known is None else known.last
 
 
-def jobs_ahead(state: State, job: Job, t_us: int, policy: Policy, *, seen_by: str = OPERATOR) -> int:
-    """How many waiting jobs a cycle at `t_us` would consider before this one, which waits too, if nothing were granted in
-    between; a team's own alone, unless the operator asks."""
-    return JobsAhead(state, t_us, policy).count(job, "" if seen_by == OPERATOR else seen_by)
-
-
 def queue_view(state: State, reasons: Reasons, limit: int, *, seen_by: str = OPERATOR) -> list[QueuedJob]:
     """The first `limit` waiting jobs that `seen_by` may see in the order in which they are considered, each with the reason of
     its queue; then those that are not considered yet, because they were lost several times in a row, or their

@@ -12,7 +12,6 @@ What was not measured is *unknown*: it comes last, in the order in which it was 
 devices for a reason that nobody can check.
 """
 
-import csv
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,31 +186,3 @@ class Chooser:
 
 
 _REMEMBERED = 4096
-
-
-def parse_gavel(text: str, names: Mapping[str, str] | None = None) -> list[Measured]:
-    """Rows of Gavel's measured table (OSDI '20), flat: `gpu_type,job_type,num_gpus,steps_per_s`.
-
-    Rows of GPUs on different servers (`*_unconsolidated`) are left out: a placement keeps a job together if it can.
-
-    Args:
-        names: Gavel's type -> our model name; without it the type in capitals (v100 -> V100).
-
-    Raises ValueError naming the line that cannot be read.
-    """
-    lines = csv.reader(text.splitlines())
-    if (heading := next(lines, None)) != _GAVEL:
-        raise ValueError(f"line 1: expected {','.join(_GAVEL)}, got {','.join(heading or [])!r}")
-    rows = []
-    for number, line in enumerate(lines, start=2):
-        try:
-            kind, family, devices, rate = line
-            row = Measured(family, (names or {}).get(kind, kind.upper()), int(devices), float(rate))
-        except ValueError:
-            raise ValueError(f"line {number}: {','.join(line)!r} is not {','.join(_GAVEL)}") from None
-        if not kind.endswith("_unconsolidated"):
-            rows.append(row)
-    return rows
-
-
-_GAVEL = ["gpu_type", "job_type", "num_gpus", "steps_per_s"]

@@ -12,8 +12,9 @@ from hashlib import sha256
 from typing import Any
 
 from schemas import ledger as led
+from schemas.ids import JOB_ID_DIGITS, JOB_ID_PREFIX
 
-NOBODY = "job-" + "0" * 32
+NOBODY = JOB_ID_PREFIX + "0" * JOB_ID_DIGITS
 """In place of another team's job."""
 
 _FIELDS_OF_OTHERS: Mapping[type, frozenset[str]] = {

@@ -3,15 +3,14 @@
 An id is 36 characters, 96 bytes as a string that no other reader of the process shares; its digits as a number are 48.
 """
 
-import re
 from collections.abc import Iterable, Iterator, MutableMapping
 from functools import lru_cache
 from typing import TypeVar
 
+from schemas.ids import JOB_ID_DIGITS, JOB_ID_PREFIX, is_job_id
+
 V = TypeVar("V")
 
-_PREFIX, _DIGITS = "job-", 32
-_IS_ID = re.compile(f"{_PREFIX}[0-9a-f]{{{_DIGITS}}}").fullmatch
 _LATELY = 256
 """Ids that are remembered: an event looks for its job several times, and its job's events follow each other."""
 
@@ -23,12 +22,12 @@ def packed_id(job_id: str) -> int | str:
 
 
 def _packed(job_id: str) -> int | str:
-    return int(job_id[len(_PREFIX) :], 16) if _IS_ID(job_id) else job_id
+    return int(job_id.removeprefix(JOB_ID_PREFIX), 16) if is_job_id(job_id) else job_id
 
 
 def unpacked_id(packed: int | str) -> str:
     """The inverse of `packed_id`."""
-    return f"{_PREFIX}{packed:0{_DIGITS}x}" if isinstance(packed, int) else packed
+    return f"{JOB_ID_PREFIX}{packed:0{JOB_ID_DIGITS}x}" if isinstance(packed, int) else packed
 
 
 class ByJob(MutableMapping[str, V]):

@@ -17,7 +17,6 @@ _NO_STREAM = (404, 10059, "stream not found")
 _NO_CONSUMER = (404, 10014, "consumer not found")
 _NO_MESSAGE = (404, 10037, "no message found")
 _CREATED = "2030-01-01T00:00:00Z"
-_MAX_DIRECT = 1 << 22
 
 
 class ApiError(Exception):

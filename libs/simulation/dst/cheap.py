@@ -56,9 +56,7 @@ def _from_response(kind: Any, answer: dict[str, Any]) -> Any:
 
 def _read_once() -> None:
     """Wherever a service has imported one of these, it gets the one that remembers."""
-    reading = (
-        files.read, files.read_prices, files.read_throughputs, files.read_classes, quotas.load_prices, quotas.load_quotas
-    )  # fmt: skip
+    reading = (files.read, files.read_prices, files.read_throughputs, files.read_classes, quotas.load_quotas)
     remembering = {function: _as_written(function) for function in reading}
     for module in [module for name, module in sys.modules.items() if name.startswith(("services.", "libs.service."))]:
         for name, value in list(vars(module).items()):

@@ -2,7 +2,7 @@
 
 Partition modes split one board into equal devices: compute modes by its XCDs, memory modes (NPS) by its HBM. A device of
 CPX/NPS4 has one XCD and a quarter of the memory, which two devices share. Sources: Linux amdgpu aqua_vanjaram.c for the
-legal pairs; ROCm k8s-device-plugin; AMD's validated bare-metal modes are the last column of docs/accelerators.md.
+legal pairs (docs/accelerators.md, whose last column are those that AMD has validated); ROCm k8s-device-plugin.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,6 @@ from libs.core.accelerators.catalog import Accelerator
 from libs.core.accelerators.vendors import base
 from libs.core.accelerators.vendors.base import Granted, RequestProblem
 from schemas.resources import Resources, Runtime
-
-_NPS = {"SPX": (1,), "DPX": (1, 2), "QPX": (1, 4), "CPX": (1, 4)}
-_NPS_MI350 = _NPS | {"QPX": (1, 2, 4), "CPX": (1, 2, 4)}
-_MI350 = ("MI355X",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +35,3 @@ class Amd:
     def link_gb_s(self, model: Accelerator, linked: bool) -> float:
         """One direct link per pair: two MI300X have 64 GB/s, however many links the board has."""
         return base.link_or_host(model, linked)
-
-
-def legal(model: Accelerator, mode: str, nps: int) -> bool:
-    """Whether the board can be in compute mode `mode` (SPX, DPX, QPX, CPX) with `nps` memory parts."""
-    pairs = _NPS_MI350 if model.model in _MI350 else _NPS
-    return mode in model.partition_modes and nps in pairs.get(mode, ())
-
-
-def modes(model: Accelerator) -> list[tuple[str, int]]:
-    """All legal (mode, NPS) pairs of a board, whole first."""
-    return [(mode, nps) for mode in model.partition_modes for nps in (1, 2, 4) if legal(model, mode, nps)]
-
-
-def partition_memory_gib(model: Accelerator, mode: str, nps: int) -> float:
-    """What one device of a partitioned board can count on, GiB: its part of the memory part that it lies in.
-
-    Raises ValueError naming the pair when it is not legal.
-    """
-    if not legal(model, mode, nps):
-        allowed = ", ".join(f"{m}/NPS{n}" for m, n in modes(model)) or "none"
-        raise ValueError(f"{model.model} has no mode {mode}/NPS{nps}: use one of {allowed}")
-    return model.memory_gib / model.partition_modes[mode]

@@ -41,12 +41,6 @@ def fragmentation(view: View, workload: WeightedShapes) -> Floats:
     return result
 
 
-def unusable_percent(view: View, workload: WeightedShapes) -> float:
-    """F as per cent of the compute of all accelerators that are up (the paper's Figure 7a); 0 for an empty pool."""
-    capacity = 1000 * int(np.count_nonzero(view.fleet.up & ~view.fleet.cpu))
-    return 100.0 * float(fragmentation(view, workload).sum()) / capacity if capacity else 0.0
-
-
 def _usable(view: View, shape: Shape, usable: Bools, free: Ints, devices: int) -> Floats:
     """Free compute that `shape` could use, milli-devices, shape (N,): none where too few devices or processors are."""
     n = len(view.fleet.leaf)

@@ -73,15 +73,6 @@ def candidates(
     return mask, tuple(removed.items())
 
 
-def per_node_limit(view: View, shape: Shape) -> Ints | None:
-    """How many devices of `shape` each node can serve with its free processors and host memory, shape (N,).
-
-    None when the request names neither. A node that did not tell what it has serves none.
-    """
-    limits = [limit for _, limit in _host_limits(view, shape)]
-    return np.minimum.reduce(limits) if limits else None
-
-
 def _narrowed(
     view: View, shape: Shape, beneficiary: int, context: Context, mask: Bools, together: int
 ) -> Iterator[tuple[BlockReason, int]]:
