@@ -5,7 +5,7 @@ import heapq
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libs.core.explain.reasons import Reasons
@@ -191,6 +191,12 @@ demands = st.lists(st.tuples(st.sampled_from(["x0", "x1", "y0", "y1"]), sizes), 
     st.lists(st.integers(0, 3), min_size=4, max_size=4),
     demands,
     demands,
+)
+@example(  # a cycle between its two plans grants the device that the first one no longer keeps for its gang
+    [0, 1, 0, 1, 0, 1],
+    [0, 0, 0, 0],
+    [("x0", 1), ("x0", 1), ("x0", 4), ("x0", 4), ("x0", 4), ("x0", 1), ("y0", 4)],
+    [("x0", 1), ("x0", 1), ("x0", 1), ("x1", 2)],
 )
 def test_there_is_no_reclaim_loop(
     weights: list[int], guaranteed: list[int], first: list[tuple[str, int]], second: list[tuple[str, int]]

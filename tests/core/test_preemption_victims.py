@@ -14,7 +14,7 @@ from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import View
 from libs.core.scheduling import preemption
-from libs.core.scheduling.preemption.index import Holdings
+from libs.core.scheduling.preemption.index import Candidates, Holdings
 from libs.core.scheduling.preemption.victims import _groups
 from libs.core.state.model import Job
 from schemas import inbox
@@ -148,7 +148,7 @@ class Every:
         holdings = Holdings(state, w.now_us)
         self.lower = list(holdings.jobs.values())
         self.possible = usable(View.of(state.fleet), self.urgent.shape)
-        self.index = preemption.VictimIndex(holdings, self.urgent, self.lower, self.possible)
+        self.index = preemption.VictimIndex(self.urgent, Candidates(holdings, self.lower), self.possible)
         self.context = context_of(state, self.urgent, w.now_us)
         self.levels = allowed_levels(self.urgent.shape, self.context)
 

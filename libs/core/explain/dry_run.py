@@ -29,9 +29,10 @@ from libs.core.admission.evaluate import (
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import diagnose
+from libs.core.explain.ends import grace_s
 from libs.core.explain.planned_cost import cost_of, prices_for, right_sizes
 from libs.core.explain.reasons import Reasons, open_view
-from libs.core.explain.start_estimate import counted, estimate_start, grace_s
+from libs.core.explain.start_estimate import counted, estimate_start
 from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from libs.core.explain.ends import ExpectedEnds
 from libs.core.placement.answer import Blocked, Placed
 from libs.core.placement.context import context_of, release_host_resources_of, reserve_host_resources
 from libs.core.placement.find import find
@@ -32,6 +33,7 @@ class Reasons:
         self.state, self.policy = state, policy
         self.t_us = state.t_us if t_us is None else t_us
         self.tally = Tally(state)
+        self.ends = ExpectedEnds(state, self.t_us, policy)
         self._found: dict[QueueKey, Blocked | None] = {}
         self._searched: dict[Any, Placed | Blocked] = {}
         self._shares = Shares(state, policy)

@@ -14,10 +14,10 @@ Running jobs are ended in order, and the jobs that wait ahead are placed before 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from math import sqrt
 
 import numpy as np
 
+from libs.core.explain.ends import ExpectedEnds
 from libs.core.explain.reasons import open_view
 from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
@@ -26,18 +26,13 @@ from libs.core.placement.view import Context, View
 from libs.core.scheduling import limits
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.precedence import Precedence
-from libs.core.scheduling.precedence.remaining import known_end, remaining
-from libs.core.state.model import Job, State, running
-from schemas.jobs import JobState
+from libs.core.state.model import Job, State
 from schemas.queries import PlanVerdict
 from schemas.resources import WHOLE_MILLI, Claim
 from schemas.subjects import OPERATOR
 
 AHEAD = 12
 """Waiting jobs that are followed in the replay: each costs a few searches."""
-LEAST_AGE_S = 60.0
-"""A job that has just begun is taken to be this old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +48,44 @@ class StartEstimate:
     """Seconds from now, if every running job takes all of its time; None: unknown even so."""
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """A running job that is expected to give its devices back at `at_us` (a guess), at the latest at `latest_us`."""
-
-    job: Job
-    at_us: int
-    latest_us: int
-
-
 def estimate_start(
-    state: State, job: Job, t_us: int, policy: Policy, *, before: JobsAhead | None = None, seen_by: str = OPERATOR
+    state: State,
+    job: Job,
+    t_us: int,
+    policy: Policy,
+    *,
+    before: JobsAhead | None = None,
+    ends: ExpectedEnds | None = None,
+    seen_by: str = OPERATOR,
 ) -> StartEstimate:
     """When `job`, which waits in `state`, would start, and where. A team is told no number of others' jobs. `before`: of this
-    state, time and policy, if the caller has counted by it already."""
+    state, time and policy, if the caller has counted by it already; `ends`: likewise."""
     told = seen_by == OPERATOR
-    held_by = running(state)
     if not _fits_an_empty_pool(state, job, policy):
         return StartEstimate(PlanVerdict.NEVER, "it would not fit on the devices that are up even if all were free")
     before = before or JobsAhead(state, t_us, policy)
     queues = before.by_queue(job)
     many = sum(queues.values()) - before.held(job)
-    ends = [end for j in held_by if (end := _end_of(j, t_us, policy.precedence)) is not None]
-    endless = len(held_by) - len(ends)
+    if many > AHEAD and not told:
+        return StartEstimate(PlanVerdict.UNKNOWN, "unknown: too many jobs wait ahead of it")
+    ends = ends or ExpectedEnds(state, t_us, policy)
+    known, held_by = ends.known, ends.running
+    endless = len(held_by) - len(known)
     but = f"; {counted(endless, 'running job')} without a time limit not counted" if endless and told else ""
     if many > AHEAD:
-        who = f"{many}" if told else "too many"
-        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: {who} jobs wait ahead of it{but}")
+        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: {many} jobs wait ahead of it{but}")
     waiting = takewhile(lambda other: other.id != job.id, in_order(state, t_us, policy, {**queues, job.queue: 0}))
     ahead = [other for other in waiting if other.id not in state.holds]
-    held = _HeldClaims(state, [end.job for end in ends])
+    held = _HeldClaims(state, [end.job for end in known])
 
     def start(ordered: list[tuple[int, Job]]) -> tuple[int, Placed, int] | None:
         replay = _Replay(state, open_view(state, policy.chooser), [ended for _, ended in ordered], held)
         return _start(replay, state, job, ahead, [at_us for at_us, _ in ordered], t_us)
 
-    guess = start([(end.at_us, end.job) for end in sorted(ends, key=lambda end: (end.at_us, end.job.id))])
+    guess = start([(end.at_us, end.job) for end in sorted(known, key=lambda end: (end.at_us, end.job.id))])
     if guess is None:
         return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: it needs devices of jobs that have no time limit{but}")
-    latest = start([(end.latest_us, end.job) for end in sorted(ends, key=lambda end: (end.latest_us, end.job.id))])
+    latest = start([(end.latest_us, end.job) for end in sorted(known, key=lambda end: (end.latest_us, end.job.id))])
     at_us, placed, ended = guess
     return StartEstimate(
         PlanVerdict.LATER,
@@ -135,28 +129,6 @@ def _fits_an_empty_pool(state: State, job: Job, policy: Policy) -> bool:
     view.free_milli[:], view.free_mib[:], view.held[:] = WHOLE_MILLI, fleet.memory_mib, -1
     view.free_cpu[:], view.free_host[:] = fleet.cpu_milli, fleet.host_mib
     return isinstance(find(view, job.shape), Placed)
-
-
-def _end_of(job: Job, t_us: int, turns: Precedence | None) -> _End | None:
-    """When a running job ends: as it says, as it is learned, at its limit, or (a guess) before; None when nobody knows."""
-    attempt, spec = job.current, job.spec
-    assert attempt is not None
-    if job.state in (JobState.STOPPING, JobState.PREEMPTING):
-        at_us = t_us + int(grace_s(job) * 1e6)
-        return _End(job, at_us, at_us)
-    began_us = attempt.running_us or t_us
-    if spec.simulation is not None:
-        run_s = min(spec.simulation.duration_s, spec.time_limit_s or float("inf"))
-        at_us = max(t_us, began_us + int(run_s * 1e6))
-        return _End(job, at_us, at_us)
-    if turns is not None and known_end(left := remaining(turns, job, t_us), turns):
-        return _End(job, t_us + int(left.p50_s * 1e6), t_us + int(left.p90_s * 1e6))
-    if not spec.time_limit_s:
-        return None
-    age_s = max((t_us - began_us) / 1e6, LEAST_AGE_S)
-    guess_s = min(spec.time_limit_s, sqrt(age_s * spec.time_limit_s))
-    latest_us = max(t_us, began_us + int(spec.time_limit_s * 1e6))
-    return _End(job, min(latest_us, max(t_us, began_us + int(guess_s * 1e6))), latest_us)
 
 
 class _HeldClaims:
@@ -245,11 +217,6 @@ def _open_parts(job: Job) -> list[tuple[Claim, ...]]:
     """The claims of the parts that still hold devices."""
     attempt = job.current
     return [] if attempt is None else [part.claims for part in attempt.parts.values() if not part.freed]
-
-
-def grace_s(job: Job) -> float:
-    """Seconds that the job has to save its work when it is stopped."""
-    return job.spec.checkpoint.grace_s if job.spec.checkpoint else job.spec.stop_grace_s
 
 
 def counted(count: int, what: str) -> str:

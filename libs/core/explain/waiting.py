@@ -86,7 +86,7 @@ def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Exp
         behind=behind.shown,
         behind_more=behind.more,
         behind_others_devices=behind.others_devices,
-        start=expected_start(state, job, reasons.policy, before=before, seen_by=seen_by),
+        start=expected_start(state, job, reasons, before=before, seen_by=seen_by),
         promise=_promised(job, reasons.policy),
         user=next((one for one in users if one.user == job.user), None),
         users=len(users),
@@ -96,13 +96,14 @@ def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Exp
 
 
 def expected_start(
-    state: State, job: Job, policy: Policy, *, before: JobsAhead | None = None, seen_by: str = OPERATOR
+    state: State, job: Job, reasons: Reasons, *, before: JobsAhead | None = None, seen_by: str = OPERATOR
 ) -> ExpectedStart | None:
     """When a waiting job is expected to start; None: unknown."""
-    found = estimate_start(state, job, state.t_us, policy, before=before, seen_by=seen_by)
+    t_us, policy = reasons.t_us, reasons.policy
+    found = estimate_start(state, job, t_us, policy, before=before, ends=reasons.ends, seen_by=seen_by)
     if found.start_s is not None:
-        latest_us = None if found.latest_s is None else state.t_us + int(max(found.latest_s, found.start_s) * 1e6)
-        return ExpectedStart(p50_us=state.t_us + int(found.start_s * 1e6), p90_us=latest_us, basis=found.basis)
+        latest_us = None if found.latest_s is None else t_us + int(max(found.latest_s, found.start_s) * 1e6)
+        return ExpectedStart(p50_us=t_us + int(found.start_s * 1e6), p90_us=latest_us, basis=found.basis)
     told = _promised(job, policy)
     return None if told is None else ExpectedStart(p50_us=told.p50_us, p90_us=told.p90_us, basis="as it was promised")
 
@@ -119,7 +120,7 @@ def queue_view(state: State, reasons: Reasons, limit: int, *, seen_by: str = OPE
     shown = in_order(state, state.t_us, reasons.policy, _seen(state.queues, seen_by))
     waiting = []
     for number, job in enumerate(islice(shown, limit)):
-        start = expected_start(state, job, reasons.policy, seen_by=seen_by) if number < ESTIMATED else None
+        start = expected_start(state, job, reasons, seen_by=seen_by) if number < ESTIMATED else None
         waiting.append(_queued(job, _reason(reasons, job.queue), number + 1, start))
     later = [state.jobs[job] for job in state.backing_off if seen_by in (OPERATOR, state.jobs[job].team)]
     later.sort(key=lambda job: (state.backing_off[job.id], job.id))

@@ -37,11 +37,17 @@ class Remaining(NamedTuple):
 
 def remaining(precedence: Precedence, job: Job, t_us: int) -> Remaining:
     """Of a job with an open attempt at `t_us`: never beyond its time limit."""
-    left = _of_its_own(precedence, job, t_us)
-    if isinstance(left, Remaining):
-        return left
-    p50_s, p90_s = _of_its_width(precedence, [job], [left], t_us)[:, 0].tolist()
-    return Remaining(p50_s, p90_s, Basis.HISTORY)
+    return remaining_each(precedence, [job], t_us)[0]
+
+
+def remaining_each(precedence: Precedence, jobs: Sequence[Job], t_us: int) -> list[Remaining]:
+    """`remaining` of many, each with its basis."""
+    own = [_of_its_own(precedence, job, t_us) for job in jobs]
+    unknown = [job for job, left in zip(jobs, own, strict=True) if not isinstance(left, Remaining)]
+    limits_s = [left for left in own if not isinstance(left, Remaining)]
+    by_width = _of_its_width(precedence, unknown, limits_s, t_us).T.tolist() if unknown else []
+    learned = (Remaining(p50_s, p90_s, Basis.HISTORY) for p50_s, p90_s in by_width)
+    return [left if isinstance(left, Remaining) else next(learned) for left in own]
 
 
 def remaining_of(precedence: Precedence, jobs: Sequence[Job], t_us: int) -> Floats:

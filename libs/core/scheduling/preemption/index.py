@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
@@ -16,11 +17,14 @@ from libs.core.state.fleet import Bools, Ints
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State, running
 from libs.core.state.shape import Shape
+from schemas.inbox import MOST_VICTIMS
 from schemas.resources import WHOLE_MILLI
 
 Bound = tuple[ClassCosts, int, int]
 """What a group is searched by: the least that its victims can cost, how many victims that needs, its first row."""
 
+
+Floats = npt.NDArray[np.float64]
 
 Together = Callable[[Iterable[Job]], list[Job]]
 
@@ -38,6 +42,7 @@ class Holdings:
         """`spared`: who need not give way; None: as the limits of `state` say."""
         self.state, self.t_us = state, t_us
         self.spared = spared if spared is not None else Spared(state, t_us)
+        self._lower: dict[int, list[Job]] = {}
 
     @cached_property
     def jobs(self) -> dict[str, Job]:
@@ -53,32 +58,123 @@ class Holdings:
         """What is free before any job gives way. Not to be written to."""
         return would_be_free(self.state, [])
 
+    def lower(self, priority: int) -> list[Job]:
+        """Those of `jobs` that are below `priority`, and that no limit spares from a higher class."""
+        found = self._lower.get(priority)
+        if found is None:
+            found = self._lower[priority] = [
+                job
+                for job in self.jobs.values()
+                if job.priority < priority and not self.spared.until_us(job, lent=False)
+            ]
+        return found
+
     @cached_property
-    def claims(self) -> dict[str, Ints]:
-        """What each of `jobs` would give back, a row per device: fleet row, node, milli, MiB, processors, host MiB; (n, 6)."""
-        held = [
-            [c for part in job.current.parts.values() if not part.freed for c in part.claims] if job.current else []
-            for job in self.jobs.values()
-        ]
-        fleet, find_row = self.state.fleet, self.state.fleet.devices.find
+    def place(self) -> dict[str, int]:
+        """Of each of `jobs`, its place among them."""
+        return {job: place for place, job in enumerate(self.jobs)}
+
+    @cached_property
+    def cost(self) -> dict[str, int]:
+        """Of each of `jobs`, thousandths of device-seconds."""
+        return {job: in_thousandths(cost_s) for job, cost_s in self.cost_s.items()}
+
+    @cached_property
+    def claims(self) -> Ints:
+        """What `jobs` would give back, a row per device: place of the job, fleet row, node, milli, MiB, processors, host MiB;
+        (n, 7), in the order of `jobs`."""
+        find_row = self.state.fleet.devices.find
         given = [
-            (find_row(c.device), c.milli, c.memory_mib, c.cpu_milli, c.host_memory_mib)
-            for claims in held
-            for c in claims
+            (place, find_row(c.device), 0, c.milli, c.memory_mib, c.cpu_milli, c.host_memory_mib)
+            for place, job in enumerate(self.jobs.values())
+            if job.current is not None
+            for part in job.current.parts.values()
+            if not part.freed
+            for c in part.claims
         ]
-        columns = np.array(given, dtype=np.int64).reshape(len(given), 5)
-        table = np.insert(columns, 1, fleet.node[columns[:, 0]], axis=1)
-        ends = np.cumsum([len(claims) for claims in held], dtype=np.int64).tolist()
-        return {job: table[end - len(claims) : end] for job, claims, end in zip(self.jobs, held, ends, strict=True)}
+        table = np.array(given, dtype=np.int64).reshape(len(given), 7)
+        table[:, 2] = self.state.fleet.node[table[:, 1]]
+        return table
 
     @cached_property
     def on_row(self) -> dict[int, list[str]]:
         """Row -> those of `jobs` that hold (a share of) it."""
         found: dict[int, list[str]] = {}
-        for job_id, table in self.claims.items():
-            for row in table[:, 0].tolist():
-                found.setdefault(row, []).append(job_id)
+        ids = list(self.jobs)
+        for place, row in self.claims[:, :2].tolist():
+            found.setdefault(row, []).append(ids[place])
         return found
+
+    def without(self, victims: Iterable[str]) -> View:
+        """What is free when `victims` have given way. A view of its own."""
+        view, gone = self.empty.copy(), np.zeros(len(self.jobs), dtype=np.bool_)
+        gone[[self.place[victim] for victim in victims]] = True
+        _, row, node, milli, mib, cpu_milli, host_mib = self.claims[gone[self.claims[:, 0]]].T
+        np.add.at(view.free_milli, row, milli)
+        np.add.at(view.free_mib, row, mib)
+        np.add.at(view.free_cpu, node, cpu_milli)
+        np.add.at(view.free_host, node, host_mib)
+        return view
+
+
+class Candidates:
+    """Jobs that may give way. Many beneficiaries ask the same ones, so what is known of them all is worked out once."""
+
+    def __init__(self, holdings: Holdings, victims: Iterable[Job]) -> None:
+        """`victims` are of `holdings`."""
+        self.holdings = holdings
+        self.victims = {victim.id: victim for victim in victims}
+
+    @cached_property
+    def classes(self) -> list[int]:
+        """Priorities that occur, highest first: the places of `ClassCosts`."""
+        return sorted({victim.priority for victim in self.victims.values()}, reverse=True)
+
+    @cached_property
+    def gone(self) -> View:
+        """What is free when all of them have given way. Not to be written to."""
+        return self.holdings.without(self.victims)
+
+    @cached_property
+    def frees(self) -> Bools:
+        """Devices that are not free, and are when all of them have given way; shape (D,)."""
+        freed: Bools = (self.gone.free_milli == WHOLE_MILLI) & (self.holdings.empty.free_milli < WHOLE_MILLI)
+        return freed
+
+    @cached_property
+    def part_of(self) -> Floats:
+        """How many victims a device takes, shape (D,): each counts with its part, the more devices it holds the less. So no
+        devices can be freed by fewer victims than these numbers' sum, wherever they are."""
+        row, part, _ = self._held
+        return np.bincount(row, weights=part, minlength=len(self.frees)).astype(np.float64)
+
+    @cached_property
+    def cost_of(self) -> Ints:
+        """The same for what victims cost, class by class, highest first; shape (D, classes)."""
+        row, part, owner = self._held
+        place = {priority: place for place, priority in enumerate(self.classes)}
+        jobs = list(self.holdings.jobs.values())
+        found = np.zeros((len(self.frees), len(self.classes)), dtype=np.int64)
+        which = np.array([place[jobs[one].priority] for one in owner.tolist()], dtype=np.int64)
+        cost = np.array([self.holdings.cost[jobs[one].id] for one in owner.tolist()], dtype=np.int64)
+        np.add.at(found, (row, which), cost // np.rint(1 / part).astype(np.int64))
+        return found
+
+    @cached_property
+    def _held(self) -> tuple[Ints, Floats, Ints]:
+        """Of each device (or share) that one of them holds: its row, its part of what that job holds, the job's place."""
+        owner, row = self.holdings.claims[:, 0], self.holdings.claims[:, 1]
+        there = np.zeros(len(self.holdings.jobs), dtype=np.bool_)
+        there[[self.holdings.place[victim] for victim in self.victims]] = True
+        part = 1 / np.bincount(owner, minlength=len(self.holdings.jobs))[owner]
+        mine = there[owner]
+        return row[mine], part[mine], owner[mine]
+
+    def up_to(self, priority: int) -> "Candidates":
+        """Those of at most `priority`."""
+        if not self.classes or priority >= self.classes[0]:
+            return self
+        return Candidates(self.holdings, (v for v in self.victims.values() if v.priority <= priority))
 
 
 class VictimIndex:
@@ -90,38 +186,38 @@ class VictimIndex:
 
     def __init__(
         self,
-        holdings: Holdings,
         job: Job,
-        victims: Iterable[Job],
+        candidates: Candidates,
         possible: Bools,
         admitted: Together = list,
         room: RoomWithout | None = None,
     ) -> None:
-        """`victims` are of `holdings` and may give way; `possible`: devices that may become the job's, shape (D,).
+        """`possible`: devices that may become the job's, shape (D,).
 
         `admitted`: of victims in order, those that may give way together; any part of its answer may as well. `room`: the job
         waits at a limit, and gets what that leaves it without victims; None: it gets what it asks for."""
         self.admitted = admitted
         self.room = room
-        self.victims = {victim.id: victim for victim in victims}
-        self.cost = {victim: in_thousandths(holdings.cost_s[victim]) for victim in self.victims}
-        """Thousandths of device-seconds."""
-        self.classes = sorted({victim.priority for victim in self.victims.values()}, reverse=True)
-        """Priorities that occur, highest first: the places of `ClassCosts`."""
+        self.candidates, self.victims, self.classes = candidates, candidates.victims, candidates.classes
         self._place = {priority: place for place, priority in enumerate(self.classes)}
         self.possible = possible
-        self._holdings, self._job = holdings, job
+        self._holdings, self._job = candidates.holdings, job
         self._need, self._whole = job.shape.least, job.shape.whole
-        self._free = possible & (holdings.state.fleet.free_milli == WHOLE_MILLI)
+        self._free: Bools = possible & (self._holdings.state.fleet.free_milli == WHOLE_MILLI)
 
     def up_to(self, priority: int) -> "VictimIndex":
         """The same for victims of at most `priority`."""
-        victims = [victim for victim in self.victims.values() if victim.priority <= priority]
-        return VictimIndex(self._holdings, self._job, victims, self.possible, self.admitted, self.room)
+        return VictimIndex(self._job, self.candidates.up_to(priority), self.possible, self.admitted, self.room)
 
-    def claims(self, victim: str) -> Ints:
-        """What it would give back; see `Holdings.claims`."""
-        return self._holdings.claims[victim]
+    @property
+    def cost(self) -> dict[str, int]:
+        """Of each victim, thousandths of device-seconds."""
+        return self._holdings.cost
+
+    def holds(self, rows: Ints) -> set[str]:
+        """The victims that hold (a share of) one of `rows`."""
+        on_row = self._holdings.on_row
+        return {victim for row in rows.tolist() for victim in on_row.get(row, ()) if victim in self.victims}
 
     def costs(self, victims: Iterable[Job]) -> ClassCosts:
         """What `victims` cost together."""
@@ -136,16 +232,14 @@ class VictimIndex:
         shape = self._job.shape if self.room is None else self.room(self._job.shape, victims)
         if shape is None:
             return None
-        view, gone = self._holdings.empty.copy(), [victim.id for victim in victims]
-        if gone:
-            row, node, milli, mib, cpu_milli, host_mib = np.concatenate([self.claims(v) for v in gone]).T
-            np.add.at(view.free_milli, row, milli)
-            np.add.at(view.free_mib, row, mib)
-            np.add.at(view.free_cpu, node, cpu_milli)
-            np.add.at(view.free_host, node, host_mib)
+        everyone = len(victims) == len(self.victims)
+        view = self.candidates.gone.copy() if everyone else self._holdings.without(v.id for v in victims)
         view.blocked |= ~inside
-        context = context_of(self._holdings.state, self._job, self._holdings.t_us, without=set(gone))
-        placed = find(view, shape, context=context)
+        spread = self._job.shape.spread[0]
+        gone = {victim.id for victim in victims} if spread else ()
+        placed = find(
+            view, shape, context=context_of(self._holdings.state, self._job, self._holdings.t_us, without=gone)
+        )
         return placed if isinstance(placed, Placed) else None
 
     def elsewhere(self, rows: Ints) -> list[str]:
@@ -155,7 +249,9 @@ class VictimIndex:
             return []
         near, cost = self.frees(rows), self.cost
         far = [victim for victim in self.victims if victim not in near]
-        return sorted(far, key=lambda v: (self.victims[v].priority, cost[v] / max(1, len(self.claims(v))), v))
+        held = np.bincount(self._holdings.claims[:, 0], minlength=len(self._holdings.jobs)).tolist()
+        place = self._holdings.place
+        return sorted(far, key=lambda v: (self.victims[v].priority, cost[v] / max(1, held[place[v]]), v))
 
     def frees(self, rows: Ints) -> dict[str, int]:
         """Victim -> devices of `rows` that it holds (a share of)."""
@@ -176,16 +272,21 @@ class VictimIndex:
         return sorted(frees, key=lambda v: (self.victims[v].priority, self.cost[v] / frees[v], v))
 
     def bound(self, rows: Ints) -> Bound | None:
-        """A lower bound of what any victims that make room within `rows` cost; None when all of them are too few.
+        """A lower bound of what any victims that make room within `rows` cost; None when all of them are too few, or when it
+        takes more than a plan may name.
 
         The missing devices at the lowest classes first and the lowest cost per device within a class, the last victim
         in part: a fractional knapsack. No set of victims can do with less of the highest class that this needs. One that
         costs as little there frees as few devices there (each more costs at least a restart), and so needs all victims
         of the lower classes, as this does. When no device is missing (a share, or processors that lack) the cheapest
-        single victim is the bound: nobody would be asked if the job fitted as it is.
+        single victim is the bound: nobody would be asked if the job fitted as it is. Where several share a device, all of
+        them must go, and the devices with the cheapest ones are another bound; the higher one is taken.
         """
-        frees, missing, first = self.frees(rows), self.missing(rows), int(rows[0])
-        total = [0] * len(self.classes)
+        missing, first = self.missing(rows), int(rows[0])
+        whole = self._whole_bound(rows, missing)
+        if whole is None:
+            return None
+        frees, total = self.frees(rows), [0] * len(self.classes)
         if missing == 0:
             cheapest = min(
                 frees if self.room is None else self.victims,
@@ -198,5 +299,18 @@ class VictimIndex:
             total[self._place[self.victims[victim].priority]] += self.cost[victim] * taken // frees[victim]
             missing -= taken
             if missing == 0:
-                return tuple(total), number, first
+                return max(tuple(total), whole), number, first
         return None
+
+    def _whole_bound(self, rows: Ints, missing: int) -> ClassCosts | None:
+        """The same by devices: one is free when all who share it have gone. None also when that takes more victims than a
+        plan may name."""
+        freed = rows[self.candidates.frees[rows]]
+        if len(freed) < missing:
+            return None
+        cost = self.candidates.cost_of[freed]
+        fewest = np.partition(self.candidates.part_of[freed], missing - 1)[:missing] if missing else np.zeros(0)
+        if fewest.sum() > MOST_VICTIMS + 0.5:  # sums of parts are not exact
+            return None
+        cheapest = np.lexsort(cost.T[::-1])[:missing]
+        return tuple(cost[cheapest].sum(axis=0).tolist())

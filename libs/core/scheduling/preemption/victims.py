@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain
 
@@ -18,7 +18,7 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Order, front, is_due, kinds_asked
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.cost import ClassCosts
-from libs.core.scheduling.preemption.index import Holdings, RoomWithout, Together, VictimIndex
+from libs.core.scheduling.preemption.index import Candidates, Holdings, RoomWithout, Together, VictimIndex
 from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.reservation import Reservations
 from libs.core.scheduling.spared import Spared
@@ -190,6 +190,8 @@ class _Taken:
     tally: Tally
     reclaim: Reclaim | None
     """None in a pool without queues."""
+    _lower: dict[int, Candidates] = field(default_factory=dict)
+    """Priority -> those of lower classes who do not give way yet."""
     full: bool = False
     """Too many gave way lately for one of the beneficiaries. Nobody gives way to those behind it, which would keep it so."""
 
@@ -225,10 +227,22 @@ class _Taken:
 
     def gone(self, victims: Iterable[Job]) -> None:
         """These give way."""
+        self._lower.clear()
         for victim in victims:
             self.victims.add(victim.id)
             if self.reclaim is not None:
                 self.reclaim.gave(victim)
+
+    def lower(self, holdings: Holdings, priority: int) -> Candidates:
+        """Who of lower classes may give way, and does not yet: the same for all beneficiaries of a class."""
+        found = self._lower.get(priority)
+        if found is None:
+            found = self._lower[priority] = self.of(holdings, holdings.lower(priority))
+        return found
+
+    def of(self, holdings: Holdings, jobs: Iterable[Job]) -> Candidates:
+        """Those of `jobs` who do not give way yet."""
+        return Candidates(holdings, (job for job in jobs if job.id not in self.victims))
 
     def may_take(self, job: Job) -> bool:
         """Whether anybody might give way to a job like this: its class may preempt, or its queue is within its guarantee."""
@@ -254,7 +268,7 @@ def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, 
     now = find(view, job.shape, context=context_of(state, job, t_us))
     if isinstance(now, Placed):
         return now, None
-    choice = _not_too_many(holdings, taken, _lower(holdings, job, taken) or _lent(holdings, job, taken))
+    choice = _who_gives_way(holdings, job, taken)
     return (None, None) if choice is None else (choice.placed, choice)
 
 
@@ -265,13 +279,15 @@ def _below_limits(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice |
     def room(shape: Shape, victims: Collection[Job]) -> Shape | None:
         return taken.tally.room(job, shape, victims).request
 
-    return _not_too_many(holdings, taken, _lower(holdings, job, taken, room) or _lent(holdings, job, taken, room))
+    return _who_gives_way(holdings, job, taken, room)
 
 
-def _not_too_many(holdings: Holdings, taken: _Taken, choice: VictimChoice | None) -> VictimChoice | None:
-    if choice is None or taken.full:
+def _who_gives_way(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None = None) -> VictimChoice | None:
+    """None also when too many gave way lately. Nobody is looked for when not even one more may."""
+    if taken.full or not holdings.spared.together(1, len(taken.victims)):
         return None
-    if not holdings.spared.together(len(choice.victims), len(taken.victims)):
+    choice = _lower(holdings, job, taken, room) or _lent(holdings, job, taken, room)
+    if choice is not None and not holdings.spared.together(len(choice.victims), len(taken.victims)):
         taken.full = True
         return None
     return choice
@@ -299,7 +315,7 @@ def _lower(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None
     """Who of lower classes gives way, if the job's may preempt. `room`: it waits at a limit."""
     if not job.preempts:
         return None
-    return _best(holdings, job, taken, [v for v in holdings.jobs.values() if _is_lower(holdings, job, v)], room=room)
+    return _best(job, taken, taken.lower(holdings, job.priority), room=room)
 
 
 def _is_lower(holdings: Holdings, job: Job, victim: Job) -> bool:
@@ -321,7 +337,7 @@ def _lent(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None 
             lenders = partial(reclaim.lenders, lower=lower, lends=lends)
             spared = holdings.spared
             some = [v for v in holdings.jobs.values() if not spared.until_us(v, lent=True) and lenders([v])]
-            choice = _best(holdings, job.but(shape=request), taken, some, lenders, room)
+            choice = _best(job.but(shape=request), taken, taken.of(holdings, some), lenders, room)
             return None if choice is None else replace(choice, takes_back=job.team)
     return _evening_out(holdings, job, taken, room)
 
@@ -344,7 +360,7 @@ def _evening_out(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout 
             for v in holdings.jobs.values()
             if lower(v) or (v.team in givers and not spared.until_us(v, lent=False, evens=True) and lenders([v]))
         ]
-        choice = _best(holdings, job.but(shape=request), taken, some, lenders, room)
+        choice = _best(job.but(shape=request), taken, taken.of(holdings, some), lenders, room)
         if choice is not None:
             return replace(choice, evens=True)
     return None
@@ -363,25 +379,24 @@ def _wanted(request: Shape) -> list[dict[str, int]]:
 
 
 def _best(
-    holdings: Holdings,
     job: Job,
     taken: _Taken,
-    some: list[Job],
+    candidates: Candidates,
     admitted: Together = list,
     room: RoomWithout | None = None,
 ) -> VictimChoice | None:
-    """The victims, of `some`, of the lowest classes that suffice, on the nearest level where those do."""
+    """The victims, of `candidates`, of the lowest classes that suffice, on the nearest level where those do."""
+    holdings = candidates.holdings
     state = holdings.state
     possible = usable(View.of(state.fleet), job.shape) & ~taken.devices & (state.fleet.held < 0)
-    some = [victim for victim in some if victim.id not in taken.victims]
-    everyone = VictimIndex(holdings, job, some, possible, admitted, room)
-    if not some or everyone.fits(some, possible) is None:
+    everyone = VictimIndex(job, candidates, possible, admitted, room)
+    if not everyone.victims or everyone.fits(everyone.victims.values(), possible) is None:
         return None
     levels = allowed_levels(job.shape, context_of(state, job, holdings.t_us))
     rows = np.flatnonzero(possible)
     for highest in reversed(everyone.classes):
         index = everyone.up_to(highest)
-        if index.fits(list(index.victims.values()), possible) is None:
+        if index.fits(index.victims.values(), possible) is None:
             continue
         for level in levels:
             groups = _groups(rows, spans_at(state.fleet, level, rows, within=levels[-1]), job.shape.least)
@@ -505,8 +520,8 @@ def _touched(index: VictimIndex, victims: list[Job], inside: Bools) -> list[Job]
     """Those of `victims` on whose devices the job would be placed, if they suffice."""
     placed = index.fits(victims, inside)
     assert placed is not None
-    rows = set(placed.rows.tolist())
-    held = [v for v in victims if not rows.isdisjoint(index.claims(v.id)[:, 0].tolist())]
+    touched = index.holds(placed.rows)
+    held = [v for v in victims if v.id in touched]
     return held if index.fits(held, inside) is not None else victims
 
 
