@@ -227,6 +227,8 @@ ATTEMPTS = (
             "tests/core/test_used.py::test_a_power_that_no_device_draws_is_not_told"),
     Attempt(0, _NODE, "samples of another node's devices", "a node speaks of its own",
             "tests/telemetry/test_parts.py::test_a_node_that_speaks_of_anothers_devices_is_not_heeded"),
+    Attempt(0, _NODE, "its own name thousands of times in a question, so that the answer is gigabytes", "it is told once",
+            "tests/services/test_teller.py::test_a_node_that_asks_for_itself_thousands_of_times_is_told_once"),
     Attempt(0, _NODE, "samples without end, so that those of others are dropped", "256 are kept of each node",
             "tests/bus/test_samples.py::test_a_node_that_samples_without_end_drops_its_own_samples_alone"),
     Attempt(0, _NODE, "... so that who keeps what was used has no memory left", "16, then one in ten seconds count",
