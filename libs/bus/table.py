@@ -85,6 +85,11 @@ DEAD_SUBJECTS: Final = sorted(map(subjects.anyone, (subjects.DEAD_LETTER, subjec
 DEAD_OF_A_SENDER: Final = 500
 """Letters that are kept of one sender and one service; then its own oldest go. Of the largest size, 450 MB."""
 
+SAMPLES_OF_A_NODE: Final = 256
+"""Samples that are kept of one node, then its own oldest go: an hour of one in 15 s, and some."""
+SAMPLE_BYTES: Final = 128 * 1024
+"""A larger one is not kept: one of 500 devices is smaller. So of the stream a node has a fourth at the most."""
+
 REMEMBERED_S: Final = 10.0
 """How long the broker knows the ids of requests and signals again. It keeps each in memory for so long, also of a message that
 is gone from the stream, and an id may have 64 KiB: with two minutes a team made the broker grow by 30 MB a second. A repeat
@@ -96,7 +101,7 @@ answered leaves it as soon as it is half of that (`libs.bus.trim`)."""
 
 FORMER: Final[dict[str, dict[str, object]]] = {
     REQUESTS: {"max_msgs_per_subject": -1, "discard_new_per_subject": False, "duplicate_window": 120.0},
-    TELEMETRY: {"duplicate_window": 120.0},
+    TELEMETRY: {"max_msgs_per_subject": -1, "max_msg_size": -1, "duplicate_window": 120.0},
     EVENTS: {"discard": DiscardPolicy.NEW, "allow_atomic": False},
     subjects.INBOX: {"allow_atomic": False},
     DEAD: {
@@ -152,7 +157,7 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
         ),
         # On disk as well: one broker forgets a stream in memory when it restarts, and no service could bind any more.
         _stream(TELEMETRY, _kept(TELEMETRY), SIZES_MIB[TELEMETRY], max_age=_HOUR_S, discard=DiscardPolicy.OLD).evolve(
-            duplicate_window=REMEMBERED_S
+            max_msgs_per_subject=SAMPLES_OF_A_NODE, max_msg_size=SAMPLE_BYTES, duplicate_window=REMEMBERED_S
         ),
         _stream(DEAD, DEAD_SUBJECTS, SIZES_MIB[DEAD], max_age=30 * _DAY_S, discard=DiscardPolicy.OLD).evolve(
             max_msgs_per_subject=DEAD_OF_A_SENDER

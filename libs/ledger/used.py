@@ -10,7 +10,7 @@ from libs.core.billing.accounts import Posting
 from libs.core.billing.used import DeviceUseSums, Reading, UsedBy, reading_of, used
 from libs.core.projections.verify import Verification
 from libs.ledger.audited import AuditedLedger
-from libs.ledger.samples import told_by
+from libs.ledger.samples import SampleAllowance, told_by
 from libs.ledger.tail import Tail
 from libs.ledger.verify import verify
 from schemas.subjects import TELEMETRY
@@ -48,7 +48,7 @@ async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[tuple[s
     readings: defaultdict[tuple[str, str], list[Reading]] = defaultdict(list)
     state = (await js.stream_info(TELEMETRY)).state
     first_us = last_us = 0
-    tail = Tail(js, TELEMETRY, state.first_seq - 1)
+    tail, allowance = Tail(js, TELEMETRY, state.first_seq - 1), SampleAllowance()
     try:
         position = state.first_seq - 1
         while position < state.last_seq:
@@ -56,7 +56,7 @@ async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[tuple[s
             if not found:
                 break  # what was there has been dropped meanwhile
             position = found[-1].seq
-            for at_us, told in told_by(found, pool):
+            for at_us, told in told_by(found, pool, allowance):
                 first_us, last_us = first_us or at_us, at_us
                 for one in told.devices:
                     readings[told.node, one.device].append(reading_of(at_us, one))

@@ -105,7 +105,9 @@ class AgentSettings(ServiceSettings):
         description="how often the whole desired state is asked for, s; half as often of a node without work",
     )
     repeat_s: float = Field(default=5.0, gt=0, le=60, description="unheard ends are reported again after this, s")
-    sample_s: float = Field(default=15.0, gt=0, le=3600, description="between device samples, s")
+    sample_s: float = Field(
+        default=15.0, gt=0, le=3600, description="between device samples, s; in what was used one in 10 s counts"
+    )
     quarantine_s: float = Field(
         default=5.0, gt=0, le=3600, description="how often a device that something else uses is looked at again, s"
     )

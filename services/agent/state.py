@@ -11,6 +11,8 @@ from types import MappingProxyType
 from services.agent import tree
 from services.agent.keeper import proc
 
+_HIGHEST = 2**63 - 2
+"""One more is the last number that the pool reads."""
 _SWEEP_S = 0.05
 _SWEEPS = 1200
 """A minute: what survives SIGKILL for so long hangs in the kernel, and the node must not register with it."""
@@ -48,12 +50,14 @@ class AgentState:
         os.close(self._lock)
 
     def incarnations(self) -> dict[str, int]:
-        """The last incarnation of each node that this agent, or one before it, began."""
+        """The last incarnation of each node that this agent, or one before it, began. What is no number that it wrote there is
+        passed over, as if the file were lost."""
         try:
-            known: dict[str, int] = json.loads((self.path / "incarnations.json").read_text())
-        except (OSError, ValueError):
-            known = {}
-        return known
+            known = json.loads((self.path / "incarnations.json").read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        rows = known.items() if isinstance(known, dict) else ()
+        return {node: number for node, number in rows if type(number) is int and 0 < number <= _HIGHEST}
 
     def next_incarnations(
         self, nodes: Iterable[str], above: Mapping[str, int] = MappingProxyType({})

@@ -63,7 +63,8 @@ def whole_state_of_node(decider: Decider, query: DesiredQuery, asker: str, of: A
     if foreign := [name for name in query.nodes if name != asker]:
         raise InvalidQuestion([_not_its_own(asker, foreign[0])])
     nodes = decider.state.fleet.nodes
-    known = [name for name in query.nodes if name in nodes and nodes[name].up]
+    # Once, however often it names itself: each state has the specs of all that runs there.
+    known = [name for name in dict.fromkeys(query.nodes) if name in nodes and nodes[name].up]
     if known:
         of.teller.reads_whole(asker)
     reply = DesiredReply(states=tuple(desired(decider.state, name, of.teller.pool, of.ledger_seq) for name in known))

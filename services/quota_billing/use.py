@@ -27,7 +27,7 @@ from libs.core.billing.used import Reading, reading_of
 from libs.core.billing.wall import HOUR_US
 from libs.ledger.chain import LedgerStopped
 from libs.ledger.follower import Follower
-from libs.ledger.samples import told_by
+from libs.ledger.samples import SampleAllowance, told_by
 from libs.ledger.tail import Tail
 from schemas.subjects import TELEMETRY
 
@@ -50,6 +50,7 @@ class UseKeeper:
         self._follower, self._js, self._store, self._every_s = follower, js, store, every_s
         self._keep_hours = 24 * keep_days
         self._readings: dict[tuple[str, str], list[Reading]] = {}
+        self._allowance = SampleAllowance()
         self._tail: Tail | None = None
         self._read_to = 0
         self._sampled_us = 0
@@ -124,7 +125,7 @@ class UseKeeper:
             self._read_to = found[-1].seq
             if self._since_us is None:
                 self._since_us = found[0].time_us
-            for at_us, sample in told_by(found, self._follower.pool):
+            for at_us, sample in told_by(found, self._follower.pool, self._allowance):
                 self._sampled_us = at_us
                 for one in sample.devices:
                     self._readings.setdefault((sample.node, one.device), []).append(reading_of(at_us, one))

@@ -430,6 +430,21 @@ def test_a_state_that_came_back_from_an_old_copy_gives_no_number_a_second_time(t
     state.close()
 
 
+@pytest.mark.parametrize(
+    "found", ["", "null", "[]", '"n0"', '{"n0": "x"}', '{"n0": null}', '{"n0": NaN}', '{"n0": 1e300}', f'{{"n0": {10**30}}}']
+)  # fmt: skip
+def test_what_is_no_list_of_incarnations_is_taken_for_a_lost_one(tmp_path, found):
+    """An agent did not start any more, or began a life of a number that no pool takes."""
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "incarnations.json").write_text(found)
+    state = AgentState(tmp_path)
+    number = state.next_incarnations(["n0"])["n0"]
+    assert type(number) is int
+    assert int(time.time()) - 5 <= number < 2**62
+    assert state.incarnations() == {"n0": number}
+    state.close()
+
+
 def test_two_agents_may_not_share_a_state_directory(tmp_path):
     first = AgentState(tmp_path)
     with pytest.raises(StateInUse, match="another agent runs on"):

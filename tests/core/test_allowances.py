@@ -98,6 +98,27 @@ def test_a_node_says_so_often_what_uses_its_devices() -> None:
     assert said == int(QUARANTINES)
 
 
+def test_of_many_devices_a_node_says_less_often_what_uses_them() -> None:
+    """Each device is an event: a message a second of a node with a thousand made 16 GiB of ledger a day."""
+    w = World(inventory := node("n0", int(QUARANTINES)))
+    events = []
+    for number in range(int(QUARANTINES)):
+        users = (
+            ()
+            if number % 2
+            else tuple(
+                inbox.BusyDevice(device=device.id, users="x", since_us=number + 1) for device in inventory.devices
+            )
+        )
+        events += told(w, inbox.NodeQuarantine(node="n0", incarnation=1, devices=users))
+    changes = [event for event in events if isinstance(event, ledger.DeviceQuarantined | ledger.DeviceReturned)]
+    assert len(changes) == int(QUARANTINES)
+    free = inbox.NodeQuarantine(node="n0", incarnation=1, devices=())
+    events = w.send(free, after_us=int(QUARANTINES) * 1_000_000, subject="baton.in.node.v1.said.main.n0")
+    assert len(events) == int(QUARANTINES), "it is heard again"
+    assert not w.decider.state.quarantined
+
+
 def test_what_is_decided_again_because_it_was_not_stored_uses_up_nothing_more() -> None:
     """A ledger that was full for minutes: the writer folds again and decides the same inputs, and an honest node's next life
     was refused when there was room. What one that lies has used up stays used up."""

@@ -23,7 +23,7 @@ from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas import inbox
 from schemas.ledger import BoardRecut
-from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Resources
+from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Resources, Runtime
 from tests.core.builders import World, job
 
 GEOMETRY = GEOMETRIES["H100-80GB-SXM"]
@@ -303,6 +303,38 @@ def test_a_cut_that_lacks_a_held_instance_is_rejected_and_nothing_changes() -> N
     assert held(world, runs)[0] in event.reason
     assert "b0" in world.decider.state.repartitions
     carry_out(world, recut)
+    world.check()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"model": "B200"}, {"model": "unheard-of"}, {"mig_profile": SEVEN}, {"parent": "b1"}, {"parent": ""},
+        {"mig_start": 5}, {"kind": DeviceKind.CPU}, {"runtime": Runtime.ROCM}, {"memory_mib": 1}, {"memory_mib": 80_000},
+        {"memory_free_mib": 1},
+    ],
+)  # fmt: skip
+def test_a_held_instance_is_what_it_was_whatever_is_said_of_it_when_its_board_is_cut(lie) -> None:
+    """What was billed and what the devices had been did not add up any more, for all who verify the ledger; and what was free
+    of it went below zero, which no ledger may."""
+    world, runs = one_busy()
+    world.submit(ask("waits", THREE))
+    (recut,) = tick(world, 30)
+    (name,) = held(world, runs)
+    told = after(world.decider.state, recut)
+    devices = tuple(d.model_copy(update=lie) if d.id == name else d for d in told.devices)
+    world.send(
+        inbox.BoardCut(
+            node="n0", incarnation=1, board="b0", number=1, ok=True, inventory=told.model_copy(update={"devices": devices})
+        )
+    )  # fmt: skip
+    fleet = world.decider.state.fleet
+    assert fleet.nodes["n0"].inventory == told
+    assert fleet.free_mib[: len(fleet)].min() == 0
+    world.started(runs)
+    world.send(after_us=60 * SECOND)
+    world.released(runs)
+    assert fleet.free_mib[fleet.row(name)] == PROFILES[ONE].memory_mib
     world.check()
 
 

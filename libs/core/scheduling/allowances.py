@@ -20,7 +20,8 @@ REJECTED, REJECTED_PER_S = 100.0, 1.0
 LIVES, LIVES_PER_S = 20.0, 1 / 60
 """Lives that a node may begin. An agent whose registration is refused says it again every few seconds."""
 QUARANTINES, QUARANTINES_PER_S = 200.0, 1.0
-"""Times that a node may say what uses its devices."""
+"""Devices that a node may say to be used by others, or no more: each is an event of the ledger. At least one with each message;
+of one that names more, all."""
 NODE_DEVICES = 65_536
 """Ids of devices that one node may ever have had. Each cut of a MIG board makes up to seven."""
 NAMES, NAMES_PER_S = 65_536.0, 1 / 60
@@ -115,13 +116,17 @@ class NodeAllowances:
             f"bring one a minute: see why they change at each start, or `baton node revoke {name}`"
         )
 
-    def quarantines(self, node: str, t_us: int) -> str:
-        """Why `node` may not say what uses its devices; "" when it may: then it has."""
+    def quarantines(self, node: str, devices: int, t_us: int) -> str:
+        """Why `node` may not say that others use so many `devices`, or no more; "" when it may: then it has."""
+        count = int(min(max(1, devices), QUARANTINES))
         if self._once(
-            node, "quarantines", lambda: self._take(node, "quarantines", QUARANTINES, QUARANTINES_PER_S, t_us)
+            node, "quarantines", lambda: self._take(node, "quarantines", QUARANTINES, QUARANTINES_PER_S, t_us, count)
         ):
             return ""
-        return f"node {node} has said {QUARANTINES:g} times what uses its devices and may say it once a second"
+        return (
+            f"node {node} has said of {QUARANTINES:g} devices that others use them, or no more, and may say it of one a "
+            "second: see what uses its devices"
+        )
 
     def _once(self, node: str, what: str, answer: Callable[[], A]) -> A:
         """The answer to this input, as it was when it was first asked for."""

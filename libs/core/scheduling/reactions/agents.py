@@ -14,6 +14,7 @@ from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
 from schemas.attempts import Cause, Evidence
 from schemas.jobs import unusable
+from schemas.resources import Inventory
 
 MOST_AHEAD = 2**32
 """By so much a life's number may be above the last one's and the time in seconds, which agents count by: a clock may be a
@@ -147,13 +148,7 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
     if m.inventory.node != m.node:
         raise InputRefused(f"node {m.node} reports a repartition with the inventory of {m.inventory.node}")
     refuse_inventory(d, m.inventory)
-    offered = {device.id for device in m.inventory.devices}
-    for job_id in d.state.on_node.get(m.node, {}):
-        attempt = d.state.jobs[job_id].current
-        assert attempt is not None
-        lost = next((c.device for c in attempt.parts[m.node].claims if c.device not in offered), None)
-        if lost is not None:
-            raise InputRefused(f"node {m.node} reports a repartition without {lost}, which {job_id} holds")
+    inventory = _around_what_is_held(d, m)
     d.emit(
         ledger.BoardCutDone(
             node=m.node,
@@ -162,9 +157,24 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
             number=m.number,
             ok=m.ok,
             reason=m.reason,
-            inventory=m.inventory,
+            inventory=inventory,
         )
     )
+
+
+def _around_what_is_held(d: Decision, m: inbox.BoardCut) -> Inventory:
+    """What the node offers now. What jobs hold there is what it was, whatever the node says: by that it was granted and is
+    billed, and its free memory cannot be measured under a job. Raises InputRefused where it is gone."""
+    before = {device.id: device for device in d.state.fleet.nodes[m.node].inventory.devices}
+    offered = {device.id: device for device in m.inventory.devices}
+    for job_id in d.state.on_node.get(m.node, {}):
+        attempt = d.state.jobs[job_id].current
+        assert attempt is not None
+        for name in (claim.device for claim in attempt.parts[m.node].claims):
+            if name not in offered:
+                raise InputRefused(f"node {m.node} reports a repartition without {name}, which {job_id} holds")
+            offered[name] = before[name].model_copy(update={"index": offered[name].index})
+    return m.inventory.model_copy(update={"devices": tuple(offered.values())})
 
 
 _OBSERVE: dict[type, Callable[[Decision, str, Job, Attempt, Any], None]] = {

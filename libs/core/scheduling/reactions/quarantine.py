@@ -13,27 +13,44 @@ def node_quarantine(d: Decision, m: inbox.NodeQuarantine) -> None:
         raise InputRefused(
             f"node {m.node}, incarnation {m.incarnation}, is not up: its next registration tells it again"
         )
-    if why := d.nodes.quarantines(m.node, d.t_us):
+    changes = _changes(d, m.node, m.incarnation, m.devices)
+    if why := d.nodes.quarantines(m.node, len(changes), d.t_us):
         raise InputRefused(why)
-    follow(d, m.node, m.incarnation, m.devices)
+    _make(d, changes)
 
 
 def follow(d: Decision, node: str, incarnation: int, busy: Iterable[inbox.BusyDevice]) -> None:
-    """Makes the quarantine of a node's devices what its agent says. Devices that it does not have are passed over."""
+    """Makes the quarantine of a node's devices what its agent says."""
+    _make(d, _changes(d, node, incarnation, busy))
+
+
+def _changes(
+    d: Decision, node: str, incarnation: int, busy: Iterable[inbox.BusyDevice]
+) -> list[ledger.DeviceQuarantined | ledger.DeviceReturned]:
+    """What makes the quarantine of a node's devices what its agent says. Devices that it does not have are passed over."""
     state = d.state
     offered = {state.fleet.devices.names[row] for row in state.fleet.nodes[node].rows}
     told = {one.device: one for one in busy if one.device in offered}
-    for device, known in list(state.quarantined.items()):
-        if known.node == node and not known.lifted and device not in told:
-            _emit(d, ledger.DeviceReturned(node=node, device=device, since_us=known.since_us))
+    changes: list[ledger.DeviceQuarantined | ledger.DeviceReturned] = [
+        ledger.DeviceReturned(node=node, device=device, since_us=known.since_us)
+        for device, known in state.quarantined.items()
+        if known.node == node and not known.lifted and device not in told
+    ]
     for device, one in told.items():
         before = state.quarantined.get(device)
         if before is None or before.since_us != one.since_us:
-            into = ledger.DeviceQuarantined(
-                node=node, incarnation=incarnation, device=device, users=one.users, since_us=one.since_us
+            changes.append(
+                ledger.DeviceQuarantined(
+                    node=node, incarnation=incarnation, device=device, users=one.users, since_us=one.since_us
+                )
             )
-            if _emit(d, into):
-                release_holds_of(d, {device})
+    return changes
+
+
+def _make(d: Decision, changes: Iterable[ledger.DeviceQuarantined | ledger.DeviceReturned]) -> None:
+    for event in changes:
+        if _emit(d, event) and isinstance(event, ledger.DeviceQuarantined):
+            release_holds_of(d, {event.device})
 
 
 def quarantine_lifted(d: Decision, m: inbox.QuarantineLifted) -> None:
