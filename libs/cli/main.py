@@ -8,13 +8,16 @@ import logging
 import sys
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+try:
+    import typer
+    from typer.core import TyperCommand, TyperGroup
 
-from libs.cli.exits import Exit, code_of, tell
-from libs.cli.output import open_stdout
+    from libs.cli.exits import Exit, code_of, tell
+    from libs.cli.output import open_stdout, say
+except KeyboardInterrupt:  # most of the time that a command takes to begin; `main` tells what comes later
+    sys.exit(130)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "simulate": CommandEntry("simulate", "What would become of a workload under several orders, in virtual time"),
     "scenario": CommandEntry("scenario", "Play scenario files: given, when, expect; in virtual time or live"),
     "placer": CommandEntry("placer", "Score the placement engine: requests as JSON lines in, placements out"),
-    "ledger": CommandEntry("ledger", "Audit the ledger"),
+    "ledger": CommandEntry("ledger", "Verify, export and archive the ledger; who reads it, and how far (operators)"),
     "audit": CommandEntry("audit", "Who did what: list and verify commands and operators' actions (operators)"),
     "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
     "apply": CommandEntry("apply", "Give the pool the queues, or the budgets, of a file (operators)"),
@@ -58,8 +61,10 @@ COMMANDS: dict[str, CommandEntry] = {
     "budget": CommandEntry("budget", "What is spent and held of budgets; give one more (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
     "secret": CommandEntry("secret", "What jobs need and nobody else may know: set, list, remove"),
-    "node": CommandEntry("node", "Declare a silent node dead (operators)"),
-    "team": CommandEntry("team", "Add teams and users, rotate and revoke their credentials (operators)"),
+    "node": CommandEntry("node", "Cordon a node or declare it dead, rotate and revoke its credentials (operators)"),
+    "team": CommandEntry(
+        "team", "Teams and users: add, rotate, revoke, suspend, offboard, export (operators, team admins)"
+    ),
     "credentials": CommandEntry("credentials", "Accounts and credentials for a NATS server of your own (operators)"),
     "backup": CommandEntry("backup", "Write all that cannot be made again into a folder (operators)"),
     "restore": CommandEntry("restore", "Make a state directory out of a backup (operators)"),
@@ -126,8 +131,20 @@ app = typer.Typer(
 )
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from libs.cli.acting import tool
+
+        say(tool())
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show which release this is.")
+    ] = False,
+) -> None:
     pass
 
 

@@ -102,8 +102,12 @@ def say(text: str) -> None:
 
 
 def hint(text: str) -> None:
-    """A line for people, on stderr, so that pipes get only results."""
-    print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
+    """A line for people, on stderr, so that pipes get only results. Where nobody reads it any more (a terminal that was closed)
+    nothing ends for that: what is told may be in the midst of stopping."""
+    try:
+        print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _table(items: Sequence[Any], columns: Sequence[Column], header: bool) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.output import hint
 from libs.cli.session import run
+from libs.cli.stopping import when_asked_to_stop
 from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import ClientError
@@ -151,13 +151,12 @@ async def look(floods: Floods, nats: Client, again: Callable[[], Awaitable[Clien
 
 
 def serve(ring: Keyring, folder: Path, url: str | None) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Until it is asked to stop."""
     address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder)["url"])
 
     async def forever() -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        when_asked_to_stop(stop.set)
         async with answering(address, ring):
             hint("answering admins of teams, and cutting off nodes that send too much; Ctrl-C ends it")
             await stop.wait()

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from libs.cli.exits import UsageFault
 from libs.cli.launch import REAL, SIMULATED, LocalStack
 from libs.cli.launch_options import MOST_REPLICAS, SERVICES, External, LaunchOptions
 from libs.cli.output import Column, fields, hint, say, show
+from libs.cli.stopping import when_asked_to_stop
 from libs.cli.team_admin import answering
 from libs.client.where import state_dir
 from libs.core.admission.intake import SHIPPED
@@ -122,8 +122,7 @@ def command(
 
 async def _serve(launch: LocalStack) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    when_asked_to_stop(stop.set)
     hint(f"starting in {_relative(str(launch.state_dir))} ...")
     if wait_s := launch.fenced_s():
         hint(f"restored from a backup: leases of before may last for another {wait_s:.0f} s, which are waited for")

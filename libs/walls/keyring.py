@@ -485,7 +485,13 @@ def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
     if make and plain not in known:
         known[plain] = AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)
     if plain not in known:
-        raise NoCredential(f"nobody is called {plain!r}; there are: {', '.join(sorted(known)) or 'none'}")
+        there = f"there are: {', '.join(sorted(known)) or 'none'}"
+        if known is keys.nodes:
+            raise NoCredential(
+                f"no agent has a credential called {plain!r}; {there}. One that is called as its pool stands for all nodes of"
+                " the pool: leave out the node to mean it"
+            )
+        raise NoCredential(f"nobody is called {plain!r}; {there}")
     return known[plain]
 
 

@@ -12,6 +12,7 @@ from libs.adapters.devices.nvml import NvmlLayer
 from libs.adapters.devices.scan import ScannedLayer
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.adapters.devices.together import WithProcessors
+from libs.bus.creds import speaker
 from schemas.resources import Inventory, Position
 from services.agent.settings import AgentSettings, DeviceSource
 
@@ -29,7 +30,8 @@ class Hosted:
 
 
 def hosted(settings: AgentSettings) -> list[Hosted]:
-    """All nodes of this agent. Raises FleetError, NoDevices, or ValueError when there is none or a name comes twice."""
+    """All nodes of this agent. Raises FleetError, NoDevices, or ValueError when there is none, a name comes twice, or the
+    credential speaks for another."""
     out = []
     if settings.fleet is not None:
         out = [
@@ -46,7 +48,23 @@ def hosted(settings: AgentSettings) -> list[Hosted]:
         )
     if len(set(names)) < len(names):
         raise ValueError(f"BATON_AGENT_NODE is {settings.node!r}, which the fleet file names too; choose another")
+    _check_credential(settings, names)
     return out
+
+
+def _check_credential(settings: AgentSettings, names: list[str]) -> None:
+    """The broker drops what is said of another node than the credential's, and tells the log alone. Raises ValueError."""
+    if settings.nats_creds is None:
+        return
+    who, pool = speaker(settings.nats_creds), settings.pool
+    if who == pool or names == [who.removeprefix(f"{pool}.")]:
+        return
+    needed = f"{pool}/{names[0]}" if len(names) == 1 else pool
+    raise ValueError(
+        f"the credential {settings.nats_creds} is that of {who!r}, and this agent is node {', '.join(names[:3])} of"
+        f" pool {pool}: set BATON_POOL and BATON_AGENT_NODE (by default the host's name) to what it says, or make one that says"
+        f" this: `baton credentials --{'nodes' if len(names) == 1 else 'pools'} {needed}`"
+    )
 
 
 def _layer(settings: AgentSettings) -> DeviceLayer | None:

@@ -15,6 +15,7 @@ from libs.adapters.devices.fleet import FleetError, parse_fleet, read_fleet
 from libs.adapters.devices.nvml import NvmlLayer, runs_a_job, short_model
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.adapters.devices.together import WithProcessors
+from libs.walls.keyring import Keyring
 from schemas.resources import DeviceKind
 from services.agent.nodes import hosted
 from services.agent.settings import AgentSettings
@@ -369,6 +370,18 @@ def test_an_operator_tells_an_agent_what_it_cannot_find_by_itself(monkeypatch, t
     (one,) = hosted(AgentSettings(devices="cpu", state_dir=tmp_path))
     assert (one.inventory.rack_power_w, one.inventory.contents) == (42_000, ("image", "data"))
     assert one.inventory.fetch_mib_s == 250
+
+
+def test_a_credential_of_another_node_is_told_at_the_start(tmp_path):
+    """Seen: a host whose name is not that in its credential said for ever that its leases were not renewed: timeout."""
+    ring = Keyring(tmp_path)
+    own = {"devices": "cpu", "state_dir": tmp_path, "node": "gpu-1"}
+    for creds in (ring.node("main", "gpu-1"), ring.nodes("main")):
+        (one,) = hosted(AgentSettings(nats_creds=creds, **own))
+        assert one.inventory.node == "gpu-1"
+    for creds in (ring.node("main", "gpu-2"), ring.node("west", "gpu-1"), ring.nodes("west"), ring.service("leases")):
+        with pytest.raises(ValueError, match=r"set BATON_POOL and BATON_AGENT_NODE .* --nodes main/gpu-1`"):
+            hosted(AgentSettings(nats_creds=creds, **own))
 
 
 def test_a_gpu_nodes_processors_are_offered_beside_its_gpus():

@@ -219,6 +219,15 @@ def test_prometheus_shows_the_token_that_services_ask_for() -> None:
         assert asked == set(OURS) - {"provision", "streams", "agent", "keys", "admin"}
 
 
+def test_an_alert_tells_of_each_service_that_prometheus_knows_no_address_of() -> None:
+    """Seen: of placement alone. Compose gives a container that has ended no address, so `up` is not 0 but absent."""
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
+    alerts = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())
+    (absent,) = (rule["expr"] for rule in alerts["groups"][0]["rules"] if rule["alert"] == "BatonServiceAbsent")
+    asked = [n for job in config["scrape_configs"] for group in job["dns_sd_configs"] for n in group["names"]]
+    assert absent.split(" or\n") == [f'absent(up{{job="baton", service="{name}"}})' for name in asked]
+
+
 def test_the_brokers_monitor_is_for_its_own_container() -> None:
     assert "http: 127.0.0.1:8222" in (ROOT / "deploy/nats.conf").read_text()
     assert not [port for port in SERVICES["nats"]["ports"] if "8222" in port]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,25 @@ async def test_help_lists_every_command() -> None:
     assert result.code == 0
     assert "Exit codes: 0 ok, 1 failed" in result.out
     assert all(name in result.out for name in ("submit", "explain", "ledger", "replay", "demo"))
+
+
+async def test_the_command_says_which_release_it_is() -> None:
+    result = await baton("--version")
+    assert (result.code, result.out) == (0, f"baton {version('baton')}\n")
+
+
+def test_ctrl_c_while_it_is_imported_leaves_no_traceback() -> None:
+    """Seen: a traceback of the import system, in the first quarter of a second of any command."""
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "typer": raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+import libs.cli.main
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (130, "")
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -1,6 +1,7 @@
 """Starting Baton on this machine: what `baton up`, the demo, benchmarks and fault tests stand on."""
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import termios
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -90,6 +92,39 @@ async def test_up_runs_until_it_is_interrupted_and_leaves_nothing(tmp_path: Path
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()
     assert (process.returncode, err.splitlines()[-1]) == (0, b"stopping ...")
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid or 0, 0)
+    assert not (tmp_path / CLIENT_FILE).exists()
+
+
+@pytest.mark.parametrize("terminal", ["hangs up", "hangs up under nohup"])
+async def test_a_terminal_that_is_closed_stops_it_as_ctrl_c_does(tmp_path: Path, terminal: str) -> None:
+    """Seen: it ended there and then, `client.json` stayed, and so did the keeper with the jobs of this machine."""
+    ours, theirs = os.openpty()
+    nohup = terminal.endswith("nohup")
+
+    def of_the_terminal() -> None:
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+
+    command = [*BATON, "up", "--servers-only", "--state-dir", str(tmp_path), "--fast"]
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("BATON_")}, "PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_exec(
+        *command, env=env, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, preexec_fn=of_the_terminal,
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    while b"stop:" not in said:
+        said += await asyncio.to_thread(os.read, ours, 4096)
+    pids = [record.pid for record in read_processes(tmp_path).values()]
+    os.close(ours)
+    if nohup:
+        await asyncio.sleep(0.5)
+        assert process.returncode is None
+        process.terminate()
+    assert await process.wait() == 0
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid or 0, 0)

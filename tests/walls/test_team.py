@@ -148,6 +148,8 @@ async def test_agents_are_cut_off_and_let_in_with_new_credentials(cluster: Local
         await close(await connect(one, name="agent"))
     with pytest.raises(NoCredential, match="west"):
         ring.revoke_node("west")
+    with pytest.raises(NoCredential, match=r"main\.gpu-3'; there are: main\. .* leave out the node"):
+        ring.rotate_node("main", "gpu-3")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`baton demo`: all of Baton on this machine, a load, a story that is checked as it goes, and a report. docs/demo.md"""
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from libs.cli.demo.play import Demo, DemoResult
 from libs.cli.demo.screen import Screen
 from libs.cli.exits import Ended, Exit
 from libs.cli.output import hint
+from libs.cli.stopping import when_asked_to_stop
 from libs.report import summary
 
 
@@ -59,8 +59,7 @@ async def _run(console: Console, folder: Path, out: Path) -> DemoResult | None:
             stopped = True
             playing.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
+        when_asked_to_stop(stop)
         try:
             return await playing
         except asyncio.CancelledError:
