@@ -10,14 +10,14 @@ budgets:
 Amounts are GPU-hours, or the price book's currency: decimals with at most six places, as they stand.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_duration
 from libs.cli.written import millionths, whole
+from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.billing.budgets import problems
 from schemas.base import Name, Strict
 from schemas.budgets import (
@@ -30,7 +30,7 @@ from schemas.budgets import (
     TimeZone,
     WhenSpent,
 )
-from schemas.yamlfile import Broken, Document, Path, YamlProblem, read
+from schemas.yamlfile import Broken, read
 
 _AMOUNTS = ("soft", "hard", "carry_over")
 
@@ -69,12 +69,8 @@ class BudgetsFile(Strict):
     budgets: Annotated[tuple[BudgetItem, ...], Field(max_length=1000)]
 
 
-class BudgetsFileError(Exception):
-    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
-
-    def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
-        self.problems = sorted(problems)
-        super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
+class BudgetsFileError(WrongFile):
+    """Raised by `read_budgets`."""
 
 
 def is_budgets(text: str) -> bool:
@@ -92,53 +88,16 @@ def read_budgets(text: str, name: str = "budgets file", queues: Collection[str] 
     Args:
         queues: names of the pool's queues.
     """
-    try:
-        documents = read(text)
-    except Broken as e:
-        raise BudgetsFileError(name, [e.problem]) from None
-    if len(documents) != 1 or not isinstance(documents[0].data, dict):
-        fix = "write `version: 1` and `budgets: [...]`"
-        raise BudgetsFileError(name, [YamlProblem(1, 1, "file", "is not one mapping of fields", fix)])
-    document = documents[0]
-    try:
-        file = BudgetsFile.model_validate(_as_written(document))
-    except ValidationError as e:
-        found = [
-            _at(document, tuple(detail["loc"]), *_said(reason.problem, reason.fix))
-            for reason, detail in zip(reasons_of(e, model=BudgetsFile), e.errors(include_url=False), strict=False)
-        ]
-        raise BudgetsFileError(name, [*document.problems, *found]) from None
+    document, file = read_model(
+        text, name, BudgetsFile, BudgetsFileError, "write `version: 1` and `budgets: [...]`", _AMOUNTS
+    )
     budgets = BudgetSet(
         version=file.version,
         time_zone=file.time_zone,
         renewal_s=file.renewal,
         budgets=tuple(SpendingBudget(**item.model_dump()) for item in file.budgets),
     )
-    wrong = [_at(document, p.place, f"{p.value} {p.problem}".strip(), p.fix) for p in problems(budgets, queues)]
+    wrong = [problem_at(document, p.place, f"{p.value} {p.problem}".strip(), p.fix) for p in problems(budgets, queues)]
     if document.problems or wrong:
         raise BudgetsFileError(name, [*document.problems, *wrong])
     return budgets
-
-
-def _as_written(document: Document) -> Any:
-    """The data, with amounts as the text that they are: 12.1 is no binary float."""
-
-    def walk(value: Any, path: Path) -> Any:
-        if isinstance(value, dict):
-            return {key: walk(item, (*path, key)) for key, item in value.items()}
-        if isinstance(value, list):
-            return [walk(item, (*path, number)) for number, item in enumerate(value)]
-        return document.texts.get(path, value) if path and path[-1] in _AMOUNTS else value
-
-    return walk(document.data, ())
-
-
-def _said(problem: str, fix: str) -> tuple[str, str]:
-    problem = problem.removeprefix("Value error, ")
-    why, colon, then = problem.partition(": ")
-    return (why, then) if colon else (problem, fix.replace("send ", "write "))
-
-
-def _at(document: Document, path: tuple[str | int, ...], problem: str, fix: str) -> YamlProblem:
-    line, column = document.at(path)
-    return YamlProblem(line, column, ".".join(map(str, path)), problem, fix)

@@ -21,14 +21,14 @@ an end is not included.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from libs.bus.reasons import reasons_of
 from libs.cli.written import millionths, whole
+from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.billing.prices import problems
 from libs.core.billing.wall import us_of
 from schemas.base import Name, Strict
@@ -45,7 +45,6 @@ from schemas.prices import (
     RateTier,
     Term,
 )
-from schemas.yamlfile import Broken, Document, Path, YamlProblem, read
 
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PARTS_OF_A_MICROSECOND = re.compile(r"[.,][0-9]{7,}")
@@ -172,12 +171,8 @@ class PricesFile(Strict):
         )
 
 
-class PricesFileError(Exception):
-    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
-
-    def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
-        self.problems = sorted(problems)
-        super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
+class PricesFileError(WrongFile):
+    """Raised by `read_book`."""
 
 
 def read_book(
@@ -189,49 +184,11 @@ def read_book(
         offered: kinds of device that the pool has, besides those of the catalogue.
         classes: the priority classes that there are; None: not known.
     """
-    try:
-        documents = read(text)
-    except Broken as e:
-        raise PricesFileError(name, [e.problem]) from None
-    if len(documents) != 1 or not isinstance(documents[0].data, dict):
-        fix = "write `version: 1`, `currency: USD` and `prices: [...]`"
-        raise PricesFileError(name, [YamlProblem(1, 1, "file", "is not one mapping of fields", fix)])
-    document = documents[0]
-    try:
-        book = PricesFile.model_validate(_as_written(document)).book
-    except ValidationError as e:
-        found = [
-            _at(document, tuple(detail["loc"]), *_said(reason.problem, reason.fix))
-            for reason, detail in zip(reasons_of(e, model=PricesFile), e.errors(include_url=False), strict=False)
-        ]
-        known = {(p.line, p.field) for p in document.problems}
-        more = [p for p in found if (p.line, p.field) not in known]
-        raise PricesFileError(name, [*document.problems, *more]) from None
-    wrong = [_at(document, p.place, f"{p.value} {p.problem}", p.fix) for p in problems(book, offered, classes)]
+    document, file = read_model(
+        text, name, PricesFile, PricesFileError, "write `version: 1`, `currency: USD` and `prices: [...]`", ("price",)
+    )
+    book = file.book
+    wrong = [problem_at(document, p.place, f"{p.value} {p.problem}", p.fix) for p in problems(book, offered, classes)]
     if document.problems or wrong:
         raise PricesFileError(name, [*document.problems, *wrong])
     return book
-
-
-def _as_written(document: Document) -> Any:
-    """The data, with prices as the text that they are: 2.99 is no binary float."""
-
-    def walk(value: Any, path: Path) -> Any:
-        if isinstance(value, dict):
-            return {key: walk(item, (*path, key)) for key, item in value.items()}
-        if isinstance(value, list):
-            return [walk(item, (*path, number)) for number, item in enumerate(value)]
-        return document.texts.get(path, value) if path and path[-1] == "price" else value
-
-    return walk(document.data, ())
-
-
-def _said(problem: str, fix: str) -> tuple[str, str]:
-    problem = problem.removeprefix("Value error, ")
-    why, colon, then = problem.partition(": ")
-    return (why, then) if colon else (problem, fix.replace("send ", "write "))
-
-
-def _at(document: Document, path: tuple[str | int, ...], problem: str, fix: str) -> YamlProblem:
-    line, column = document.at(path)
-    return YamlProblem(line, column, ".".join(map(str, path)), problem, fix)

@@ -21,13 +21,13 @@ queues:
     parent: research
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_duration
+from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.scheduling.queues import problems
 from libs.core.state.queue_tree import QueueTree
 from schemas.base import Name, Strict
@@ -48,7 +48,7 @@ from schemas.queues import (
     ShareGrace,
 )
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
-from schemas.yamlfile import Broken, Document, YamlProblem, read
+from schemas.yamlfile import Document, YamlProblem
 
 DAY_S = 86_400
 
@@ -182,12 +182,8 @@ class QueueFile(Strict):
     queues: Annotated[tuple[QueueItem, ...], Field(max_length=1000)]
 
 
-class QueueFileError(Exception):
-    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
-
-    def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
-        self.problems = sorted(problems)
-        super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
+class QueueFileError(WrongFile):
+    """Raised by `read_tree`."""
 
 
 def read_tree(
@@ -205,22 +201,7 @@ def read_tree(
 def _read(
     text: str, name: str, classes: Collection[str] | None, offered: Collection[str]
 ) -> tuple[QueueFile, tuple[Queue, ...]]:
-    try:
-        documents = read(text)
-    except Broken as e:
-        raise QueueFileError(name, [e.problem]) from None
-    if len(documents) != 1 or not isinstance(documents[0].data, dict):
-        fix = "write `version: 1` and `queues: [...]`"
-        raise QueueFileError(name, [YamlProblem(1, 1, "file", "is not one mapping of fields", fix)])
-    document = documents[0]
-    try:
-        file = QueueFile.model_validate(document.data)
-    except ValidationError as e:
-        found = [
-            _at(document, tuple(detail["loc"]), reason.problem, reason.fix.replace("send ", "write "))
-            for reason, detail in zip(reasons_of(e, model=QueueFile), e.errors(include_url=False), strict=False)
-        ]
-        raise QueueFileError(name, [*document.problems, *found]) from None
+    document, file = read_model(text, name, QueueFile, QueueFileError, "write `version: 1` and `queues: [...]`")
     queues = tuple(item.queue for item in file.queues)
     wrong = wrong_queues(document, file, classes, offered)
     if document.problems or wrong:
@@ -239,7 +220,7 @@ def wrong_queues(
     queues = tuple(item.queue for item in file.queues)
     places = {item.name: number for number, item in enumerate(file.queues)}
     return [
-        _at(
+        problem_at(
             document,
             (*under, "queues", places[p.queue], *p.field.split(".", 1)),
             f"queue {p.queue}: {p.value} {p.problem}".strip() if p.value else f"queue {p.queue}: {p.problem}",
@@ -254,11 +235,6 @@ def tree_of(file: QueueFile, version: int | None = None) -> QueueTree:
     limits = None if file.preemption is None else file.preemption.limits
     queues = tuple(item.queue for item in file.queues)
     return QueueTree.of(queues, version or file.version, file.order, file.half_life, limits)
-
-
-def _at(document: Document, path: tuple[str | int, ...], problem: str, fix: str) -> YamlProblem:
-    line, column = document.at(path)
-    return YamlProblem(line, column, ".".join(map(str, path)), problem, fix)
 
 
 def _milli(amounts: dict[str, float]) -> dict[str, int]:

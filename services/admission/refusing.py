@@ -10,22 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from pydantic import ValidationError
-
 from libs.bus.dead import REASON
-from libs.bus.messages import Outgoing, outgoing
+from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.patience import patiently
 from libs.bus.settle import Received
 from libs.core.admission.refusals import Refusals
 from libs.ports import clock
+from libs.service.refused import refusal_told, refused_command
 from schemas import subjects
 from schemas.audit import RefusedCommand
-from schemas.ids import content_hash
-from schemas.inbox import RefusalTold
-from services.admission.handlers import ORIGIN
 
-_TYPE = "io.baton.job.refused.v1"
 _SUBJECT = subjects.fill(subjects.COMMAND, entity="job")
 _WAITING = 10_000
 _LOOK_S = 5.0
@@ -59,39 +54,17 @@ class Refusing:
             self._some.clear()
             self._lines.extend(self._refusals.due(clock.wall_us()))
             while self._lines:
-                items = [self._message(line) for line in list(self._lines)[:64]]
+                items = [refusal_told(line, self._pool, "job") for line in list(self._lines)[:64]]
                 if lacks(items):
                     break  # it is tried again at the next look
                 for _ in items:
                     self._lines.popleft()
                 await patiently(lambda items=items: outbox().publish_many(items), lambda error, failures: None)  # type: ignore[misc]
 
-    def _message(self, line: RefusedCommand) -> Outgoing:
-        return outgoing(
-            RefusalTold(command=line),
-            subject=subjects.inbox("job", "refused", self._pool),
-            type=_TYPE,
-            source=f"/baton/{self._pool}/{ORIGIN}",
-            cause=line.cause,
-        )
-
 
 def command_of(received: Received, out: Sequence[Outgoing], policy: str) -> RefusedCommand | None:
     """A request that was refused, which `out` says; None when its subject names no team: that is left to the dead letters."""
-    with suppress(ValueError, ValidationError):
-        keys = subjects.read(_SUBJECT, received.subject)
-        return RefusedCommand(
-            service="admission",
-            what=keys["what"],
-            team=keys["team"],
-            user=keys["user"],
-            cause=received.cause,
-            stored_us=received.time_us,
-            digest=content_hash(received.payload),
-            reason=_reason(out),
-            policy=policy,
-        )
-    return None
+    return refused_command(received, _SUBJECT, service="admission", reason=_reason(out), policy=policy)
 
 
 def _reason(out: Sequence[Outgoing]) -> str:
@@ -101,5 +74,5 @@ def _reason(out: Sequence[Outgoing]) -> str:
             continue  # a dead letter: its payload is the sender's
         with suppress(ValueError, KeyError, TypeError):
             told = json.loads(item.payload)["reasons"]
-            return "; ".join(f"{one['field']}: {one['problem']}" for one in told[:_REASONS])[:512]
-    return next((item.headers[REASON][:512] for item in out if REASON in item.headers), "no request at all")
+            return "; ".join(f"{one['field']}: {one['problem']}" for one in told[:_REASONS])
+    return next((item.headers[REASON] for item in out if REASON in item.headers), "no request at all")

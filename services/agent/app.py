@@ -94,9 +94,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
             report=reports.add,
             counts=counts,
             remember=launcher.remember,
-            busy_devices=quarantine.of(one.inventory.node),
-            had_busy=quarantine.had(one.inventory.node),
-            keep_quarantine=quarantine.keep,
+            kept_quarantine=quarantine.of(one.inventory.node),
             labelled=launcher.walls.labelled,
         )
         for one in host.found

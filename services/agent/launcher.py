@@ -146,10 +146,10 @@ class Launcher:
 
     async def look_at_busy(self, node: NodeRunner) -> None:
         """Ends the quarantine of devices that are free now; what is left of it is told again from time to time."""
-        for device, busy in list(node.busy_devices.items()):
+        for device, busy in list(node.quarantine.devices.items()):
             if not await still_busy(node.layer, [device], busy.since, self.ours(), 0.0):
-                node.free([device])
-        node.tell_quarantine_again()
+                node.quarantine.free([device])
+        node.quarantine.tell_again()
 
     def leave(self, node: NodeRunner) -> None:
         """This life of the node is over and nothing of it is left: its empty cgroup goes too."""
@@ -235,7 +235,7 @@ class Launcher:
 
         async def settle(grace_s: float) -> None:
             if node.accelerators(devices):
-                node.quarantine(await still_busy(node.layer, devices, since, self.ours(), grace_s))
+                node.quarantine.add(await still_busy(node.layer, devices, since, self.ours(), grace_s))
 
         async def deliver_secrets(wanted: Callable[[], bool]) -> Delivered:
             values = await self.secrets.of(part, node.name, node.view.ledger_seq, wanted)

@@ -47,7 +47,7 @@ class AgentMetrics(Collector):
             (
                 "quarantined",
                 "devices that something else than a job still uses",
-                sum(len(n.busy_devices) for n in nodes),
+                sum(len(n.quarantine.devices) for n in nodes),
             ),
             ("keeper_up", "1 while the keeper answers or is not needed", int(agent.launcher.keeper_ok())),
         ):

@@ -17,7 +17,6 @@ from libs.service.tasks import essential
 from schemas.attempts import Category
 from schemas.inbox import (
     BoardCut,
-    BusyDevice,
     CheckpointTaken,
     NodeQuarantine,
     NodeRegistered,
@@ -27,11 +26,11 @@ from schemas.inbox import (
     SeenOfPart,
     Started,
 )
-from schemas.nodes import DesiredPart, DesiredState, LiftedQuarantine
+from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import DeviceKind, Inventory
 from services.agent.boards import NodeBoards
 from services.agent.lease import Lease, early_s, why_ended
-from services.agent.quarantine import DeviceInUse
+from services.agent.quarantine import DeviceQuarantine, KeptQuarantine
 from services.agent.reconcile import (
     Forget,
     Key,
@@ -70,8 +69,6 @@ AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[Se
 REFUSED_AT_ONCE = 16
 REFUSED_EVERY_S = 0.5
 """So many refusals of broken devices are told at once, and then one in such a time."""
-QUARANTINE_AGAIN_S = 60.0
-"""How often a node that had something in quarantine in this life tells again what is there now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +132,11 @@ class NodeRunner:
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
     _starts: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
     """Starts that placement has not shown yet that it knows."""
-    busy_devices: dict[str, DeviceInUse] = field(default_factory=dict)
-    """Devices in quarantine. They stay there over lives, until they are free."""
-    keep_quarantine: Callable[[str, Mapping[str, DeviceInUse]], None] = lambda node, busy: None
-    """Called when they change, so that the next agent knows."""
-    had_busy: bool = False
-    """Whether there were any in this life."""
+    kept_quarantine: KeptQuarantine = field(default_factory=KeptQuarantine)
+    """What earlier agents had in quarantine on this node."""
     _refusal_at: float = 0.0
     """When the next refusal would be told if all were told in their time."""
     _registered_at: float = 0.0
-    _quarantine_told_at: float = 0.0
     dying: bool = False
     """This life is ending: what its parts report is not passed on any more."""
     _asked_to_save: bool = False
@@ -152,9 +144,11 @@ class NodeRunner:
     """Its lease has ended, and was not renewed since: it goes on for what is kept."""
     _leaving: bool = False
     boards: NodeBoards = field(init=False)
+    quarantine: DeviceQuarantine = field(init=False)
 
     def __post_init__(self) -> None:
         self.boards = NodeBoards(self)
+        self.quarantine = DeviceQuarantine(self, self.kept_quarantine)
 
     @property
     def name(self) -> str:
@@ -168,7 +162,7 @@ class NodeRunner:
         """A new life: nothing runs, no lease yet, placement is told."""
         self._empty(incarnation)
         self.counts.lives += 1
-        self.had_busy = bool(self.busy_devices)
+        self.quarantine.begin()
         self.register()
 
     def wait(self) -> None:
@@ -192,7 +186,7 @@ class NodeRunner:
                 continue
             self.parts[key] = self.adopt_part(self, part, row, self._reporter(key))
         self.register()
-        self._tell_quarantine()
+        self.quarantine.tell()
 
     def memory(self) -> dict[str, Any]:
         """What an agent must know to go on with this life, besides its parts: what it would refuse as old."""
@@ -204,7 +198,7 @@ class NodeRunner:
             incarnation=incarnation,
             devices=frozenset(device.id for device in self.inventory.devices),
             simulated=self.inventory.simulated,
-            quarantined={device: ", ".join(busy.users) for device, busy in self.busy_devices.items()},
+            quarantined=self.quarantine.users(),
         )
         self.lease = Lease(self.lease_s)
         self.known, self.missed, self._asked_to_save, self.dying, self._lapsed = False, 0, False, False, False
@@ -220,9 +214,12 @@ class NodeRunner:
 
     def register(self) -> None:
         self.inventory = self.labelled(self.inventory)
-        self._registered_at = self._quarantine_told_at = self.now()
+        self._registered_at = self.now()
         registered = NodeRegistered(
-            incarnation=self.incarnation, inventory=self.inventory, lease_s=self.lease_s, quarantine=self._quarantine()
+            incarnation=self.incarnation,
+            inventory=self.inventory,
+            lease_s=self.lease_s,
+            quarantine=self.quarantine.told(),
         )
         self.report(self.name, self.incarnation, registered)
 
@@ -234,7 +231,7 @@ class NodeRunner:
         for part in desired.parts:
             if part.started is not False:
                 self._starts.pop((part.job_id, part.attempt), None)
-        self._lift(desired.lifted)
+        self.quarantine.lift(desired.lifted)
         lease_valid = self.lease.valid(self.now()) and self.may_start()
         actions = plan(desired, self.view, lease_valid=lease_valid, lease_left=self._lease_left)
         follow(self.view, desired, actions)
@@ -441,54 +438,7 @@ class NodeRunner:
         wanted = set(devices)
         return any(d.id in wanted and d.kind is not DeviceKind.CPU for d in self.inventory.devices)
 
-    def quarantine(self, busy: Mapping[str, DeviceInUse]) -> None:
-        """These devices are used by something that is not ours: no part is started there until they are `free`."""
-        new = {device: one for device, one in busy.items() if device not in self.busy_devices}
-        for device, one in new.items():
-            log.error("%s: device %s is in quarantine: %s still uses it", self.name, device, ", ".join(one.users))
-        if new:
-            self._set_quarantine(self.busy_devices | new)
-
-    def free(self, devices: Iterable[str]) -> None:
-        """Nothing uses these devices any more."""
-        gone = self.busy_devices.keys() & set(devices)
-        for device in sorted(gone):
-            log.warning("%s: device %s is free again", self.name, device)
-        if gone:
-            self._set_quarantine({device: one for device, one in self.busy_devices.items() if device not in gone})
-
-    def _lift(self, lifted: Iterable[LiftedQuarantine]) -> None:
-        """An operator lets these devices be used, whoever else uses them now."""
-        known = self.busy_devices
-        over = {one.device for one in lifted if one.device in known and known[one.device].since_us == one.since_us}
-        for device in sorted(over):
-            log.warning("%s: an operator has lifted the quarantine of device %s", self.name, device)
-        if over:
-            self._set_quarantine({device: one for device, one in known.items() if device not in over})
-
-    def _set_quarantine(self, busy: dict[str, DeviceInUse]) -> None:
-        self.busy_devices, self.had_busy = busy, True
-        self.view.quarantined = {device: ", ".join(one.users) for device, one in busy.items()}
-        self.keep_quarantine(self.name, busy)
-        self._tell_quarantine()
-
-    def tell_quarantine_again(self) -> None:
-        """Whoever was told may not have written it down: a ledger in which older readers have a part does not name it yet, and
-        nobody says when that is over. Or an old copy of what was told came late, and a device that is free again is kept."""
-        if (self.busy_devices or self.had_busy) and self.now() - self._quarantine_told_at >= QUARANTINE_AGAIN_S:
-            self._tell_quarantine()
-
-    def _tell_quarantine(self) -> None:
-        """Between two lives nobody listens: the registration that begins the next one tells it."""
-        if not self.dying:
-            self._quarantine_told_at = self.now()
-            seen = NodeQuarantine(node=self.name, incarnation=self.incarnation, devices=self._quarantine())
-            self.report(self.name, self.incarnation, seen)
-
-    def _quarantine(self) -> tuple[BusyDevice, ...]:
-        return tuple(one.told(device) for device, one in self.busy_devices.items())
-
-    # --------------------------------------------------------------------------------------------- what boards ask of it
+    # ------------------------------------------------------------------------------ what boards and quarantine ask of it
 
     def may_repartition(self) -> bool:
         """Whether a repartition may be begun."""
@@ -498,8 +448,12 @@ class NodeRunner:
         """Parts may use these devices from here on."""
         self.view.devices = devices
 
-    def tell(self, seen: BoardCut) -> None:
-        """Placement is to hear what became of a board."""
+    def shut(self, users: Mapping[str, str]) -> None:
+        """No part is started on these devices from here on: who uses each."""
+        self.view.quarantined = dict(users)
+
+    def tell(self, seen: BoardCut | NodeQuarantine) -> None:
+        """Placement is to hear what became of a board, or what is in quarantine."""
         self.report(self.name, self.incarnation, seen)
 
     def busy(self) -> dict[str, int]:

@@ -8,13 +8,16 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from libs.adapters.devices import DeviceLayer, NoDevices
 from libs.ports import clock
-from schemas.inbox import BusyDevice
+from schemas.inbox import BusyDevice, NodeQuarantine
+from schemas.nodes import LiftedQuarantine
 from services.agent.keeper import proc
 
 WATCHERS = frozenset(
@@ -25,6 +28,8 @@ WATCHERS = frozenset(
 
 log = logging.getLogger("baton.agent")
 
+AGAIN_S = 60.0
+"""How often a node that had something in quarantine in this life tells again what is there now."""
 GRACE_S = 10.0
 """A driver may need so long to let go of a process that was killed."""
 
@@ -54,6 +59,107 @@ class Since:
         return cls(int(clock.boot_s() * os.sysconf("SC_CLK_TCK")))
 
 
+@dataclass(frozen=True, slots=True)
+class KeptQuarantine:
+    """What earlier agents of this boot had in quarantine on a node."""
+
+    devices: Mapping[str, DeviceInUse] = field(default_factory=dict)
+    had: bool = False
+    """Whether there was any since the boot."""
+    keep: Callable[[Mapping[str, DeviceInUse]], None] = lambda devices: None
+    """Writes down what is there, for the next agent."""
+
+
+class NodeInQuestion(Protocol):
+    """The node, as far as its quarantine is concerned."""
+
+    @property
+    def now(self) -> Callable[[], float]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def dying(self) -> bool:
+        """Its life is ending: nothing that it sees is reported any more."""
+        ...
+
+    def shut(self, users: Mapping[str, str]) -> None:
+        """No part is started on these devices from here on: who uses each."""
+        ...
+
+    def tell(self, seen: NodeQuarantine) -> None:
+        """Placement is to hear it."""
+        ...
+
+
+class DeviceQuarantine:
+    """Of one node. Devices stay in it over lives of the node, until they are free; placement is told what is in it."""
+
+    def __init__(self, node: NodeInQuestion, kept: KeptQuarantine) -> None:
+        self.devices = dict(kept.devices)
+        self._node, self._keep = node, kept.keep
+        self._had = kept.had  # in this life, or since the boot: placement may still believe it
+        self._told_at = 0.0
+
+    def begin(self) -> None:
+        """A new life of the node."""
+        self._had = bool(self.devices)
+
+    def users(self) -> dict[str, str]:
+        """Device -> who uses it."""
+        return {device: ", ".join(one.users) for device, one in self.devices.items()}
+
+    def add(self, busy: Mapping[str, DeviceInUse]) -> None:
+        """These devices are used by something that is not ours: no part is started there until they are free."""
+        new = {device: one for device, one in busy.items() if device not in self.devices}
+        for device, one in new.items():
+            log.error("%s: device %s is in quarantine: %s still uses it", self._node.name, device, ", ".join(one.users))
+        if new:
+            self._set(self.devices | new)
+
+    def free(self, devices: Iterable[str]) -> None:
+        """Nothing uses these devices any more."""
+        gone = self.devices.keys() & set(devices)
+        for device in sorted(gone):
+            log.warning("%s: device %s is free again", self._node.name, device)
+        if gone:
+            self._set({device: one for device, one in self.devices.items() if device not in gone})
+
+    def lift(self, lifted: Iterable[LiftedQuarantine]) -> None:
+        """An operator lets these devices be used, whoever else uses them now."""
+        known = self.devices
+        over = {one.device for one in lifted if one.device in known and known[one.device].since_us == one.since_us}
+        for device in sorted(over):
+            log.warning("%s: an operator has lifted the quarantine of device %s", self._node.name, device)
+        if over:
+            self._set({device: one for device, one in known.items() if device not in over})
+
+    def _set(self, devices: dict[str, DeviceInUse]) -> None:
+        self.devices, self._had = devices, True
+        self._node.shut(self.users())
+        self._keep(devices)
+        self.tell()
+
+    def tell_again(self) -> None:
+        """Whoever was told may not have written it down: a ledger in which older readers have a part does not name it yet, and
+        nobody says when that is over. Or an old copy of what was told came late, and a device that is free again is kept."""
+        if (self.devices or self._had) and self._node.now() - self._told_at >= AGAIN_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Between two lives nobody listens: the registration that begins the next one tells it."""
+        if not self._node.dying:
+            self._node.tell(
+                NodeQuarantine(node=self._node.name, incarnation=self._node.incarnation, devices=self.told())
+            )
+
+    def told(self) -> tuple[BusyDevice, ...]:
+        """As placement is told of it, which happens now."""
+        self._told_at = self._node.now()
+        return tuple(one.told(device) for device, one in self.devices.items())
+
+
 class QuarantineFile:
     """What is in quarantine, for the next agent of this machine: it would call devices free that are not. After a boot
     nothing of it holds, for nobody who used a device is left."""
@@ -62,12 +168,8 @@ class QuarantineFile:
         self._path, self._boot = path, boot
         self._nodes: dict[str, Mapping[str, DeviceInUse]] = self._read()
 
-    def of(self, node: str) -> dict[str, DeviceInUse]:
-        return dict(self._nodes.get(node, {}))
-
-    def had(self, node: str) -> bool:
-        """Whether it had any since the boot."""
-        return node in self._nodes
+    def of(self, node: str) -> KeptQuarantine:
+        return KeptQuarantine(self._nodes.get(node, {}), node in self._nodes, partial(self.keep, node))
 
     def keep(self, node: str, busy: Mapping[str, DeviceInUse]) -> None:
         """A disk that is full must end nothing: then the next agent does not know."""

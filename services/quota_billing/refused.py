@@ -1,21 +1,15 @@
 """A command that is refused has a line in the ledger, beside its dead letter: both are stored before it is settled."""
 
 from collections.abc import Callable
-from contextlib import suppress
-
-from pydantic import ValidationError
 
 from libs.bus.dead import dead_letter
-from libs.bus.messages import Malformed, Outgoing, outgoing
+from libs.bus.messages import Malformed, Outgoing
 from libs.bus.settle import Received
 from libs.core.admission.refusals import Refusals
+from libs.service.refused import refusal_told, refused_command
 from schemas import subjects
-from schemas.audit import RefusedCommand
-from schemas.ids import content_hash
-from schemas.inbox import RefusalTold
 
 ORIGIN = "quota_billing"
-_TYPE = "io.baton.quota.refused.v1"
 
 
 class RefusedQuotas:
@@ -32,34 +26,11 @@ class RefusedQuotas:
         try:
             return self._decide(received)
         except Malformed as error:
-            command = self._command(received, str(error))
+            command = refused_command(
+                received, subjects.POOL_COMMAND, service="quota_billing", reason=str(error), policy=self._policy
+            )
             if command is None:
                 raise
             line = self._refusals.note(command, received.time_us)
             letter = dead_letter(ORIGIN, received, str(error))
-            return [letter] if line is None else [letter, self._told(line)]
-
-    def _command(self, received: Received, why: str) -> RefusedCommand | None:
-        with suppress(ValueError, ValidationError):
-            keys = subjects.read(subjects.POOL_COMMAND, received.subject)
-            return RefusedCommand(
-                service="quota_billing",
-                what=keys["what"],
-                team=keys["team"],
-                user=keys["user"],
-                cause=received.cause,
-                stored_us=received.time_us,
-                digest=content_hash(received.payload),
-                reason=why[:512],
-                policy=self._policy,
-            )
-        return None
-
-    def _told(self, line: RefusedCommand) -> Outgoing:
-        return outgoing(
-            RefusalTold(command=line),
-            subject=subjects.inbox("quota", "refused", self._pool),
-            type=_TYPE,
-            source=f"/baton/{self._pool}/{ORIGIN}",
-            cause=line.cause,
-        )
+            return [letter] if line is None else [letter, refusal_told(line, self._pool, "quota")]

@@ -173,7 +173,7 @@ async def test_a_device_that_stays_busy_is_kept_from_jobs_until_it_is_free(world
         assert refused.reason == f"device n0-gpu1 is in quarantine: a process (pid {1 << 22}) still uses it"
         assert refused.category is Category.HARDWARE
         await agent.launcher.look_at_busy(node)
-        assert "n0-gpu1" in node.busy_devices
+        assert "n0-gpu1" in node.quarantine.devices
         node.layer.used_by = {}
         await agent.launcher.look_at_busy(node)
         await until(lambda: world.quarantines[-1].devices == ())
@@ -203,13 +203,13 @@ async def test_an_operator_may_let_a_busy_device_be_used(world, start):  # noqa:
         node = agent.nodes["n0"]
         await world.joined("n0")
         await until(lambda: node.known)
-        node.quarantine({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
+        node.quarantine.add({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
         await until(lambda: world.quarantines)
         (told,) = world.quarantines[-1].devices
         world.lifted["n0"] = (LiftedQuarantine(device="n0-gpu1", since_us=told.since_us - 1),)
         await world.want("n0", part(spec("pass"), rank("n0-gpu0")))
         await until(lambda: world.seen)
-        assert "n0-gpu1" in node.busy_devices, "an earlier quarantine of it was lifted"
+        assert "n0-gpu1" in node.quarantine.devices, "an earlier quarantine of it was lifted"
         world.lifted["n0"] = (LiftedQuarantine(device="n0-gpu1", since_us=told.since_us),)
         wanted = part(spec("pass"), rank("n0-gpu1"))
         await world.want("n0", wanted)
@@ -220,14 +220,14 @@ async def test_an_operator_may_let_a_busy_device_be_used(world, start):  # noqa:
 async def test_what_stays_in_quarantine_is_told_again(world, start, monkeypatch):  # noqa: F811
     """Placement that was told while older readers had a part in the ledger has not written it down. One that was reached by an
     old copy (seed 11588) keeps a device that is free."""
-    monkeypatch.setattr("services.agent.node.QUARANTINE_AGAIN_S", 0.0)
+    monkeypatch.setattr("services.agent.quarantine.AGAIN_S", 0.0)
     async with start() as agent:
         node = agent.nodes["n0"]
         await world.joined("n0")
         await until(lambda: node.known)
         await agent.launcher.look_at_busy(node)
         node.layer.used_by = {"n0-gpu1": frozenset({1 << 22})}
-        node.quarantine({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
+        node.quarantine.add({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
         await until(lambda: world.quarantines)
         assert world.quarantines[0].devices, "a node that never had anything in quarantine says nothing"
         before = len(world.quarantines)
@@ -251,7 +251,7 @@ async def test_the_same_broken_device_is_refused_again_and_again_in_its_time_alo
         node = agent.nodes["n0"]
         await world.joined("n0")
         await until(lambda: node.known)
-        node.quarantine({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
+        node.quarantine.add({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
         wanted = [part(spec("pass"), rank("n0-gpu1", epoch=epoch)) for epoch in (2, 3, 4)]
         began = node.now()
         await world.want("n0", *wanted)
@@ -263,27 +263,27 @@ async def test_the_same_broken_device_is_refused_again_and_again_in_its_time_alo
 
 async def test_the_next_agent_knows_what_is_in_quarantine(world, start):  # noqa: F811
     async with start() as agent:
-        agent.nodes["n0"].quarantine({"n0-gpu1": DeviceInUse(Since(5), ("a monitor (pid 9)",), since_us=7)})
+        agent.nodes["n0"].quarantine.add({"n0-gpu1": DeviceInUse(Since(5), ("a monitor (pid 9)",), since_us=7)})
     async with start() as agent:
-        known = agent.nodes["n0"].busy_devices
+        known = agent.nodes["n0"].quarantine.devices
         assert known == {"n0-gpu1": DeviceInUse(Since(5), ("a monitor (pid 9)",), since_us=7)}
         await until(lambda: world.inventories["n0"].incarnation == agent.nodes["n0"].incarnation)
         assert [one.device for one in world.inventories["n0"].quarantine] == ["n0-gpu1"]
         await agent.launcher.look_at_busy(agent.nodes["n0"])
-        assert agent.nodes["n0"].busy_devices == {}, "it is free by now"
+        assert agent.nodes["n0"].quarantine.devices == {}, "it is free by now"
     async with start() as agent:
-        assert agent.nodes["n0"].busy_devices == {}
+        assert agent.nodes["n0"].quarantine.devices == {}
 
 
 def test_after_a_boot_nothing_is_in_quarantine_and_a_broken_file_ends_nothing(tmp_path):
     path, busy = tmp_path / "quarantine.json", {"d": DeviceInUse(Since(5), ("x",), since_us=7)}
     QuarantineFile(path, "boot-1").keep("n0", busy)
-    assert QuarantineFile(path, "boot-1").of("n0") == busy
-    assert QuarantineFile(path, "boot-2").of("n0") == {}
+    assert QuarantineFile(path, "boot-1").of("n0").devices == busy
+    assert QuarantineFile(path, "boot-2").of("n0").devices == {}
     QuarantineFile(path, "boot-1").keep("n0", {})
-    assert QuarantineFile(path, "boot-1").had("n0"), "the next agent says again that it is free"
-    assert not QuarantineFile(path, "boot-2").had("n0")
+    assert QuarantineFile(path, "boot-1").of("n0").had, "the next agent says again that it is free"
+    assert not QuarantineFile(path, "boot-2").of("n0").had
     for broken in ("", "[]", '{"boot": "boot-1"}', '{"boot": "boot-1", "nodes": {"n0": {"d": 1}}}'):
         path.write_text(broken)
-        assert QuarantineFile(path, "boot-1").of("n0") == {}
+        assert QuarantineFile(path, "boot-1").of("n0").devices == {}
     QuarantineFile(tmp_path / "gone" / "q.json", "boot-1").keep("n0", busy)

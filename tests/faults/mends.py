@@ -168,7 +168,7 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "8. a quarantine is told once: an older reader's ledger never hears of it",
         "services/agent/launcher.py",
-        "        node.tell_quarantine_again()\n",
+        "        node.quarantine.tell_again()\n",
         "",
         "agent/test_quarantine::test_what_stays_in_quarantine_is_told_again",
     ),

@@ -11,7 +11,7 @@ from libs.core.state import fold
 from libs.simulation.dst.machine import Machine
 from schemas import inbox, ledger
 from schemas.attempts import Cause, Evidence
-from services.agent.node import NodeRunner
+from services.agent.quarantine import DeviceQuarantine
 from tests.simulation.bug import bug, set_on
 
 
@@ -103,4 +103,4 @@ def keeper_ends_what_is_kept(stack: ExitStack) -> None:
 @bug("a device that something else uses is granted and used", "nodes", findings=(8,))
 def quarantine_ignored(stack: ExitStack) -> None:
     _fold(stack, ledger.DeviceQuarantined, _nothing)
-    set_on(stack, NodeRunner, "_set_quarantine", _nothing)
+    set_on(stack, DeviceQuarantine, "_set", _nothing)

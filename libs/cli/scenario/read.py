@@ -3,52 +3,28 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import ValidationError
-
-from libs.bus.reasons import reasons_of
 from libs.cli.queuesfile import QueueFile, wrong_queues
 from libs.cli.scenario.schema import Expected, ScenarioFile
+from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.admission.evaluate import DEFAULT_CLASSES
 from schemas.subjects import OPERATOR
-from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
+from schemas.yamlfile import Document, Path, YamlProblem
 
 CLASSES = tuple(one.name for one in DEFAULT_CLASSES)
 
 
-class ScenarioError(Exception):
-    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
-
-    def __init__(self, name: str, problems: list[YamlProblem]) -> None:
-        self.problems = sorted(problems)
-        super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
+class ScenarioError(WrongFile):
+    """Raised by `read_scenario`."""
 
 
 def read_scenario(text: str, name: str = "scenario") -> ScenarioFile:
     """The scenario of a YAML text. Raises ScenarioError."""
-    try:
-        documents = read(text)
-    except Broken as e:
-        raise ScenarioError(name, [e.problem]) from None
-    if len(documents) != 1 or not isinstance(documents[0].data, dict):
-        fix = "write `scenario:`, `given:`, `when:` and `expect:`"
-        raise ScenarioError(name, [YamlProblem(1, 1, "file", "is not one mapping of fields", fix)])
-    document = documents[0]
-    try:
-        found = ScenarioFile.model_validate(document.data)
-    except ValidationError as e:
-        wrong = [
-            _at(document, tuple(detail["loc"]), reason.problem, reason.fix.replace("send ", "write "))
-            for reason, detail in zip(reasons_of(e, model=ScenarioFile), e.errors(include_url=False), strict=False)
-        ]
-        raise ScenarioError(name, [*document.problems, *wrong]) from None
+    document, found = read_model(
+        text, name, ScenarioFile, ScenarioError, "write `scenario:`, `given:`, `when:` and `expect:`"
+    )
     if problems := [*document.problems, *_Look(document, found).problems()]:
         raise ScenarioError(name, problems)
     return found
-
-
-def _at(document: Document, path: Path, problem: str, fix: str) -> YamlProblem:
-    line, column = document.at(path)
-    return YamlProblem(line, column, dotted(path), problem, fix)
 
 
 class _Look:
@@ -132,7 +108,7 @@ class _Look:
         return wrong_queues(self._document, file, CLASSES, (self._scenario.given.fleet.model,), here)
 
     def _wrong(self, path: Path, problem: str, fix: str) -> YamlProblem:
-        return _at(self._document, path, problem, fix)
+        return problem_at(self._document, path, problem, fix)
 
 
 _OF_QUEUES = ("holds", "shares", "never_above")

@@ -23,6 +23,7 @@ from services.agent.keeper.table import StartRefused
 from services.agent.lease import why_ended
 from services.agent.node import EarlierLife, NodeCounts, NodeRunner
 from services.agent.processes import COULD_NOT_START
+from services.agent.quarantine import KeptQuarantine
 from services.agent.reports import Reports
 from services.agent.secrets import NotWanted, SecretMissing, SecretSource, SecretsUnavailable
 from services.agent.settings import AgentSettings
@@ -144,7 +145,7 @@ class SimLauncher:
         self.keeper.node_note(node.name, node.memory())
 
     async def look_at_busy(self, node: NodeRunner) -> None:
-        node.tell_quarantine_again()
+        node.quarantine.tell_again()
 
     def leave(self, node: NodeRunner) -> None:
         """Nothing is left to remove."""
@@ -371,8 +372,7 @@ def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: In
         report=reports.add,
         counts=NodeCounts(),
         remember=launcher.remember,
-        busy_devices=dict(machine.strangers),
-        had_busy=machine.had_strangers,
+        kept_quarantine=KeptQuarantine(dict(machine.strangers), machine.had_strangers),
     )
     machine.node = node
     agent = SimAgent(settings, nats, [node], launcher, reports)

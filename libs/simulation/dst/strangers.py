@@ -83,7 +83,7 @@ def intrude(world: World, machine: Machine, chance: random.Random) -> None:
             device = chance.choice(free)
             machine.strangers[device] = DeviceInUse(Since(0), ("stranger (pid 7)",))
             machine.had_strangers = True
-            machine.node.quarantine(machine.strangers)
+            machine.node.quarantine.add(machine.strangers)
             world.note(f"something else uses {device}")
             world.sometimes("a device was in quarantine")
 
@@ -96,4 +96,4 @@ def leave(world: World, machine: Machine) -> None:
     machine.strangers.clear()
     agent = machine.agent
     if gone and agent is not None and agent.alive and machine.node is not None:
-        agent.call_at(world.loop.now, machine.node.free, gone)
+        agent.call_at(world.loop.now, machine.node.quarantine.free, gone)

@@ -1,0 +1,66 @@
+"""A YAML file that is one mapping, read as a model: every problem at once, with its line, its field and what to do."""
+
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from libs.bus.reasons import reasons_of
+from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class WrongFile(Exception):
+    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
+
+    def __init__(self, name: str, problems: Iterable[YamlProblem]) -> None:
+        self.problems = sorted(problems)
+        super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
+
+
+def read_model(
+    text: str, name: str, model: type[M], wrong: type[WrongFile], fix: str, exact: Collection[str] = ()
+) -> tuple[Document, M]:
+    """The file's only document, and what it says. The document's own problems are left to the caller, who finds more.
+
+    Raises `wrong`.
+
+    Args:
+        fix: what to write, when it is no mapping.
+        exact: fields whose numbers are read as the text that they are: 12.1 is no binary float.
+    """
+    try:
+        documents = read(text)
+    except Broken as e:
+        raise wrong(name, [e.problem]) from None
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        raise wrong(name, [YamlProblem(1, 1, "file", "is not one mapping of fields", fix)])
+    document = documents[0]
+    try:
+        return document, model.model_validate(_as_written(document, exact))
+    except ValidationError as e:
+        found = [
+            problem_at(document, tuple(detail["loc"]), reason.problem, reason.fix.replace("send ", "write "))
+            for reason, detail in zip(reasons_of(e, model=model), e.errors(include_url=False), strict=False)
+        ]
+        known = {(p.line, p.field) for p in document.problems}
+        more = [p for p in found if (p.line, p.field) not in known]
+        raise wrong(name, [*document.problems, *more]) from None
+
+
+def problem_at(document: Document, path: Path, problem: str, fix: str) -> YamlProblem:
+    """What is wrong at `path`, or at the nearest thing around it that stands in the file."""
+    line, column = document.at(path)
+    return YamlProblem(line, column, dotted(path), problem, fix)
+
+
+def _as_written(document: Document, exact: Collection[str]) -> Any:
+    def walk(value: Any, path: Path) -> Any:
+        if isinstance(value, dict):
+            return {key: walk(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item, (*path, number)) for number, item in enumerate(value)]
+        return document.texts.get(path, value) if path and path[-1] in exact else value
+
+    return walk(document.data, ()) if exact else document.data
