@@ -59,7 +59,8 @@ class PreemptionPlanner:
             return []
         policy = replace(policy, precedence=turns)
         made = preemption.plans(state, state.t_us, base_seq, pending.plans, pending.waiting, policy)
-        again_us = preemption.next_turn_us(state, state.t_us)
+        passed = {plan.beneficiary for plan in (*pending.plans, *made)} | pending.waiting
+        again_us = preemption.next_turn_us(state, state.t_us, passed, policy)
         if turns.preempts:
             made += apart(exchanges(state, turns, state.t_us, base_seq), [*pending.plans, *made], pending.waiting)
             again_us = min(again_us or turns.next_change_us(state.t_us), turns.next_change_us(state.t_us))

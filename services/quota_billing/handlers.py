@@ -1,7 +1,7 @@
 """Quota_billing's answers: load the meter, price or count, return."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import UTC, datetime
 from functools import cache
 from typing import Protocol
@@ -13,7 +13,7 @@ from libs.core.billing.in_days import MOST_USES, Days, bill_in_days, with_foreca
 from libs.core.billing.metering import Meter, TeamUse
 from libs.core.billing.posted import TooManyUses, utc_day
 from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days_of, is_summed
-from libs.core.billing.use_hours import use_rows
+from libs.core.billing.use_hours import GroupedUse
 from libs.core.billing.wall import DAY_US, ENDLESS_US, HOUR_US, day_text, days_of_zone, us_of
 from libs.core.state.limits import Limits
 from libs.ports import clock
@@ -136,21 +136,26 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
     if start >= end:
         raise _invalid("from_us", str(query.from_us), f"no hour begins from there to to_us ({query.to_us})", "say more")
     whose = query.team if team == OPERATOR else team
+    grouped = GroupedUse(query.group_by, lambda hour: day_text(day_of(hour * HOUR_US)))
+    told: list[int] = []
+    count = 0
     try:
-        hours = await store.hours(whose, start, end, limit=MAX_HOURS + 1)
+        async with aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1)) as pages:
+            async for hours in pages:
+                count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
+                if count > MAX_HOURS:
+                    problem, fix = f"more than {MAX_HOURS} hours of teams are kept of that time", "or ask for one team"
+                    raise _invalid("from_us", str(query.from_us), problem, f"narrow it with from_us and to_us, {fix}")
+                await asyncio.to_thread(grouped.add, hours)
+                if len(grouped) > MAX_ROWS:
+                    problem, fix = f"there are more than the {MAX_ROWS} rows of one answer", "or group by team"
+                    raise _invalid("group_by", query.group_by, problem, f"narrow it with from_us and to_us, {fix}")
     except StoreAway:
         raise AskAgain("MongoDB, which keeps the hours of use, does not answer quota_billing: ask again") from None
-    if len(hours) > MAX_HOURS:
-        problem = f"more than {MAX_HOURS} hours of teams are kept of that time"
-        raise _invalid("from_us", str(query.from_us), problem, "narrow it with from_us and to_us, or ask for one team")
-    rows = await asyncio.to_thread(use_rows, hours, query.group_by, lambda hour: day_text(day_of(hour * HOUR_US)))
-    if len(rows) > MAX_ROWS:
-        problem = f"there are {len(rows)} rows, more than the {MAX_ROWS} of one answer"
-        raise _invalid("group_by", query.group_by, problem, "narrow it with from_us and to_us, or group by team")
     return UseReply(
-        rows=tuple(rows),
-        first_us=hours[0].hour * HOUR_US if hours else None,
-        last_us=(hours[-1].hour + 1) * HOUR_US if hours else None,
+        rows=tuple(grouped.rows()),
+        first_us=told[0] * HOUR_US if told else None,
+        last_us=(told[-1] + 1) * HOUR_US if told else None,
     )
 
 

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 from libs.core.billing.accounts import Accounts
 from libs.core.billing.charges import charges
 from libs.core.billing.credits import Credits
-from libs.core.billing.use_hours import SLOT_US, WHOLE, UseHour, added, in_slots, use_rows
+from libs.core.billing.use_hours import SLOT_US, WHOLE, GroupedUse, UseHour, added, in_slots
 from libs.core.billing.used import Reading
 from libs.core.billing.wall import HOUR_US
 from libs.report.chargeback import PageOf, chargeback_page
@@ -14,11 +14,18 @@ from libs.report.team_story import seen_by, team_story
 from schemas import inbox
 from schemas.ledger import JobGranted
 from schemas.prices import ListRate, RateBook
+from schemas.use import UseRow
 from tests.billing.ledgers import NOVEMBER, ask
 from tests.core.builders import World, node
 
 PERIOD = (NOVEMBER, NOVEMBER + 24 * HOUR_US)
 BOOK = RateBook(version=1, currency="USD", prices=(ListRate(device="H100", micros=4_000_000, from_us=0),))
+
+
+def grouped(hours: list[UseHour], by: str) -> list[UseRow]:
+    found = GroupedUse(by, lambda hour: "2026-11-01")
+    found.add(hours)
+    return found.rows()
 
 
 def page_of(world: World, readings: dict[tuple[str, str], list[Reading]]) -> str:
@@ -29,7 +36,7 @@ def page_of(world: World, readings: dict[tuple[str, str], list[Reading]]) -> str
     for slot in in_slots(postings, readings, PERIOD[0] // SLOT_US, PERIOD[1] // SLOT_US).values():
         rows = added([rows, slot.get("research", {})])
     kept = [UseHour("research", PERIOD[0] // HOUR_US, {WHOLE: rows})]
-    seen, days = (use_rows(kept, by, lambda hour: "2026-11-01") for by in ("job", "day"))
+    seen, days = (grouped(kept, by) for by in ("job", "day"))
     story = team_story(records, "research", PERIOD, seen_by(seen if readings else (), "job"), Credits(), days)
     about = PageOf("research", "test", "USD", "from", "to", ZoneInfo("UTC"), False, len(records), "hash", story)
     return chargeback_page(about, (c for c in charges(lambda: records) if c.use.team == "research"))

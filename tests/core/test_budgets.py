@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from libs.core.billing.budgets import period_of
+from libs.core.explain.budgets import budgets_of
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.history import Feed
-from libs.core.state.budgets import SCALE
+from libs.core.state.budgets import SCALE, Budgets
 from schemas import inbox
 from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget, WhenSpent
 from schemas.jobs import TeamEvent
@@ -391,3 +392,21 @@ def test_what_is_kept_for_a_job_that_its_budget_does_not_cover_any_more_is_let_g
     tick(w, 60_000_000)
     assert w.decider.state.holds == {}
     w.check()
+
+
+def test_jobs_that_hold_of_budgets_are_counted_by_team_and_not_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    """With 1,000 budgets and 10,000 attempts each was asked of each: seconds, in the lane of all teams' heavy questions."""
+    w = World(node("n0"))
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="lab"), Queue(name="vision", parent="lab"))))
+    apply(w, *(gpu_hours(99 * HOUR, **of) for of in ({}, {"team": "vision"}, {"team": None, "queue": "lab"})))
+    for n in range(3):
+        w.submit(job(f"vision{n}", team="vision"))
+    w.submit(job("research"))
+    asked: list[str] = []
+    covering = Budgets.covering
+    monkeypatch.setattr(Budgets, "covering", lambda budgets, team: asked.append(team) or covering(budgets, team))
+    told = budgets_of(w.decider.state, "operator", w.now_us)
+    assert {one.budget.label.split(",")[0]: one.jobs for one in told.budgets} == {
+        "queue lab": 3, "team research": 1, "team vision": 3,
+    }  # fmt: skip
+    assert asked.count("vision") <= 2

@@ -7,11 +7,13 @@ import pytest
 
 from libs.core.placement.find import find
 from libs.core.scheduling import preemption
-from libs.core.scheduling.preemption import index
+from libs.core.scheduling.order import in_turn
+from libs.core.scheduling.preemption import index, victims
 from libs.core.scheduling.spared import Spared
 from libs.core.state.model import Job
 from schemas import inbox
 from schemas.queues import PoolPreemptionRate, PreemptionLimits
+from schemas.resources import Level, Topology, TopologyPolicy
 from tests.core.builders import World, job, node
 
 URGENT: dict[str, Any] = {"priority": 100, "preempts": True}
@@ -99,3 +101,33 @@ def test_nobody_is_searched_for_while_nobody_more_may_give_way(searches: list[in
     assert preemption.plans(w.decider.state, w.now_us, len(w.records)) == []
     assert not searches
     assert {w.state_of(one) for one in low} == {"preempting", "running"}
+
+
+def test_of_jobs_that_widen_later_only_those_that_may_be_planned_for_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A team's 100,000 gangs in one queue took 0.17 s after each record."""
+    near = Topology(level=Level.NODE, policy=TopologyPolicy.PREFERRED, widen_after_s=100)
+    w = World(node("n0", 2))
+    w.submit(job("own", 2, **URGENT))
+    for n in range(20):
+        admitted = job(f"gang{n}", 2, submitted_us=2 + n, **URGENT)
+        resources = admitted.spec.resources.model_copy(update={"topology": near})
+        w.submit(admitted.model_copy(update={"spec": admitted.spec.model_copy(update={"resources": resources})}))
+    state = w.decider.state
+    (gangs,) = (list(queue) for queue in state.queues.values())
+    seen: list[str] = []
+
+    def noted(*args: Any) -> Any:
+        for one in in_turn(*args):
+            seen.append(one)
+            yield one
+
+    monkeypatch.setattr(victims, "in_turn", noted)
+    widens = [state.jobs[one].queued_us + 100_000_000 for one in gangs]
+    assert preemption.next_turn_us(state, w.now_us) == widens[0]
+    assert seen == gangs[:1]
+    seen.clear()
+    w.now_us = widens[0]
+    assert preemption.next_turn_us(state, w.now_us, passed={gangs[0]}) == widens[1], "the first has a plan"
+    assert seen == gangs[:2]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -52,11 +52,22 @@ class UseStore:
 
     async def hours(self, team: str | None, first: int, last: int, *, limit: int) -> list[UseHour]:
         """Of a team, or of all, the hours [first, last) since the epoch; at most `limit`, the earliest."""
+        return [hour async for page in self.pages(team, first, last, limit=limit) for hour in page]
+
+    async def pages(self, team: str | None, first: int, last: int, *, limit: int) -> AsyncGenerator[list[UseHour]]:
+        """`hours`, some at a time: a hundred hours of a team may have 50,000 rows."""
         field, of = ("by_hour", self._pool) if team is None else ("by_team", f"{self._pool}|{team}")
         query = {field: {"$gte": f"{of}|{first:08d}", "$lt": f"{of}|{last:08d}"}}
-        with away():
-            found = await self._hours.find(query).sort([(field, 1)]).limit(limit).to_list(None)
-        return await asyncio.to_thread(lambda: [_read(body) for body in found])
+        cursor = self._hours.find(query).sort([(field, 1)]).limit(limit).batch_size(_AT_ONCE)
+        try:
+            while True:
+                with away():
+                    found = await cursor.to_list(_AT_ONCE)
+                if not found:
+                    return
+                yield await asyncio.to_thread(lambda some: [_read(body) for body in some], found)
+        finally:
+            await cursor.close()
 
     async def first_hour(self) -> int:
         """The first hour that is kept, since the epoch; 0: none."""

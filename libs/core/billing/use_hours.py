@@ -94,29 +94,47 @@ def bounded(rows: Rows) -> Rows:
     return out
 
 
-def use_rows(hours: Iterable[UseHour], by: str, day_of: Callable[[int], str]) -> list[UseRow]:
-    """Sums of hours, by team, user, job, day or hour; no row is of two teams. `day_of`: the day of an hour."""
-    sums: dict[tuple[str, str, str], DeviceUseSums] = {}
-    for hour in hours:
-        for (user, job), one in hour.rows.items():
-            key = {
-                "team": hour.team, "user": f"{hour.team}.{user}" if user else hour.team, "job": job,
-                "day": day_of(hour.hour), "hour": text_of(hour.hour * HOUR_US),
-            }[by]  # fmt: skip
-            sums.setdefault((key, hour.team, user if by in ("user", "job") else ""), DeviceUseSums()).add(one)
-    return [
-        UseRow(
-            key=key,
-            team=team,
-            user=user,
-            allocated_unit_us=one.allocated_unit_us,
-            known_unit_us=one.known_unit_us,
-            used_unit_us=one.used_unit_us,
-            energy_nj=one.energy_nj,
-            energy_known_us=one.energy_known_us,
-        )
-        for (key, team, user), one in sorted(sums.items())
-    ]
+class GroupedUse:
+    """Sums of hours, by team, user, job, day or hour; no row is of two teams. Hours are added as they are read: months of a
+    team have millions of rows."""
+
+    def __init__(self, by: str, day_of: Callable[[int], str]) -> None:
+        """`day_of`: the day of an hour."""
+        self._by, self._day_of = by, day_of
+        self._sums: dict[tuple[str, str, str], DeviceUseSums] = {}
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._sums)
+
+    def add(self, hours: Iterable[UseHour]) -> None:
+        """Each hour once."""
+        by = self._by
+        for hour in hours:
+            day, begins = self._day_of(hour.hour), text_of(hour.hour * HOUR_US)
+            for (user, job), one in hour.rows.items():
+                key = {
+                    "team": hour.team, "user": f"{hour.team}.{user}" if user else hour.team, "job": job,
+                    "day": day, "hour": begins,
+                }[by]  # fmt: skip
+                whose = (key, hour.team, user if by in ("user", "job") else "")
+                self._sums.setdefault(whose, DeviceUseSums()).add(one)
+
+    def rows(self) -> list[UseRow]:
+        """In order."""
+        return [
+            UseRow(
+                key=key,
+                team=team,
+                user=user,
+                allocated_unit_us=one.allocated_unit_us,
+                known_unit_us=one.known_unit_us,
+                used_unit_us=one.used_unit_us,
+                energy_nj=one.energy_nj,
+                energy_known_us=one.energy_known_us,
+            )
+            for (key, team, user), one in sorted(self._sums.items())
+        ]
 
 
 def dumped(slots: Mapping[str, Rows]) -> dict[str, list[list[Any]]]:

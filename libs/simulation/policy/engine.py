@@ -324,7 +324,9 @@ class _Engine:
             return
         self._wake_us = self._precedence.next_change_us(t_us) if self._precedence is not None else _NEVER
         if self._others:
-            self._wake_us = min(self._wake_us, preemption.next_turn_us(self._decider.state, t_us) or _NEVER)
+            self._wake_us = min(
+                self._wake_us, preemption.next_turn_us(self._decider.state, t_us, policy=self._policy) or _NEVER
+            )
 
     def _plans(self, t_us: int) -> list[inbox.PreemptionPlanned]:
         """Who should give way now, of lower classes and of who borrowed, then within a class."""

@@ -17,7 +17,7 @@ The caller decides whether a job fits, what is reserved for it (`reservation`) a
 """
 
 from libs.core.scheduling.order.ahead import JobsAhead
-from libs.core.scheduling.order.rank import JobRank, due_us, front, is_due, rank
+from libs.core.scheduling.order.rank import JobRank, due_us, front, in_turn, is_due, rank
 from libs.core.scheduling.order.share import NOTHING, Share, Shares, kinds_asked, share_of
 from libs.core.scheduling.order.users import UserAmounts
 from libs.core.scheduling.order.walk import Order, in_order
@@ -33,6 +33,7 @@ __all__ = [
     "due_us",
     "front",
     "in_order",
+    "in_turn",
     "is_due",
     "kinds_asked",
     "rank",

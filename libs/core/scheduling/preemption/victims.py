@@ -15,7 +15,7 @@ from libs.core.placement.search.gang import shrink, usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import View
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import Order, front, is_due, kinds_asked
+from libs.core.scheduling.order import Order, front, in_turn, is_due, kinds_asked
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.cost import ClassCosts
 from libs.core.scheduling.preemption.index import Candidates, Holdings, RoomWithout, Together, VictimIndex
@@ -156,20 +156,32 @@ def choices(
             return
 
 
-def next_turn_us(state: State, t_us: int) -> int:
+def next_turn_us(state: State, t_us: int, passed: Container[str] = (), policy: Policy = Policy()) -> int:
     """When a beneficiary may look further than at `t_us`, or comes back into its queue, although nothing else has changed; 0:
-    never."""
+    never. `passed`: jobs that do not block their queues, because they have plans or are not planned for."""
     moments = (
         state.jobs[job_id].queued_us + widen_us
-        for key, queue in state.queues.items()
-        if key.preempts or len(state.tree)
-        for widen_us in (key.shape.widen_us, *(role.widen_us for role in key.shape.roles))
+        for key in state.queues
+        if (key.preempts or len(state.tree)) and any(waits := _widen_us(key.shape))
+        for job_id in _looked_at(state, key, passed, policy)
+        for widen_us in waits
         if widen_us
-        for job_id in queue
     )
     back = (at_us for job_id, at_us in state.backing_off.items() if state.jobs[job_id].preempts or len(state.tree))
     spared = (moment for moment in (_spared_until_us(state, t_us),) if moment)
     return min((moment for moment in chain(moments, back, spared) if moment > t_us), default=0)
+
+
+def _widen_us(shape: Shape) -> list[int]:
+    return [shape.widen_us, *(role.widen_us for role in shape.roles)]
+
+
+def _looked_at(state: State, key: QueueKey, passed: Container[str], policy: Policy) -> Iterator[str]:
+    """The jobs of a queue up to the first that blocks it: who stands behind that is not looked at, however long it waits."""
+    for job_id in in_turn(state, key, policy):
+        yield job_id
+        if job_id not in passed and job_id not in state.holds:
+            return
 
 
 def _spared_until_us(state: State, t_us: int) -> int:
