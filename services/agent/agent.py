@@ -270,7 +270,11 @@ class Agent:
         """Fire and forget: a lost sample is followed by the next."""
         busy = node.busy()
         simulated = node.inventory.simulated
-        samples = node.layer.sample(busy) if simulated else await asyncio.to_thread(node.layer.sample, busy)
+        try:
+            samples = node.layer.sample(busy) if simulated else await asyncio.to_thread(node.layer.sample, busy)
+        except Exception:  # whatever the driver did, what runs goes on
+            log.exception("the devices of %s cannot be read", node.name)
+            return
         at_us = clock.wall_us()
         message = outgoing(
             NodeSampled(

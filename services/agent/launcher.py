@@ -248,7 +248,7 @@ class Launcher:
         def silent_devices() -> list[str]:
             """A device that is lost is missing from the readings; when the driver itself fails, all of them are."""
             answering: set[str] = set()
-            with suppress(NoDevices, OSError):
+            with suppress(NoDevices, OSError, ValueError):
                 answering = {sample.device for sample in node.layer.sample({})}
             return [rank.device for rank in part.ranks if rank.device not in answering]
 
@@ -332,8 +332,13 @@ _ROOM, _FILES = "its room", "its files"
 
 
 def _lacks(root: Path) -> str:
-    """What of the disk is nearly used up; "": nothing. A file takes one of so many whatever is in it, on most disks."""
-    found = os.statvfs(root)
+    """What of the disk is nearly used up; "": nothing, or it does not say. A file takes one of so many whatever is in it, on
+    most disks."""
+    try:
+        found = os.statvfs(root)
+    except OSError as e:  # who uses the disk next is told, and what runs goes on
+        log.error("it is not known how full the disk of %s is: %s", root, e)
+        return ""
     if found.f_bavail < found.f_blocks // _FREE:
         return _ROOM
     return _FILES if found.f_favail < found.f_files // _FREE else ""

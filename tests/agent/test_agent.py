@@ -355,6 +355,22 @@ async def test_samples_tell_how_busy_devices_are(world, start):
         assert world.samples[-1].incarnation == world.lives["n0"][0]
 
 
+async def test_devices_that_cannot_be_read_end_nothing(world, start, monkeypatch):
+    """An agent whose driver said what no sample may say ended with its first one, after each start."""
+    read, asked = SimulatedLayer.sample, []
+
+    def fails(layer, busy):
+        asked.append(layer)
+        if len(asked) < 3:
+            raise RuntimeError("the driver is ill")
+        return read(layer, busy)
+
+    monkeypatch.setattr(SimulatedLayer, "sample", fails)
+    async with start():
+        await until(lambda: world.samples)
+    assert len(asked) >= 3
+
+
 async def test_draining_saves_what_runs_and_then_all_nodes_leave_together(world, start):
     async with start(nodes=2) as agent:
         wanted = part(simulated(600, checkpoint=CheckpointPolicy()))

@@ -207,6 +207,28 @@ def test_samples_have_units_and_lost_boards_are_silent():
     assert (reading.temperature_c, reading.ecc_errors, reading.throttled) == (61.0, 2, True)
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("nvmlDeviceGetTotalEccErrors", 2**64 - 1),
+        ("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=2**32 - 1)),
+        ("nvmlDeviceGetEnforcedPowerLimit", 2**32 - 1),
+    ],
+)
+def test_a_number_that_cannot_be_is_none_that_was_told(monkeypatch, call, said):
+    """Drivers say -1, unsigned, of what they do not know; the agent ended for it, with each sample."""
+    monkeypatch.setattr(Nvml, call, lambda *_: said)
+    layer = NvmlLayer(Nvml(h100(0)))
+    (device,) = layer.discover()
+    (reading,) = layer.sample({})
+    got = {"Ecc": reading.ecc_errors, "Util": reading.utilization_pct, "Power": device.power_limit_w}
+    assert [value for name, value in got.items() if name in call] == [0]
+
+
+def test_a_board_without_a_memory_that_can_be_is_not_offered_and_the_others_are():
+    assert [d.id for d in NvmlLayer(Nvml(h100(0, total=2**44), h100(1))).discover()] == ["GPU-1"]
+
+
 def test_a_board_that_fell_off_the_bus_is_not_offered():
     assert [d.id for d in NvmlLayer(Nvml(h100(0, lost=True), h100(1))).discover()] == ["GPU-1"]
 

@@ -183,6 +183,13 @@ def test_who_left_most_makes_room_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "small").exists(), "there is room"
 
 
+def test_a_disk_that_does_not_say_how_full_it_is_ends_nothing(tmp_path: Path) -> None:
+    """An agent whose folder of jobs somebody had removed ended within a minute."""
+    (left := tmp_path / "left").mkdir()
+    launcher.make_room(tmp_path / "removed", [left])
+    assert left.is_dir()
+
+
 def test_who_left_most_files_makes_room_first_when_the_disk_has_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,20 @@ def test_checkpoints_are_told_no_more_often_than_every_five_seconds() -> None:
     assert steps == [1, 1, 1, 1, 1, 6, 6, 6, 6, 6, 11, 11]
 
 
+def test_another_node_of_a_gang_than_its_rank_0_says_nothing_of_where_it_resumes() -> None:
+    """All nodes of the next attempt are given what was saved last: one that lied would have had them load what it made."""
+    world = World(node("n0"), node("n1"))
+    world.started(gang := world.submit(job("trains", 16)))
+    attempt = world.decider.state.jobs[gang].current
+    assert attempt is not None
+    first = attempt.claims[0].node
+    (other,) = {"n0", "n1"} - {first}
+    for step, name in ((7, first), (9, other)):
+        saved = inbox.CheckpointTaken(job_id=gang, attempt=1, checkpoint=Checkpoint(step=step, reference=name))
+        world.send(inbox.NodeObserved(node=name, incarnation=1, observations=(saved,)), after_us=60 * S)
+    assert world.decider.state.jobs[gang].resume == Checkpoint(step=7, reference=first)
+
+
 def test_the_answer_of_a_job_that_gives_way_counts_however_soon_it_comes() -> None:
     world = World(node("n0"))
     world.started(runs := world.submit(job("trains", 8)))

@@ -3,7 +3,8 @@
 A board in MIG mode is offered as its instances only: the board itself cannot be used. `repartition` partitions one anew
 (`nvml_mig`), which the agent asks for only where its operator lets Baton do so.
 Every call after discovery may fail alone (older drivers, boards that lack a sensor): such a reading is left at its
-neutral value. A board that is lost (XID 79) is left out of the samples, which telemetry sees.
+neutral value, and so is a number that cannot be: drivers say -1, unsigned, of what they do not know. A board that is
+lost (XID 79) is left out of the samples, which telemetry sees.
 """
 
 import threading
@@ -22,13 +23,14 @@ from libs.adapters.devices.layer import NoDevices, RepartitionFailed, process_en
 from libs.core.accelerators.catalog import find_model
 from libs.core.placement.mig.layouts import geometry_of, legal
 from schemas.nodes import DeviceSample, Rank
-from schemas.resources import Device, DeviceKind, MigBoard, MigPlace
+from schemas.resources import MOST_MIB, Device, DeviceKind, MigBoard, MigPlace
 
 T = TypeVar("T")
 _MIB = 1024 * 1024
 _MIG_OFF = 0
 _HARD_THROTTLE = 0x8 | 0x40 | 0x80
 """HW slowdown, HW thermal slowdown, HW power brake: the software power cap (0x4) is normal under load."""
+_MOST_ERRORS, _MOST_W = 2**53, 1_000_000
 _FORM = ("SXM", "PCIE", "NVL", "HBM")
 
 
@@ -146,15 +148,15 @@ class NvmlLayer:
             nvml_mig.repartition(self._api, handle, instances, destroy, create)
 
     def _boards(self) -> list[Any]:
-        """Handles of the boards that answer; one that fell off the bus is left out."""
+        """Handles of the boards that answer; one that fell off the bus, or has no memory that can be, is left out."""
         boards = []
         for index in range(self._api.nvmlDeviceGetCount()):
             try:
                 board = self._api.nvmlDeviceGetHandleByIndex(index)
-                self._memory(board)
+                if 0 <= self._memory(board)[1] <= MOST_MIB:
+                    boards.append(board)
             except self._api.NVMLError:
                 continue
-            boards.append(board)
         return boards
 
     def _in_mig_mode(self, board: Any) -> bool:
@@ -172,7 +174,9 @@ class NvmlLayer:
             memory_free_mib=self._free_mib(board),
             nvlink_domain=island,
             fabric=self._fabric(board),
-            power_limit_w=self._try(lambda: self._api.nvmlDeviceGetEnforcedPowerLimit(board), 0) // 1000,
+            power_limit_w=_told(
+                self._try(lambda: self._api.nvmlDeviceGetEnforcedPowerLimit(board), 0) // 1000, _MOST_W
+            ),
         )
 
     def _instances(self, board: Any, first: int) -> Iterator[Device]:
@@ -261,15 +265,18 @@ class NvmlLayer:
         return DeviceSample(
             device=uuid,
             model=self._models[uuid],
-            utilization_pct=self._try(lambda: float(api.nvmlDeviceGetUtilizationRates(handle).gpu), 0.0),
+            utilization_pct=float(_told(self._try(lambda: api.nvmlDeviceGetUtilizationRates(handle).gpu, 0), 100)),
             memory_used_mib=used_mib,
             power_w=self._try(lambda: api.nvmlDeviceGetPowerUsage(board) / 1000, 0.0),
             temperature_c=self._try(lambda: float(api.nvmlDeviceGetTemperature(board, api.NVML_TEMPERATURE_GPU)), 0.0),
-            ecc_errors=self._try(
-                lambda: api.nvmlDeviceGetTotalEccErrors(
-                    board, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC
+            ecc_errors=_told(
+                self._try(
+                    lambda: api.nvmlDeviceGetTotalEccErrors(
+                        board, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC
+                    ),
+                    0,
                 ),
-                0,
+                _MOST_ERRORS,
             ),
             throttled=bool(self._try(lambda: api.nvmlDeviceGetCurrentClocksEventReasons(board), 0) & _HARD_THROTTLE),
         )
@@ -418,6 +425,11 @@ def short_model(name: str | bytes) -> str:
             break
         kept.append(word)
     return "-".join(kept) or _text(name)
+
+
+def _told(number: int, most: int) -> int:
+    """The number, or 0 when no device has so much."""
+    return number if number <= most else 0
 
 
 def _text(value: str | bytes) -> str:

@@ -83,8 +83,8 @@ _ENDING_LEAST_US = 1_000_000
 def _checkpointed(
     d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.CheckpointTaken, *, last_word: bool = False
 ) -> None:
-    if unusable(seen.checkpoint):
-        return  # an agent of 0.1.0 believed it
+    if unusable(seen.checkpoint) or not _speaks(node, attempt):
+        return  # an agent of 0.1.0 believed it, or the node lies: agents tell rank 0's word
     last = job.resume
     if last is not None and (seen.checkpoint == last or seen.checkpoint.step < last.step):
         return
@@ -96,15 +96,20 @@ def _checkpointed(
     d.emit(ledger.AttemptCheckpointed(job_id=job.id, attempt=attempt.number, checkpoint=seen.checkpoint))
 
 
+def _speaks(node: str, attempt: Attempt) -> bool:
+    """Whether the node speaks for the whole job: rank 0 is there."""
+    return attempt.claims[0].node == node
+
+
 PROGRESS_LEAST_US = 10_000_000
 """An attempt's progress is told this often at the most, whatever its agent says."""
 
 
 def _progressed(d: Decision, node: str, seen: inbox.ProgressSeen) -> None:
-    """Only rank 0's node speaks for the job. What cannot be is told once, and nothing after it."""
+    """What cannot be is told once, and nothing after it."""
     job = d.state.jobs.get(seen.job_id)
     attempt = job.current if job is not None else None
-    if job is None or attempt is None or attempt.number != seen.attempt or attempt.claims[0].node != node:
+    if job is None or attempt is None or attempt.number != seen.attempt or not _speaks(node, attempt):
         return
     last, new = attempt.progress, believed(attempt.progress, seen.progress)
     if last is not None:
