@@ -52,6 +52,8 @@ ArchiveFolder = Annotated[
     Path | None, typer.Option("--archive", help="The folder of segments that are not on the broker any more.")
 ]
 _LOOK_AFTER = 200_000
+_MOST_TEAMS = 20
+"""Are named to who asks for one that there is not."""
 _LATEST_US = month_us(2100, 1)[1]
 """No period that people write ends later, in any zone."""
 OfTeam = Annotated[str | None, typer.Option("--of", help="Only this team's rows.")]
@@ -276,7 +278,19 @@ def _export(
 
 
 def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) -> Iterator[Charge]:
-    return (c for c in found if period[0] <= c.billed_us < period[1] and of in (None, c.use.team))
+    """Those of a period, and of one team if it is named. One that has none at any time is told: its name may be misspelt, and
+    an empty bill looks like a team that used nothing."""
+    teams: set[str] = set()
+    for charge in found:
+        if of is not None:
+            teams.add(charge.use.team)
+            if charge.use.team != of:
+                continue
+        if period[0] <= charge.billed_us < period[1]:
+            yield charge
+    if of is not None and of not in teams:
+        some = ", ".join(sorted(teams)[:_MOST_TEAMS]) or "nobody"
+        hint(f"--of {of}: no team of that name was ever billed for anything here; there was use of {some}")
 
 
 def _compared(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
