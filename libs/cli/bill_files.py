@@ -24,9 +24,10 @@ from libs.core.billing.charges import Charge, charges
 from libs.core.billing.focus import VERSIONS, columns_of, facts_of
 from libs.core.billing.sealing import Sealing
 from libs.core.billing.wall import month_us, text_of
-from libs.ledger.export import BadLedgerFile
+from libs.ledger.export import BadLedgerFile, FileStart
 from libs.ledger.readers import release
 from libs.ledger.records import FiledLedger
+from libs.ledger.segments import RecordsArchived
 from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, described, digest_of, metadata_of, write
 from schemas import subjects
 from schemas.inbox import ClosePeriod
@@ -47,7 +48,12 @@ LedgerFiles = Annotated[
     list[Path] | None,
     typer.Option("--ledger", help="A file of `baton ledger export`; no server is asked. Several: in order."),
 ]
+ArchiveFolder = Annotated[
+    Path | None, typer.Option("--archive", help="The folder of segments that are not on the broker any more.")
+]
 _LOOK_AFTER = 200_000
+_MOST_TEAMS = 20
+"""Are named to who asks for one that there is not."""
 _LATEST_US = month_us(2100, 1)[1]
 """No period that people write ends later, in any zone."""
 OfTeam = Annotated[str | None, typer.Option("--of", help="Only this team's rows.")]
@@ -65,6 +71,7 @@ def export(
     time_zone: Zone = "UTC",
     of: OfTeam = None,
     ledger: LedgerFiles = None,
+    archive: ArchiveFolder = None,
     pool: Pool = None,
     url: Url = None,
 ) -> None:
@@ -75,7 +82,7 @@ def export(
         raise UsageFault(f"--focus-version {focus_version}: not known; use {', '.join(VERSIONS)}")
     check_target(file)
     zone = zone_of(time_zone)
-    with ledger_of(ledger, pool, url) as source:
+    with ledger_of(ledger, pool, url, archive) as source:
         period = period_of(start, end, zone, source.wall_us)
         rows, about = _export(source, file, format, focus_version, period, of=of)
     for line in _unpriced(about):
@@ -99,6 +106,7 @@ def verify(
     file: Annotated[Path, typer.Argument(help="An export, with its metadata beside it.", metavar="FILE")],
     *,
     ledger: LedgerFiles = None,
+    archive: ArchiveFolder = None,
     pool: Pool = None,
     url: Url = None,
 ) -> None:
@@ -121,7 +129,7 @@ def verify(
     problems: list[str] = []
     if digest != claimed:
         problems.append(f"{file} has another SHA-256 than its metadata says: one of them was changed")
-    with ledger_of(ledger, pool, url) as source, scratch_folder() as folder:
+    with ledger_of(ledger, pool, url, archive) as source, scratch_folder() as folder:
         again = folder / file.name
         _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
         problems += _compared(json.loads(metadata_of(again).read_text("utf-8")), about)
@@ -156,6 +164,7 @@ def statement(
         Path | None, typer.Option("--cost-centres", help="YAML: team: cost centre. Teams without one are told.")
     ] = None,
     ledger: LedgerFiles = None,
+    archive: ArchiveFolder = None,
     pool: Pool = None,
     url: Url = None,
     output: Output = Format.TABLE,
@@ -166,7 +175,7 @@ def statement(
 
     zone = zone_of(time_zone)
     grouping = grouping_of(by, zone, centres_of(cost_centres) if cost_centres is not None else {})
-    with ledger_of(ledger, pool, url) as source:
+    with ledger_of(ledger, pool, url, archive) as source:
         period = period_of(start, end, zone, source.wall_us)
         lines = grouped(rows_in(charges(source, source.closed), period, of), grouping)
         if forecast:
@@ -180,6 +189,7 @@ def close(
     end: To = None,
     time_zone: Zone = "UTC",
     reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger.")] = "",
+    archive: ArchiveFolder = None,
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
@@ -190,7 +200,7 @@ def close(
     if start is None:
         raise UsageFault("--from: say which period is closed, e.g. --from 2026-11")
     zone = zone_of(time_zone)
-    with ledger_of(None, pool, url) as source:
+    with ledger_of(None, pool, url, archive) as source:
         period = period_of(start, end, zone, source.wall_us)
         sealing = Sealing()
         for charge in rows_in(charges(source, source.closed), period, None):
@@ -268,7 +278,19 @@ def _export(
 
 
 def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) -> Iterator[Charge]:
-    return (c for c in found if period[0] <= c.billed_us < period[1] and of in (None, c.use.team))
+    """Those of a period, and of one team if it is named. One that has none at any time is told: its name may be misspelt, and
+    an empty bill looks like a team that used nothing."""
+    teams: set[str] = set()
+    for charge in found:
+        if of is not None:
+            teams.add(charge.use.team)
+            if charge.use.team != of:
+                continue
+        if period[0] <= charge.billed_us < period[1]:
+            yield charge
+    if of is not None and of not in teams:
+        some = ", ".join(sorted(teams)[:_MOST_TEAMS]) or "nobody"
+        hint(f"--of {of}: no team of that name was ever billed for anything here; there was use of {some}")
 
 
 def _compared(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
@@ -304,24 +326,40 @@ def _unpriced(about: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def ledger_of(files: list[Path] | None, pool: str | None, url: str | None) -> Iterator[FiledLedger]:
-    """The ledger, read once. Raises UsageFault for files that are no whole ledger."""
+def ledger_of(
+    files: list[Path] | None, pool: str | None, url: str | None, archive: Path | None = None
+) -> Iterator[FiledLedger]:
+    """The ledger, read once: of these files, or of the pool, with what is not there any more from the folder `archive`. Raises
+    UsageFault for files that are no whole ledger."""
+    if files and archive is not None:
+        raise UsageFault(
+            "--archive is for a pool's ledger: name its files with --ledger, before those that follow them"
+        )
     with scratch_folder() as folder, _cycles_looked_for_seldom():
-        if not files:
-            from libs.ledger.verify import export as write_ledger
-
-            target = folder / "ledger.jsonl"
-
-            async def work(baton: Baton) -> None:
-                await write_ledger(baton.nats.jetstream(), pool or baton.place.pool, target)
-
-            run(work, subjects.OPERATOR, url, pool=pool)
-            files = [target]
         try:
-            source = FiledLedger(files)
+            source = FiledLedger(files) if files else run(
+                lambda baton: _of_pool(baton, pool or baton.place.pool, archive, folder / "ledger.jsonl"),
+                subjects.OPERATOR, url, pool=pool,
+            )  # fmt: skip
+        except RecordsArchived as error:
+            raise UsageFault(f"{error}; or name the folder where their files are: --archive FOLDER") from None
         except (BadLedgerFile, OSError) as error:
             raise UsageFault(str(error)) from None
         yield source
+
+
+async def _of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> FiledLedger:
+    from libs.ledger.archive import before
+    from libs.ledger.segments import readable
+    from libs.ledger.verify import export as write_ledger
+
+    js = baton.nats.jetstream()
+    source = FiledLedger(
+        list(before(archive, pool, (await readable(js, pool))[0].first)) if archive is not None else []
+    )
+    await write_ledger(js, pool, rest, start=FileStart(pool, source.last_seq + 1, source.head))
+    source.add(rest)
+    return source
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import typer
 from nats.errors import Error as NatsError
 
 from libs.bus.queries import NoAnswer, QueryError
-from libs.cli.bill_files import From, LedgerFiles, To, Zone, ledger_of, rows_in
+from libs.cli.bill_files import ArchiveFolder, From, LedgerFiles, To, Zone, ledger_of, rows_in
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.options import Pool, Url
 from libs.cli.output import hint, say
@@ -36,6 +36,7 @@ def page(
         Path | None, typer.Option("--policy", help="What is credited, as for `baton ledger credits`.")
     ] = None,
     ledger: LedgerFiles = None,
+    archive: ArchiveFolder = None,
     pool: Pool = None,
     url: Url = None,
 ) -> None:
@@ -46,7 +47,7 @@ def page(
 
     zone = zone_of(time_zone)
     credits = Credits(read_policy(policy) if policy is not None else EVERYTHING)
-    with ledger_of(ledger, pool, url) as source:
+    with ledger_of(ledger, pool, url, archive) as source:
         period = period_of(start, end, zone, source.wall_us)
         sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
         upto = source.head.seq if sealed is None else sealed.upto_seq

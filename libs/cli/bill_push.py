@@ -17,6 +17,7 @@ from nats.errors import Error as NatsError
 
 from libs.cli.bill_centres import centres_of
 from libs.cli.bill_events import DeadLetters, Outbound, Pushed, load, push_all, save
+from libs.cli.bill_files import ArchiveFolder, ledger_of
 from libs.cli.exits import UsageFault
 from libs.cli.files import check_target, scratch_folder
 from libs.cli.options import Pool, Url
@@ -56,12 +57,11 @@ def push(
     ledger: Annotated[
         list[Path] | None, typer.Option("--ledger", help="A file of `baton ledger export`; no server is asked.")
     ] = None,
+    archive: ArchiveFolder = None,
     pool: Pool = None,
     url: Url = None,
 ) -> None:
     """Send use that was posted since the last time to OpenMeter, Lago or Stripe."""
-    from libs.cli.bill_files import ledger_of
-
     if to not in MAPPINGS:
         raise UsageFault(f"--to {to}: not known; use {', '.join(MAPPINGS)}")
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
@@ -71,7 +71,7 @@ def push(
     check_target(state)
     names = centres_of(customers) if customers is not None else {}
     dead = DeadLetters(state.with_name(state.name + ".dead"))
-    with ledger_of(ledger, pool, url) as source:
+    with ledger_of(ledger, pool, url, archive) as source:
         pushed = load(state, Pushed(source.pool, to, endpoint))
         told = PushFigures(source, pushed)
         out = Outbound(endpoint, os.environ.get(token_env, ""), None if follow else give_up_s, told.trying)

@@ -99,7 +99,7 @@ _CODES: dict[str, int] = {
     # the bus, the ledger, the embedded servers
     "BusUnavailable": Exit.UNREACHABLE, "NotStored": Exit.UNREACHABLE, "NoAnswer": Exit.UNREACHABLE,
     "StreamsMissing": Exit.UNREACHABLE, "StreamDrift": Exit.CONFLICT, "CannotProvision": Exit.FAILED,
-    "LedgerStopped": Exit.FAILED, "BadLedgerFile": Exit.FAILED, "BrokenBook": Exit.FAILED,
+    "NoLedger": Exit.NOT_FOUND, "LedgerStopped": Exit.FAILED, "BadLedgerFile": Exit.FAILED, "BrokenBook": Exit.FAILED,
     "StateDirLocked": Exit.CONFLICT, "PortInUse": Exit.CONFLICT, "MissingBinary": Exit.FAILED,
     "StartFailed": Exit.FAILED, "NotReady": Exit.FAILED,
 }  # fmt: skip

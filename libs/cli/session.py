@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from libs.cli.exits import UsageFault
 from libs.client import Baton, NotFound, connect
-from libs.client.sending import denied_when_closed
+from libs.client.sending import denied_when_closed, denied_when_unanswered
 from schemas.ids import JOB_ID_DIGITS, JOB_ID_PREFIX, is_job_id
 from schemas.queries import JobDocument
 
@@ -31,7 +31,7 @@ def run(
 
     async def session() -> T:
         async with await connect(url, team, user=user, pool=pool, operator=operator) as baton:
-            with denied_when_closed(baton.nats):
+            with denied_when_closed(baton.nats), denied_when_unanswered(baton.nats):
                 return await work(baton)
 
     return asyncio.run(session())

@@ -89,18 +89,37 @@ async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
     try:
         with denied_when_closed(nats):
             while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
-                error = nats.last_error
-                if error is not None and error is not before and "permissions violation" in str(error).lower():
-                    raise Denied(
-                        "the credential does not allow this",
-                        str(error).removeprefix("nats: "),
-                        "speak as the team of the credential (BATON_TEAM), or use the operator's",
-                    )
+                if (denied := _denied_since(nats, before)) is not None:
+                    raise denied
                 if nats.is_closed:  # nats-py lets who asked something wait for its answer
                     raise ConnectionClosedError
             return task.result()
     finally:
         task.cancel()
+
+
+@contextmanager
+def denied_when_unanswered(nats: Client) -> Iterator[None]:
+    """Raises Denied where the block waited in vain for what the credential forbids: a dead server looks the same otherwise."""
+    before = nats.last_error
+    try:
+        yield
+    except TimeoutError:
+        if (denied := _denied_since(nats, before)) is not None:
+            raise denied from None
+        raise
+
+
+def _denied_since(nats: Client, before: Exception | None) -> Denied | None:
+    """The permission violation that the server has reported since `before` was the last error, if it has."""
+    error = nats.last_error
+    if error is None or error is before or "permissions violation" not in str(error).lower():
+        return None
+    return Denied(
+        "the credential does not allow this",
+        str(error).removeprefix("nats: "),
+        "speak as the team of the credential (BATON_TEAM), or use the operator's",
+    )
 
 
 @contextmanager

@@ -58,6 +58,15 @@ class RecordsArchived(LedgerGap):
         self.seq, self.records = seq, records
 
 
+class NoLedger(NotFoundError):
+    """The pool has no ledger: no pool is called so, or its streams are not made yet."""
+
+    def __init__(self, pool: str) -> None:
+        super().__init__(code=404, err_code=10059, description=f"pool {pool} has no ledger")
+        self.what = f"pool {pool} has no ledger here"
+        self.fix = "name a pool that there is: --pool or BATON_POOL"
+
+
 class NotOpenYet(NatsError):
     """The ledger was sealed a moment ago, and its next segment is not open yet: whoever writes next opens it."""
 
@@ -121,10 +130,10 @@ async def segments(js: JetStreamContext, pool: str) -> list[Segment]:
 
 
 async def readable(js: JetStreamContext, pool: str) -> list[Segment]:
-    """Those with records that count. Raises NotFoundError when the pool has no ledger."""
+    """Those with records that count. Raises NoLedger."""
     found = [segment for segment in await segments(js, pool) if segment.kept]
     if not found:
-        raise NotFoundError(code=404, err_code=10059, description=f"pool {pool} has no ledger")
+        raise NoLedger(pool)
     return found
 
 

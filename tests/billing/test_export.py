@@ -649,6 +649,17 @@ def test_a_wrong_question_is_told_with_its_fix(ledger: Path, tmp_path: Path, wor
     assert says in baton("bill", "export", tmp_path / "x.csv", "--ledger", ledger, *words, code=2)
 
 
+@pytest.mark.parametrize("words", [("statement",), ("export", "{}/bill.csv"), ("page", "{}/bill.html")])
+def test_a_team_that_was_never_billed_is_told(words: tuple[str, ...], ledger: Path, tmp_path: Path) -> None:
+    """Seen: `--of reserach` made an empty bill of 0.00 USD, and nothing said why."""
+    asked = ("bill", *(word.format(tmp_path) for word in words), "--ledger", ledger, "--from")
+    told = baton(*asked, "2026-11", "--of", "reserach")
+    assert "--of reserach: no team of that name was ever billed" in told
+    assert "use of blue, research" in told
+    for month in ("2026-11", "2026-01"):
+        assert "was ever billed" not in baton(*asked, month, "--of", "research"), "also in a month without any use"
+
+
 def test_a_statement_is_the_sum_of_an_exports_rows(ledger: Path, tmp_path: Path) -> None:
     rows = exported(tmp_path / "bill.csv", ledger)
     total = sum(Fraction(r["BilledCost"] or "") for r in rows) * 1_000_000

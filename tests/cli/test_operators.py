@@ -337,6 +337,27 @@ async def test_a_team_may_say_neither(
     assert (await services.jetstream().stream_info(inbox_stream("main"))).state.last_seq == before
 
 
+@pytest.mark.parametrize("words", [("bill", "statement"), ("bill", "close", "--from", "2020-01"), ("ledger", "verify")])
+async def test_a_team_that_would_read_the_ledger_is_denied(
+    words: tuple[str, ...], urls: dict[str, Address], services: BusConnection
+) -> None:
+    """Seen: nobody answered in time, with the exit code of a server that is away."""
+    result = await baton(*words, "--pool", "main", url=urls["blue"])
+    assert (result.code, result.out) == (4, ""), result.err
+    assert "the credential does not allow this" in result.err
+
+
+@pytest.mark.parametrize("words", [("bill", "statement"), ("ledger", "verify"), ("ledger", "export", "l.jsonl")])
+async def test_a_pool_that_there_is_not_has_no_ledger(
+    words: tuple[str, ...], urls: dict[str, Address], services: BusConnection, tmp_path: Path
+) -> None:
+    """Seen: a traceback."""
+    words = tuple(str(tmp_path / word) if word == "l.jsonl" else word for word in words)
+    result = await baton(*words, "--pool", "nowhere", url=urls["operator"])
+    assert (result.code, result.out) == (3, ""), result.err
+    assert result.err.startswith("baton: pool nowhere has no ledger here")
+
+
 @pytest.mark.parametrize("words", [("declare-dead", "n1"), ("release", "n1", "GPU-7")])
 async def test_both_ask_for_the_reason(words: tuple[str, ...], urls: dict[str, Address]) -> None:
     result = await baton("node", *words, url=urls["operator"])

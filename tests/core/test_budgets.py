@@ -8,6 +8,7 @@ from libs.core.billing.budgets import period_of
 from libs.core.explain.budgets import budgets_of
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
+from libs.core.projections.audit import AuditLines
 from libs.core.projections.history import Feed
 from libs.core.state.budgets import SCALE, Budgets
 from schemas import inbox
@@ -220,6 +221,24 @@ def test_teams_are_told_of_their_own_budgets_and_of_their_queues():
         "the budget of queue lab, gpu-hours a week: 1 are spent, and its soft limit is 1",
     ) in told
     assert sorted(team for team, what, _ in told if what == "budget-warning") == ["lab", "red"]
+    w.check()
+
+
+def test_large_amounts_are_told_to_the_last_digit_to_teams_and_to_auditors():
+    """Seen: 1.23457e+06 were spent, and a budget was topped up by 1.23457e+06."""
+    w = World(node("n0"))
+    apply(w, gpu_hours(HOUR))
+    w.send(inbox.TopUpBudget(budget=RESEARCH, amount=1_234_567_890_000, reason="a deadline", user="olga"))
+    record = w.records[-1]
+    (line,) = AuditLines().of(record, len(w.records))
+    assert line.target == f"{RESEARCH} by 1234567.89"
+    reached = BudgetReached(
+        budget="team:red:money:month", level="soft", limit=1_200_000 * HOUR, spent=1_234_567_890_001, teams=("red",)
+    )
+    told = Feed().apply(record.model_copy(update={"events": (reached,)}), 1)
+    assert [e.reason for e in told if isinstance(e, TeamEvent)] == [
+        "the budget of team red, money a month: 1234567.890001 are spent, and its soft limit is 1200000"
+    ]
     w.check()
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 from pydantic import BaseModel
 
 from libs.core.state import lifecycle, parts
+from libs.core.state.budgets import millionths_text
 from libs.core.state.by_job import ByJob
 from schemas import ledger as led
 from schemas.base import of_known
@@ -305,9 +306,9 @@ class Feed:
 
 def _spent(event: led.BudgetReached, record: led.LedgerRecord) -> Iterator[TeamEvent]:
     whose, name, unit, period = event.budget.split(":")
+    spent, limit = millionths_text(event.spent), millionths_text(event.limit)
     reason = (
-        f"the budget of {whose} {name}, {unit} a {period}: {event.spent / 1e6:g} are spent, and its {event.level} limit is "
-        f"{event.limit / 1e6:g}"
+        f"the budget of {whose} {name}, {unit} a {period}: {spent} are spent, and its {event.level} limit is {limit}"
     )
     what = "budget-warning" if event.level == "soft" else "budget-spent"
     for team in event.teams:

@@ -32,6 +32,13 @@ SCALE: Mapping[BudgetUnit, int] = {
 }
 """What a millionth of a GPU-hour, or of the currency unit, is in what is counted."""
 
+
+def millionths_text(amount: int) -> str:
+    """Of an operator's words, not negative: a decimal without needless zeros, exact, e.g. `1234567.89` or `800`."""
+    whole, rest = divmod(amount, 1_000_000)
+    return f"{whole}.{rest:06d}".rstrip("0").rstrip(".")
+
+
 KindsHeld = Iterable[tuple[str, int]]
 """(kind, thousandths) of each device."""
 

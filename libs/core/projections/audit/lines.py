@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from libs.core.state.budgets import millionths_text
 from schemas import ledger as led
 from schemas.attempts import Cause
 from schemas.jobs import JobState
@@ -104,7 +105,7 @@ class AuditLines:
         yield _operator("budgets.apply", f"version {e.budgets.version}", e.user, e.reason)
 
     def _topped_up(self, e: led.BudgetToppedUp) -> Iterator[dict[str, Any]]:
-        yield _operator("budget.top-up", f"{e.budget} by {e.amount / 1e6:g}", e.user, e.reason)
+        yield _operator("budget.top-up", f"{e.budget} by {millionths_text(e.amount)}", e.user, e.reason)
 
     def _paused(self, e: led.TeamSuspended | led.TeamResumed) -> Iterator[dict[str, Any]]:
         kind = "team.suspend" if isinstance(e, led.TeamSuspended) else "team.resume"

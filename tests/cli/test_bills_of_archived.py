@@ -1,0 +1,52 @@
+"""Bills of a pool whose first segments were archived and are not on the broker any more."""
+
+from pathlib import Path
+
+from libs.bus.connect import Address, BusConnection
+from libs.bus.streams import provision
+from libs.core.scheduling.decider import Deciders
+from libs.ledger.archive import archive
+from libs.ledger.writer import LedgerWriter
+from tests.cli.test_command import baton
+from tests.kit.tasks import beside
+
+POOL = "archived"
+BOOK = "version: {version}\ncurrency: USD\nprices:\n- {{device: H100, price: 2.99, from: 2020-01-01}}\n"
+
+
+async def test_bills_are_made_and_periods_closed_with_the_archive(
+    urls: dict[str, Address], services: BusConnection, tmp_path: Path
+) -> None:
+    """Seen: after `baton ledger archive --delete` no bill could be made of the pool, and no period be closed."""
+    js, url = services.jetstream(), urls["operator"]
+    book, folder, bill = tmp_path / "book.yaml", tmp_path / "segments", tmp_path / "bill.csv"
+    await provision(js, [POOL], scale=0.01)
+
+    async def passed() -> dict[str, int]:
+        return {"placement": 10_000}
+
+    async with beside(LedgerWriter(js, POOL, Deciders(), writer_id="w1").run()):
+        of_pool = ("--pool", POOL)
+        for version in (1, 2):
+            book.write_text(BOOK.format(version=version))
+            assert (await baton("prices", "apply", "-f", str(book), *of_pool, url=url)).code == 0
+            assert (rolled := await baton("ledger", "roll", *of_pool, url=url)).code == 0, rolled.err
+        before = await baton("bill", "export", str(bill), "--from", "2020-01", *of_pool, url=url)
+        assert [one.kept == "" for one in await archive(js, POOL, folder, resumes=passed)] == [True, False]
+
+        period = ("--from", "2020-01", *of_pool)
+        told = await baton("bill", "statement", *period, url=url)
+        assert (told.code, "--archive FOLDER" in told.err) == (2, True), told.err
+        with_archive = (*period, "--archive", str(folder))
+        told = await baton("bill", "statement", *with_archive, url=url)
+        assert (told.code, "COST USD" in told.out) == (0, True), (
+            "the currency is that of a book that lies in the archive"
+        )
+        closed = await baton("bill", "close", *with_archive, url=url)
+        assert closed.code == 0, closed.err
+        again = await baton("bill", "export", str(bill), *with_archive, url=url)
+        assert (again.code, again.out) == (0, before.out), "the rows' hash"
+        same = await baton("bill", "verify", str(bill), *of_pool, "--archive", str(folder), url=url)
+        assert same.code == 0, same.err
+        both = await baton("bill", "statement", *with_archive, "--ledger", str(bill), url=url)
+        assert (both.code, "--ledger" in both.err) == (2, True)
