@@ -35,6 +35,8 @@ from schemas.subjects import OPERATOR, token
 
 KEYS_FILE = "keys.json"
 _MINUTE = 60
+_OPERATOR_ISSUED_S = 1_767_225_600
+"""2026-01-01: what the claim says never changes."""
 _ONE = "nats.creds"
 """Of a process: alone in its folder, which can be given to it."""
 _NODE = "@"
@@ -418,7 +420,8 @@ class Keyring:
         with self._changing() as keys:
             operator, system, core = KeyPair(keys.operator), keys.system.public, keys.core.public
         said = {"type": "operator", "system_account": system}
-        signed = claims.claim(operator, operator.public, "baton", said, issued_s=int(self._now()))
+        # Always the same one: a broker reloads nothing, its certificate neither, when its operator's claim is another.
+        signed = claims.claim(operator, operator.public, "baton", said, issued_s=_OPERATOR_ISSUED_S)
         return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, *self.accounts)), core)
 
     def claims_credential(self, *, lasting: bool = False) -> str:
