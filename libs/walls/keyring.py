@@ -369,11 +369,21 @@ class Keyring:
         Raises NoCredential."""
         name = f"{pool}.{node}" if node else pool
         with self._changing() as keys:
-            self._void(_account(keys, f"{_NODE}{name}"), name)
+            owner = _account(keys, f"{_NODE}{name}")
+            if node and name not in owner.users:
+                raise NoCredential(
+                    f"node {node!r} was revoked and has no credential: `baton node add {node} --pool {pool}` makes one"
+                )
+            self._void(owner, name)
             self._void(keys.core, _logs(name))
             for file in (_ONE, LOGS_CREDS):
                 (self.creds / "nodes" / name / file).unlink(missing_ok=True)
-        return [f"{_NODE}{name}", CORE]
+        return self.node_accounts(pool, node)
+
+    @staticmethod
+    def node_accounts(pool: str, node: str = "") -> list[str]:
+        """Those that a broker is told when a credential of a node, or of the agents of a whole pool, is another."""
+        return [f"{_NODE}{f'{pool}.{node}' if node else pool}", CORE]
 
     def rotate_node(self, pool: str, node: str = "") -> list[str]:
         """New credentials in the place of those that `revoke_node` makes void; the accounts that are to be told. Raises
