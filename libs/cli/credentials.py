@@ -36,7 +36,8 @@ def command(
         str,
         typer.Option(
             "--hosts",
-            help="Names and addresses that clients call the server by: it gets a certificate, and speaks TLS only.",
+            help="Names and addresses that clients call the server by: it gets a certificate, and speaks TLS only."
+            " By default those of its certificate, if it has one.",
         ),
     ] = "",
     certificates: Annotated[
@@ -77,8 +78,9 @@ def command(
         raise UsageFault(str(e)) from None
     # NATS reads JSON as it reads its own form.
     config = ring.trust().config(accounts)
-    if named_hosts := _listed(hosts):
-        config["tls"], ends = _encrypted(Wire(ring), named_hosts, certificates, write, renew)
+    wire = Wire(ring)
+    if named_hosts := _listed(hosts) or wire.names:  # a server that speaks TLS does not unlearn it
+        config["tls"], ends = _encrypted(wire, named_hosts, certificates, write, renew)
         hint(
             f"the server's certificate is good until {ends:%Y-%m-%d}; run this again before, and let the server reload"
         )

@@ -120,7 +120,8 @@ def tell(error: BaseException) -> None:
         hint(f"baton: the file is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8")
         return
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
-        hint(f"baton: {error.filename or 'the disk'}: {error.strerror}: {_NOT_WRITTEN[error.errno]}")
+        where = error.filename2 or error.filename or "the disk"  # of a copy the second: the first could be read
+        hint(f"baton: {where}: {error.strerror}: {_NOT_WRITTEN[error.errno]}")
         return
     if isinstance(error, OSError) and error.filename is not None:
         fix = _WRONG_PATH.get(error.errno or 0, "name another path")

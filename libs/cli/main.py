@@ -61,7 +61,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "budget": CommandEntry("budget", "What is spent and held of budgets; give one more (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
     "secret": CommandEntry("secret", "What jobs need and nobody else may know: set, list, remove"),
-    "node": CommandEntry("node", "Cordon a node or declare it dead, rotate and revoke its credentials (operators)"),
+    "node": CommandEntry(
+        "node", "Add nodes, rotate and revoke their credentials; cordon one, or declare it dead (operators)"
+    ),
     "team": CommandEntry(
         "team", "Teams and users: add, rotate, revoke, suspend, offboard, export (operators, team admins)"
     ),

@@ -1,5 +1,5 @@
 """`baton node declare-dead NODE --fenced-by TEXT`, `release NODE DEVICE --reason TEXT`, `cordon NODE --reason TEXT`,
-`uncordon NODE`, `rotate NODE`, `revoke NODE --reason TEXT`."""
+`uncordon NODE`, `add NODE`, `rotate NODE`, `revoke NODE --reason TEXT`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,7 @@ import typer
 
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.decided import say_to_pool
+from libs.cli.exits import UsageFault
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
@@ -132,6 +133,27 @@ async def _quarantine_of(baton: Baton, node: str, device: str) -> int:
     )
 
 
+@app.command("add")
+def add(
+    node: Annotated[str, typer.Argument(help="How its agent calls it: the host's name, or BATON_AGENT_NODE.")],
+    reason: MayReason = "",
+    pool: OfPool = "main",
+    folder: Folder = None,
+    url: Url = None,
+) -> None:
+    """Make credentials for the agent of a new node, or of one that was revoked. May be repeated.
+
+    Prints the folder that the agent needs. The broker knows it at once, without a reload."""
+    ring = ring_of(folder)
+    try:
+        with acting("node.add", _named(pool, node), reason, folder=ring.folder, url=url):
+            path = ring.node(pool, node)
+            tell_broker(ring, ring.node_accounts(pool, node), folder, url)
+    except ValueError as e:
+        raise UsageFault(str(e)) from None
+    say(str(path.parent))
+
+
 @app.command("rotate")
 def rotate(
     node: Agents = None, reason: MayReason = "", pool: OfPool = "main", folder: Folder = None, url: Url = None
@@ -151,7 +173,7 @@ def revoke(
 ) -> None:
     """Cut a node's agent off, for good: of a machine that was taken over, or is gone. Its work ends with its leases.
 
-    `baton credentials --nodes` and `baton team push` let the node in again."""
+    `baton node add` lets the node in again."""
     ring = ring_of(folder)
     with acting("node.revoke", _named(pool, node), reason, folder=ring.folder, url=url, needs_reason=True):
         tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)

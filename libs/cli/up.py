@@ -43,7 +43,9 @@ def command(
         bool | None,
         typer.Option("--real/--no-real", help="Offer this machine's own devices; by default unless --fleet is given."),
     ] = None,
-    prices: Annotated[Path | None, typer.Option("--prices", help="Price book, see deploy/prices.yaml.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="Prices while no price book is applied, see deploy/prices.yaml.")
+    ] = None,
     quotas: Annotated[
         Path | None, typer.Option("--quotas", help="Teams' quotas, and what they may ask for, see deploy/teams.yaml.")
     ] = None,

@@ -62,6 +62,8 @@ class Supervisor:
         self._entries: dict[str, _Supervised] = {}
         self._changed = asyncio.Event()  # set, and replaced by a new one, at each change of state
         self._log_keeper: asyncio.Task[None] | None = None
+        self._unwritten = ""
+        """Why the list of processes is not on the disk."""
         self._forkable: tuple[Sequence[str], Mapping[str, str]] | None = None
         self._forks: ForkServer | None = None
         self._forks_turn = asyncio.Lock()
@@ -323,8 +325,11 @@ class Supervisor:
         self._changed = asyncio.Event()
         try:
             write_processes(self.state_dir, self.processes().values())
-        except OSError:  # a full disk must not stop what still runs
-            _log.exception("cannot write the list of processes in %s", self.state_dir)
+            self._unwritten = ""
+        except OSError as error:  # a full disk must not stop what still runs, and is told of once
+            if self._unwritten != (why := str(error.strerror)):
+                _log.warning("the list of processes in %s is not written, and is old now: %s", self.state_dir, why)
+            self._unwritten = why
 
     def _tell(self, kind: EventKind, entry: _Supervised, detail: str = "") -> None:
         event = ProcessEvent(kind, entry.spec.name, entry.child.pid if entry.child else None, entry.restarts, detail)

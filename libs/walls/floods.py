@@ -5,7 +5,7 @@ node says is stored in the inbox of its pool, which placement decides in order, 
 keep placement at rejecting what it says. The broker counts what each account has sent, whatever became of it (atomic batches
 that are never ended, too), and that is looked at here. A node that has used up its allowance loses its credential, as by `baton
 node revoke`: it is told so when it connects, the operator's book and the ledger have who, why and the figures, and the pool
-goes on as if the node were cut off. `baton node rotate` lets it in again.
+goes on as if the node were cut off. `baton node add` lets it in again.
 
 An agent that stands for a whole pool (a simulated fleet) says as much as all of its nodes, and is not looked at.
 """
@@ -170,9 +170,7 @@ class Floods:
         except NoCredential:  # somebody was faster
             return
         self._untold |= dict.fromkeys(told)
-        line = (
-            f"node {node} of pool {pool} was cut off: {why}. `baton node rotate {node} --pool {pool}` lets it in again"
-        )
+        line = f"node {node} of pool {pool} was cut off: {why}. `baton node add {node} --pool {pool}` lets it in again"
         log.error("%s", line)
         self._say(line)
         await self._tell_untold()

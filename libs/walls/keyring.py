@@ -35,6 +35,8 @@ from schemas.subjects import OPERATOR, token
 
 KEYS_FILE = "keys.json"
 _MINUTE = 60
+_OPERATOR_ISSUED_S = 1_767_225_600
+"""2026-01-01: what the claim says never changes."""
 _ONE = "nats.creds"
 """Of a process: alone in its folder, which can be given to it."""
 _NODE = "@"
@@ -367,11 +369,21 @@ class Keyring:
         Raises NoCredential."""
         name = f"{pool}.{node}" if node else pool
         with self._changing() as keys:
-            self._void(_account(keys, f"{_NODE}{name}"), name)
+            owner = _account(keys, f"{_NODE}{name}")
+            if node and name not in owner.users:
+                raise NoCredential(
+                    f"node {node!r} was revoked and has no credential: `baton node add {node} --pool {pool}` makes one"
+                )
+            self._void(owner, name)
             self._void(keys.core, _logs(name))
             for file in (_ONE, LOGS_CREDS):
                 (self.creds / "nodes" / name / file).unlink(missing_ok=True)
-        return [f"{_NODE}{name}", CORE]
+        return self.node_accounts(pool, node)
+
+    @staticmethod
+    def node_accounts(pool: str, node: str = "") -> list[str]:
+        """Those that a broker is told when a credential of a node, or of the agents of a whole pool, is another."""
+        return [f"{_NODE}{f'{pool}.{node}' if node else pool}", CORE]
 
     def rotate_node(self, pool: str, node: str = "") -> list[str]:
         """New credentials in the place of those that `revoke_node` makes void; the accounts that are to be told. Raises
@@ -418,7 +430,8 @@ class Keyring:
         with self._changing() as keys:
             operator, system, core = KeyPair(keys.operator), keys.system.public, keys.core.public
         said = {"type": "operator", "system_account": system}
-        signed = claims.claim(operator, operator.public, "baton", said, issued_s=int(self._now()))
+        # Always the same one: a broker reloads nothing, its certificate neither, when its operator's claim is another.
+        signed = claims.claim(operator, operator.public, "baton", said, issued_s=_OPERATOR_ISSUED_S)
         return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, *self.accounts)), core)
 
     def claims_credential(self, *, lasting: bool = False) -> str:

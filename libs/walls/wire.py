@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from libs.bus.wire import CA_FILE
 from libs.embedded.records import write_private
@@ -36,14 +37,22 @@ class Wire:
     def __init__(self, ring: Keyring, now: Callable[[], float] = time.time) -> None:
         self._creds, self._folder, self._now = ring.creds, ring.folder / "tls", now
         self.certificate, self.key = self._folder / CERTIFICATE, self._folder / KEY
+        self._about = self._folder / "server.json"
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the certificate that is there; none without one."""
+        return list(self._held().get("names", ()))
+
+    def _held(self) -> dict[str, Any]:
+        return json.loads(self._about.read_text()) if self._about.is_file() and self.certificate.is_file() else {}
 
     def make(self, names: Sequence[str], *, renew: bool = False) -> datetime:
         """Makes what is missing, about to expire, or of other names; until when the certificate is good. `names`: host names
         and addresses that clients call the broker by. Raises ValueError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         seed = self._authority()
-        about = self._folder / "server.json"
-        held = json.loads(about.read_text()) if about.is_file() and self.certificate.is_file() else {}
+        held = self._held()
         now = int(self._now())
         if renew or held.get("names") != list(names) or held.get("ends_s", 0) - now < _RENEW_DAYS * _DAY_S:
             held = {"names": list(names), "ends_s": now + _SERVER_DAYS * _DAY_S}
@@ -51,7 +60,7 @@ class Wire:
             signed = certificates.server(seed, _NAME, own, names, valid, secrets.token_bytes(SERIAL_BYTES))
             write_private(self.key, certificates.private_key(own))
             self.certificate.write_text(signed)
-            about.write_text(json.dumps(held))
+            self._about.write_text(json.dumps(held))
         self._hand_out()
         return datetime.fromtimestamp(held["ends_s"], UTC)
 

@@ -59,11 +59,11 @@ def _check_credential(settings: AgentSettings, names: list[str]) -> None:
     who, pool = speaker(settings.nats_creds), settings.pool
     if who == pool or names == [who.removeprefix(f"{pool}.")]:
         return
-    needed = f"{pool}/{names[0]}" if len(names) == 1 else pool
+    make = f"node add {names[0]} --pool {pool}" if len(names) == 1 else f"credentials --pools {pool}"
     raise ValueError(
         f"the credential {settings.nats_creds} is that of {who!r}, and this agent is node {', '.join(names[:3])} of"
         f" pool {pool}: set BATON_POOL and BATON_AGENT_NODE (by default the host's name) to what it says, or make one that says"
-        f" this: `baton credentials --{'nodes' if len(names) == 1 else 'pools'} {needed}`"
+        f" this: `baton {make}`"
     )
 
 

@@ -402,7 +402,9 @@ def test_a_credential_of_another_node_is_told_at_the_start(tmp_path):
         (one,) = hosted(AgentSettings(nats_creds=creds, **own))
         assert one.inventory.node == "gpu-1"
     for creds in (ring.node("main", "gpu-2"), ring.node("west", "gpu-1"), ring.nodes("west"), ring.service("leases")):
-        with pytest.raises(ValueError, match=r"set BATON_POOL and BATON_AGENT_NODE .* --nodes main/gpu-1`"):
+        with pytest.raises(
+            ValueError, match=r"set BATON_POOL and BATON_AGENT_NODE .* `baton node add gpu-1 --pool main`"
+        ):
             hosted(AgentSettings(nats_creds=creds, **own))
 
 

@@ -40,6 +40,7 @@ LISTED: dict[str, tuple[str, str]] = {
     "team revoke": (ACTION, "libs.cli.team: team.revoke"),
     "team erase": (ACTION, "libs.cli.team: team.erase"),
     "team offboard": (ACTION, "libs.cli.team_offboard: team.offboard"),
+    "node add": (ACTION, "libs.cli.node: node.add"),
     "node rotate": (ACTION, "libs.cli.node: node.rotate"),
     "node revoke": (ACTION, "libs.cli.node: node.revoke"),
     "credentials": (ACTION, "libs.cli.credentials: credentials.make"),

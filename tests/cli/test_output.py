@@ -1,5 +1,6 @@
 """What reaches a terminal or a pipe."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -150,4 +151,12 @@ def test_nobody_who_answers_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]
     tell(NatsTimeout())
     assert capsys.readouterr().err.startswith(
         "baton: nobody answered in time: check that Baton runs, and that this credential"
+    )
+
+
+def test_of_a_copy_that_has_no_room_the_copy_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen: `baton restore` into a full disk told to make room in the backup."""
+    tell(OSError(errno.ENOSPC, "No space left on device", "backup/keys.json", None, "new/keys.json"))
+    assert capsys.readouterr().err == (
+        "baton: new/keys.json: No space left on device: make room, or name a folder that has it\n"
     )

@@ -1,6 +1,7 @@
 """Arbitrary child processes: order, health, restart, stop, and what happens when the supervisor itself is killed."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -209,6 +210,21 @@ async def test_a_listener_that_raises_takes_nothing_down(state_dir: Path, python
         await supervisor.start(python("bus", FOREVER))
         await supervisor.restart("bus")
         assert psutil.pid_exists(supervisor.pid("bus"))
+
+
+async def test_a_disk_without_room_is_told_in_one_line(
+    state_dir: Path, python: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen: `baton up` on a full disk wrote thirteen tracebacks of some twenty lines to the terminal."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("libs.embedded.supervisor.write_processes", full)
+    async with Supervisor(state_dir) as supervisor:
+        await supervisor.start(python("a", FOREVER), python("b", FOREVER))
+    said = [record for record in caplog.records if "list of processes" in record.message]
+    assert [(record.exc_info, record.message.endswith("No space left on device")) for record in said] == [(None, True)]
 
 
 def test_backoff_doubles_to_its_limit_and_starts_over_after_health() -> None:

@@ -152,6 +152,22 @@ async def test_agents_are_cut_off_and_let_in_with_new_credentials(cluster: Local
         ring.rotate_node("main", "gpu-3")
 
 
+async def test_a_node_is_added_while_all_runs_and_again_after_it_was_revoked(cluster: LocalStack) -> None:
+    """Seen: a new node took `baton credentials` with all its options of before, and `baton team push`; one that was cut off, of
+    which operators were told that `baton node rotate` lets it in again, was told that there are: none."""
+    here = {"BATON_STATE_DIR": str(cluster.state_dir)}
+    for _ in range(2):
+        added = await baton("node", "add", "new-1", **here)
+        assert (added.code, added.err) == (0, "")
+        creds = Path(added.out.strip()) / "nats.creds"
+        await close(await connect(Address(cluster.nats_url, creds), name="agent", inbox_prefix="_NODE_main.new-1"))
+        assert (await baton("node", "revoke", "new-1", "--reason", "gone", **here)).code == 0
+        again = await baton("node", "rotate", "new-1", **here)
+        assert (again.code, "`baton node add new-1 --pool main` makes one" in again.err) == (3, True), again.err
+    wrong = await baton("node", "add", "new.1", **here)
+    assert (wrong.code, "use" in wrong.err) == (2, True), wrong.err
+
+
 @pytest.mark.parametrize(
     ("words", "made"),
     [

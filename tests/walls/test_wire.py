@@ -1,6 +1,9 @@
 """What goes to another host is encrypted, and goes to the broker that it is meant for."""
 
 import json
+import os
+import signal
+import socket
 import ssl
 import stat
 import time
@@ -16,6 +19,7 @@ from libs.walls.resolver import tell
 from libs.walls.wire import Wire
 from tests.cli.test_command import baton
 from tests.kit.nats_process import nats_process
+from tests.kit.waiting import until
 
 DAY_S = 86_400
 
@@ -51,6 +55,45 @@ async def test_a_broker_with_our_certificate_is_trusted_and_no_other(tmp_path: P
         misnamed = url.replace("127.0.0.1", "127.0.0.2")
         with pytest.raises(BusUnavailable):
             await connect(Address(misnamed, ring.service("history")), name="history", wait_s=2)
+
+
+async def test_a_broker_that_reloads_has_the_new_certificate_and_still_speaks_tls(tmp_path: Path) -> None:
+    """Seen: each run wrote another claim of the operator, with which a broker reloads nothing (who sends the signal hears no
+    error), and one without --hosts left out TLS."""
+    state, server = tmp_path / "state", tmp_path / "server"
+
+    async def written(*more: str) -> None:
+        made = await baton(
+            *("credentials", "--teams", "red", "--state-dir", str(state), "--certificates", str(server)),
+            *("--accounts", str(server / "told"), "--write", str(server / "accounts.conf"), *more),
+        )
+        assert made.code == 0, made.err
+
+    await written("--nodes", "main/n1", "--hosts", "127.0.0.1,localhost")
+    ring, pid = Keyring(state), tmp_path / "nats.pid"
+    assert Keyring(state, lambda: time.time() + DAY_S).trust().operator == ring.trust().operator
+    with nats_process(f'include server/accounts.conf\npid_file: "{pid}"\n', tmp_path) as plain:
+        url = plain.replace("nats://", "tls://")
+        service = await connect(Address(url, ring.service("history")), name="history")
+        before = shown(url)
+        await written("--nodes", "main/n1,main/n2", "--renew")
+        os.kill(int(pid.read_text()), signal.SIGHUP)
+        await until(lambda: shown(url) != before)
+        assert service.is_connected
+        await close(service)
+        await close(await connect(Address(url, ring.node("main", "n2")), name="agent", inbox_prefix="_NODE_main.n2"))
+    assert Wire(ring).names == ["127.0.0.1", "localhost"]
+
+
+def shown(url: str) -> bytes:
+    """The certificate that the broker shows; it speaks TLS after its first line."""
+    host, _, port = url.removeprefix("tls://").partition(":")
+    any_one = ssl.create_default_context()
+    any_one.check_hostname, any_one.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, int(port))) as plain:
+        plain.recv(65_536)
+        with any_one.wrap_socket(plain) as tls:
+            return tls.getpeercert(binary_form=True) or b""
 
 
 @pytest.mark.parametrize(
