@@ -204,6 +204,8 @@ class _Taken:
     """None in a pool without queues."""
     _lower: dict[int, Candidates] = field(default_factory=dict)
     """Priority -> those of lower classes who do not give way yet."""
+    _askable: dict[tuple[int, str], Candidates] = field(default_factory=dict)
+    """Priority and team -> those whom such a job may ask at all."""
     full: bool = False
     """Too many gave way lately for one of the beneficiaries. Nobody gives way to those behind it, which would keep it so."""
 
@@ -240,6 +242,7 @@ class _Taken:
     def gone(self, victims: Iterable[Job]) -> None:
         """These give way."""
         self._lower.clear()
+        self._askable.clear()
         for victim in victims:
             self.victims.add(victim.id)
             if self.reclaim is not None:
@@ -250,6 +253,21 @@ class _Taken:
         found = self._lower.get(priority)
         if found is None:
             found = self._lower[priority] = self.of(holdings, holdings.lower(priority))
+        return found
+
+    def askable(self, holdings: Holdings, job: Job) -> Candidates:
+        """Who may have to give way to the job whatever its queue is guaranteed, and does not yet: the same for all of its team
+        and class."""
+        found = self._askable.get((job.priority, job.team))
+        if found is None:
+            found = self._askable[job.priority, job.team] = self.of(
+                holdings,
+                (
+                    v
+                    for v in holdings.jobs.values()
+                    if v.priority < job.priority or (v.priority == job.priority and v.team != job.team)
+                ),
+            )
         return found
 
     def of(self, holdings: Holdings, jobs: Iterable[Job]) -> Candidates:
@@ -339,7 +357,7 @@ def _lent(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None 
     """Who gives back what its queue borrowed of the job's, whose queue is within its guarantee with the whole job, or else with
     the least that the job runs on. Of lower classes others may have to give way besides. `room`: it waits at a limit."""
     reclaim, asked = taken.reclaim, kinds_asked(job.shape)
-    if reclaim is None:
+    if reclaim is None or (room is None and not _fits_without_all(holdings, job, taken)):
         return None
     for request in (job.shape, shrink(job.shape, job.shape.least)):
         entitled = reclaim.entitled(job.team, asked, *_wanted(request)) if request is not None else None
@@ -352,6 +370,15 @@ def _lent(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None 
             choice = _best(job.but(shape=request), taken, taken.of(holdings, some), lenders, room)
             return None if choice is None else replace(choice, takes_back=job.team)
     return _evening_out(holdings, job, taken, room)
+
+
+def _fits_without_all(holdings: Holdings, job: Job, taken: _Taken) -> bool:
+    """Whether the least that the job runs on would fit if all gave way who may be asked at all. If not, it is not worked out
+    who borrowed what: that takes long with many that run."""
+    state, asked = holdings.state, taken.askable(holdings, job)
+    least = job.but(shape=shrink(job.shape, job.shape.least) or job.shape)
+    possible = usable(View.of(state.fleet), least.shape) & ~taken.devices & (state.fleet.held < 0)
+    return VictimIndex(least, asked, possible).fits(asked.victims.values(), possible) is not None
 
 
 def _evening_out(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None) -> VictimChoice | None:
