@@ -62,6 +62,17 @@ def test_numbers_and_names_beyond_any_machine_are_refused_with_a_word(lie: dict[
     assert "node n9:" in answer(World(), node("n9").model_copy(update=lie))
 
 
+def test_labels_take_so_much_room_in_each_list_of_nodes_and_no_more() -> None:
+    """One node made each list 225 KB longer, and eighteen of them more than a broker's message takes: nobody had one."""
+    w = World()
+
+    def labelled(name: str, characters: int) -> Inventory:
+        return node(name).model_copy(update={"labels": {f"k{n:03}": "x" * 508 for n in range(characters // 512)}})
+
+    assert "its labels have 16896 characters together; 16384 is the most" in answer(w, labelled("n9", 16_896))
+    assert answer(w, labelled("n8", 16_384)) == ""
+
+
 def test_a_life_of_a_number_made_up_leaves_the_name_others() -> None:
     """2^63 - 1 is the last one there is: after it nobody could have used the name again."""
     w = World(node("n0"))

@@ -234,6 +234,8 @@ ATTEMPTS = (
     Attempt(0, _NODE, "where a gang resumes, of which it has a part, so that all of its nodes load what it made",
             "only rank 0's node speaks for a job",
             "tests/core/test_progress.py::test_another_node_of_a_gang_than_its_rank_0_says_nothing_of_where_it_resumes"),
+    Attempt(0, _NODE, "labels that make each list of nodes longer than a message", "16,384 characters of a node",
+            "tests/core/test_lying_nodes.py::test_labels_take_so_much_room_in_each_list_of_nodes_and_no_more"),
     Attempt(0, _NODE, "samples without end, so that those of others are dropped", "256 are kept of each node",
             "tests/bus/test_samples.py::test_a_node_that_samples_without_end_drops_its_own_samples_alone"),
     Attempt(0, _NODE, "... so that who keeps what was used has no memory left", "16, then one in ten seconds count",

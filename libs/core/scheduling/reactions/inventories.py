@@ -11,6 +11,8 @@ LONGEST_NAME = 512
 """Characters."""
 MOST_BOARDS = 4096
 """MIG boards of a node."""
+MOST_LABELS = 16_384
+"""Characters of a node's labels together. They are in each list of nodes, which is one message to whoever asks."""
 
 
 def refuse_inventory(d: Decision, inventory: Inventory) -> None:
@@ -41,6 +43,11 @@ def refuse_inventory(d: Decision, inventory: Inventory) -> None:
             raise InputRefused(
                 f"node {node}: {what} has {len(name)} characters ({name[:40]!r}...); use {LONGEST_NAME} at the most"
             )
+    if (labels := sum(len(key) + len(value) for key, value in inventory.labels.items())) > MOST_LABELS:
+        raise InputRefused(
+            f"node {node}: its labels have {labels} characters together; {MOST_LABELS} is the most: leave some out of "
+            "BATON_AGENT_LABELS, or of its fleet file"
+        )
     if why := d.nodes.offers(fleet, inventory, d.t_us):
         raise InputRefused(why)
 
