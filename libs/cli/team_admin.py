@@ -15,6 +15,7 @@ from nats.errors import ConnectionClosedError
 from libs.bus.cancel import cancel
 from libs.bus.connect import Address, close, connect
 from libs.bus.creds import speaker
+from libs.bus.wire import CA_FILE
 from libs.cli.acting import tell as tell_ledger
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
@@ -55,7 +56,9 @@ def credential(what: str, name: str, write: Path | None, url: str | None, *, pse
     key = KeyPair.of(KeyKind.USER, secrets.token_bytes(SEED_BYTES))
     done = manage(what, name, url, key.public, pseudonym=pseudonym)
     write_private(path, claims.credentials(done.token, key))
-    hint("give it to its user, who can rotate it through you: whoever has this file speaks as that user")
+    beside = Path(os.environ["BATON_NATS_CREDS"]).with_name(CA_FILE)
+    known_by = f", with {beside}, by which the broker is known" if beside.is_file() else ""
+    hint(f"give it to its user{known_by}, who can rotate it through you: whoever has this file speaks as that user")
     return path
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
 from libs.walls.keyring import Keyring, check_numbers
 from libs.walls.managing import AUDIT_FILE
 from libs.walls.resolver import tell
+from libs.walls.wire import Wire
 from schemas import ledger, subjects
 from schemas.audit import ActionOutcome
 from schemas.catalog import BY_TYPE
@@ -204,13 +206,20 @@ async def test_an_admin_who_is_revoked_is_out_and_what_it_made_stays(house: Hous
 
 
 async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Path) -> None:
+    other = Keyring(tmp_path / "other")
+    Wire(other).make(["127.0.0.1"])
+    mine = Path(shutil.copy(house.ring.team("blue.ana"), other.creds))
+
     async def admin(*words: str) -> Result:
-        env = {"BATON_NATS_CREDS": str(house.ring.team("blue.ana")), "BATON_STATE_DIR": str(tmp_path / "none")}
+        env = {"BATON_NATS_CREDS": str(mine), "BATON_STATE_DIR": str(tmp_path / "none")}
         return await baton("team", *words, BATON_NATS_URL=house.url, **env)
 
     path = tmp_path / "ida.creds"
     added = await admin("add", "blue.ida", "--plain", "--write", str(path))
     assert (added.code, added.out) == (0, f"{path}\n"), added.err
+    assert f"with {mine.with_name('ca.pem')}, by which the broker is known" in added.err, (
+        "it was not said, and is needed"
+    )
     assert path.stat().st_mode & 0o077 == 0
     await close(await house.of(path, "blue.ida"))
     foreign, twice = await asyncio.gather(admin("add", "green.x"), admin("revoke", "blue.nobody", "--reason", "gone"))
