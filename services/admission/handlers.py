@@ -166,6 +166,14 @@ def _submit(asked: _Asked) -> Handled:
         return Handled(AdmissionResult.REJECTED, [rejected], tuple(refusal.why for refusal in outcome.refusals))
     if not isinstance(outcome, Admitted):
         return Handled(AdmissionResult.REPEATED, [])
+    if is_new and not asked.recent.is_counted(job):
+        known, of_class = asked.pools[routed.pool].fleet, outcome.priority_class
+        kind = known.kind_of(
+            asked.team, asked.user, outcome.job,
+            network=of_class.network, priority=of_class.priority, preempts=of_class.preempts,
+        )  # fmt: skip
+        if (over := asked.intake.kind(asked.team, kind, known.open_kinds(asked.team))) is not None:
+            return _limited(asked, over, request.client_key)
     admitted = JobAdmitted(
         job_id=outcome.job_id,
         team=asked.team,

@@ -15,9 +15,10 @@ from libs.core.scheduling import limits
 from libs.ledger.inputs import MAX_INPUT_BYTES, read_input
 from libs.ledger.tail import Stored
 from schemas import ids, subjects
+from schemas import ledger as led
 from schemas.envelope import MSG_ID
 from schemas.inbox import CancelRequested, JobAdmitted
-from schemas.jobs import JobRejected
+from schemas.jobs import JobRejected, JobState
 from schemas.resources import Level
 from services.admission.handlers import AdmissionResult, Handled, busy_answer, handle
 from services.admission.one_answer import placed
@@ -225,6 +226,33 @@ def test_level_names_reach_the_reasons() -> None:
     handled = judged(body)
     assert handled.whys == (Why.TOPOLOGY,)
     assert Level.LEAF.value in rejection(handled).reasons[0].problem
+
+
+def test_a_job_of_one_kind_too_many_is_refused_for_now() -> None:
+    """Seen: each of ten thousand jobs of one team asked for something else, and a device that was free again took placement
+    1.2 s of the processor."""
+    intake = Intake({"research": IntakeLimits(open_kinds=1)})
+    context = AdmissionContext(FleetShape(), limits.room)
+    context.fleet.apply(record(*TWO_LEAVES), 1)
+
+    def judged_by(key: str, **resources: Any) -> Handled:
+        body = {"client_key": key, "job": GOOD["job"] | {"resources": resources}}
+        return handle(received(body), {"main": context}, None, intake)
+
+    first = judged_by("run-1", devices=1)
+    assert first.result is AdmissionResult.ADMITTED
+    admitted = JobAdmitted.model_validate_json(first.out[0].payload)
+    said = admitted.model_dump(include=set(led.JobQueued.model_fields) - {"kind"})
+    queued = led.JobQueued.model_validate(said)
+    context.fleet.apply(record(queued), 2)
+    assert judged_by("run-2", devices=1).result is AdmissionResult.ADMITTED
+    told = rejection(other := judged_by("run-3", devices=2))
+    assert other.result is AdmissionResult.LIMITED
+    assert (told.job_id, told.reasons[0].field) == ("", "job.resources")
+    assert "open_kinds" in told.reasons[0].problem
+    assert told.retry_after_s is not None
+    context.fleet.apply(record(led.JobFinished(job_id=queued.job_id, state=JobState.SUCCEEDED)), 3)
+    assert judged_by("run-3", devices=2).result is AdmissionResult.ADMITTED
 
 
 def test_a_reached_limit_is_named_and_ends_no_job() -> None:

@@ -172,7 +172,9 @@ def test_without_a_file_or_a_word_in_it_teams_have_the_limits_that_are_shipped(t
     assert load_intake(path) == {EVERYBODY: SHIPPED}
     path.write_text("intake: {}\nteams: {}\n")
     assert load_intake(path) == {}
-    assert "100,000 open jobs, 1,000 submits a second (100,000 at once)" in SHIPPED.text()
+    assert (
+        "100,000 open jobs, 1,000 kinds of them in a pool, 1,000 submits a second (100,000 at once)" in SHIPPED.text()
+    )
     assert IntakeLimits().text() == "no limit"
 
 

@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.admission.intake import EVERYBODY, IDLE_CANCELS, LEAST_WAIT_S, Bucket, Intake, IntakeLimits
+from libs.core.admission.intake import (
+    EVERYBODY,
+    FULL_QUEUE_WAIT_S,
+    IDLE_CANCELS,
+    LEAST_WAIT_S,
+    Bucket,
+    Intake,
+    IntakeLimits,
+)
 from schemas import ledger as led
 from tests.core.builders import World, job, node
 
@@ -103,6 +111,40 @@ def test_cancels_that_change_nothing_are_few_and_others_free() -> None:
     assert all(intake.cancel("b", f"open-{n}", True, 0) is None for n in range(6_000)), (
         "what one team asks, another may"
     )
+
+
+def test_kinds_are_limited_and_what_is_open_already_is_not() -> None:
+    intake = Intake({"a": IntakeLimits(open_kinds=2)})
+    assert intake.kind("a", 3, {1}) is None
+    assert intake.kind("a", 2, {1, 2}) is None, "no new one"
+    over = intake.kind("a", 3, {1, 2})
+    assert over is not None
+    assert "2 kinds" in over.limit
+    assert "open_kinds" in over.limit
+    assert (over.value, over.wait_s) == ("2 kinds", FULL_QUEUE_WAIT_S)
+    assert intake.kind("b", 3, {1, 2}) is None
+
+
+def test_open_kinds_are_counted_from_the_ledger_and_kept_in_snapshots() -> None:
+    world = World(node("a", 8))
+    first = world.submit(job("k0", 8))
+    for key, devices, priority in (("k1", 8, 5), ("k2", 4, 5), ("k3", 4, 5), ("k4", 4, 9)):
+        world.submit(job(key, devices, priority=priority))
+    shape = FleetShape()
+
+    def kinds() -> int:
+        done = shape.inbox_seq
+        for seq, record in enumerate(world.records, 1):
+            if record.inbox_seq > done:
+                shape.apply(record, seq)
+        loaded = FleetShape.load(shape.dump())
+        assert set(loaded.open_kinds("research")) == set(shape.open_kinds("research"))
+        return len(shape.open_kinds("research"))
+
+    assert kinds() == 4, "by what they ask for, and by class"
+    world.started(first)
+    world.released(first)
+    assert kinds() == 3, "the last job of its kind has ended"
 
 
 def test_open_jobs_are_counted_from_the_ledger_and_kept_in_snapshots() -> None:

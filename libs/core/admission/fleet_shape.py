@@ -9,11 +9,12 @@ keeps them (`libs.core.state.ended`).
 import marshal
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from libs.core.admission.capacity import Capacity, DeviceBlock, Need, blocks_of, capacity_of
+from libs.core.admission.job_kinds import kind_of
 from libs.core.placement.answer import Blocked
 from libs.core.placement.find import find
 from libs.core.placement.view import Context, View
@@ -27,7 +28,7 @@ from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.shape import NO_SPREAD, Shape
 from schemas import ledger as led
-from schemas.jobs import JobSpec
+from schemas.jobs import JobSpec, Network
 from schemas.resources import Inventory
 
 _CACHED = 4096
@@ -85,9 +86,11 @@ class FleetShape:
         """The last message of the pool's inbox that the ledger has decided."""
         self.ended = EndedJobs()
         self._jobs: ByJob[bytes] = ByJob()
-        """Jobs that have not ended: spec hash and team (`_packed`)."""
+        """Jobs that have not ended: spec hash, team and kind (`_packed`)."""
         self._open: dict[str, int] = {}
         """Team -> how many those are."""
+        self._kinds: dict[str, dict[int, int]] = {}
+        """Team -> kind (`job_kinds`) -> how many of those are of it."""
         self._cache: dict[Need, Capacity] = {}
         self._verdicts: dict[Shape, Blocked | None] = {}
         self._view: View | None = None
@@ -122,24 +125,42 @@ class FleetShape:
         self.allowed[team, id(found.job)] = found
 
     def _job_queued(self, event: led.JobQueued, t_us: int) -> None:
-        self._add_job(event.job_id, event.spec_hash, event.team)
+        kind = self.kind_of(
+            event.team, event.user, event.spec, network=event.network, priority=event.priority, preempts=event.preempts
+        )
+        self._add_job(event.job_id, event.spec_hash, event.team, kind)
 
-    def _add_job(self, job_id: str, spec_hash: str, team: str) -> None:
-        self._jobs[job_id] = _packed(spec_hash, team)
+    def _add_job(self, job_id: str, spec_hash: str, team: str, kind: int) -> None:
+        self._jobs[job_id] = _packed(spec_hash, team, kind)
         self._open[team] = self._open.get(team, 0) + 1
+        kinds = self._kinds.setdefault(team, {})
+        kinds[kind] = kinds.get(kind, 0) + 1
 
     def _job_finished(self, event: led.JobFinished, t_us: int) -> None:
         if (known := self._jobs.pop(event.job_id, None)) is not None:
-            spec_hash, team = _unpacked(known)
+            spec_hash, team, kind = _unpacked(known)
             self.ended.add(event.job_id, spec_hash, t_us)
+            kinds = self._kinds[team]
+            if not (left := kinds[kind] - 1):
+                del kinds[kind]
+            else:
+                kinds[kind] = left
             if left := self._open[team] - 1:
                 self._open[team] = left
             else:
-                del self._open[team]
+                del self._open[team], self._kinds[team]
 
     def open_jobs(self, team: str) -> int:
         """How many jobs of the team wait or run."""
         return self._open.get(team, 0)
+
+    def open_kinds(self, team: str) -> Collection[int]:
+        """The kinds of the team's jobs that wait or run."""
+        return self._kinds.get(team, {}).keys()
+
+    def kind_of(self, team: str, user: str, spec: JobSpec, *, network: Network, priority: int, preempts: bool) -> int:
+        """Of such a job, which kind it is."""
+        return kind_of(spec, network, priority, preempts, user if self.tree.by_user(team) else "")
 
     def owner(self, job_id: str) -> str | None:
         """The team of a job that waits or runs; None when there is none of that id."""
@@ -299,8 +320,8 @@ class FleetShape:
                 for packed in rows:
                     shape._join(Inventory.model_validate_json(zlib.decompress(b64decode(packed))))
             elif table == "jobs":
-                for job_id, spec_hash, team in rows:
-                    shape._add_job(job_id, spec_hash, team)
+                for job_id, spec_hash, team, *kind in rows:
+                    shape._add_job(job_id, spec_hash, team, kind[0] if kind else 0)  # 0.1.0 wrote none
             else:
                 ended += rows
         shape.ended = EndedJobs.of_rows(ended)
@@ -326,14 +347,14 @@ class FleetShape:
         self.allowed.clear()
 
 
-def _packed(spec_hash: str, team: str) -> bytes:
+def _packed(spec_hash: str, team: str, kind: int) -> bytes:
     """A third of what two strings take."""
-    return marshal.dumps((packed_hash(spec_hash), team), 2)
+    return marshal.dumps((packed_hash(spec_hash), team, kind), 2)
 
 
-def _unpacked(packed: bytes) -> tuple[str, str]:
-    spec_hash, team = marshal.loads(packed)
-    return unpacked_hash(spec_hash), team
+def _unpacked(packed: bytes) -> tuple[str, str, int]:
+    spec_hash, team, kind = marshal.loads(packed)
+    return unpacked_hash(spec_hash), team, kind
 
 
 _FOLD: dict[type, Callable[[FleetShape, Any, int], None]] = {

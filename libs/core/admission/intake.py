@@ -1,6 +1,7 @@
 """How much a team may ask for: limits of an operator's file, and one that everybody has. Pure; time is the broker's.
 
     Intake(limits).submit(team, size, open_jobs, at_us) -> None, or the limit that is reached and when to come again
+    Intake(limits).kind(team, kind, open_kinds)         -> likewise
     Intake(limits).cancel(team, job_id, open, at_us)    -> likewise
     Intake(limits).queued(event)                        a job that the ledger shows: whoever admitted it, it counts here, too
 
@@ -11,7 +12,7 @@ of the ledger, so no more than what came after its snapshot. Cancels are counted
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -43,6 +44,12 @@ class IntakeLimits(Strict):
     seconds allow."""
 
     open_jobs: int | None = Field(default=None, ge=1, le=100_000_000, description="jobs that wait or run")
+    open_kinds: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="kinds of those in a pool: of one are jobs of a class that ask for the same",
+    )
     submits_per_s: float | None = Field(default=None, gt=0, le=1_000_000)
     burst: int | None = Field(default=None, ge=1, le=100_000_000)
     bytes_per_s: float | None = Field(default=None, gt=0, le=1 << 40, description="of submits' bodies")
@@ -56,6 +63,8 @@ class IntakeLimits(Strict):
             (self.bytes_per_s, self.burst_bytes, "bytes a second"),
         )
         said = [f"{self.open_jobs:,} open jobs"] if self.open_jobs is not None else []
+        if self.open_kinds is not None:
+            said.append(f"{self.open_kinds:,} kinds of them in a pool")
         for per_s, burst, what in rates:
             if per_s is not None:
                 said.append(f"{per_s:,.12g} {what} ({burst or 10 * per_s:,.12g} at once)")
@@ -69,7 +78,7 @@ class IntakeLimits(Strict):
 
 
 SHIPPED: Final = IntakeLimits(
-    open_jobs=100_000, submits_per_s=1_000, burst=100_000, bytes_per_s=1_000_000, burst_bytes=64_000_000,
+    open_jobs=100_000, open_kinds=1_000, submits_per_s=1_000, burst=100_000, bytes_per_s=1_000_000, burst_bytes=64_000_000,
     request_bytes=256 * 1024,
 )  # fmt: skip
 """What every team may ask for unless an operator says otherwise: more than a team of people needs, and less than fills a ledger
@@ -167,6 +176,19 @@ class Intake:
         for rate, bucket in found:
             bucket.take(rate.most, rate.per_s, at_us, float(size) if rate.of_bytes else 1.0)
         return None
+
+    def kind(self, team: str, kind: int, open_kinds: Collection[int]) -> OverLimit | None:
+        """Of a submit that is not known and would be admitted as a job of `kind` (`job_kinds`). `open_kinds`: of the team's
+        jobs that wait or run in its pool."""
+        limits = self._of(team)
+        if limits is None or limits.open_kinds is None or kind in open_kinds or len(open_kinds) < limits.open_kinds:
+            return None
+        limit = (
+            f"team {team} may have jobs of {limits.open_kinds} kinds that wait or run in a pool (open_kinds); of a kind are "
+            "jobs of a class that ask for the same"
+        )
+        fix = "let more of them ask for the same, or wait until all jobs of a kind have ended"
+        return OverLimit("job.resources", f"{len(open_kinds)} kinds", limit, fix, FULL_QUEUE_WAIT_S)
 
     def admitted(self, team: str, job_id: str) -> None:
         """A submit that was counted here was admitted as this job: the ledger will show it, and it counts once."""
