@@ -10,17 +10,22 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from libs.bus.reasons import reasons_of
 from libs.core.admission.evaluate import PriorityClass
 from libs.core.billing.pricing import Prices
 from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict
 from schemas.billing import PriceBook
+from schemas.jobs import Reason
 from schemas.yamlfile import Broken, plain, text_of
 
 PRICES_FILE = "BATON_PRICES_FILE"
 CLASSES_FILE = "BATON_CLASSES_FILE"
 TEAMS_FILE = "BATON_TEAMS_FILE"
 THROUGHPUTS_FILE = "BATON_THROUGHPUTS_FILE"
+
+_SHOWN = 60
+"""Characters: a longer value is a part of the file that has been found by its name."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -49,8 +54,17 @@ def read(path: Path, model: type[M], setting: str) -> M:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors(include_url=False)]
-        raise BadFile(f"{path}: {'; '.join(problems)}") from None
+        raise BadFile(f"{path}: {'; '.join(map(_line, reasons_of(error, model=model)))}") from None
+
+
+def _line(reason: Reason) -> str:
+    said = (
+        "file" if reason.field == "(payload)" else reason.field,
+        reason.value if len(reason.value) <= _SHOWN else "",
+        reason.problem,
+        reason.fix.replace("send ", "write "),
+    )
+    return ": ".join(filter(None, said))
 
 
 def read_prices(path: Path) -> Prices:

@@ -189,8 +189,8 @@ def test_what_a_team_may_ask_for_stands_in_the_same_file(tmp_path: Path) -> None
     all_may = IntakeLimits(open_jobs=9, bytes_per_s=1000)
     assert load_intake(path) == {EVERYBODY: all_may, "a": IntakeLimits(open_jobs=None, bytes_per_s=1000)}
     path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 0}}\n")
-    with pytest.raises(ValueError, match=r"teams.a.intake.open_jobs.*greater than or equal to 1"):
+    with pytest.raises(ValueError, match=r"teams.a.intake.open_jobs: 0: .*greater than or equal to 1: use at least 1"):
         AdmissionSettings(teams=path)
     path.write_text("teams:\n  a: {devices: 1, intake: {queue: 5}}\n")
-    with pytest.raises(BadFile, match=r"teams.a.intake.queue"):
+    with pytest.raises(BadFile, match=r"teams.a.intake.queue: 5: unknown field: remove it"):
         load_intake(path)
