@@ -330,7 +330,7 @@ def ledger_of(
     files: list[Path] | None, pool: str | None, url: str | None, archive: Path | None = None
 ) -> Iterator[FiledLedger]:
     """The ledger, read once: of these files, or of the pool, with what is not there any more from the folder `archive`. Raises
-    UsageFault for files that are no whole ledger."""
+    UsageFault for files that are no whole ledger, OSError for those that cannot be read."""
     if files and archive is not None:
         raise UsageFault(
             "--archive is for a pool's ledger: name its files with --ledger, before those that follow them"
@@ -343,7 +343,7 @@ def ledger_of(
             )  # fmt: skip
         except RecordsArchived as error:
             raise UsageFault(f"{error}; or name the folder where their files are: --archive FOLDER") from None
-        except (BadLedgerFile, OSError) as error:
+        except BadLedgerFile as error:
             raise UsageFault(str(error)) from None
         yield source
 

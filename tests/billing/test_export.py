@@ -711,3 +711,9 @@ def test_the_page_shows_the_teams_money_and_needs_nothing_else(ledger: Path, tmp
     hours, used, unused, unknown, money, energy = re.findall(r"<td>(.*?)</td>", whole)
     assert (used, unused) == ("0.00", "0.00")
     assert (hours, money, energy) == (unknown, "unknown", "unknown"), "without a sample nothing is taken for unused"
+
+
+def test_a_ledger_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -> None:
+    words = ("--ledger", tmp_path / "none.jsonl", "--from", "2026-10-01")
+    told = baton("bill", "export", tmp_path / "rows.csv", *words, code=3)
+    assert "none.jsonl: No such file or directory: name a file that is there" in told
