@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from libs.cli import bill_files
-from libs.cli.exits import UsageFault, code_of
+from libs.cli.exits import Exit, UsageFault, code_of, tell
 from libs.cli.main import app
 from libs.core.billing.charges import charges
 from libs.core.billing.focus import COLUMNS, ColumnKind, columns_of, facts_of
@@ -713,7 +713,12 @@ def test_the_page_shows_the_teams_money_and_needs_nothing_else(ledger: Path, tmp
     assert (hours, money, energy) == (unknown, "unknown", "unknown"), "without a sample nothing is taken for unused"
 
 
-def test_a_ledger_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -> None:
-    words = ("--ledger", tmp_path / "none.jsonl", "--from", "2026-10-01")
-    told = baton("bill", "export", tmp_path / "rows.csv", *words, code=3)
-    assert "none.jsonl: No such file or directory: name a file that is there" in told
+def test_a_ledger_that_is_not_there_is_named_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("bill", "export", tmp_path / "rows.csv", "--ledger", tmp_path / "none.jsonl", "--from", "2026-10-01")
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    assert found.exception is not None
+    assert code_of(found.exception) == Exit.NOT_FOUND
+    tell(found.exception)
+    assert "none.jsonl: No such file or directory: name a file that is there" in capsys.readouterr().err
