@@ -97,7 +97,11 @@ class Tail:
     @property
     def lag(self) -> int:
         """Messages that are known to be in the stream and were not returned yet."""
-        return max(0, self._known_last - self.position)
+        known = self._known_last
+        if self._reading is not None and self._reading.queue:
+            told = self._reading.queue[-1][0]
+            known = max(known, told.seq + told.pending)
+        return max(0, known - self.position)
 
     async def messages(self, limit: int, wait_s: float, *, max_bytes: int = _MAX_BYTES) -> list[Stored]:
         """The next messages, at most `limit`, and one or no more than `max_bytes` of payload; empty when none came

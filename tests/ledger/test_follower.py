@@ -207,6 +207,20 @@ async def test_a_reader_that_rests_does_not_while_it_is_behind(world: World) -> 
         assert await reads(made, 20) == expected(20)
 
 
+async def test_a_reader_whose_batches_are_small_rests_no_more_often_than_it_can_afford(world: World) -> None:
+    """Seen: each record told, when it was delivered, that it was the last one, and lay here behind others. So queries rested
+    after each eight of them, read 32 a second, and a status was seconds old, ever more, while 70 came."""
+    async with running(follower(world, busy_rest_s=600.0, max_batch=2)) as made:
+        await until(made.caught_up.is_set)
+        head = await grow(world, 1)
+        await until(lambda: made.position == 1)
+        for _ in range(9):
+            head = await grow(world, 1, head)
+        await until(lambda: made.lag == 9)
+        made.hurry()
+        await until(lambda: made.position >= 9)
+
+
 def test_a_reader_gathers_for_longer_while_records_keep_coming() -> None:
     gather = Gather(0.2, busy_seconds=1.0)
     assert [gather.waits_s(since_s, 1) for since_s in (0.1, 0.3, float("inf"))] == [1.0, 0.2, 0.2]
