@@ -57,7 +57,7 @@ MAX_RECORD_BYTES = 900 * 1024
 
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
-_MANY = 24  # so many events lately, of inputs without one so many inputs: more of them are worth waiting for
+_MANY = 16  # so many inputs lately: they are worth waiting for more of them
 _GLANCE_S = 0.005
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
@@ -272,7 +272,7 @@ class LedgerWriter(Generic[D]):
         stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._lately.add(0, now) < _MANY:  # a lone job is not held up for company, nor one after the other
+        if self._lately.add(len(stored), now) < _MANY:  # a lone job is not held up for company, nor one after the other
             return stored
         size = sum(len(s.payload) for s in stored)
         while len(stored) < self._limit and size < _INPUT_BYTES and (left := now + self._linger_s - loop.time()) > 0:
@@ -282,6 +282,7 @@ class LedgerWriter(Generic[D]):
             more = await inbox.messages(self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size)
             stored += more
             size += sum(len(s.payload) for s in more)
+            self._lately.add(len(more), loop.time())
         return stored
 
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
@@ -300,7 +301,6 @@ class LedgerWriter(Generic[D]):
         try:
             events = [*jumps, *self.decider.decide(items, clock.t_us)]
             self._unwritten += len(stored)
-            self._lately.add(max(len(events), len(stored)), asyncio.get_running_loop().time())
             if not events and self._unwritten < _MAX_SKIPPED:
                 self.counters.inputs += len(stored)
                 self.counters.skipped += len(stored)

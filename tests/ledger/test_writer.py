@@ -22,7 +22,7 @@ from schemas.ledger import LedgerRecord
 from schemas.prices import ClosedPeriod
 from schemas.subjects import DEAD, ledger
 from tests.kit.waiting import until
-from tests.ledger.toy import DEVICES, Toy, admitted, cancelled, job
+from tests.ledger.toy import Toy, admitted, cancelled, job
 from tests.ledger.world import POOL, World, input_message
 
 
@@ -143,21 +143,6 @@ async def test_few_inputs_are_decided_at_once_and_many_together(world: World, mo
     while writer.counters.inputs < 3 + 16:
         await asyncio.sleep(0.01)
     assert writer.counters.commits <= 3 + 4 + 2, "four at the most before there are many"
-
-
-async def test_what_an_input_brings_about_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen: a report of an agent ends many jobs. Counted as one, reports were decided one by one, at twice the cost."""
-    monkeypatch.setattr(writer_module, "_MANY", 2 * DEVICES - 1)
-    writer = world.writer("w1", linger_ms=600_000, batch=16)
-    writer._lately = Lately(1e9)
-    world.start(writer)
-    for n in range(DEVICES):  # each is queued and granted: two events
-        await world.put(admitted(n))
-        await world.decided(writer)
-    for n in range(DEVICES, DEVICES + 16):
-        await world.put(admitted(n))
-    await world.decided(writer)
-    assert await world.ledger_last() == DEVICES + 1
 
 
 async def test_ticks_alone_write_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
