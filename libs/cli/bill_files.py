@@ -16,7 +16,7 @@ import typer
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import check_target, read_text, scratch_folder
-from libs.cli.options import Output, Pool, Url, UserOption
+from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Pool, Url, UserOption
 from libs.cli.output import Format, hint, say
 from libs.cli.session import run
 from libs.client import Baton
@@ -47,9 +47,6 @@ Zone = Annotated[str, typer.Option("--time-zone", help="Whose days and months, e
 LedgerFiles = Annotated[
     list[Path] | None,
     typer.Option("--ledger", help="A file of `baton ledger export`; no server is asked. Several: in order."),
-]
-ArchiveFolder = Annotated[
-    Path | None, typer.Option("--archive", help="The folder of segments that are not on the broker any more.")
 ]
 _LOOK_AFTER = 200_000
 _MOST_TEAMS = 20
@@ -342,21 +339,18 @@ def ledger_of(
                 subjects.OPERATOR, url, pool=pool,
             )  # fmt: skip
         except RecordsArchived as error:
-            raise UsageFault(f"{error}; or name the folder where their files are: --archive FOLDER") from None
+            raise UsageFault(f"{error}; {NAME_THE_ARCHIVE}") from None
         except BadLedgerFile as error:
             raise UsageFault(str(error)) from None
         yield source
 
 
 async def _of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> FiledLedger:
-    from libs.ledger.archive import before
-    from libs.ledger.segments import readable
+    from libs.ledger.archive import archived
     from libs.ledger.verify import export as write_ledger
 
     js = baton.nats.jetstream()
-    source = FiledLedger(
-        list(before(archive, pool, (await readable(js, pool))[0].first)) if archive is not None else []
-    )
+    source = await archived(js, pool, archive)
     await write_ledger(js, pool, rest, start=FileStart(pool, source.last_seq + 1, source.head))
     source.add(rest)
     return source

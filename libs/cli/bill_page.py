@@ -9,9 +9,9 @@ import typer
 from nats.errors import Error as NatsError
 
 from libs.bus.queries import NoAnswer, QueryError
-from libs.cli.bill_files import ArchiveFolder, From, LedgerFiles, To, Zone, ledger_of, rows_in
+from libs.cli.bill_files import From, LedgerFiles, To, Zone, ledger_of, rows_in
 from libs.cli.bill_period import period_of, zone_of
-from libs.cli.options import Pool, Url
+from libs.cli.options import ArchiveFolder, Pool, Url
 from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.client import Baton

@@ -17,10 +17,10 @@ from nats.errors import Error as NatsError
 
 from libs.cli.bill_centres import centres_of
 from libs.cli.bill_events import DeadLetters, Outbound, Pushed, load, push_all, save
-from libs.cli.bill_files import ArchiveFolder, ledger_of
+from libs.cli.bill_files import ledger_of
 from libs.cli.exits import UsageFault
 from libs.cli.files import check_target, scratch_folder
-from libs.cli.options import Pool, Url
+from libs.cli.options import ArchiveFolder, Pool, Url
 from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.client import Baton

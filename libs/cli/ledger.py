@@ -15,7 +15,7 @@ from libs.cli import ledger_credits, ledger_segments, ledger_used
 from libs.cli.acting import MayReason, acting
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import check_target
-from libs.cli.options import Output, Url
+from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Url
 from libs.cli.output import Column, Format, document, hint, say, show
 from libs.cli.session import run
 from libs.client import Baton
@@ -61,9 +61,7 @@ def verify(
         list[Path] | None,
         typer.Option("--file", help="Check a file of `baton ledger export`; no server is asked. Several: in order."),
     ] = None,
-    archive: Annotated[
-        Path | None, typer.Option("--archive", help="The folder of segments that are not on the broker any more.")
-    ] = None,
+    archive: ArchiveFolder = None,
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,
     output: Output = Format.TABLE,
@@ -105,18 +103,33 @@ def export(
     file: Annotated[
         Path, typer.Argument(help="Where to write; a name that ends in .gz is compressed.", metavar="FILE")
     ],
+    archive: ArchiveFolder = None,
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,
 ) -> None:
-    """Write the whole ledger to FILE, JSON lines as stored, for anyone to verify offline (docs/ledger-file.md)."""
+    """Write the whole ledger to FILE, JSON lines as stored, for anyone to verify offline (docs/ledger-file.md).
+
+    With --archive what lies in that folder and not on the broker any more is left out; it is said which file there
+    FILE follows."""
+    from libs.ledger.archive import archived
+    from libs.ledger.export import FileEnd, FileStart
+    from libs.ledger.segments import RecordsArchived
     from libs.ledger.verify import export as write
 
     check_target(file)
 
-    async def work(baton: Baton) -> Any:
-        return await write(baton.nats.jetstream(), pool or baton.place.pool, file, _telling("written"))
+    async def work(baton: Baton) -> tuple[FileEnd, list[Path]]:
+        js, name = baton.nats.jetstream(), pool or baton.place.pool
+        there = await archived(js, name, archive)
+        start = FileStart(name, there.last_seq + 1, there.head)
+        return await write(js, name, file, _telling("written"), start=start), there.paths
 
-    end = run(work, OPERATOR, url)
+    try:
+        end, there = run(work, OPERATOR, url)
+    except RecordsArchived as e:
+        raise UsageFault(f"{e}; {NAME_THE_ARCHIVE}") from None
+    if there:
+        hint(f"{file} follows {there[-1]}: give it behind that and all before")
     say(f"{end.messages} messages; the chain ends with record {end.head.seq} {end.head.hash}")
 
 
@@ -209,7 +222,7 @@ async def _read(
     try:
         report = await audit(baton.nats.jetstream(), pool, archive, states=states)
     except LedgerGap as e:
-        raise UsageFault(f"{e}; or name the folder where their files are: --archive FOLDER") from None
+        raise UsageFault(f"{e}; {NAME_THE_ARCHIVE}") from None
     if not with_bill:
         return report, None
     # The ledger may have grown since: what both have read is compared, so the audit is repeated at the bill's position.

@@ -9,7 +9,7 @@ import typer
 
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import read_text
-from libs.cli.options import Output, Url
+from libs.cli.options import ArchiveFolder, Output, Url
 from libs.cli.output import Column, Format, document, hint, show
 from libs.cli.session import run
 from libs.client import Baton
@@ -42,9 +42,7 @@ def credits_of(
         typer.Option("--policy", help="YAML: cause -> thousandths that are credited; without it all of each."),
     ] = None,
     team: Annotated[str | None, typer.Option("--of", help="Only this team's.")] = None,
-    archive: Annotated[
-        Path | None, typer.Option("--archive", help="The folder of segments that are not on the broker any more.")
-    ] = None,
+    archive: ArchiveFolder = None,
     *,
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,

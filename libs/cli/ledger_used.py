@@ -1,13 +1,12 @@
 """`baton ledger used`: what jobs held against what their devices did, by the ledger and the samples that are kept (an hour)."""
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from libs.cli.exits import Ended, Exit
-from libs.cli.options import Output, Url
+from libs.cli.options import ArchiveFolder, Output, Url
 from libs.cli.output import Column, Format, document, hint, show
 from libs.cli.session import run
 from libs.client import Baton
@@ -35,9 +34,7 @@ class UsedGrouping(StrEnum):
 
 def used_by(
     by: Annotated[UsedGrouping, typer.Option("--by", help="team, user or job.")] = UsedGrouping.TEAM,
-    archive: Annotated[
-        Path | None, typer.Option("--archive", help="The folder of segments that are not on the broker any more.")
-    ] = None,
+    archive: ArchiveFolder = None,
     *,
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,

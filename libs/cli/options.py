@@ -1,5 +1,6 @@
 """Options that many commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,10 @@ UserOption = Annotated[
     str | None, typer.Option("--user", help="Which user of the team speaks (BATON_USER).", show_default=False)
 ]
 Pool = Annotated[str | None, typer.Option("--pool", help="Which pool is asked (BATON_POOL).", show_default=False)]
+ArchiveFolder = Annotated[
+    Path | None, typer.Option("--archive", help="The folder of segments that are not on the broker any more.")
+]
+NAME_THE_ARCHIVE = "or name the folder where their files are: --archive FOLDER"
 Url = Annotated[str | None, typer.Option("--url", help="NATS URL (BATON_NATS_URL).", show_default=False)]
 Output = Annotated[Format, typer.Option("--output", "-o", help="How the result is written.")]
 NoHeader = Annotated[bool, typer.Option("--no-header", help="Leave the headings out.")]

@@ -22,6 +22,7 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 from libs.ledger.append import WRONG_LAST_SEQUENCE
 from libs.ledger.chain import GENESIS, Head, LedgerGap, LedgerStopped
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
+from libs.ledger.records import FiledLedger
 from libs.ledger.rolling import IN_USE
 from libs.ledger.segments import Segment, SegmentState, messages, messages_of, name_of, readable, segments, stored_at
 from libs.ledger.tail import Stored
@@ -279,6 +280,13 @@ def _last_of(path: Path) -> int:
         return int(path.name.split(".")[0].rpartition("-")[2])
     except ValueError:
         raise BadLedgerFile(f"{path}: not named as `baton ledger archive` names its files") from None
+
+
+async def archived(js: JetStreamContext, pool: str, folder: Path | None) -> FiledLedger:
+    """What lies in the files of `folder` and not on the broker any more; without a folder nothing. Raises BadLedgerFile."""
+    if folder is None:
+        return FiledLedger([])
+    return FiledLedger(list(before(folder, pool, (await readable(js, pool))[0].first)))
 
 
 def before(folder: Path, pool: str, first: int) -> Iterator[Path]:

@@ -20,7 +20,7 @@ class FiledLedger:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths: list[Path] = []
+        self.paths: list[Path] = []
         self.pool = ""
         self.head: Head = GENESIS
         self.last_seq = 0
@@ -43,7 +43,7 @@ class FiledLedger:
                 self._note(before, stored)
             before, self.last_seq = head, stored.seq
         self.head = before
-        self._paths.append(path)
+        self.paths.append(path)
         if newest is not None:
             self.wall_us = wall_of(self._judged(*newest).record)
 
@@ -55,19 +55,19 @@ class FiledLedger:
 
     def join(self, path: Path) -> None:
         """Makes one file, at `path`, of all but the first, and removes them. Only `more` may: nobody is reading them then."""
-        parts = self._paths[1:]
+        parts = self.paths[1:]
         start = LedgerFile(parts[0]).start
         with LedgerFileWriter(path, FileStart(start.pool, start.first_seq, start.head)) as out:
             for stored, _ in self._stored(_no_more, parts, start.first_seq - 1, start.head):
                 out.add(stored)
             out.finish()
-        self._paths[1:] = [path]
+        self.paths[1:] = [path]
         for part in parts:
             part.unlink()
 
     @property
     def files(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     def __call__(self) -> Iterator[tuple[int, LedgerRecord]]:
         """(sequence, record), from the first one on."""
@@ -94,7 +94,7 @@ class FiledLedger:
 
     def _entries(self, more: Callable[[], bool] | None = None) -> Iterator[ChainEntry]:
         head = GENESIS
-        for stored, _ in self._stored(more or _no_more, list(self._paths), 0, GENESIS):
+        for stored, _ in self._stored(more or _no_more, list(self.paths), 0, GENESIS):
             entry = self._judged(head, stored)
             if entry.valid:
                 head = entry.head
@@ -112,7 +112,7 @@ class FiledLedger:
                 yield stored, after
                 last, head = stored.seq, after
         while more():
-            for stored, after in self._of(self._paths[-1], last, head):
+            for stored, after in self._of(self.paths[-1], last, head):
                 yield stored, after
                 last, head = stored.seq, after
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from libs.bus.connect import Address, BusConnection
 from libs.bus.streams import provision
 from libs.core.scheduling.decider import Deciders
-from libs.ledger.archive import archive
+from libs.ledger.archive import archive, files_of
 from libs.ledger.writer import LedgerWriter
 from tests.cli.test_command import baton
 from tests.kit.tasks import beside
@@ -50,3 +50,13 @@ async def test_bills_are_made_and_periods_closed_with_the_archive(
         assert same.code == 0, same.err
         both = await baton("bill", "statement", *with_archive, "--ledger", str(bill), url=url)
         assert (both.code, "--ledger" in both.err) == (2, True)
+
+        rest = tmp_path / "rest.jsonl"
+        told = await baton("ledger", "export", str(rest), *of_pool, url=url)
+        assert (told.code, "--archive FOLDER" in told.err, rest.exists()) == (2, True, False), told.err
+        told = await baton("ledger", "export", str(rest), *of_pool, "--archive", str(folder), url=url)
+        assert told.code == 0, told.err
+        gone = files_of(folder, POOL)[0]
+        assert f"follows {gone}" in told.err
+        whole = await baton("ledger", "verify", "--file", str(gone), "--file", str(rest), url=url)
+        assert whole.code == 0, whole.err
