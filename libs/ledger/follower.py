@@ -170,6 +170,11 @@ class Follower(Generic[P]):
         return self._reader.lag() if self._reader is not None else 0
 
     @property
+    def behind(self) -> bool:
+        """More came than one batch takes: to rest would leave it ever further behind, and this state is old."""
+        return self.lag >= self._max_batch
+
+    @property
     def archived(self) -> int:
         """Records that it waits for, because they were archived; 0: none."""
         return self._restore.records
@@ -290,7 +295,7 @@ class Follower(Generic[P]):
             self.caught_up.set()
 
     async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
-        if (self._rest_s or self._busy_rest_s) and not self._is_behind(reader):
+        if (self._rest_s or self._busy_rest_s) and self.caught_up.is_set() and not self.behind:
             await self._rest(reader)
         steps = await self._apply(await reader.next(self._max_batch, self._idle_s))
         if steps and self._gather is not None:
@@ -298,10 +303,6 @@ class Follower(Generic[P]):
         if steps:
             self._hurried.clear()
         return steps
-
-    def _is_behind(self, reader: LedgerReader) -> bool:
-        """More came than one batch takes, so resting would leave it ever further behind; or it has just begun."""
-        return reader.lag() >= self._max_batch or not self.caught_up.is_set()
 
     async def _more(self, reader: LedgerReader, gather: Gather, steps: list[FollowedEntry]) -> None:
         """Adds what comes while it gathers to `steps`."""

@@ -132,7 +132,7 @@ class ProofLoop:
             self._noted = self.follower.position
         self._written.inc(len(lines))
         await self._forget()
-        if self.follower.caught_up.is_set() and not self.follower.lag:
+        if self.follower.caught_up.is_set() and not self.follower.behind:
             await self._propose()
 
     async def _forget(self) -> None:

@@ -68,7 +68,7 @@ class Preemption:
             for answer in (answer for step in steps for answer in step.told or ()):
                 self._answers.labels(answer.name).inc()
             # An old state would only make stale plans, and a second planner's would only be declined.
-            if follower.lag == 0 and leadership.held:
+            if not follower.behind and leadership.held:
                 await self._plan(follower.projection, outbox, follower.head.seq)
 
         await follower.run(after)
