@@ -233,10 +233,13 @@ def test_classes_are_read_from_a_file_and_mistakes_are_named(tmp_path: Any) -> N
     path.write_text('classes: [{name: batch, priority: 1, preempts: false, description: "nightly"}]')
     assert list(AdmissionSettings(classes=path).priority_classes()) == ["batch"]
     path.write_text("classes: [{name: batch, priority: high}]")
-    with pytest.raises(ValueError, match=r"classes\.yaml: classes\.0\.priority: high: .* valid integer.*: write an integer"):
+    with pytest.raises(
+        ValueError, match=r"classes\.yaml: classes\.0\.priority: high: .* valid integer.*: write an integer"
+    ):
         AdmissionSettings(classes=path)
     path.write_text("classes: [{name: batch, priority: 1, preempts: false}]\nnotes: ours")
-    with pytest.raises(ValueError, match="notes: ours: unknown field: remove it; known here: classes"):  # as placement and queries say
+    # As placement and queries say.
+    with pytest.raises(ValueError, match="notes: ours: unknown field: remove it; known here: classes"):
         AdmissionSettings(classes=path)
 
 
