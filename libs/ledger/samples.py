@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from libs.bus.messages import Malformed, decode_bare
-from libs.core.admission.intake import Bucket
+from libs.core.admission.intake import Buckets
 from libs.ledger.tail import Stored
 from schemas.nodes import NodeSampled
 from schemas.subjects import node_of, sample
@@ -19,11 +19,11 @@ class SampleAllowance:
     """What is left of it to each node, by the broker's clock."""
 
     def __init__(self) -> None:
-        self._left: dict[str, Bucket] = {}
+        self._left: Buckets[str] = Buckets()
 
     def take(self, stored: Stored) -> bool:
         """Whether this sample of a node counts."""
-        left = self._left.setdefault(stored.subject, Bucket(SAMPLES_AT_ONCE, stored.time_us))
+        left = self._left.of(stored.subject, SAMPLES_AT_ONCE, stored.time_us)
         return not left.take(SAMPLES_AT_ONCE, SAMPLES_PER_S, stored.time_us)
 
 

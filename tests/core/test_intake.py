@@ -1,8 +1,14 @@
 """What a team may ask for: each limit by its name, with when to come again; nobody else is touched."""
 
+import os
+import subprocess
+import sys
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.core.admission import intake as intake_module
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.intake import (
     EVERYBODY,
@@ -10,6 +16,7 @@ from libs.core.admission.intake import (
     IDLE_CANCELS,
     LEAST_WAIT_S,
     Bucket,
+    Buckets,
     Intake,
     IntakeLimits,
 )
@@ -123,6 +130,36 @@ def test_kinds_are_limited_and_what_is_open_already_is_not() -> None:
     assert "open_kinds" in over.limit
     assert (over.value, over.wait_s) == ("2 kinds", FULL_QUEUE_WAIT_S)
     assert intake.kind("b", 3, {1, 2}) is None
+
+
+def test_buckets_are_of_the_keys_that_were_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of nodes are many in a year."""
+    monkeypatch.setattr(intake_module, "_BUCKETS", 2)
+    buckets: Buckets[str] = Buckets()
+    kept = buckets.of("a", 1, 0)
+    buckets.of("b", 1, 0)
+    assert buckets.of("a", 1, 0) is kept
+    buckets.of("c", 1, 0)
+    assert buckets.of("a", 1, 0) is kept
+    assert len(buckets._of) == 2
+
+
+def test_a_kind_is_the_same_number_in_each_process() -> None:
+    """It lies in snapshots."""
+    asks = (
+        "from libs.core.admission.fleet_shape import FleetShape\n"
+        "from schemas.jobs import JobSpec, Network\n"
+        "from schemas.resources import Resources\n"
+        "asked = Resources(types=('H100', 'A100'), labels={'disk': 'ssd', 'rack': '7'})\n"
+        "spec = JobSpec(command=('x',), resources=asked)\n"
+        "print(FleetShape().kind_of('a', 'u', spec, network=Network.HOST, priority=1, preempts=False))\n"
+    )
+
+    def told(seed: str) -> str:
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        return subprocess.run([sys.executable, "-c", asks], env=env, capture_output=True, text=True, check=True).stdout
+
+    assert told("1") == told("2")
 
 
 def test_open_kinds_are_counted_from_the_ledger_and_kept_in_snapshots() -> None:

@@ -24,9 +24,10 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.forms import packed_hash, unpacked_hash
 from libs.core.state.limits import Limits, Suspension
+from libs.core.state.model import QueueKey
 from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.queue_tree import QueueTree
-from libs.core.state.shape import NO_SPREAD, Shape
+from libs.core.state.shape import NO_SPREAD, Shape, shape_of
 from schemas import ledger as led
 from schemas.jobs import JobSpec, Network
 from schemas.resources import Inventory
@@ -160,7 +161,8 @@ class FleetShape:
 
     def kind_of(self, team: str, user: str, spec: JobSpec, *, network: Network, priority: int, preempts: bool) -> int:
         """Of such a job, which kind it is."""
-        return kind_of(spec, network, priority, preempts, user if self.tree.by_user(team) else "")
+        whose = user if self.tree.by_user(team) else ""
+        return kind_of(QueueKey(priority, team, shape_of(spec, network), preempts, whose))
 
     def owner(self, job_id: str) -> str | None:
         """The team of a job that waits or runs; None when there is none of that id."""
@@ -321,7 +323,9 @@ class FleetShape:
                     shape._join(Inventory.model_validate_json(zlib.decompress(b64decode(packed))))
             elif table == "jobs":
                 for job_id, spec_hash, team, *kind in rows:
-                    shape._add_job(job_id, spec_hash, team, kind[0] if kind else 0)  # 0.1.0 wrote none
+                    shape._add_job(
+                        job_id, spec_hash, team, kind[0] if kind else 0
+                    )  # written before there were any: all one kind
             else:
                 ended += rows
         shape.ended = EndedJobs.of_rows(ended)

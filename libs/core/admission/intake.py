@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from pydantic import Field
 
@@ -34,9 +34,11 @@ IDLE_CANCELS_PER_S: Final = 1.0
 """Cancels of jobs that are not open, or were asked to end already, that a team may send at once and for ever. Each is
 written into the ledger and into the dead letters, and changes nothing."""
 
-_TEAMS = 10_000
+_BUCKETS = 10_000
 _CANCELLED = 50_000
 _REMEMBERED = 50_000
+
+K = TypeVar("K")
 
 
 class IntakeLimits(Strict):
@@ -123,6 +125,21 @@ class Bucket:
         self._left -= amount
 
 
+class Buckets(Generic[K]):
+    """A bucket for each key, of the last 10,000 that were asked for: one that comes back begins with a full one."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[K, Bucket] = OrderedDict()
+
+    def of(self, key: K, most: float, at_us: int) -> Bucket:
+        if (found := self._of.get(key)) is None:
+            found = self._of[key] = Bucket(most, at_us)
+            if len(self._of) > _BUCKETS:
+                self._of.popitem(last=False)
+        self._of.move_to_end(key)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Rate:
     """One limit of a team: so much a second, and at once."""
@@ -151,7 +168,7 @@ class Intake:
         self._limits = dict(limits or {})
         self._everybody = self._limits.get(EVERYBODY)
         self._own: OrderedDict[str, None] = OrderedDict()
-        self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
+        self._buckets: Buckets[tuple[str, str]] = Buckets()
         self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def submit(self, team: str, size: int, open_jobs: int, at_us: int) -> OverLimit | None:
@@ -229,10 +246,4 @@ class Intake:
         return self._limits.get(team, self._everybody)
 
     def _bucket(self, team: str, what: str, most: float, at_us: int) -> Bucket:
-        key = (team, what)
-        if (found := self._buckets.get(key)) is None:
-            found = self._buckets[key] = Bucket(most, at_us)
-            if len(self._buckets) > _TEAMS:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(key)
-        return found
+        return self._buckets.of((team, what), most, at_us)
