@@ -3,34 +3,24 @@ a time, and its end is reported until placement has heard it. `services.agent.re
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from libs.adapters.devices import DeviceLayer
 from schemas.inbox import BoardCut
 from schemas.resources import Inventory, Recut
+from services.agent.living import LivingNode
 from services.agent.repartitions import carry_out, refusal
 
 log = logging.getLogger("baton.agent")
 
 
-class BoardOwner(Protocol):
+class BoardOwner(LivingNode, Protocol):
     """The node, as far as its boards are concerned."""
 
     inventory: Inventory
     layer: DeviceLayer
-
-    @property
-    def now(self) -> Callable[[], float]: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def incarnation(self) -> int: ...
-    @property
-    def dying(self) -> bool:
-        """Its life is ending: nothing that it sees is reported any more."""
-        ...
 
     def may_repartition(self) -> bool:
         """Whether something new may be begun."""

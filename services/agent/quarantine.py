@@ -19,6 +19,7 @@ from libs.ports import clock
 from schemas.inbox import BusyDevice, NodeQuarantine
 from schemas.nodes import LiftedQuarantine
 from services.agent.keeper import proc
+from services.agent.living import LivingNode
 
 WATCHERS = frozenset(
     {"nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvidia-smi", "nvidia-fabricm", "amd-smi", "rocm-smi", "Xorg"}
@@ -70,19 +71,8 @@ class KeptQuarantine:
     """Writes down what is there, for the next agent."""
 
 
-class NodeInQuestion(Protocol):
+class NodeInQuestion(LivingNode, Protocol):
     """The node, as far as its quarantine is concerned."""
-
-    @property
-    def now(self) -> Callable[[], float]: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def incarnation(self) -> int: ...
-    @property
-    def dying(self) -> bool:
-        """Its life is ending: nothing that it sees is reported any more."""
-        ...
 
     def shut(self, users: Mapping[str, str]) -> None:
         """No part is started on these devices from here on: who uses each."""

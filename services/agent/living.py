@@ -1,0 +1,17 @@
+"""A node in one of its lives, as what looks after a part of it sees it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class LivingNode(Protocol):
+    @property
+    def now(self) -> Callable[[], float]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def dying(self) -> bool:
+        """Its life is ending: nothing that it sees is reported any more."""
+        ...
