@@ -152,7 +152,8 @@ def _submit(asked: _Asked) -> Handled:
         return Handled(AdmissionResult.REPEATED, [])  # its team was told, and the pool may be another by now
     job = ids.job_id(asked.team, request.client_key)
     is_new = home_of(job, asked.pools, asked.recent) is None
-    if is_new and not asked.recent.is_counted(job):
+    is_limited = is_new and not asked.recent.is_counted(job)
+    if is_limited:
         open_jobs = sum(pool.fleet.open_jobs(asked.team) for pool in asked.pools.values())
         over = asked.intake.submit(asked.team, len(received.payload), open_jobs, received.time_us)
         if over is not None:
@@ -166,7 +167,7 @@ def _submit(asked: _Asked) -> Handled:
         return Handled(AdmissionResult.REJECTED, [rejected], tuple(refusal.why for refusal in outcome.refusals))
     if not isinstance(outcome, Admitted):
         return Handled(AdmissionResult.REPEATED, [])
-    if is_new and not asked.recent.is_counted(job):
+    if is_limited:
         known, of_class = asked.pools[routed.pool].fleet, outcome.priority_class
         kind = known.kind_of(
             asked.team, asked.user, outcome.job,
