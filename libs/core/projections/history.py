@@ -229,7 +229,7 @@ def _unpacked(about: _About | str | None) -> _About | None:
 
 
 class Feed:
-    """Folds records into the events that teams are told. Knows unfinished jobs only (160 bytes of one that waits)."""
+    """Folds records into the events that teams are told. Knows unfinished jobs only (120 bytes of one that waits)."""
 
     version: ClassVar[int] = 2
     """Of the layout of `dump`."""
