@@ -6,9 +6,10 @@
 
 Each attempt runs `/bin/true`, one after the other, through a keeper of its own. The agent is the measuring process with the
 keeper's client alone; the keeper's time, its zygote's with it, is the kernel's (`/proc/<pid>/schedstat`); shims and programs
-are the keeper's children. With `--against` the code of another checkout is measured in turn with this one: on a machine that
-does other work as well, only the ratio says anything. With `--burst` it is told how long the first attempts of a keeper
-take, 64 at once, and as many that follow.
+are the keeper's children. How long an attempt takes is from the agent's asking until it knows that all of it has ended: with
+`--ranks 8` that is a gang of eight on one node. With `--against` the code of another checkout is measured in turn with this
+one: on a machine that does other work as well, only the ratio says anything. With `--burst` it is told how long the first
+attempts of a keeper take, 64 at once, and as many that follow.
 """
 
 import argparse
@@ -36,7 +37,7 @@ _TICK_MS = 10
 _HERE = Path(__file__).resolve().parents[1]
 
 Times = list[float]
-"""Of agent, keeper, shims and programs: CPU ms per process."""
+"""Of agent, keeper, shims and programs: CPU ms per process; then ms of time an attempt, the median."""
 
 
 async def measure(containment: str, attempts: int, ranks: int, walled: bool) -> Times:
@@ -47,11 +48,10 @@ async def measure(containment: str, attempts: int, ranks: int, walled: bool) -> 
         for number in range(_WARM_UP):
             await _one(keeper, folder, f"warm-{number}", ranks, about)
         before = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
-        for number in range(attempts):
-            await _one(keeper, folder, str(number), ranks, about)
+        took = [await _one(keeper, folder, str(number), ranks, about) for number in range(attempts)]
         after = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
         await keeper.close()
-        return [(b - a) / (attempts * ranks) for a, b in zip(before, after, strict=True)]
+        return [*((b - a) / (attempts * ranks) for a, b in zip(before, after, strict=True)), median(took)]
 
 
 async def burst(containment: str, attempts: int, walled: bool) -> Times:
@@ -88,7 +88,8 @@ async def _nothing() -> None:
     """Nothing is left to clear."""
 
 
-async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int, walls: jobwalls.JobWalls | None) -> None:
+async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int, walls: jobwalls.JobWalls | None) -> float:
+    """ms from asking for it to its end."""
     environment = {"PATH": "/usr/bin:/bin"} | {f"VARIABLE_{i}": "x" * 20 for i in range(25)}
     attempt = keeper.attempt(f"n0/{name}.1")
     own = [folder / part / name for part in ("jobs", "checkpoints", "acknowledge")]
@@ -105,9 +106,12 @@ async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int, walls:
     }
     if walls is not None:
         message["walls"] = walls.behind("blue", own, (), 1 << 30)
+    asked = time.perf_counter()
     await keeper.start(attempt, message)
     await attempt.ended.wait()
+    took = (time.perf_counter() - asked) * 1000
     attempt.forget()
+    return took
 
 
 def _keeper_ms(pid: int) -> float:
@@ -137,10 +141,11 @@ def compare(given: argparse.Namespace) -> None:
             found[tree].append(json.loads(out.stdout))
     print(f"{given.containment}, {given.ranks} processes an attempt, CPU ms per process, median of {given.rounds}:")
     for tree, rounds in found.items():
-        agent, keeper, children = map(median, zip(*rounds, strict=True))
-        both = median(agent + keeper for agent, keeper, _ in rounds)
+        agent, keeper, children, took = map(median, zip(*rounds, strict=True))
+        both = median(agent + keeper for agent, keeper, *_ in rounds)
         print(
-            f"agent {agent:.2f}, keeper {keeper:.2f}, both {both:.2f}; shims and programs {children:.2f}  ({tree.name})"
+            f"agent {agent:.2f}, keeper {keeper:.2f}, both {both:.2f}; shims and programs {children:.2f}; "
+            f"an attempt takes {took:.1f} ms  ({tree.name})"
         )
     if given.against is not None:
         ratios = [sum(a[:2]) / sum(b[:2]) for a, b in zip(*found.values(), strict=True)]
