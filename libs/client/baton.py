@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from nats.aio.client import Client
-from pydantic import BaseModel
 
 from libs.bus.cancel import cancel
 from libs.bus.connect import Address, BusUnavailable
@@ -64,7 +63,6 @@ _TOLD_S = 0.2
 """Of a job that was submitted just now history has no document yet: its end is told live, and history asked only after this."""
 _BULK = 500
 
-M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 

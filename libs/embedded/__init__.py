@@ -10,5 +10,5 @@ from libs.embedded.ports import PortInUse
 from libs.embedded.process import Probe, ProcessSpec, StartFailed
 from libs.embedded.records import ProcessRecord, read_processes
 from libs.embedded.servers import NatsOptions, NatsUser, ServerOptions, ValkeyOptions, ValkeyUser
-from libs.embedded.stack import Connection, Servers, StateDirLocked, read_connection
+from libs.embedded.stack import Servers, StateDirLocked
 from libs.embedded.supervisor import Supervisor

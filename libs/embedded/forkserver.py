@@ -11,7 +11,6 @@ import contextlib
 import gc
 import itertools
 import json
-import logging
 import os
 import signal
 import socket
@@ -24,7 +23,6 @@ from typing import BinaryIO
 
 from libs.embedded.forked import MESSAGE_BYTES, split_off
 
-_log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
 """An answer takes a millisecond. After this a process starts by itself."""
 _FIRST_ANSWER_S = 180.0

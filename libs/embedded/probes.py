@@ -19,16 +19,6 @@ _ROOM_MIB = 16
 _BODY_BYTES = 600
 
 
-def tcp_open(port: int) -> Probe:
-    """Ready when something accepts connections on the port."""
-
-    async def probe() -> bool:
-        async with _connection(port):
-            return True
-
-    return probe
-
-
 def http_ok(port: int, path: str = "/") -> Probe:
     """Ready when `GET path` answers 200."""
 

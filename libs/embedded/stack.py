@@ -9,7 +9,6 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -17,38 +16,16 @@ from typing import IO, Any, Self
 from libs.embedded import servers
 from libs.embedded.events import ProcessEvent
 from libs.embedded.ports import lease_port
-from libs.embedded.records import kill_leftovers, start_ticks, write_private
+from libs.embedded.records import kill_leftovers, write_private
 from libs.embedded.servers import MONGO, MONITOR, NATS, VALKEY, NatsPorts, NatsUser, Server, ServerOptions
 from libs.embedded.spread import make_apart
 from libs.embedded.supervisor import Supervisor
 
 _MEMORY_FILE = "stack.json"
-_CONNECTION_FILE = "connection.json"
 
 
 class StateDirLocked(RuntimeError):
     """Another stack runs on this state directory; the message names its pid."""
-
-
-@dataclass(frozen=True)
-class Connection:
-    """How to reach a running stack; a server that it does not run has None. Holds passwords."""
-
-    supervisor_pid: int
-    supervisor_started_ticks: int | None
-    nats_url: str | None
-    nats_monitor_url: str | None
-    redis_url: str | None
-    mongo_url: str | None
-
-
-def read_connection(state_dir: Path | str) -> Connection | None:
-    """How to reach the stack that runs on a state directory, or None when none does."""
-    try:
-        connection = Connection(**json.loads((Path(state_dir) / _CONNECTION_FILE).read_text()))
-    except FileNotFoundError:
-        return None
-    return connection if start_ticks(connection.supervisor_pid) == connection.supervisor_started_ticks else None
 
 
 class Servers:
@@ -142,9 +119,6 @@ class Servers:
                     write_private(server.config_path, server.config)
             undo.push_async_callback(self.supervisor.stop)
             await self.supervisor.start(*(server.spec for server in self._servers.values()))
-            connection = self.state_dir / _CONNECTION_FILE
-            undo.callback(connection.unlink, missing_ok=True)
-            write_private(connection, json.dumps(asdict(self._connection())))
             self._resources = undo.pop_all()
 
     async def stop(self) -> None:
@@ -189,17 +163,6 @@ class Servers:
         if MONGO in options.run:
             chosen[MONGO] = servers.describe_mongo(here)
         return chosen
-
-    def _connection(self) -> Connection:
-        running = self._servers
-        return Connection(
-            supervisor_pid=os.getpid(),
-            supervisor_started_ticks=start_ticks(os.getpid()),
-            nats_url=self.nats_url if NATS in running else None,
-            nats_monitor_url=self.nats_monitor_url if NATS in running else None,
-            redis_url=self.redis_url if VALKEY in running else None,
-            mongo_url=self.mongo_url if MONGO in running else None,
-        )
 
     def _url(self, name: str) -> str:
         if name not in self._servers:

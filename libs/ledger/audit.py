@@ -1,6 +1,6 @@
 """The ledger read for an auditor: its chain, where it breaks, and its lines (`libs.core.projections.audit`)."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,13 +93,3 @@ def from_files(paths: Sequence[Path]) -> Iterator[tuple[AuditReader, Stored]]:
             reader.audit.skipped = file.start.first_seq - 1
         for stored in file:
             yield reader, stored
-
-
-def read_all(found: Iterable[tuple[AuditReader, Stored]]) -> tuple[Audit, list[AuditLine]]:
-    """Everything at once, for small ledgers."""
-    lines: list[AuditLine] = []
-    audit = Audit()
-    for reader, stored in found:
-        audit = reader.audit
-        lines += reader.read(stored)
-    return audit, lines

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -241,11 +241,6 @@ class FormatGate:
         declared = [one for one in await self._readers.declared(self._pool) if not one.leaving]
         found = {f"{one.name} ({one.process}, {one.release})": one.format for one in declared}
         return found | {f"consumer {name}": FIRST for name in await self._readers.unmarked(self._pool)}
-
-
-def floor(readers: Sequence[Declared]) -> int:
-    """No declared reader will ask for a record at or before this sequence again; 0 without any."""
-    return min((one.resume for one in readers), default=0)
 
 
 @cache

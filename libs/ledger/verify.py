@@ -20,7 +20,6 @@ from schemas.ledger import LedgerRecord
 Progress = Callable[[int, int], None]
 """Called now and then with the messages done, and with how many there are; 0: not known."""
 
-_WAIT_S = 1.0
 _TOLD_EVERY = 4096
 
 

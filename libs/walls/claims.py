@@ -74,18 +74,6 @@ def claim(issuer: KeyPair, subject: str, name: str, nats: Mapping[str, Any], *, 
     return b".".join((signed, _base64(issuer.sign(signed)))).decode()
 
 
-def read(token: str) -> dict[str, Any]:
-    """What a claim says. Its signature is not checked: that is the broker's part. Raises ValueError when it is none."""
-    try:
-        _, body, _ = token.split(".")
-        found = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-    except ValueError as e:
-        raise ValueError("this is no signed claim: three parts in base64, separated by dots") from e
-    if not isinstance(found, dict):
-        raise ValueError("this is no signed claim: its body is not a JSON object")
-    return found
-
-
 def user(issuer: KeyPair, account: str, subject: str, name: str, *, issued_s: int, expires_s: int | None = None) -> str:
     """A user of `account` (its public key), signed by a scoped key of it: permissions are the account's affair.
 

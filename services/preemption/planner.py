@@ -46,7 +46,7 @@ class PreemptionPlanner:
 
     @classmethod
     def load(cls, parts: Iterable[bytes]) -> "PreemptionPlanner":
-        state, _, beside = snapshot.load_all(parts)
+        state, _, beside = snapshot.load(parts)
         return cls(state, beside)
 
     def plans(self, base_seq: int, policy: Policy = Policy()) -> list[PreemptionPlanned]:

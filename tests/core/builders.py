@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.core.billing.accounts import Accounts
+from libs.core.placement import mig
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider
 from libs.core.state.ended import DAY_US
@@ -28,6 +29,12 @@ def node(name: str, devices: int = 8, *, leaf: str = "leaf-0", model: str = "H10
         ),
         simulated=True,
     )
+
+
+def maximal_layouts(geometry: mig.Geometry) -> list[mig.Layout]:
+    """The legal layouts of a board to which nothing can be added."""
+    names = [profile.name for profile in geometry.profiles]
+    return [x for x in mig.layouts(geometry) if not any(mig.fits(geometry, x, name) for name in names)]
 
 
 @dataclass(frozen=True)

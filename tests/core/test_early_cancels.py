@@ -59,7 +59,7 @@ def test_early_cancels_are_in_the_snapshot_and_every_fold_has_them(world: World)
     world.send(cancel("j", 7), cancel("k", 8))
     state = world.decider.state
     assert len(state.early_cancels) == 2
-    assert snapshot.load(snapshot.dump(state)).early_cancels == state.early_cancels
+    assert snapshot.load(snapshot.dump(state)).state.early_cancels == state.early_cancels
     assert world.replica.state.early_cancels == state.early_cancels
 
 

@@ -49,7 +49,7 @@ def test_a_spec_comes_back_letter_by_letter_also_through_a_snapshot(specs: list[
         state.jobs[one.id] = one
         enqueue(state, one)
     parts = list(snapshot.dump(state))
-    again = snapshot.load(iter(parts))
+    again = snapshot.load(iter(parts)).state
     assert again.jobs == state.jobs
     assert [one.spec.model_dump_json() for one in again.jobs.values()] == [one.model_dump_json() for one in specs]
     assert list(snapshot.dump(again)) == parts

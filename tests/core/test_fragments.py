@@ -133,7 +133,7 @@ def test_it_is_a_state_that_is_saved_and_older_readers_are_not_told() -> None:
         one.submit(job("more", share_milli=600))
     assert told(older) == []
     assert told(world) == [{"H100": 2800}]
-    assert snapshot.load_all(list(snapshot.dump(world.decider.state))).state.fragmented == {"H100": 2800}
+    assert snapshot.load(list(snapshot.dump(world.decider.state))).state.fragmented == {"H100": 2800}
     world.check()
 
 

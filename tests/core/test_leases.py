@@ -217,7 +217,7 @@ def test_a_snapshot_remembers_silence_and_the_granter() -> None:
     running(world, leased("kept", 0))
     world.send(silent("a"), inbox.GranterClaimed(epoch=1, holder="p1", term_s=10, max_lease_s=300))
     before = world.decider.state
-    again = snapshot.load(iter(list(snapshot.dump(before))))
+    again = snapshot.load(iter(list(snapshot.dump(before)))).state
     assert dumped(again) == dumped(world.decider.state)
     assert (again.silent, again.granter_epoch) == ({"a": Silence(before.silent["a"].since_us, kept=False)}, 1)
     rows = again.fleet.nodes["a"].rows

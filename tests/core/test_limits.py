@@ -8,7 +8,6 @@ from libs.core.accelerators.kinds import GRAINS, accelerators_milli, counted_mil
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
-from libs.core.placement import mig
 from libs.core.placement.search.constraints import cap_of
 from libs.core.projections.verify.limit_books import part_of
 from libs.core.scheduling import preemption
@@ -27,7 +26,7 @@ from schemas.resources import (
     kind_of,
     parts_of,
 )
-from tests.core.builders import GIB, World, job, node
+from tests.core.builders import GIB, World, job, maximal_layouts, node
 
 WHOLE = GRAINS * 1000
 
@@ -42,7 +41,7 @@ def model_of(board: str) -> str:
 @pytest.mark.parametrize("board", GEOMETRIES)
 def test_no_set_of_instances_is_more_than_its_board(board: str) -> None:
     geometry, model = GEOMETRIES[board], model_of(board)
-    for layout in mig.maximal_layouts(geometry):
+    for layout in maximal_layouts(geometry):
         held: dict[str, int] = {}
         for profile, _ in layout:
             held[kind_of(model, profile)] = held.get(kind_of(model, profile), 0) + 1000

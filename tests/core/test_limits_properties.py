@@ -195,7 +195,7 @@ class Pool(RuleBasedStateMachine):
             assert one.id not in without or one.team in {victim.team for victim in choice.victims}
 
     def teardown(self) -> None:
-        again = snapshot.load(snapshot.dump(self.state))
+        again = snapshot.load(snapshot.dump(self.state)).state
         assert (again.quotas, again.used) == (self.state.quotas, self.state.used)
         self.world.check()
 

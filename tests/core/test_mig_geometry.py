@@ -2,13 +2,13 @@
 
 import json
 from collections import Counter
-from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from libs.core.accelerators.mig_boards import GEOMETRIES, Geometry, geometry_for
 from libs.core.placement import mig
+from tests.core.builders import maximal_layouts
 
 H100 = GEOMETRIES["H100-80GB-SXM"]
 DISTINCT = ("A30-24GB", "H100-80GB-SXM")
@@ -55,23 +55,19 @@ def test_every_layout_is_legal_and_none_is_missing(board: str) -> None:
 
 
 @pytest.mark.parametrize("board", DISTINCT)
-def test_a_start_is_chosen_exactly_when_there_is_a_legal_one(board: str) -> None:
+def test_an_instance_fits_exactly_where_it_is_legal(board: str) -> None:
     """Every legal layout as what is taken, every profile."""
     geometry = GEOMETRIES[board]
-    demand = {max(geometry.profiles, key=lambda p: (p.memory_slices < geometry.slices, p.memory_slices)).name: 1.0}
     for taken in mig.layouts(geometry):
         for profile in geometry.profiles:
             free = tuple(s for s in profile.starts if possible(geometry, (*taken, (profile.name, s))))
             assert mig.fits(geometry, taken, profile.name) == free
-            start = mig.choose_start(geometry, taken, profile.name, demand)
-            assert (start is None) == (not free)
-            assert start is None or start in free
 
 
 @pytest.mark.parametrize("board", GEOMETRIES)
 def test_as_many_maximal_layouts_as_the_driver_table_gives(board: str) -> None:
     geometry = GEOMETRIES[board]
-    plain = [x for x in mig.maximal_layouts(geometry) if not any(name.endswith("+me") for name, _ in x)]
+    plain = [x for x in maximal_layouts(geometry) if not any(name.endswith("+me") for name, _ in x)]
     double = {p.name for p in geometry.profiles if p.memory_slices == 2 and p.compute_slices == 1}
     without = [x for x in plain if not double & {name for name, _ in x}]
     assert (len(plain), len(without)) == ((5, 5) if board == "A30-24GB" else (78, 19))
@@ -99,7 +95,7 @@ def test_the_table_says_what_the_facts_say() -> None:
             assert profile.memory_slices == fact["memory_slices"] == fact["placement_size"]
             if fact["memory_gib"] is not None:
                 assert profile.memory_mib == int(fact["memory_gib"] * 1024)
-    plain = [x for x in mig.maximal_layouts(H100) if not any(name.endswith("+me") for name, _ in x)]
+    plain = [x for x in maximal_layouts(H100) if not any(name.endswith("+me") for name, _ in x)]
     listed = facts["geometries"]["7slice"]["maximal_layouts_with_1g2x"]
     assert {_short(x, H100) for x in plain} == {tuple(x) for x in listed}
 
@@ -140,29 +136,18 @@ def _sets() -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("wanted", POSSIBLE, ids="+".join)
-def test_possible_combinations_fit_largest_first(wanted: list[str]) -> None:
-    """Placed one by one in the order given (largest first), each finds its place."""
+def test_possible_combinations_have_a_layout(wanted: list[str]) -> None:
     assert tuple(sorted(wanted)) in _sets()
-    taken: list[mig.Instance] = []
-    for name in wanted:
-        start = mig.choose_start(H100, taken, name, Counter(wanted))
-        assert start is not None, f"{name} finds no place beside {taken}"
-        taken.append((name, start))
-    assert possible(H100, tuple(taken))
+    layout = mig.best_layout(H100, [], Counter(wanted), [])
+    assert possible(H100, layout)
+    assert not Counter(wanted) - Counter(name for name, _ in layout)
 
 
 @pytest.mark.parametrize("wanted", IMPOSSIBLE, ids="+".join)
-def test_impossible_combinations_are_refused_in_any_order(wanted: list[str]) -> None:
+def test_impossible_combinations_have_none(wanted: list[str]) -> None:
     assert tuple(sorted(wanted)) not in _sets()
-    for order in set(permutations(wanted)) if len(wanted) < 6 else [tuple(wanted)]:
-        taken: list[mig.Instance] = []
-        for name in order:
-            start = mig.choose_start(H100, taken, name, {})
-            if start is None:
-                break
-            taken.append((name, start))
-        else:
-            pytest.fail(f"{order} was placed: {taken}")
+    layout = mig.best_layout(H100, [], Counter(wanted), [])
+    assert Counter(wanted) - Counter(name for name, _ in layout)
 
 
 def test_3g_beside_two_2g_is_at_4() -> None:
@@ -170,24 +155,6 @@ def test_3g_beside_two_2g_is_at_4() -> None:
     assert layout == ((TWO, 0), (TWO, 2), (THREE, 4))
     assert not mig.legal(H100, [(THREE, 0), (ONE, 3)])
     assert not mig.legal(H100, [(FOUR, 4)])
-
-
-def test_small_instances_go_where_the_large_ones_stay_possible() -> None:
-    assert mig.choose_start(H100, [], ONE, {}) == 6
-    assert mig.choose_start(H100, [(ONE, 6)], ONE, {}) in (4, 5)
-    assert mig.choose_start(H100, [], THREE, {}) == 4  # 4g is possible at 0 only
-    assert mig.choose_start(H100, [(THREE, 0)], ONE, {TWO: 1.0}) == 6  # 2g stays possible at 4
-
-
-def test_the_order_that_defeats_the_drivers_own_placement_works() -> None:
-    """`-cgi 19,19,14,9` fails with the driver's placement (both halves dirty); chosen starts leave room for 3g."""
-    demand = {ONE: 2.0, TWO: 1.0, THREE: 1.0}
-    taken: list[mig.Instance] = []
-    for name in (ONE, ONE, TWO, THREE):
-        start = mig.choose_start(H100, taken, name, demand)
-        assert start is not None, f"{name} beside {taken}"
-        taken.append((name, start))
-    assert possible(H100, tuple(taken))
 
 
 def test_a_recut_keeps_what_is_busy_and_as_much_as_it_can_of_what_is_idle() -> None:

@@ -83,7 +83,7 @@ def test_what_was_held_there_is_let_go_and_a_state_that_was_saved_knows_it() -> 
     assert kinds(cordon(world)) == ["node.cordoned", "hold.released"]
     world.send(inbox.NodeRegistered(incarnation=1, inventory=node("n1", 2), lease_s=10))
     world.check()
-    loaded = snapshot.load_all(list(snapshot.dump(world.decider.state))).state
+    loaded = snapshot.load(list(snapshot.dump(world.decider.state))).state
     assert loaded.cordoned == {"n0": "olga: a fan is changed"}
     assert loaded.fleet.up.tolist() == world.decider.state.fleet.up.tolist()
     assert [loaded.fleet.up[loaded.fleet.row(f"{name}-gpu0")] for name in ("n0", "n1")] == [False, True]

@@ -29,7 +29,7 @@ def test_no_more_parts_than_its_bound_are_granted_on_a_node(world: World) -> Non
     why = explain(state, state.jobs[waits], Reasons(state))
     assert (why.reason, why.ahead) == ("parts", 0)
     assert why.text == "the nodes with free devices run 4096 parts each, and a node may run no more"
-    assert snapshot.load(iter(list(snapshot.dump(state)))).fleet.full == {0}
+    assert snapshot.load(iter(list(snapshot.dump(state)))).state.fleet.full == {0}
     world.started(running[0])
     world.released(running[0])
     assert world.state_of(waits) == "granted", "there is room for one again, and it is granted in the same record"

@@ -175,5 +175,5 @@ def test_who_had_the_pool_alone_gives_the_other_more_until_it_is_even() -> None:
     assert shares[None] == pytest.approx(0.5, abs=0.06)
     assert shares[HOUR_S] > 0.6
     state = crowd.w.decider.state
-    again = snapshot.load(iter(list(snapshot.dump(state))))
+    again = snapshot.load(iter(list(snapshot.dump(state)))).state
     assert again.past_use.dump() == state.past_use.dump() != PastUse().dump()

@@ -136,7 +136,7 @@ def test_a_quarantine_outlives_silence_and_a_snapshot(world: World) -> None:
     assert up(world) == 0
     world.send(inbox.NodeHeardAgain(node="n0", incarnation=1))
     assert up(world) == 1
-    again = snapshot.load(iter(list(snapshot.dump(world.decider.state))))
+    again = snapshot.load(iter(list(snapshot.dump(world.decider.state)))).state
     assert again.quarantined == world.decider.state.quarantined
     assert int(again.fleet.up.sum()) == 1
 

@@ -76,7 +76,7 @@ def test_nobody_is_granted_an_instance_that_is_about_to_go_and_the_node_is_told(
 
 def test_a_snapshot_keeps_the_recut() -> None:
     state = world().state
-    again = snapshot.load(snapshot.dump(state))
+    again = snapshot.load(snapshot.dump(state)).state
     assert list(snapshot.dump(again)) == list(snapshot.dump(state))
     assert up(again) == up(state)
 
@@ -152,7 +152,7 @@ def test_the_node_is_told_to_drop_it_and_what_it_may_have_destroyed_stays_out_of
     told = desired(state, "n1", "main", 8)
     assert (told.recuts, told.withdrawn) == ((), (RECUT,))
     assert up(state) == {f"{BOARD}-1g.10gb-{s}" for s in range(4)}
-    again = snapshot.load(snapshot.dump(state))
+    again = snapshot.load(snapshot.dump(state)).state
     assert list(snapshot.dump(again)) == list(snapshot.dump(state))
     assert up(again) == up(state)
     assert desired(again, "n1", "main", 8) == told

@@ -130,7 +130,7 @@ def test_who_used_more_lately_comes_later_and_a_snapshot_knows_it() -> None:
     world.released(long)
     assert [one.spec.name for one in world.decider.state.jobs.values() if one.state == "granted"] == ["bob-waits"]
     submit(world, ("ann", "ann-more", 8))
-    again = snapshot.load(iter(list(snapshot.dump(world.decider.state))))
+    again = snapshot.load(iter(list(snapshot.dump(world.decider.state)))).state
     assert again.used_by == world.decider.state.used_by == {"research/bob": {"H100": 8000}}
     world.check()
     assert [one.user for one in in_order(again, again.t_us, Policy())] == ["ann", "ann"]

@@ -18,7 +18,7 @@ def test_jobs_of_one_kind_in_many_parts_come_back_each_with_its_own_words() -> N
     world.send(*admitted)
     parts = list(world.decider.dump())
     assert sum(part[:1] == b"J" for part in parts) > 2
-    again = snapshot.load(parts)
+    again = snapshot.load(parts).state
     assert {j.id: (j.spec, j.team, j.spec_hash) for j in again.jobs.values()} == {
         j.id: (j.spec, j.team, j.spec_hash) for j in world.decider.state.jobs.values()
     }

@@ -30,7 +30,6 @@ from libs.embedded import (
     StateDirLocked,
     ValkeyOptions,
     ValkeyUser,
-    read_connection,
     read_processes,
 )
 from libs.embedded.sockets import SocketTaken, private_socket
@@ -51,16 +50,12 @@ async def test_data_urls_and_passwords_survive_a_restart_of_the_stack(state_dir:
         assert await read_everywhere(servers) == ("llama", "llama", "llama")
 
 
-async def test_stop_leaves_no_process_and_no_connection_file(state_dir: Path) -> None:
-    async with Servers(state_dir) as servers:
+async def test_stop_leaves_no_process(state_dir: Path) -> None:
+    async with Servers(state_dir):
         pids = [record.pid for record in read_processes(state_dir).values()]
-        connection = read_connection(state_dir)
-        assert connection is not None
-        assert connection.nats_url == servers.nats_url
 
     assert len(pids) == 3
     assert not [pid for pid in pids if pid and psutil.pid_exists(pid)]
-    assert read_connection(state_dir) is None
     assert {record.state for record in read_processes(state_dir).values()} == {"stopped"}
 
 
@@ -253,7 +248,7 @@ async def test_files_with_passwords_are_private(state_dir: Path) -> None:
             for path in state_dir.rglob("*")
             if path.is_file() and any(word.encode() in path.read_bytes() for word in secrets_of(servers))
         ]
-        assert {path.name for path in holding} == {"nats.json", "stack.json", "connection.json"}
+        assert {path.name for path in holding} == {"nats.json", "stack.json"}
         assert {stat.S_IMODE(path.stat().st_mode) for path in holding} == {0o600}
 
 

@@ -23,8 +23,7 @@ from libs.embedded import (
     read_processes,
 )
 from libs.embedded.events import Backoff
-from libs.embedded.ports import lease_port
-from libs.embedded.probes import tcp_open
+from libs.embedded.ports import LOOPBACK, lease_port
 from libs.embedded.process import LOG_LIMIT_BYTES, cap_log
 from libs.embedded.records import kill_leftovers
 
@@ -45,6 +44,17 @@ def says(path: Path, word: str) -> Callable[[], Awaitable[bool]]:
 
     async def probe() -> bool:
         return word in path.read_text()
+
+    return probe
+
+
+def accepts(port: int) -> Callable[[], Awaitable[bool]]:
+    """A probe: ready when something accepts connections on the port."""
+
+    async def probe() -> bool:
+        _, writer = await asyncio.open_connection(LOOPBACK, port)
+        writer.close()
+        return True
 
     return probe
 
@@ -179,7 +189,7 @@ async def test_a_process_that_keeps_dying_is_tried_until_it_lives(
         f"server = socket.create_server(('127.0.0.1', {lease.port})); time.sleep(3600)"
     )
     async with Supervisor(state_dir, backoff=Backoff(first_s=0.01)) as supervisor:
-        await supervisor.start(python("bus", code, ready=tcp_open(lease.port)))
+        await supervisor.start(python("bus", code, ready=accepts(lease.port)))
         broken.touch()
         os.kill(supervisor.pid("bus"), 9)
         await until(lambda: kinds(supervisor, "bus").count(EventKind.RESTART_FAILED) >= 2)

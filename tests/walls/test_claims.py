@@ -1,5 +1,7 @@
 """Keys, claims and the keyring, without a broker."""
 
+import base64
+import json
 import re
 import stat
 from pathlib import Path
@@ -17,6 +19,12 @@ from schemas import subjects
 SEED = bytes(range(32))
 
 
+def said_by(token: str) -> dict[str, Any]:
+    """What a claim says. Its signature is the broker's affair."""
+    _, body, _ = token.split(".")
+    return json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+
+
 def test_a_key_is_what_nats_makes_of_the_same_bytes() -> None:
     """Prefixes say whose it is; the same seed is the same key."""
     made = {kind: KeyPair.of(kind, SEED) for kind in KeyKind}
@@ -29,13 +37,11 @@ def test_a_key_is_what_nats_makes_of_the_same_bytes() -> None:
 
 def test_a_claim_says_what_was_put_in() -> None:
     operator, account = KeyPair.of(KeyKind.OPERATOR, SEED), KeyPair.of(KeyKind.ACCOUNT, SEED)
-    said = claims.read(claims.claim(operator, account.public, "blue", {"type": "account"}, issued_s=7, exp=9))
+    said = said_by(claims.claim(operator, account.public, "blue", {"type": "account"}, issued_s=7, exp=9))
     assert (said["iss"], said["sub"], said["name"], said["iat"], said["exp"]) == (
         operator.public, account.public, "blue", 7, 9,
     )  # fmt: skip
     assert said["nats"] == {"type": "account", "version": 2}
-    with pytest.raises(ValueError, match="no signed claim"):
-        claims.read("a.b")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def test_a_credential_may_end_by_itself_and_rotating_gives_as_much_again(tmp_pat
     ring = Keyring(tmp_path, now=lambda: now[0])
 
     def said(path: Path) -> dict[str, Any]:
-        return claims.read(path.read_text().splitlines()[1])
+        return said_by(path.read_text().splitlines()[1])
 
     first = said(ring.team("blue.ana", lasts_s=60))
     assert first["exp"] == first["iat"] + 60
@@ -118,10 +124,10 @@ def test_every_claim_of_an_account_is_newer_than_the_last(tmp_path: Path) -> Non
     """Brokers keep the newest; two in one second, or a clock that was set back, must not lose one."""
     ring = Keyring(tmp_path, now=lambda: 1_000.0)
     ring.team("blue")
-    issued = [claims.read(ring.account("blue")[1])["iat"] for _ in range(3)]
+    issued = [said_by(ring.account("blue")[1])["iat"] for _ in range(3)]
     assert issued == sorted(set(issued))
     assert Keyring(tmp_path, now=lambda: 500.0).account("blue")[1] > ""
-    assert claims.read(ring.account("blue")[1])["iat"] > issued[-1] + 1
+    assert said_by(ring.account("blue")[1])["iat"] > issued[-1] + 1
 
 
 @pytest.mark.parametrize(

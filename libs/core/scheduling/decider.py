@@ -329,7 +329,7 @@ class Decider:
     def load(
         cls, parts: Iterable[bytes], policy: Policy = Policy(), learner: Learner | None = None, **how: Any
     ) -> "Decider":
-        state, learned, beside = snapshot.load_all(parts)
+        state, learned, beside = snapshot.load(parts)
         if learner is not None and learned is not None:
             learner.restore(learned)
         return cls(state, policy, learner, beside=beside, **how)

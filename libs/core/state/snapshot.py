@@ -145,13 +145,8 @@ class Loaded(NamedTuple):
     """What was learned beside the state."""
 
 
-def load(parts: Iterable[bytes]) -> State:
-    """The inverse of `dump`, of parts that this `VERSION` wrote, without what is learned."""
-    return load_all(parts).state
-
-
-def load_all(parts: Iterable[bytes]) -> Loaded:
-    """All that was dumped. Raises ValueError when the first part is no header."""
+def load(parts: Iterable[bytes]) -> Loaded:
+    """The inverse of `dump`, of parts that this `VERSION` wrote. Raises ValueError when the first part is no header."""
     source = iter(parts)
     body = json.loads(next(source, b"").removeprefix(b"H"))
     state = State(**{name: body[name] for name in _PLAIN} | {name: body[name] for name in _LATER if name in body})

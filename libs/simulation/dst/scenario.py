@@ -79,7 +79,6 @@ class Asked:
     cancel_at: float | None = None
     twin_at: float | None = None
     """When the same key is sent with another body."""
-    twin_done: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: bool = False
 
@@ -506,7 +505,6 @@ async def _ask(world: World, outbox: Outbox, at: float, job: Asked, what: str) -
         case "cancel":
             job.cancelled = True
         case "twin":
-            job.twin_done = True
             world.sometimes("a key was sent with two bodies")
         case _:
             job.done.set()

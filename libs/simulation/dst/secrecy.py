@@ -31,10 +31,9 @@ _NONCE_BYTES = 24
 
 @dataclass(slots=True)
 class SecretValue:
-    """One version of a secret: when it was first sent, and when vault said that it has it."""
+    """One version of a secret, and when vault said that it has it."""
 
     value: bytes
-    sent_at: float
     stored_at: float | None = None
 
 
@@ -55,9 +54,7 @@ class SimSecrets:
     def fresh(self, team: str, name: str) -> SecretValue:
         """A new value, which nothing else contains."""
         number = len(self.versions[team, name])
-        made = SecretValue(
-            f"{team}:{name}:{number}:{self.world.hidden.getrandbits(96):024x}".encode(), self.world.loop.now
-        )
+        made = SecretValue(f"{team}:{name}:{number}:{self.world.hidden.getrandbits(96):024x}".encode())
         self.versions[team, name].append(made)
         self._needles += [made.value, b64encode(made.value)]
         return made

@@ -30,6 +30,6 @@ before. Until that is known such intervals are open, and are posted when it is.
 
 from libs.core.billing.accounts.capacity import DEVICE_UNITS, units_of, units_of_share
 from libs.core.billing.accounts.fold import Accounts
-from libs.core.billing.accounts.posting import PAID, Account, Posting
+from libs.core.billing.accounts.posting import Account, Posting
 
-__all__ = ["DEVICE_UNITS", "PAID", "Account", "Accounts", "Posting", "units_of", "units_of_share"]
+__all__ = ["DEVICE_UNITS", "Account", "Accounts", "Posting", "units_of", "units_of_share"]

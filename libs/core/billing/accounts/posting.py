@@ -1,7 +1,7 @@
 """A posting: one interval of one part of a device, in one account."""
 
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 
 class Account(StrEnum):
@@ -24,10 +24,6 @@ class Account(StrEnum):
     UNCONFIRMED = "unconfirmed"
     """Its node was silent, and then lost: from when it was heard last until there was proof. In the name of the attempt that
     held it, if one did."""
-
-
-PAID: Final = frozenset({Account.BILLED, Account.UNCONFIRMED})
-"""The accounts of attempts: their postings with an attempt are what `libs.core.billing.metering` bills, to the microsecond."""
 
 
 class Posting(NamedTuple):

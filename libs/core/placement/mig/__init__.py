@@ -6,13 +6,11 @@ from libs.core.placement.mig.layouts import (
     Layout,
     ProfileDemand,
     best_layout,
-    choose_start,
     fits,
     geometry_of,
     instance_cost,
     layouts,
     legal,
-    maximal_layouts,
     potential,
 )
 
@@ -22,12 +20,10 @@ __all__ = [
     "Layout",
     "ProfileDemand",
     "best_layout",
-    "choose_start",
     "fits",
     "geometry_of",
     "instance_cost",
     "layouts",
     "legal",
-    "maximal_layouts",
     "potential",
 ]  # fmt: skip

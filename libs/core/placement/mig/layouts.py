@@ -26,7 +26,6 @@ ProfileDemand = Mapping[str, float]
 """Profile name -> how many more instances of it are wanted (or expected); an empty one wants every profile alike."""
 
 _MEDIA = "+me"
-_REMEMBERED = 1 << 16
 
 
 def geometry_of(board: MigBoard) -> Geometry:
@@ -37,11 +36,6 @@ def geometry_of(board: MigBoard) -> Geometry:
 def layouts(geometry: Geometry) -> tuple[Layout, ...]:
     """Every legal set of instances, the empty one included."""
     return tuple(_layout(geometry, bits) for bits in _table(geometry).legal)
-
-
-def maximal_layouts(geometry: Geometry) -> tuple[Layout, ...]:
-    """The legal sets to which nothing can be added."""
-    return tuple(_layout(geometry, bits) for bits in _table(geometry).maximal)
 
 
 def legal(geometry: Geometry, instances: Iterable[Instance]) -> bool:
@@ -68,23 +62,6 @@ def potential(geometry: Geometry, taken: Iterable[Instance], demand: ProfileDema
     times its weight. Profiles outside a demand that is not empty weigh nothing."""
     table = _table(geometry)
     return table.weigh(table.bits_of(taken), demand)
-
-
-def choose_start(geometry: Geometry, taken: Iterable[Instance], profile: str, demand: ProfileDemand) -> int | None:
-    """Where an instance of `profile` goes beside `taken`, so that the most stays possible: of the demand as a whole, then
-    of each profile in it, then of every profile alike, then the number of full layouts, then the highest start. None only
-    when no start is legal."""
-    table, others = _table(geometry), list(taken)
-    bits = table.bits_of(others)
-    wanted = tuple(sorted(demand.items()))
-
-    def left(start: int) -> tuple[float, float, float, int, int]:
-        after = bits | table.bit[profile, start]
-        return (
-            table.served(after, wanted), table.weigh(after, demand), table.weigh(after, {}), table.packings(after), start
-        )  # fmt: skip
-
-    return max(fits(geometry, others, profile), key=left, default=None)
 
 
 def instance_cost(geometry: Geometry, busy: Iterable[Instance], instance: Instance, demand: ProfileDemand) -> float:
@@ -163,11 +140,8 @@ class _Table:
         self._media = sum(bit for (name, _), bit in self.bit.items() if name.endswith(_MEDIA))
         self._excludes = [self._excluded_by(i) for i in range(len(every))]
         self._free: dict[int, int] = {}
-        self._packings: dict[int, int] = {}
         self._most: dict[tuple[int, str], int] = {}
-        self._served: dict[tuple[int, tuple[tuple[str, float], ...]], float] = {}
         self.legal = tuple(self._search(0, 0))
-        self.maximal = tuple(bits for bits in self.legal if not self.free_for(bits))
 
     def _excluded_by(self, i: int) -> int:
         overlap = sum(1 << j for j, span in enumerate(self._span) if span & self._span[i])
@@ -214,32 +188,6 @@ class _Table:
 
     def slices(self, bits: int) -> int:
         return sum(self._span[i].bit_count() for i in _ones(bits))
-
-    def packings(self, bits: int) -> int:
-        """How many maximal layouts contain `bits`."""
-        known = self._packings.get(bits)
-        if known is None:
-            known = self._packings[bits] = sum(full & bits == bits for full in self.maximal)
-        return known
-
-    def served(self, bits: int, wanted: tuple[tuple[str, float], ...]) -> float:
-        """The most memory slices of demand that one full layout around `bits` serves all together."""
-        known = self._served.get((bits, wanted))
-        if known is None:
-            kinds = [
-                (kind.all & ~bits, n, kind.profile.memory_slices)
-                for name, n in wanted
-                if (kind := self._kinds.get(name))
-            ]
-            known = max(
-                sum(min((full & instances).bit_count(), n) * slices for instances, n, slices in kinds)
-                for full in self.maximal
-                if full & bits == bits
-            )
-            if len(self._served) >= _REMEMBERED:
-                self._served.clear()
-            self._served[bits, wanted] = known
-        return known
 
     def most(self, bits: int, profile: str) -> int:
         """The most instances of `profile` that can be added to `bits`: intervals of one length, so earliest first."""
