@@ -9,7 +9,6 @@ Everything that goes wrong (MongoDB away, emptied, restored, written by another 
 in memory and start again from the checkpoint that is in MongoDB. While it is away nothing is read, so nothing piles up.
 """
 
-import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import Restored
 from libs.ports.host import failpoint
 from schemas.ledger import JobQueued
+from services.history.absence import StoreAbsence
 
 log = logging.getLogger("baton.history")
 
@@ -34,7 +34,6 @@ _REST_S = 0.02
 _BUSY_WINDOWS = 5
 """A window is so many times as long while records keep coming: a job of a second or two is then written once less."""
 _READ = 64  # records at a time: each may hold hundreds of events
-_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class StoreChanged(RuntimeError):
@@ -68,28 +67,22 @@ class Documents:
         self._cache: OrderedDict[str, JobStory] = OrderedDict()
         self._horizon = 0
         self._before: ReaderPosition | None = None
-        self._away = ""
+        self._absence = StoreAbsence("documents")
         self._written = Counter("baton_history_documents_written", "documents replaced", registry=registry)
         self._restarts = Counter("baton_history_documents_restarts", "starts from the checkpoint", registry=registry)
         self._seconds = Histogram("baton_history_write_seconds", "time to write one window, s", registry=registry)
 
     @property
     def problem(self) -> str:
-        return self._away or self.follower.problem
+        return self._absence.problem or self.follower.problem
 
     async def run(self) -> None:
         """For ever. Raises LedgerStopped only: then the ledger is not the one that the documents were made from."""
-        failures = 0
         while True:
-            started = self.position
             try:
                 await self._follow()
             except StoreAway as error:
-                failures = 0 if self.position > started else failures + 1
-                if self._away != str(error):
-                    log.warning("documents stop at record %d: %s", self.position, error)
-                self._away = str(error)
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                await self._absence.wait(error, self.position)
             except StoreChanged as error:
                 log.warning("%s; starting again from what MongoDB has", error)
             except UnknownJob as error:
@@ -118,7 +111,7 @@ class Documents:
 
     async def _after(self, steps: Sequence[FollowedEntry]) -> None:
         """Writes one window: documents, then the checkpoint."""
-        self._away = ""
+        self._absence.over()
         if not steps:
             # An emptied MongoDB must not stay empty until the next record: nothing may happen for days.
             if self._before is not None and await self._store.checkpoint(self.name) != self._before:
@@ -176,5 +169,4 @@ class Documents:
         try:
             await self._store.forget_checkpoint(self.name)
         except StoreAway as error:  # the same document will be missed again
-            self._away = str(error)
-            await asyncio.sleep(_PAUSES_S[-1])
+            await self._absence.wait(error, self.position)

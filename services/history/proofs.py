@@ -32,6 +32,7 @@ from schemas.inbox import SumProposed
 from schemas.jobs import Reason
 from schemas.proofs import AuditPart, AuditRead, Sum, TeamProof
 from schemas.subjects import OPERATOR
+from services.history.absence import StoreAbsence
 from services.history.documents import IDLE_S
 
 log = logging.getLogger("baton.history")
@@ -42,7 +43,6 @@ _AGAIN_S = 30.0
 """A proposal is repeated after this."""
 _FORGET_US = 3_600_000_000
 """How often what is too old is deleted, ledger time."""
-_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _TREES = 4
 _REST_S, _BUSY_REST_S = 0.2, 0.5
 """Each batch asks MongoDB three times, however many records it has."""
@@ -75,7 +75,8 @@ class ProofLoop:
         self._pool, self._store = pool, store
         self._outbox = Outbox(js)
         self._every_us, self._keep_us = int(every_s * 1e6), int(keep_days * 86_400e6)
-        self._away = ""
+        self._absence = StoreAbsence("teams' lines")
+        self._stopped = ""
         self._noted = 0
         self._not_before = 0.0
         self._forgot_us = 0
@@ -84,29 +85,23 @@ class ProofLoop:
 
     @property
     def problem(self) -> str:
-        return self._away or self.follower.problem
+        return self._stopped or self._absence.problem or self.follower.problem
 
     async def run(self) -> None:
         """For ever."""
-        failures = 0
         while True:
-            before = self._noted
             try:
                 await self._store.prepare()
                 await self.follower.run(self._after, begin=self._begin)
             except StoreAway as error:
-                failures = 0 if self._noted > before else failures + 1
-                if self._away != str(error):
-                    log.warning("teams' lines stop at record %d: %s", self._noted, error)
-                self._away = str(error)
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                await self._absence.wait(error, self._noted)
             except _Lost as error:
                 log.warning("%s; writing all teams' lines again", error)
                 await self.follower.forget()
             except LedgerStopped as error:
                 # The documents and the feed say so as well, or can go on without what is archived; teams' lines cannot.
-                self._away = f"teams' lines cannot be read on: {error}"
-                log.error("%s", self._away)
+                self._stopped = f"teams' lines cannot be read on: {error}"
+                log.error("%s", self._stopped)
                 await asyncio.Event().wait()
 
     async def _begin(self) -> None:
@@ -117,7 +112,7 @@ class ProofLoop:
     async def _after(self, steps: Sequence[FollowedEntry]) -> None:
         if await self._store.written_to(self._pool) < self._noted:
             raise _Lost(f"MongoDB has lost teams' lines of before record {self._noted}")
-        self._away = ""
+        self._absence.over()
         told = [step.told for step in steps if step.told is not None]
         lines = [line for one in told for line in one.lines]
         sums = [one for entry in told for one in entry.sums]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from libs.bus.cancel import cancel
 from libs.cli.demo import checks, load
-from libs.cli.demo.follow import GrowingLedger, Stuck
+from libs.cli.demo.follow import DemoLedger, Stuck
 from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, DemoJob
 from libs.cli.demo.screen import Screen
 from libs.cli.launch import REAL, ROOT, SIMULATED, LaunchOptions, LocalStack
@@ -57,7 +57,7 @@ class Demo:
     steps: list[Step] = field(default_factory=list)
     _clients: dict[str, Baton] = field(default_factory=dict)
     _submitted: int = 0
-    _follower: GrowingLedger | None = None
+    _follower: DemoLedger | None = None
     _beside: list[asyncio.Task[list[str]]] = field(default_factory=list)
 
     async def play(self) -> DemoResult:
@@ -149,13 +149,13 @@ class Demo:
             yield launch
 
     @contextlib.asynccontextmanager
-    async def _connected(self, launch: LocalStack) -> AsyncIterator[GrowingLedger]:
+    async def _connected(self, launch: LocalStack) -> AsyncIterator[DemoLedger]:
         async with contextlib.AsyncExitStack() as stack:
             for team in TEAMS:
                 self._clients[team] = await stack.enter_async_context(await connect(launch.address(team), team))
             operator = await stack.enter_async_context(await connect(launch.address("operator"), OPERATOR))
             self._clients[OPERATOR] = operator
-            yield await stack.enter_async_context(GrowingLedger(operator, self.state_dir / "logs"))
+            yield await stack.enter_async_context(DemoLedger(operator, self.state_dir / "logs"))
 
     @property
     def _facts(self) -> Facts:

@@ -1,15 +1,12 @@
 """What a scenario looks at: the ledger as it grows, what was refused, and who is called how."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from types import TracebackType
-from typing import Self
 
-from libs.bus.cancel import cancel
 from libs.client import Baton
+from libs.ledger.growing import GrowingLedger
 from libs.ledger.reader import LedgerReader
 from libs.report.facts import AttemptFacts, Facts, JobFacts
 from schemas import ledger as led
@@ -55,8 +52,8 @@ class LedgerSeen:
                     self.boosted.discard(event.job_id)
 
 
-class ScenarioWatch:
-    """Follows the pool's ledger while the block lasts; answers by the names that the scenario gives to jobs."""
+class ScenarioWatch(GrowingLedger):
+    """Answers by the names that the scenario gives to jobs."""
 
     def __init__(self, operator: Baton, teams: dict[str, str]) -> None:
         """`teams`: job's name -> its team."""
@@ -64,32 +61,7 @@ class ScenarioWatch:
         self.names = {found: name for name, found in self.ids.items()}
         self.ledger = LedgerSeen()
         self.refused: dict[str, tuple[Reason, ...]] = {}
-        self._reader = LedgerReader(operator.nats.jetstream(), operator.place.pool)
-        self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._follow(), name="follow the ledger")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        await cancel(self._task)
-        await self._reader.close()
-
-    async def news(self, wait_s: float) -> None:
-        """Returns when records have come, or after `wait_s`. Raises what ended the following of the ledger."""
-        assert self._task is not None
-        if self._task.done():
-            self._task.result()
-        self._news.clear()
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+        super().__init__(LedgerReader(operator.nats.jetstream(), operator.place.pool), self.ledger.apply)
 
     def job(self, name: str) -> JobFacts | None:
         """None: not in the ledger."""
@@ -120,14 +92,3 @@ class ScenarioWatch:
                         changes[queue].append((freed_us, -hold.milli))
                 queue = parents.get(queue, "")
         return {queue: max(accumulate(milli for _, milli in sorted(found))) for queue, found in changes.items()}
-
-    async def _follow(self) -> None:
-        try:
-            async for entries in self._reader.follow():
-                for entry in entries:
-                    if entry.valid:
-                        self.ledger.apply(entry.record, entry.seq, entry.time_us)
-                if entries:
-                    self._news.set()
-        finally:
-            self._news.set()
