@@ -55,7 +55,6 @@ from schemas.secrets import SecretInfo, SecretRekeyed
 from schemas.use import UseQuery, UseReply
 
 _STARTS_WITHIN_S = 10.0
-_HISTORY_LAGS_S = 2.0
 _ASK_AGAIN_S = 0.02
 _REMEMBERED = 10_000
 _JUST_NOW_S = 0.05
@@ -345,7 +344,7 @@ class Baton:
 
     async def get(self, job_id: str) -> JobDocument:
         """A job with its attempts. Of one that `wait` has seen the end of, its end is in it."""
-        query, deadline = valid(JobGet, job_id=job_id), time.monotonic() + _HISTORY_LAGS_S
+        query, deadline = valid(JobGet, job_id=job_id), time.monotonic() + following.HISTORY_LAGS_S
         while job_id in self._ended and time.monotonic() < deadline:
             with contextlib.suppress(NotFound):
                 document: JobDocument = await ask(self.nats, "job.get", self.place, query)

@@ -28,7 +28,7 @@ _REMEMBERED = 50_000
 _WAITING = 10_000
 _PAGE = 1000
 _LARGEST_PAGE = 10_000
-_HISTORY_LAGS_S = 2.0
+HISTORY_LAGS_S = 2.0
 _ASK_AGAIN_S = 0.05
 
 Ask = Callable[[int | None, int, Mapping[str, int]], Awaitable[EventList]]
@@ -165,7 +165,7 @@ class _Past:
     async def missed(self, until: JobEvent | None = None) -> AsyncGenerator[JobEvent, None]:
         """Events that were not told yet; asks again for a while until `until` is among them."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _HISTORY_LAGS_S
+        deadline = loop.time() + HISTORY_LAGS_S
         if until is not None and self._position is not None:
             self._position = min(self._position, until.at_us - 1)  # our clock may be ahead of the broker's
         while True:

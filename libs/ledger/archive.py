@@ -24,13 +24,21 @@ from libs.ledger.chain import GENESIS, Head, LedgerGap, LedgerStopped
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.records import FiledLedger
 from libs.ledger.rolling import IN_USE
-from libs.ledger.segments import Segment, SegmentState, messages, messages_of, name_of, readable, segments, stored_at
+from libs.ledger.segments import (
+    Segment,
+    SegmentState,
+    as_sealed,
+    messages,
+    messages_of,
+    name_of,
+    readable,
+    segments,
+    stored_at,
+)
 from libs.ledger.tail import Stored
 from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.ids import content_hash
-
-_SLACK_BYTES = 1024 * 1024
 
 
 class NotArchived(LedgerStopped):
@@ -194,9 +202,7 @@ async def _load(js: JetStreamContext, pool: str, path: Path) -> None:
         raise
     info = await js.stream_info(name)
     if not info.config.sealed:
-        size = min(info.config.max_bytes or 0, info.state.bytes + _SLACK_BYTES)
-        sealed = [subjects.segment(SegmentState.SEALED.value, pool, first)]
-        await js.update_stream(info.config.evolve(subjects=sealed, sealed=True, max_bytes=size))
+        await js.update_stream(as_sealed(info.config, pool, first, info.state.bytes))
 
 
 async def _kept(js: JetStreamContext, pool: str, first: int, last: int) -> Segment | None:

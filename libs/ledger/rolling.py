@@ -23,6 +23,7 @@ from libs.ledger.segments import (
     NotOpenYet,
     Segment,
     SegmentState,
+    as_sealed,
     is_seal,
     name_of,
     readable,
@@ -44,7 +45,6 @@ SEAL_BYTES = 8 * 1024
 """What a seal may take: a full segment gets so much more."""
 
 _LOOK_BYTES = 32 * 1024
-_SLACK_BYTES = 1024 * 1024
 IN_USE = (10058, 10065)  # the stream's name, or its subject, is taken
 
 
@@ -153,10 +153,8 @@ class Rolling:
                 raise
 
     async def _seal(self, config: StreamConfig, old: Segment) -> None:
-        """One change: no record more, another subject, and what it does not use given back to the others."""
-        parked = subjects.segment("sealed", self._pool, old.first)
-        size = min(config.max_bytes or old.bytes, old.bytes + _SLACK_BYTES)
-        await self._js.update_stream(config.evolve(subjects=[parked], sealed=True, max_bytes=size))
+        """One change of the stream."""
+        await self._js.update_stream(as_sealed(config, self._pool, old.first, old.bytes))
 
     async def _open(self, first: int) -> None:
         config, wanted = (

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import StreamInfo
+from nats.js.api import StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError
 
 from libs.ledger.chain import LedgerGap
@@ -34,6 +34,7 @@ from schemas import subjects
 from schemas.ledger import SegmentSealed
 
 _PAGE_S = 5.0
+_SLACK_BYTES = 1024 * 1024
 _SEGMENT = re.compile(r"SEGMENT-(?P<pool>.+)-(?P<first>\d{20})")
 _KIND: Final = SegmentSealed.model_fields["kind"].default
 
@@ -97,6 +98,13 @@ def name_of(pool: str, first: int) -> str:
 def records_of(pool: str, first: int) -> str:
     """Where the segment that begins with that sequence takes records."""
     return subjects.ledger(pool) if first == 1 else subjects.segment(SegmentState.OPEN.value, pool, first)
+
+
+def as_sealed(config: StreamConfig, pool: str, first: int, used_bytes: int) -> StreamConfig:
+    """Of the stream of a segment: no record more, another subject, and what it does not use given back to the others."""
+    size = min(config.max_bytes or used_bytes, used_bytes + _SLACK_BYTES)
+    parked = subjects.segment(SegmentState.SEALED.value, pool, first)
+    return config.evolve(subjects=[parked], sealed=True, max_bytes=size)
 
 
 def first_of(pool: str, name: str) -> int | None:

@@ -147,7 +147,7 @@ async def test_a_refused_second_message_does_not_end_the_watching(blue: Baton, f
 async def test_waiting_does_not_wait_for_history(
     blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_HISTORY_LAGS_S", math.inf)
+    monkeypatch.setattr(following, "HISTORY_LAGS_S", math.inf)
     job = (await blue.submit(TRAIN, key)).job_id
     waiting = asyncio.create_task(blue.wait(job, 60))
     while not waiting.done():  # until it listens

@@ -27,7 +27,7 @@ def test_only_a_class_that_says_fast_skips_the_score():
     fast = w.submit(job("serving", preempts=True).model_copy(update={"latency": Latency.FAST}))
     told = [context_of(w.decider.state, w.decider.state.jobs[one], w.now_us).fast for one in (preempting, fast)]
     assert told == [False, True]
-    reloaded = load(dump(w.decider.state)).jobs
+    reloaded = load(dump(w.decider.state)).state.jobs
     assert [reloaded[one].latency for one in (preempting, fast)] == [Latency.NORMAL, Latency.FAST]
 
 

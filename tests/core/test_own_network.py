@@ -78,7 +78,7 @@ def test_who_waits_for_such_a_node_is_told_so() -> None:
     told = explain(state, state.jobs[waits], Reasons(state))
     assert (told.reason, told.text) == ("labels", "its class has no network, and no usable node can take it from a job")
     assert told.suggestion == "use a class with network, or ask the operators for nodes with walls around jobs"
-    assert load(dump(state)).jobs[waits].shape == state.jobs[waits].shape
+    assert load(dump(state)).state.jobs[waits].shape == state.jobs[waits].shape
     w.send(NodeRegistered(incarnation=1, inventory=of("full", "b"), lease_s=10))
     assert w.nodes_of(waits) == ["b"]
 

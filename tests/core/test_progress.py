@@ -225,7 +225,7 @@ AT_10 = StepProgress(step=10, steps=100, left_s=90, left_p90_s=100)
 def test_the_state_knows_how_far_an_attempt_is_also_from_a_snapshot() -> None:
     world, runs = running()
     assert say(world, runs, AT_10) == [AttemptProgress(job_id=runs, attempt=1, progress=AT_10)]
-    for state in (world.decider.state, load(dump(world.decider.state))):
+    for state in (world.decider.state, load(dump(world.decider.state)).state):
         attempt = state.jobs[runs].current
         assert attempt is not None
         assert (attempt.progress, attempt.progress_us) == (AT_10, world.now_us)

@@ -482,7 +482,7 @@ def test_a_grant_tells_how_close_together_the_gang_is_and_explain_repeats_it():
     told = explain(w.decider.state, w.decider.state.jobs[wide], Reasons(w.decider.state))
     assert told.span == granted.span
     assert "within one leaf at 50 GB/s (asked for one nvlink; 450 GB/s if the pool were empty)" in told.text
-    assert load(dump(w.decider.state)).jobs[wide].current.span == granted.span
+    assert load(dump(w.decider.state)).state.jobs[wide].current.span == granted.span
     w.check()
 
 

@@ -102,7 +102,7 @@ def test_what_a_kind_cannot_do_is_refused_with_its_field(zoo, resources, field):
 
 def test_a_snapshot_knows_where_every_chip_is(zoo):
     ask(zoo, "first", types=["v5p"], torus=[2, 2, 4])
-    before, after = zoo.decider.state, load(dump(zoo.decider.state))
+    before, after = zoo.decider.state, load(dump(zoo.decider.state)).state
     shape = Shape(devices=8, types=("v5p",), torus=(2, 2, 2))
     placed = [find(View.of(state.fleet), shape) for state in (before, after)]
     names = [[state.fleet.devices.names[r] for r in p.rows] for state, p in zip((before, after), placed, strict=True)]

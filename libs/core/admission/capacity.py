@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from libs.core.accelerators.precisions import computes
 from libs.core.placement import mig
-from libs.core.state.fleet import usable_mib
+from libs.core.state.fleet import island_of, usable_mib
 from libs.core.state.levels import LEVELS
 from libs.core.state.own_network import labels_of
 from schemas.resources import NAMED_ONLY, Device, Inventory, Level
@@ -116,7 +116,7 @@ _Kind = tuple[str, str, bool, str, int, str, bool]
 
 
 def _kind(node: str, d: Device, possible: bool = False) -> _Kind:
-    island = _island(node, d)
+    island = island_of(d, node)
     return island, d.model, d.kind in NAMED_ONLY, d.mig_profile, usable_mib(d), d.runtime.value, possible
 
 
@@ -133,11 +133,6 @@ def _could_be(inventory: Inventory, may_change: Container[str]) -> Counter[_Kind
             )
             kinds[_kind(inventory.node, new, True)] += max(0, most - sum(d.mig_profile == profile.name for d in there))
     return kinds
-
-
-def _island(node: str, device: Device) -> str:
-    """As `libs.core.state.fleet` names it: a fabric joins nodes, an island is a node's own."""
-    return device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
 
 
 def _constraints(need: Need) -> list[tuple[str, Callable[[DeviceBlock], bool]]]:

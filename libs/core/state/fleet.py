@@ -243,7 +243,7 @@ class Fleet:
         ]
         for device in inventory.devices:
             found += (self.models, device.model), (self.profiles, device.mig_profile)
-            found += (self.domains, _island(device, node)), (self.tori, _torus(device))
+            found += (self.domains, island_of(device, node)), (self.tori, _torus(device))
         return len({(id(index), name) for index, name in found if name and index.find(name) < 0})
 
     def had(self, node: str) -> int:
@@ -417,7 +417,7 @@ class Fleet:
         self.node[row] = node_code
         self.model[row] = self.models.code(device.model)
         self.profile[row] = self.profiles.code(device.mig_profile)
-        island = _island(device, node)
+        island = island_of(device, node)
         self.domain[row] = self.domains.code(island) if island else -1
         self.index[row] = device.index
         self.memory_mib[row] = memory_mib
@@ -438,8 +438,8 @@ class Fleet:
         self.t0[row], self.t1[row], self.t2[row] = (*device.torus_at, 0, 0, 0)[:3] if torus else (0, 0, 0)
 
 
-def _island(device: Device, node: str) -> str:
-    """The NVLink island; "": none."""
+def island_of(device: Device, node: str) -> str:
+    """The NVLink island; "": none. A fabric joins nodes, an island of a domain is a node's own."""
     return device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
 
 
