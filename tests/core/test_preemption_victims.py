@@ -14,8 +14,8 @@ from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import View
 from libs.core.scheduling import preemption
+from libs.core.scheduling.preemption.cheapest import groups_of
 from libs.core.scheduling.preemption.index import Candidates, Holdings
-from libs.core.scheduling.preemption.victims import _groups
 from libs.core.state.model import Job
 from schemas import inbox
 from schemas.ids import job_id
@@ -160,7 +160,7 @@ class Every:
     def groups(self, level: str) -> list[np.ndarray]:
         rows = np.flatnonzero(self.possible)
         codes = spans_at(self.state.fleet, level, rows, within=self.levels[-1])
-        return _groups(rows, codes, self.urgent.shape.least)
+        return groups_of(rows, codes, self.urgent.shape.least)
 
     def within(self, group: np.ndarray) -> list[tuple[Job, ...]]:
         """The sets of victims that hold something in `group` and make room there."""
