@@ -9,7 +9,6 @@ Scores come from a mix of requests; `Scorer.upkeep` learns it between decisions 
   plain numpy first-fit decide the same jobs from the same start. Jobs without GPUs are left out.
 - *hundred thousand*: 12,500 nodes of 8 in leaves of 32 and spines of 16 leaves, one leaf in ten empty, the others filled
   at random to 60 %: one device each, and a gang of 512.
-- *consolidation*: on openb at 90 %, when no node with 8 free GPUs is left, which jobs to move to open one.
 - *memory*: bytes per device of the arrays that a search reads, and of everything that a pool of that size keeps.
 - *growth*: the same decision on 1,000 to 100,000 devices, and one cycle with 10 to 10,000 jobs waiting.
 
@@ -29,7 +28,6 @@ import numpy as np
 
 from benchmarks import chart, machine
 from libs.core.placement.answer import Placed
-from libs.core.placement.consolidate import Movable, block_gain, propose
 from libs.core.placement.find import find
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
@@ -62,7 +60,6 @@ def main() -> None:
     about = machine.describe()
     result: dict[str, Any] = {"machine": about, "seed": SEED}
     result["openb"] = _openb(options.decisions)
-    result["consolidation"] = _consolidation()
     result["largest"], result["memory"] = _largest(options.largest, max(100, options.decisions // 4))
     sizes = [n for n in SIZES if n <= options.largest]
     result["growth_devices"] = _growth(sizes, max(100, options.decisions // 10))
@@ -261,30 +258,6 @@ def _openb(decisions: int) -> dict[str, Any]:
     for name in DECIDERS:
         result[name] = _churn(name, start.copy(), list(running), decisions)
     return _with_ratios(result)
-
-
-def _consolidation() -> dict[str, Any]:
-    """One proposal for a block of 8, every running job movable; a move costs between 1 and 60 minutes of its devices."""
-    view = View.of(openb_fleet())
-    running = fill(view, 0.9, SEED)
-    want = Shape(devices=8, required=True)
-    while isinstance(found := find(view, want), Placed):
-        view.take(found.rows, want)
-    rng = np.random.default_rng(SEED)
-    movable = [
-        Movable(f"job-{i:05}", rows, shape, float(rng.integers(60, 3600)) * (shape.devices * shape.milli) / WHOLE_MILLI)
-        for i, (rows, shape) in enumerate(running)
-    ]
-    gain = block_gain(8, waiting=10, mean_run_s=3600, horizon_s=86_400)
-    times = Times()
-    for _ in _progress("consolidation", 5):
-        with times:
-            proposal = propose(view, movable, want, gain)
-    row: dict[str, Any] = {"movable": len(movable), "gain_gpu_s": gain, **times.spread()}
-    if proposal is not None:
-        row |= {"moves": len(proposal.moves), "cost_gpu_s": round(proposal.cost)}
-    print(f"  {row}")
-    return row
 
 
 def _churn(name: str, view: View, running: list[tuple[Rows, Shape]], decisions: int) -> dict[str, float]:

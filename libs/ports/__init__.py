@@ -6,6 +6,5 @@ services as they are, in one process and in virtual time.
 """
 
 from libs.ports.host import Host, failpoint, on_host, present_host
-from libs.ports.protocols import Clock, Log, Net, Node, Store
 
-__all__ = ["Clock", "Host", "Log", "Net", "Node", "Store", "failpoint", "on_host", "present_host"]
+__all__ = ["Host", "failpoint", "on_host", "present_host"]

@@ -24,7 +24,7 @@ lower bound is not below the best so far are not searched.
 |---|---|
 | `victims.py` | which plans there are now: beneficiaries in order, and whom each may ask |
 | `cheapest.py` | the cheapest set of those whom it may ask that lets it in |
-| `taken.py` | what earlier choices and pending plans count on, so that no two count on the same device |
+| `already_planned.py` | what earlier choices and pending plans count on, so that no two count on the same device |
 | `index.py` | what victims would free where, and the least that a group can cost |
 | `cost.py` | what giving way costs an attempt |
 | `check.py` | whether a plan still holds in the present: the ledger's writer asks it, and only it decides |

@@ -15,9 +15,9 @@ from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import View
 from libs.core.scheduling.order import Order, front, in_turn, is_due, kinds_asked
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.preemption.already_planned import AlreadyPlanned, wanted
 from libs.core.scheduling.preemption.cheapest import cheapest, groups_of
 from libs.core.scheduling.preemption.index import Candidates, Holdings, RoomWithout, Together, VictimIndex
-from libs.core.scheduling.preemption.taken import Taken, wanted
 from libs.core.scheduling.reservation import Reservations
 from libs.core.scheduling.spared import Spared
 from libs.core.state.model import Job, QueueKey, State, running
@@ -115,28 +115,28 @@ def choices(
     class, serves nobody behind it: neither is it free to them, nor does anybody give way there. `spared`: who need not give
     way; None: as the limits of `state` say.
     """
-    taken = Taken.by(state, pending)
+    planned = AlreadyPlanned.by(state, pending)
     holdings = Holdings(state, t_us, spared)
-    kept = Reservations(state, replace(holdings.empty, blocked=taken.devices), t_us, policy)
-    order, last = Order(state, t_us, policy, _considered(state, t_us, policy, taken)), state.jobs.get(until)
+    kept = Reservations(state, replace(holdings.empty, blocked=planned.devices), t_us, policy)
+    order, last = Order(state, t_us, policy, _considered(state, t_us, policy, planned)), state.jobs.get(until)
     while (job := order.next()) is not None:
-        if job.id in taken.beneficiaries:
-            order.granted(job, taken.beneficiaries[job.id])
-        elif not taken.may_take(job) or job.id in state.holds or job.id in but_not:
-            kept.keep(job, taken.tally.room(job).request)
+        if job.id in planned.beneficiaries:
+            order.granted(job, planned.beneficiaries[job.id])
+        elif not planned.may_take(job) or job.id in state.holds or job.id in but_not:
+            kept.keep(job, planned.tally.room(job).request)
             order.passed(job)
         else:
-            room = taken.tally.room(job)
+            room = planned.tally.room(job)
             requested = None if room.request is None else job.but(shape=room.request)
-            placed, choice = _place(holdings, requested, taken) if requested is not None else (None, None)
+            placed, choice = _place(holdings, requested, planned) if requested is not None else (None, None)
             if placed is None and room.reached:
-                requested, choice = job, _below_limits(holdings, job, taken)
+                requested, choice = job, _below_limits(holdings, job, planned)
                 placed = choice.placed if choice is not None else None
             if placed is not None:
-                taken.takes(state, job, placed.rows.tolist(), () if choice is None else choice.victims)
+                planned.takes(state, job, placed.rows.tolist(), () if choice is None else choice.victims)
                 order.granted(job, placed.rows.tolist())
             if choice is not None:
-                taken.gone(choice.victims)
+                planned.gone(choice.victims)
                 yield requested or job, choice
             elif placed is None:
                 kept.keep(job, room.request)
@@ -181,43 +181,45 @@ def _spared_until_us(state: State, t_us: int) -> int:
     return Spared(state, t_us).next_change_us(running(state))
 
 
-def _place(holdings: Holdings, job: Job, taken: Taken) -> tuple[Placed | None, VictimChoice | None]:
+def _place(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> tuple[Placed | None, VictimChoice | None]:
     """Where the job goes: without victims (then the next cycle grants it), or else after its victims."""
     state, t_us = holdings.state, holdings.t_us
     view = holdings.empty.copy()  # processors and memory that are kept for others are not free
-    view.blocked |= taken.devices
+    view.blocked |= planned.devices
     now = find(view, job.shape, context=context_of(state, job, t_us))
     if isinstance(now, Placed):
         return now, None
-    choice = _who_gives_way(holdings, job, taken)
+    choice = _who_gives_way(holdings, job, planned)
     return (None, None) if choice is None else (choice.placed, choice)
 
 
-def _below_limits(holdings: Holdings, job: Job, taken: Taken) -> VictimChoice | None:
+def _below_limits(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> VictimChoice | None:
     """Who gives way to a job that waits at a limit of its team, or of a queue above: what they give back under that limit, it
     may have. So a guarantee can be had in a queue that is full of what others below it borrowed."""
 
     def room(shape: Shape, victims: Collection[Job]) -> Shape | None:
-        return taken.tally.room(job, shape, victims).request
+        return planned.tally.room(job, shape, victims).request
 
-    return _who_gives_way(holdings, job, taken, room)
+    return _who_gives_way(holdings, job, planned, room)
 
 
-def _who_gives_way(holdings: Holdings, job: Job, taken: Taken, room: RoomWithout | None = None) -> VictimChoice | None:
+def _who_gives_way(
+    holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None = None
+) -> VictimChoice | None:
     """None also when too many gave way lately. Nobody is looked for when not even one more may."""
-    if taken.full or not holdings.spared.together(1, len(taken.victims)):
+    if planned.full or not holdings.spared.together(1, len(planned.victims)):
         return None
-    choice = _lower(holdings, job, taken, room) or _lent(holdings, job, taken, room)
-    if choice is not None and not holdings.spared.together(len(choice.victims), len(taken.victims)):
-        taken.full = True
+    choice = _lower(holdings, job, planned, room) or _lent(holdings, job, planned, room)
+    if choice is not None and not holdings.spared.together(len(choice.victims), len(planned.victims)):
+        planned.full = True
         return None
     return choice
 
 
-def _considered(state: State, t_us: int, policy: Policy, taken: Taken) -> list[QueueKey]:
+def _considered(state: State, t_us: int, policy: Policy, planned: AlreadyPlanned) -> list[QueueKey]:
     """The queues in which a job waits to which somebody may have to give way; if there are any, also those for whose gangs a
     cycle keeps devices from it."""
-    queues = [key for key in state.queues if key.preempts or taken.entitled(key) or taken.uneven(key)]
+    queues = [key for key in state.queues if key.preempts or planned.entitled(key) or planned.uneven(key)]
     lowest = min((key.priority for key in queues), default=None)
     if lowest is None:
         return []
@@ -232,11 +234,13 @@ def _considered(state: State, t_us: int, policy: Policy, taken: Taken) -> list[Q
     return [*queues, *due]
 
 
-def _lower(holdings: Holdings, job: Job, taken: Taken, room: RoomWithout | None = None) -> VictimChoice | None:
+def _lower(
+    holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None = None
+) -> VictimChoice | None:
     """Who of lower classes gives way, if the job's may preempt. `room`: it waits at a limit."""
     if not job.preempts:
         return None
-    return _best(job, taken, taken.lower(holdings, job.priority), room=room)
+    return _best(job, planned, planned.lower(holdings, job.priority), room=room)
 
 
 def _is_lower(holdings: Holdings, job: Job, victim: Job) -> bool:
@@ -244,11 +248,13 @@ def _is_lower(holdings: Holdings, job: Job, victim: Job) -> bool:
     return job.preempts and victim.priority < job.priority and not holdings.spared.until_us(victim, lent=False)
 
 
-def _lent(holdings: Holdings, job: Job, taken: Taken, room: RoomWithout | None = None) -> VictimChoice | None:
+def _lent(
+    holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None = None
+) -> VictimChoice | None:
     """Who gives back what its queue borrowed of the job's, whose queue is within its guarantee with the whole job, or else with
     the least that the job runs on. Of lower classes others may have to give way besides. `room`: it waits at a limit."""
-    reclaim, asked = taken.reclaim, kinds_asked(job.shape)
-    if reclaim is None or (room is None and not _fits_without_all(holdings, job, taken)):
+    reclaim, asked = planned.reclaim, kinds_asked(job.shape)
+    if reclaim is None or (room is None and not _fits_without_all(holdings, job, planned)):
         return None
     for request in (job.shape, shrink(job.shape, job.shape.least)):
         entitled = reclaim.entitled(job.team, asked, *wanted(request)) if request is not None else None
@@ -258,23 +264,25 @@ def _lent(holdings: Holdings, job: Job, taken: Taken, room: RoomWithout | None =
             lenders = partial(reclaim.lenders, lower=lower, lends=lends)
             spared = holdings.spared
             some = [v for v in holdings.jobs.values() if not spared.until_us(v, lent=True) and lenders([v])]
-            choice = _best(job.but(shape=request), taken, taken.of(holdings, some), lenders, room)
+            choice = _best(job.but(shape=request), planned, planned.of(holdings, some), lenders, room)
             return None if choice is None else replace(choice, takes_back=job.team)
-    return _evening_out(holdings, job, taken, room)
+    return _evening_out(holdings, job, planned, room)
 
 
-def _fits_without_all(holdings: Holdings, job: Job, taken: Taken) -> bool:
+def _fits_without_all(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> bool:
     """Whether the least that the job runs on would fit if all gave way who may be asked at all. If not, it is not worked out
     who borrowed what: that takes long with many that run."""
-    state, asked = holdings.state, taken.askable(holdings, job)
+    state, asked = holdings.state, planned.askable(holdings, job)
     least = job.but(shape=shrink(job.shape, job.shape.least) or job.shape)
-    possible = usable(View.of(state.fleet), least.shape) & ~taken.devices & (state.fleet.held < 0)
+    possible = usable(View.of(state.fleet), least.shape) & ~planned.devices & (state.fleet.held < 0)
     return VictimIndex(least, asked, possible).fits(asked.victims.values(), possible) is not None
 
 
-def _evening_out(holdings: Holdings, job: Job, taken: Taken, room: RoomWithout | None) -> VictimChoice | None:
+def _evening_out(
+    holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None
+) -> VictimChoice | None:
     """Who goes so that what is lent beyond guarantees is even, for a job whose queue has less of it."""
-    reclaim, spared = taken.reclaim, holdings.spared
+    reclaim, spared = planned.reclaim, holdings.spared
     if reclaim is None:
         return None
     for request in (job.shape, shrink(job.shape, job.shape.least)):
@@ -290,7 +298,7 @@ def _evening_out(holdings: Holdings, job: Job, taken: Taken, room: RoomWithout |
             for v in holdings.jobs.values()
             if lower(v) or (v.team in givers and not spared.until_us(v, lent=False, evens=True) and lenders([v]))
         ]
-        choice = _best(job.but(shape=request), taken, taken.of(holdings, some), lenders, room)
+        choice = _best(job.but(shape=request), planned, planned.of(holdings, some), lenders, room)
         if choice is not None:
             return replace(choice, evens=True)
     return None
@@ -298,7 +306,7 @@ def _evening_out(holdings: Holdings, job: Job, taken: Taken, room: RoomWithout |
 
 def _best(
     job: Job,
-    taken: Taken,
+    planned: AlreadyPlanned,
     candidates: Candidates,
     admitted: Together = list,
     room: RoomWithout | None = None,
@@ -306,7 +314,7 @@ def _best(
     """The victims, of `candidates`, of the lowest classes that suffice, on the nearest level where those do."""
     holdings = candidates.holdings
     state = holdings.state
-    possible = usable(View.of(state.fleet), job.shape) & ~taken.devices & (state.fleet.held < 0)
+    possible = usable(View.of(state.fleet), job.shape) & ~planned.devices & (state.fleet.held < 0)
     everyone = VictimIndex(job, candidates, possible, admitted, room)
     if not everyone.victims or everyone.fits(everyone.victims.values(), possible) is None:
         return None

@@ -17,7 +17,7 @@ from schemas.inbox import PreemptionPlanned
 
 
 @dataclass(slots=True)
-class Taken:
+class AlreadyPlanned:
     """What earlier choices and pending plans count on. `devices`: mask of shape (D,); `tally`: what their teams then hold."""
 
     beneficiaries: dict[str, list[int]]
@@ -35,8 +35,8 @@ class Taken:
     """Too many gave way lately for one of the beneficiaries. Nobody gives way to those behind it, which would keep it so."""
 
     @classmethod
-    def by(cls, state: State, pending: Collection[PreemptionPlanned]) -> "Taken":
-        taken = cls(
+    def by(cls, state: State, pending: Collection[PreemptionPlanned]) -> "AlreadyPlanned":
+        planned = cls(
             {},
             set(),
             np.zeros(len(state.fleet.up), dtype=np.bool_),
@@ -45,14 +45,14 @@ class Taken:
         )
         for plan in pending:
             rows = [row for row in map(state.fleet.devices.find, plan.devices) if row >= 0]
-            taken.beneficiaries[plan.beneficiary] = rows
-            taken.devices[rows] = True
+            planned.beneficiaries[plan.beneficiary] = rows
+            planned.devices[rows] = True
             victims = [state.jobs[victim] for victim in plan.victims if victim in state.jobs]
-            taken.gone(victims)
+            planned.gone(victims)
             job = state.jobs.get(plan.beneficiary)
             if job is not None:
-                taken.takes(state, job, rows, victims)
-        return taken
+                planned.takes(state, job, rows, victims)
+        return planned
 
     def takes(self, state: State, job: Job, rows: list[int], victims: Collection[Job]) -> None:
         """`job` gets these devices, those of `victims` when they have gone."""
