@@ -1,7 +1,7 @@
 """The answers: take the replica, ask the core, say which record it is of. Nothing here changes anything.
 
-All but `pool_status` may take long, with many jobs or a large fleet: `Lane` calls them in a thread, one at a time, while
-the replica stands still. What they keep from one question to the next therefore needs no lock.
+All but `pool_status` may take long, with many jobs or a large fleet: `HeavyQuestions` calls them in a thread, one at a time,
+while the replica stands still. What they keep from one question to the next therefore needs no lock.
 """
 
 import time

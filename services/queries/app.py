@@ -1,4 +1,4 @@
-"""Wires queries: the follower, the lane for heavy questions, and which question is answered how."""
+"""Wires queries: the follower, the thread for heavy questions, and which question is answered how."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ from schemas.catalog import BY_TYPE
 from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery
 from schemas.subjects import inbox_stream
 from services.queries.answers import Answers, AskedBy, job_of
-from services.queries.lane import Lane
+from services.queries.heavy import HeavyQuestions
 from services.queries.metrics import BudgetMetrics
 from services.queries.replica import Latencies, Replica
 from services.queries.settings import QueriesSettings
@@ -55,7 +55,7 @@ class Queries:
         self.settings = settings
         self.latencies = Latencies(settings.latency_window)
         self.answers = Answers(settings.pool, dry_run_inputs(settings), self.latencies)
-        self.lane = Lane(self._following, settings.questions_each)
+        self.waiting = HeavyQuestions(self._following, settings.questions_each)
         self.follower: Follower[Replica] | None = None
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}  # who waits until the replica shows what
         self._told_to = 0  # the newest record that an asker has heard of: nothing older is told any more
@@ -64,7 +64,7 @@ class Queries:
         show(registry, lambda: [self.follower])
         registry.register(BudgetMetrics(self._shown))
         waiting = Gauge("baton_questions_waiting", "questions that wait for their team's turn", registry=registry)
-        waiting.set_function(lambda: len(self.lane))
+        waiting.set_function(lambda: len(self.waiting))
 
     def _shown(self) -> tuple[State, int] | None:
         if self.follower is None:
@@ -119,7 +119,7 @@ class Queries:
         """Of a job that is not known: what lay in the inbox when it was asked for is waited for, for a moment."""
         if job_of(self._following().projection.state, query.job_id, team) is None:
             await self._decided()
-        return await self.lane.answer(
+        return await self.waiting.answer(
             team, lambda replica, seq: self.answers.explain_job(replica, query, AskedBy(team, seq))
         )
 
@@ -130,8 +130,8 @@ class Queries:
         return status.model_copy(update={"busy": busy}) if busy else status
 
     def heavy(self, answer: Callable[[Replica, Any, AskedBy], Any]) -> Callable[[Any, str], Any]:
-        """A handler that answers in the lane."""
-        return lambda query, team: self.lane.answer(
+        """A handler that answers in turn, in the thread."""
+        return lambda query, team: self.waiting.answer(
             team, lambda replica, seq: answer(replica, query, AskedBy(team, seq))
         )
 
@@ -182,7 +182,7 @@ def make_app(settings: QueriesSettings) -> AsgiFastStream:
             js = nats.jetstream()
             queries.begin(js)
             tasks.start("ledger reader", queries.follow())
-            tasks.start("heavy questions", queries.lane.run())
+            tasks.start("heavy questions", queries.waiting.run())
             tasks.start("room for submits", queries.follow_room())
             async with tasks.until_stopped():
                 yield

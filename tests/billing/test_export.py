@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.parquet as parquet
 import pytest
 from typer.testing import CliRunner
 
@@ -366,7 +367,6 @@ def test_parts_of_another_release_are_not_used(ledger: Path, tmp_path: Path, mon
 
 
 def test_all_formats_say_the_same(ledger: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
     rows = exported(tmp_path / "bill.csv", ledger)
     exported(tmp_path / "copy.csv", ledger)
     words = ("--ledger", ledger, "--from", "2026-10-01", "--to", "2027-02-01")

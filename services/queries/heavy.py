@@ -33,7 +33,7 @@ class _Waiting:
     since: float
 
 
-class Lane:
+class HeavyQuestions:
     """`answer` from handlers, `run` as a task. `each`: how many questions of one team may wait."""
 
     def __init__(self, follower: Callable[[], Follower[Replica]], each: int) -> None:
