@@ -19,9 +19,11 @@ from libs.core.billing.metering import Meter
 from libs.core.state.limits import Limits
 from libs.ledger.readers import Declared, Readers
 from libs.ledger.tail import Tail
+from libs.simulation.dst.populating import populate
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.run import alone
-from libs.simulation.dst.scenario import Asked, Scenario, populate, teams
+from libs.simulation.dst.scenario import Asked, Scenario
+from libs.simulation.dst.teams import teams
 from libs.simulation.dst.world import World
 from schemas.ids import job_id
 from schemas.inbox import PreemptionPlanned, Started

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from libs.core.admission.evaluate import DEFAULT_CLASSES
-from libs.simulation.dst import scenario
+from libs.simulation.dst import populating, scenario, teams
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.run import alone
 from libs.simulation.dst.scenario import Asked, LeaseLengths, Scenario
@@ -26,24 +26,24 @@ def test_work_outlives_five_minutes_without_a_control_plane(monkeypatch: pytest.
     (class_s,) = {c.lease_s for c in DEFAULT_CLASSES if c.name != "serving"}
     term_s = LeaseSettings(nats_url="sim://broker", insecure=True).term_s
     monkeypatch.setitem(scenario.LEASES, "usual", LeaseLengths(USUAL.lease_s, class_s, class_s, term_s))
-    made = scenario._settings
+    made = populating.settings_for
 
     def settings(lengths: LeaseLengths, saves: int) -> dict[str, object]:
         all_ = made(lengths, saves)
         return all_ | {"agent": all_["agent"].model_copy(update={"heartbeat_s": USUAL.heartbeat_s})}
 
-    monkeypatch.setattr(scenario, "_settings", settings)
+    monkeypatch.setattr(populating, "settings_for", settings)
     spec = JobSpec(name="runs", resources=Resources(devices=1), simulation=Simulation(duration_s=RUNS_S))
     drawn = Scenario(nodes=1, placements=1, admissions=1, leases="usual", jobs=[Asked("blue", "key", spec, at=3.0)])
     with alone(World(1)) as world:
-        scenario.populate(world, drawn)
+        populating.populate(world, drawn)
         world.loop.run(without_control_plane(world, drawn))
         assert [(key[1], code) for key, code in world.truth.ended.items()] == [(1, 0)]
     assert world.violations == []
 
 
 async def without_control_plane(world: World, drawn: Scenario) -> None:
-    Process(world, "teams", "teams").start(scenario.teams(world, drawn))
+    Process(world, "teams", "teams").start(teams.teams(world, drawn))
     await asyncio.sleep(BEGINS_S)
     machine = world.machines["n0"]
     assert machine.running

@@ -7,7 +7,7 @@ time. Here it is Baton's own: what standbys wait for, and what they do then.
 import asyncio
 from itertools import pairwise
 
-from libs.simulation.dst import scenario
+from libs.simulation.dst import populating, scenario, teams
 from libs.simulation.dst.books import SimBooks
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.run import alone
@@ -74,9 +74,9 @@ def told_when(world: World, killed: int) -> list[tuple[float, str, object]]:
 
 
 async def life(world: World, drawn: Scenario, killed: int) -> None:
-    scenario.populate(world, drawn, doubled=True)
+    populating.populate(world, drawn, doubled=True)
     sender = Process(world, "teams", "teams")
-    sender.start(scenario.teams(world, drawn))
+    sender.start(teams.teams(world, drawn))
     await asyncio.sleep(KILLED_S)
     for service in SERVICES:
         slot = world.services[f"{service}-{killed}"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 
-from libs.simulation.dst import scenario
+from libs.simulation.dst import populating, scenario
 from libs.simulation.dst.failpoints import FAILPOINTS, STATES
 from libs.simulation.dst.faults import DRAWS
 from libs.simulation.dst.run import SeedResult, run
@@ -90,7 +90,7 @@ def outcomes(
 def _warm() -> None:
     """What the first seed of a process does for all that follow."""
     for lengths in scenario.LEASES.values():
-        scenario.settings_of(lengths)
+        populating.settings_of(lengths)
     run(0)
     gc.collect()
 

@@ -17,7 +17,9 @@ from libs.simulation.dst import aims, cheap, faults, operators, scenario, strang
 from libs.simulation.dst.books import SimBooks
 from libs.simulation.dst.failpoints import FAILPOINTS
 from libs.simulation.dst.loop import Spinning
+from libs.simulation.dst.populating import populate
 from libs.simulation.dst.process import Process
+from libs.simulation.dst.teams import teams
 from libs.simulation.dst.world import World
 from schemas.billing import BillQuery
 from schemas.catalog import BY_TYPE
@@ -109,9 +111,9 @@ def _run(world: World, calm: bool, theme: str) -> SeedResult:
 
 
 async def _life(world: World, drawn: scenario.Scenario, books: SimBooks, chance: random.Random, calm: bool) -> None:
-    scenario.populate(world, drawn)
+    populate(world, drawn)
     sender = Process(world, "teams", "teams")
-    sender.start(scenario.teams(world, drawn))
+    sender.start(teams(world, drawn))
     heal_at = 0.0
     if not calm:
         planned = faults.draw(world, chance, drawn.theme)

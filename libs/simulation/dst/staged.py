@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from libs.adapters.devices.fleet import parse_fleet
-from libs.simulation.dst import scenario
+from libs.simulation.dst import populating, scenario
 from libs.simulation.dst.agents import AgentService
 from libs.simulation.dst.machine import Machine
 from libs.simulation.dst.process import Process
@@ -24,14 +24,14 @@ _SAVES = 5000
 
 def staged(world: World, fleet: str) -> None:
     """One of each service, and the nodes of a fleet file's text. Raises FleetError."""
-    settings = scenario._settings(scenario.LEASES["long"], _SAVES)
+    settings = populating.settings_for(scenario.LEASES["long"], _SAVES)
     world.provision([POOL])
     for inventory in parse_fleet(fleet, "the fleet of the scenario"):
         name = inventory.node
         world.machines[name] = Machine(world, name, Process(world, f"kernel-{name}", name))
         agent = AgentService(settings["agent"], world.machines[name], inventory)
-        world.add(f"agent-{name}", name, partial(scenario._same, agent))
-    for name, makes in scenario.MAKES.items():
+        world.add(f"agent-{name}", name, partial(populating.the_same, agent))
+    for name, makes in populating.MAKES.items():
         world.add(name, name, partial(makes, settings[name]))
 
 
