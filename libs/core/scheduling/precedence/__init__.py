@@ -7,9 +7,13 @@
 | `history.py` | how long jobs run by whose they are, what they are called and how wide they are |
 | `served.py` | what each job got, as arrays |
 | `turns.py` | `Precedence`: folds the ledger into these, and keeps each queue in its order; ageing |
+| `numbered.py` | the lines of queues that are ordered by numbers |
+| `keep.py` | what of all this a snapshot has |
 | `exchange.py` | who gives way to whom within a class |
 | `moves.py` | who goes elsewhere, so that a gang finds room |
 | `promise.py` | when the first gang that waits will start |
+| `promised.py` | which gangs were promised a start, and what became of it |
+| `remaining.py` | how long a running job still takes |
 
 **What it leaves to its caller.** The order between classes and teams (`order`), whether a job fits (`placement`), and the
 validation of plans (`preemption.check`). A decider without a `Precedence` orders as `order` says: the share of the team, then

@@ -2,7 +2,6 @@
 
 import heapq
 import math
-from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from libs.core.scheduling.precedence import keep
 from libs.core.scheduling.precedence.history import Kin, RunHistory, kin_of
 from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of
 from libs.core.scheduling.precedence.moves import movable
+from libs.core.scheduling.precedence.numbered import NumberedLines, Place
 from libs.core.scheduling.precedence.promised import PromiseBook
 from libs.core.scheduling.precedence.rules import (
     CODES,
@@ -30,8 +30,6 @@ from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
 from schemas.jobs import JobState
 
-_Place = tuple[int, int, str]
-"""Number (thousandths), submitted_us, job id."""
 _NEVER = 1 << 62
 _AGING_EACH, _SPARE_AGING = 4, 64
 """So many entries for each waiting job, or so many beyond twice what was left, are kept before those of others are sought."""
@@ -66,8 +64,7 @@ class Precedence:
         """Whether a job reports its progress."""
         self.declared: Callable[[Job], float | None] = lambda job: None
         """The service (device-seconds) that a job is declared to take; None: it is not."""
-        self._places: dict[str, _Place] = {}
-        self._lines: dict[QueueKey, list[_Place]] = {}
+        self._lines = NumberedLines()
         self._aging: list[tuple[int, str, int]] = []
         """When a waiting job falls due, its id, and since when it waits; also of jobs that wait no longer, until there are too
         many of these (`_await`)."""
@@ -161,7 +158,7 @@ class Precedence:
         slot = self.served.slots.get(job_id)
         if slot is not None:
             self.served.total_s[slot] = total_s
-            if job_id in self._places:
+            if job_id in self._lines:
                 self._leave(state.jobs[job_id].queue, job_id)
                 self._stand(state.jobs[job_id])
 
@@ -195,12 +192,8 @@ class Precedence:
         """Gives all that waits its number anew: all at once, because a look at a few costs nearly as much, and there is a line
         for each shape."""
         slot_of = self.served.slots
-        slots = np.array([slot_of[job_id] for line in self._lines.values() for _, _, job_id in line], dtype=np.int64)
-        fresh = iter((self._numbers(slots, t_us) * 1000).astype(np.int64).tolist())
-        for line in self._lines.values():
-            line[:] = [(next(fresh), submitted_us, job_id) for _, submitted_us, job_id in line]
-            line.sort()
-            self._places.update((place[2], place) for place in line)
+        slots = np.array([slot_of[job_id] for job_id in self._lines], dtype=np.int64)
+        self._lines.renumber((self._numbers(slots, t_us) * 1000).astype(np.int64).tolist())
 
     def promise(self, job_id: str, start_us: int) -> None:
         """A gang that waits is told when it starts: just before, it falls due."""
@@ -271,9 +264,9 @@ class Precedence:
 
     def number(self, job_id: str, t_us: int) -> int:
         """The job's number, thousandths; the lower comes first."""
-        place = self._places.get(job_id)
-        if place is not None:
-            return place[0]
+        stands = self._lines.number(job_id)
+        if stands is not None:
+            return stands
         slot = self.served.slots.get(job_id)
         if slot is None or job_id in self._aged or not self.served.rule[slot]:
             return 0
@@ -282,8 +275,7 @@ class Precedence:
     def turn(self, key: QueueKey) -> Iterator[str]:
         """The jobs of a queue in their order."""
         yield from tuple(self._due.get(key, ()))
-        for _, _, job_id in self._lines.get(key, ()):
-            yield job_id
+        yield from self._lines.of(key)
 
     def due(self, key: QueueKey) -> tuple[str, ...]:
         """The jobs of a queue that stand before the others, in their order."""
@@ -291,14 +283,11 @@ class Precedence:
 
     def place(self, key: QueueKey, job_id: str | None, but: Collection[str]) -> int:
         """How many of a queue's line stand before a job in it (None: behind all), `but` not counted."""
-        return self.before(key, self._places[job_id], but) if job_id is not None else self.before(key, None, but)
+        return self._lines.before_job(key, job_id, but)
 
-    def before(self, key: QueueKey, place: tuple[int, int, str] | None, but: Collection[str]) -> int:
+    def before(self, key: QueueKey, place: Place | None, but: Collection[str]) -> int:
         """How many of a queue's line stand before this number, age and id (None: behind all), `but` not counted."""
-        line = self._lines.get(key, [])
-        stop = len(line) if place is None else bisect_left(line, place)
-        left_out = [self._places[job_id] for job_id in but if job_id in self._places]
-        return stop - sum(1 for one in left_out if (place is None or one < place) and self._since[one[2]][1] == key)
+        return self._lines.before(key, place, but)
 
     def exchanges(self, victim: Job, job: Job, t_us: int) -> bool:
         """Whether `victim` runs, and is of the same class and team as `job`, in an order in which jobs give way."""
@@ -392,17 +381,11 @@ class Precedence:
         if not self.orders(job.team):
             return
         number = self._number(self.served.slots[job.id], 0)
-        place = self._places[job.id] = (int(number * 1000), job.submitted_us, job.id)
-        insort(self._lines.setdefault(job.queue, []), place)
+        self._lines.stand(job.queue, (int(number * 1000), job.submitted_us, job.id))
 
     def _leave(self, key: QueueKey, job_id: str, still: bool = False) -> None:
         """`still`: it waits on, before the others."""
-        place = self._places.pop(job_id, None)
-        if place is not None:
-            line = self._lines[key]
-            del line[bisect_left(line, place)]
-            if not line:
-                del self._lines[key]
+        self._lines.leave(key, job_id)
         if not still:
             due = self._due.get(key)
             if due is not None and job_id in due:
@@ -590,7 +573,6 @@ class Precedence:
             return
         for job_id, slot in self.served.slots.items():
             self.served.rule[slot] = CODES.get(self.rule_of(state.jobs[job_id].team), 0)
-        self._places.clear()
         self._lines.clear()
         self._aging.clear()
         for job_id, (since_us, key) in self._since.items():
