@@ -21,7 +21,7 @@ from typing import Any
 
 from libs.cli.tracefile import read_file
 from libs.core.scheduling.precedence import DEFAULT_RULE
-from libs.simulation.policy.engine import Knows, SimulatedWorld, simulate
+from libs.simulation.policy.engine import KnownRunTime, SimulatedWorld, simulate
 from libs.simulation.policy.measure import figures
 from libs.simulation.policy.workload import WorkloadRow
 from schemas.resources import Device, Inventory
@@ -96,7 +96,7 @@ def fleet(nodes: int, per_node: int = 8) -> list[Inventory]:
     ]
 
 
-def measure(data: Path, name: str, knows: Knows) -> dict[str, Any]:
+def measure(data: Path, name: str, knows: KnownRunTime) -> dict[str, Any]:
     """One trace under the simulator's default order."""
     trace = (TRACES | HELD_OUT)[name]
     jobs, _ = read_file(data / trace.file, 0)
@@ -120,7 +120,7 @@ def main() -> None:
         if asked.only and f"{name}:{known}" not in asked.only:
             continue
         trace = traces[name]
-        told = measure(asked.data, name, Knows(known))
+        told = measure(asked.data, name, KnownRunTime(known))
         found[f"{name}:{known}"] = told
         verdict = "below" if told[trace.field] <= trace.below[known] else "ABOVE"
         gangs = told["large_gang_queueing_p99_s"]

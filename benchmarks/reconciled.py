@@ -23,7 +23,7 @@ from libs.core.billing.metering import Meter
 from libs.core.scheduling.precedence import OrderRule
 from libs.simulation.policy import engine
 from libs.simulation.policy.compare import compare
-from libs.simulation.policy.engine import Knows, SimulatedWorld
+from libs.simulation.policy.engine import KnownRunTime, SimulatedWorld
 from libs.simulation.policy.workload import WorkloadRow
 from schemas import ledger as led
 from schemas.prices import ContractRate, ListRate, RateBook, RateTier
@@ -46,7 +46,7 @@ def ledger_of(rows: list[WorkloadRow], order: OrderRule, faults: float) -> list[
 
     usual, engine.Decider = engine.Decider, Kept  # type: ignore[misc]
     world = SimulatedWorld(
-        knows=Knows.NOTHING, start_delay_s=5, stop_delay_s=10, node_faults_per_day=faults, seed=1, fast=True, cycle_s=5.0
+        knows=KnownRunTime.NOTHING, start_delay_s=5, stop_delay_s=10, node_faults_per_day=faults, seed=1, fast=True, cycle_s=5.0
     )  # fmt: skip
     try:
         compare(FLEET, rows, {"it": order}, world)

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.orders import fleet
 from libs.core.scheduling.precedence import DEFAULT_RULE
-from libs.simulation.policy.engine import CYCLE_S, Knows, SimulatedWorld, simulate
+from libs.simulation.policy.engine import CYCLE_S, KnownRunTime, SimulatedWorld, simulate
 from libs.simulation.policy.measure import figures
 from libs.simulation.policy.workload import WorkloadRow
 
@@ -70,7 +70,7 @@ def run_one(
         assert baseline is not None
         told = _baseline(baseline, rows, nodes)
     else:
-        world = SimulatedWorld(knows=Knows.NOTHING, fast=what == "fast", cycle_s=cycle_s)
+        world = SimulatedWorld(knows=KnownRunTime.NOTHING, fast=what == "fast", cycle_s=cycle_s)
         told = figures(simulate(rows, inventories, DEFAULT_RULE, world))
     cpu_s = time.process_time() - began
     kept = ("ended", "jct_mean_s", "queueing_mean_s", "utilization_pct", "preemptions", "promises", "decisions")

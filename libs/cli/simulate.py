@@ -23,7 +23,7 @@ from libs.ledger.chain import UnknownRecord
 from libs.ledger.export import BadLedgerFile
 from libs.ledger.records import FiledLedger
 from libs.simulation.policy.compare import FleetError, SimulatedPolicy, compare
-from libs.simulation.policy.engine import Knows, SimulatedRun, SimulatedWorld
+from libs.simulation.policy.engine import KnownRunTime, SimulatedRun, SimulatedWorld
 from libs.simulation.policy.recorded import RecordedWorkload
 from libs.simulation.policy.workload import WorkloadRow
 from schemas.inbox import ApplyQueues
@@ -54,7 +54,7 @@ def command(
         list[Path] | None,
         typer.Option(exists=True, dir_okay=False, help="a queue file, each queue by its order; may be repeated"),
     ] = None,
-    knows: Annotated[Knows, typer.Option(help="what the scheduler is told of run times")] = Knows.NOTHING,
+    knows: Annotated[KnownRunTime, typer.Option(help="what the scheduler is told of run times")] = KnownRunTime.NOTHING,
     preemption_loss_s: Annotated[
         float, typer.Option(min=0, max=_MOST, help="work lost per preempted device, s")
     ] = 30.0,

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from libs.client.errors import ClientError, Failed
-from libs.client.hearing import Heard, Hearing
+from libs.client.hearing import EventHeard, Hearing
 from schemas import subjects
 from schemas.jobs import JobEvent, JobState
 from schemas.queries import EventList, EventsLost, JobDocument
@@ -81,7 +81,7 @@ class Live:
         lost, self._lost = self._lost, False
         return lost or seen != self._connections
 
-    def _received(self, heard: Heard) -> None:
+    def _received(self, heard: EventHeard) -> None:
         if (event := heard.event) is None:
             return
         if self.job_id is not None and event.state.terminal and event.what != "rejected" and not self.ended.done():

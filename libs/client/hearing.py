@@ -23,7 +23,7 @@ from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class EventHeard:
     """A message of the event subjects. `event`: None of a rejection that is no job's end; `rejected`: None of all others;
     `answers`: what a rejection answers, as the request's own correlation id was written in its header."""
 
@@ -39,14 +39,14 @@ class Heard:
         return self.event.job_id if self.event is not None else ""
 
 
-Listener = Callable[[Heard], None]
+Listener = Callable[[EventHeard], None]
 
 _JOB = b'"job_id":"'
 """As history writes it. Within a text of the event each quotation mark would have a backslash before it."""
 
 
 @dataclass(slots=True)
-class _Ear:
+class _Subscription:
     """One subscription, and who listens by it: to one job, or (None) to all."""
 
     subscription: Subscription
@@ -58,7 +58,7 @@ class Hearing:
 
     def __init__(self, nats: Client) -> None:
         self.nats = nats
-        self._ears: dict[str, _Ear] = {}
+        self._subscriptions: dict[str, _Subscription] = {}
         self._opening = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -66,9 +66,9 @@ class Hearing:
         """While this is open, `listener` is told what comes on `subject` of the job (None: of all). When it has opened, the
         broker sends everything."""
         async with self._opening:
-            if subject not in self._ears:
+            if subject not in self._subscriptions:
                 await self._subscribe(subject)
-            ear = self._ears[subject]
+            ear = self._subscriptions[subject]
             ear.listeners[job_id].append(listener)
         try:
             yield
@@ -76,13 +76,13 @@ class Hearing:
             ear.listeners[job_id].remove(listener)
             if not ear.listeners[job_id]:
                 del ear.listeners[job_id]
-            if not ear.listeners and self._ears.get(subject) is ear:
-                del self._ears[subject]
+            if not ear.listeners and self._subscriptions.get(subject) is ear:
+                del self._subscriptions[subject]
                 await self._unsubscribe(ear.subscription)
 
     async def _subscribe(self, subject: str) -> None:
         async def heard(message: Msg) -> None:
-            listeners = self._ears[subject].listeners if subject in self._ears else {}
+            listeners = self._subscriptions[subject].listeners if subject in self._subscriptions else {}
             about = _job_of(message.data)
             if about and about not in listeners and None not in listeners:
                 return  # a team may be told much that nobody here waits for
@@ -98,7 +98,7 @@ class Hearing:
         except BaseException:
             await self._unsubscribe(subscription)
             raise
-        self._ears[subject] = _Ear(subscription)
+        self._subscriptions[subject] = _Subscription(subscription)
 
     @staticmethod
     async def _unsubscribe(subscription: Subscription) -> None:
@@ -112,12 +112,12 @@ def _job_of(body: bytes) -> str:
     return rest[: rest.find(b'"')].decode(errors="replace") if found else ""
 
 
-def read(message: Msg) -> Heard | None:
+def read(message: Msg) -> EventHeard | None:
     """A message of the event subjects; None for a type that this version does not know."""
     try:
         if subjects.what_of(message.subject) == "rejected":
             envelope, rejected = decode(JobRejected, message.headers, message.data, expected_type=None)
-            return Heard(rejection_event(rejected), rejected, quote(envelope.correlationid, safe=":-"))
-        return Heard(decode(JobEvent, message.headers, message.data, expected_type=None)[1])
+            return EventHeard(rejection_event(rejected), rejected, quote(envelope.correlationid, safe=":-"))
+        return EventHeard(decode(JobEvent, message.headers, message.data, expected_type=None)[1])
     except Malformed:
         return None

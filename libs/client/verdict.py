@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from libs.bus.messages import Outgoing
 from libs.client.errors import Busy, ClientError, Conflict, Rejected, TimedOut
-from libs.client.hearing import Heard, Hearing
+from libs.client.hearing import EventHeard, Hearing
 from schemas import subjects
 from schemas.jobs import JobRejected, JobSpec, JobState, Reason, SubmitJob
 from schemas.queries import JobDocument
@@ -100,7 +100,7 @@ class Verdict:
             raise Conflict(self._job_id, rejected.reasons)
         raise Rejected(self._job_id, rejected.reasons)
 
-    def _heard(self, heard: Heard) -> None:
+    def _heard(self, heard: EventHeard) -> None:
         if self._said.done():
             return
         rejected = heard.rejected

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.core.projections.node_health import Seen, Terms, Watch, overdue
+from libs.core.projections.node_health import LastRenewal, Terms, Watch, overdue
 
 TERMS = Terms(max_lease_s=30, kill_bound_s=5, rho=0.01, margin_s=2)
 PATIENCE = (10 + 5) * 1.02 + 2  # of a lease of 10 s
@@ -16,7 +16,7 @@ def lost(watch: Watch, now: float) -> list[tuple[str, int]]:
 
 def test_the_formula_of_p4() -> None:
     assert TERMS.patience(10) == pytest.approx(PATIENCE)
-    seen, up = {"a": Seen(1, 100.0, 10.0)}, {"a": (1, 50.0)}
+    seen, up = {"a": LastRenewal(1, 100.0, 10.0)}, {"a": (1, 50.0)}
     assert overdue(99.999 + PATIENCE, seen, up, 0, TERMS) == []
     (message,) = overdue(100.001 + PATIENCE, seen, up, 0, TERMS)
     assert (message.node, message.incarnation) == ("a", 1)

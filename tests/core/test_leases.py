@@ -7,7 +7,7 @@ import pytest
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Terms, Watch
-from libs.core.projections.node_lives import NodeLives, Right
+from libs.core.projections.node_lives import GrantRight, NodeLives
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.state import snapshot
@@ -290,13 +290,13 @@ def test_the_first_claim_of_an_epoch_gets_the_right() -> None:
 def test_a_granter_grants_only_while_it_was_lately_seen_to_be_the_one() -> None:
     one = granter()
     assert not one.may_grant(0)
-    one.named(Right(1, "p1", 10, 300), 1)
+    one.named(GrantRight(1, "p1", 10, 300), 1)
     assert not one.may_grant(1), "named long ago, perhaps: it must be seen that nobody came after"
     one.confirm(2)
     assert one.may_grant(12)
     assert not one.may_grant(12.1)
     one.confirm(13)
-    one.named(Right(2, "p2", 10, 300), 14)
+    one.named(GrantRight(2, "p2", 10, 300), 14)
     assert not one.may_grant(14)
     one.confirm(15)
     assert not one.may_grant(15)
@@ -304,7 +304,7 @@ def test_a_granter_grants_only_while_it_was_lately_seen_to_be_the_one() -> None:
 
 def test_a_standby_claims_when_the_granter_is_not_heard_and_once_at_a_time() -> None:
     two = granter("p2", began=0)
-    two.named(Right(4, "p1", 10, 300), 0)
+    two.named(GrantRight(4, "p1", 10, 300), 0)
     two.other_heard_at = 1
     assert two.claim(3.9) == 0
     assert two.claim(4.0) == 5
@@ -316,8 +316,8 @@ def test_who_lost_the_right_gives_its_successor_the_time_to_be_heard() -> None:
     """It claimed with its next tick, as it had heard no other granter before: two that both lived took the right from each
     other each second or two, and nobody was ever reported lost (the simulation, with messages lost all the time)."""
     one = granter("p1")
-    one.named(Right(1, "p1", 10, 300), 100)
-    one.named(Right(2, "p2", 10, 300), 200)
+    one.named(GrantRight(1, "p1", 10, 300), 100)
+    one.named(GrantRight(2, "p2", 10, 300), 200)
     assert one.claim(201) == 0
     assert one.claim(203) == 3
 
@@ -326,16 +326,16 @@ def test_a_successor_reports_nobody_lost_before_its_predecessors_leases_have_sur
     """Everybody is silent from the start. The predecessor may grant for one more term; the longest lease follows."""
     two = granter("p2")
     two.watch.joined("a", 1, 0)
-    two.named(Right(1, "p1", 20, 300), 0)
-    two.named(Right(2, "p2", 10, 300), 100)
+    two.named(GrantRight(1, "p1", 20, 300), 0)
+    two.named(GrantRight(2, "p2", 10, 300), 100)
     earliest = 100 + 20 + TERMS.patience(300)
     assert two.watch.overdue(earliest) == []
     assert two.watch.silences(100 + 20 + 1, 15) == []
     assert [m.node for m in two.watch.overdue(earliest + 3)] == ["a"]
     longer = granter("p2")
     longer.watch.joined("a", 1, 0)
-    longer.named(Right(1, "p1", 20, 900), 0)
-    longer.named(Right(2, "p2", 10, 300), 100)
+    longer.named(GrantRight(1, "p1", 20, 900), 0)
+    longer.named(GrantRight(2, "p2", 10, 300), 100)
     assert longer.watch.overdue(100 + 20 + TERMS.patience(900)) == [], "the predecessor granted longer ones"
 
 
@@ -403,7 +403,7 @@ def test_node_lives_are_folded_and_come_back_from_a_snapshot() -> None:
         lives.skip(seq)
     assert (lives.up, lives.left) == ({"a": 1, "c": 1}, {"b": 1})
     assert lives.silent == {"a": (len(world.records), world.decider.state.silent["a"].since_us, False, 0)}
-    assert lives.right == Right(1, "p1", 10, 300)
+    assert lives.right == GrantRight(1, "p1", 10, 300)
     again = NodeLives.load(iter(list(lives.dump())))
     assert list(again.dump()) == list(lives.dump())
     assert (again.silent, again.right) == (lives.silent, lives.right)

@@ -13,7 +13,7 @@ have been answered by the predecessor as well until that moment, so none of them
 from dataclasses import dataclass, field
 
 from libs.core.projections.node_health import Terms, Watch
-from libs.core.projections.node_lives import Right
+from libs.core.projections.node_lives import GrantRight
 
 NEVER = float("-inf")
 
@@ -31,7 +31,7 @@ class Granter:
     term_s: float
     broker_s: float
     standby_s: float
-    right: Right = field(default_factory=Right)
+    right: GrantRight = field(default_factory=GrantRight)
     confirmed_at: float = NEVER
     """The ledger was asked then, and names nobody later than what was read."""
     other_heard_at: float = NEVER
@@ -46,7 +46,7 @@ class Granter:
     def mine(self) -> bool:
         return bool(self.right.epoch) and self.right.holder == self.name
 
-    def named(self, right: Right, now: float) -> None:
+    def named(self, right: GrantRight, now: float) -> None:
         """The ledger names a granter, seen at `now`. A successor begins to wait; its predecessor counts it as heard."""
         before, self.right = self.right, right
         if (

@@ -43,7 +43,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LastRenewal:
     """The last renewal of one life of a node. `lease_s` is the longest lease that this life has renewed."""
 
     incarnation: int
@@ -52,7 +52,11 @@ class Seen:
 
 
 def overdue(
-    now: float, last_seen: Mapping[str, Seen], up: Mapping[str, tuple[int, float]], started_at: float, terms: Terms
+    now: float,
+    last_seen: Mapping[str, LastRenewal],
+    up: Mapping[str, tuple[int, float]],
+    started_at: float,
+    terms: Terms,
 ) -> list[NodeLost]:
     """Nodes whose lease has surely ended by `now`, in order of name.
 
@@ -89,7 +93,7 @@ class Watch:
         self.began_at = started_at
         self.started_at = started_at
         self.up: dict[str, tuple[int, float]] = {}
-        self.last_seen: dict[str, Seen] = {}
+        self.last_seen: dict[str, LastRenewal] = {}
         self._ended: dict[str, int] = {}
         self._given_up: dict[str, int] = {}
         self._kept: set[str] = set()
@@ -154,7 +158,7 @@ class Watch:
             if before is not None and before.incarnation > incarnation and not self._is_up(node, incarnation):
                 continue
             longest = max(lease_s, before.lease_s) if before and before.incarnation == incarnation else lease_s
-            self.last_seen[node] = Seen(incarnation, now, longest)
+            self.last_seen[node] = LastRenewal(incarnation, now, longest)
             granted.append(node)
         return tuple(granted)
 

@@ -11,7 +11,7 @@ NodeNews = led.NodeJoined | led.NodeLeft | led.NodeSilence | led.NodeHeard | led
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class GrantRight:
     """The right to grant leases, as the ledger's last word on it says. `epoch` 0: nobody had it yet.
 
     `term_s`: its holder grants for so long after it last saw the ledger name it; `max_lease_s`: no longer lease.
@@ -52,7 +52,7 @@ class NodeLives:
         """Node -> the last incarnation that is over."""
         self.silent: dict[str, Quiet] = {}
         """Nodes that are not heard."""
-        self.right = Right()
+        self.right = GrantRight()
 
     def apply(self, record: led.LedgerRecord, seq: int) -> tuple[NodeNews, ...]:
         """Folds a valid record; returns what it says about nodes and the right."""
@@ -73,7 +73,7 @@ class NodeLives:
                 case led.NodeHeard():
                     self.silent.pop(event.node, None)
                 case led.GranterNamed():
-                    self.right = Right(event.epoch, event.holder, event.term_s, event.max_lease_s)
+                    self.right = GrantRight(event.epoch, event.holder, event.term_s, event.max_lease_s)
                 case _:
                     continue
             news.append(event)
@@ -97,7 +97,7 @@ class NodeLives:
     def load(cls, dumped: Iterable[bytes]) -> "NodeLives":
         made = cls()
         about, tables = parts.read(dumped)
-        made.right = Right(*about["right"])
+        made.right = GrantRight(*about["right"])
         for table, rows in tables:
             into: Any = {"up": made.up, "left": made.left, "silent": made.silent}[table]
             into.update((row[0], row[1] if len(row) == 2 else Quiet(*row[1:])) for row in rows)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from libs.simulation.dst.consumer import Consumer
-from libs.simulation.dst.stream import Kept, Stream
+from libs.simulation.dst.stream import StoredMessage, Stream
 from libs.simulation.dst.subjects import matches, meet
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Api:
 
     # -------------------------------------------------------------------------------------------------------- messages
 
-    def _found(self, stream: Stream, body: dict[str, Any]) -> Kept | None:
+    def _found(self, stream: Stream, body: dict[str, Any]) -> StoredMessage | None:
         if body.get("last_by_subj"):
             return stream.last_of(body["last_by_subj"])
         if body.get("next_by_subj"):
@@ -272,7 +272,7 @@ def _us(text: str) -> int:
     return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1e6)
 
 
-def _shown(stream: Stream, kept: Kept) -> dict[str, str]:
+def _shown(stream: Stream, kept: StoredMessage) -> dict[str, str]:
     return {
         **(kept.headers or {}),
         "Nats-Stream": stream.name,

@@ -11,7 +11,7 @@ from libs.core.projections.verify import Checker
 from libs.ledger.chain import GENESIS, Head, judge
 from libs.ledger.segments import SegmentState, name_of
 from libs.simulation.dst.scenario import POOL, Asked
-from libs.simulation.dst.stream import Kept
+from libs.simulation.dst.stream import StoredMessage
 from libs.simulation.dst.world import World
 from schemas import ledger as led
 from schemas import subjects
@@ -85,7 +85,7 @@ class SimBooks:
                     self._refused[rejected.team, rejected.client_key].add(rejected.stored_us)
                     self._no.add((kept.headers or {}).get("ce-causationid", ""))
 
-    def _next(self) -> Kept | None:
+    def _next(self) -> StoredMessage | None:
         """The message behind `position`. Behind a seal it is in the next segment, once that takes records."""
         if self._sealed:
             name = name_of(POOL, self.position + 1)

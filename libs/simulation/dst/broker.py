@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from libs.simulation.dst.api import Api
 from libs.simulation.dst.consumer import Consumer
 from libs.simulation.dst.loop import SimHandle
-from libs.simulation.dst.stream import Kept, Stream
+from libs.simulation.dst.stream import StoredMessage, Stream
 from libs.simulation.dst.subjects import Routes, meet
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class SimBrokerServer:
             return
         for number, (of, held, payload) in enumerate(batch, 1):
             outcome = stream.store(of, held, payload, self.wall_us())
-            assert isinstance(outcome, Kept), "it was looked at before"
+            assert isinstance(outcome, StoredMessage), "it was looked at before"
             self.world.stored(stream.name, outcome)
             answer = reply if number == len(batch) else ""
             if self.disk.slow_s:
@@ -181,7 +181,7 @@ class SimBrokerServer:
             return 503, 10077, "maximum bytes exceeded"
         return None
 
-    def _stored(self, stream: Stream, kept: Kept, reply: str, count: int = 0) -> None:
+    def _stored(self, stream: Stream, kept: StoredMessage, reply: str, count: int = 0) -> None:
         if reply and self.disk.denies and self.world.random.random() < self.disk.denies:
             self.world.sometimes("a message was stored, and its sender told that it was not")
             self._acked(reply, {"error": {"code": 503, "err_code": 10008, "description": _UNAVAILABLE}})

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from libs.simulation.dst.loop import SimHandle
-from libs.simulation.dst.stream import Kept, Stream
+from libs.simulation.dst.stream import StoredMessage, Stream
 
 if TYPE_CHECKING:
     from libs.simulation.dst.broker import SimBrokerServer
@@ -145,7 +145,7 @@ class Consumer:
                 self.position = kept.seq
             self._send(request, kept, deliveries)
 
-    def _next(self) -> tuple[Kept | None, int]:
+    def _next(self) -> tuple[StoredMessage | None, int]:
         while self.again:
             seq = self.again.popleft()
             waiting, kept = self.unacked.get(seq), self.stream.messages.get(seq)
@@ -158,7 +158,7 @@ class Consumer:
             return None, 0
         return next(self.stream.after(self.position, self.filters), None), 1
 
-    def _send(self, request: PullRequest, kept: Kept, deliveries: int) -> None:
+    def _send(self, request: PullRequest, kept: StoredMessage, deliveries: int) -> None:
         self.delivered += 1
         request.left -= 1
         request.bytes_left -= kept.size

@@ -14,7 +14,7 @@ _AT_ONCE_US = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredMessage:
     """A stored message. `time_us` is the broker's clock."""
 
     seq: int
@@ -34,7 +34,7 @@ class Stream:
 
     name: str
     config: dict[str, Any]
-    messages: dict[int, Kept] = field(default_factory=dict)
+    messages: dict[int, StoredMessage] = field(default_factory=dict)
     last_seq: int = 0
     first_seq: int = 1
     size: int = 0
@@ -52,7 +52,7 @@ class Stream:
 
     def store(
         self, subject: str, headers: dict[str, str] | None, data: bytes, time_us: int
-    ) -> "Kept | int | ApiRefusal":
+    ) -> "StoredMessage | int | ApiRefusal":
         """The stored message; the sequence of an earlier one with the same id; or the refusal."""
         config = self.config
         if config.get("sealed"):
@@ -75,7 +75,7 @@ class Stream:
             time_us = self._last_us + 1
         self._last_us = time_us
         rollup = held.get("Nats-Rollup")
-        kept = Kept(self.last_seq + 1, subject, headers, data, time_us)
+        kept = StoredMessage(self.last_seq + 1, subject, headers, data, time_us)
         per_subject = config.get("max_msgs_per_subject", -1)
         full_subject = bool(config.get("discard_new_per_subject")) and per_subject > 0
         if full_subject and len(self.by_subject.get(subject, ())) >= per_subject:
@@ -123,11 +123,11 @@ class Stream:
             while self.messages and now_us - self.messages[self.first_seq].time_us > age:
                 self._drop([self.first_seq])
 
-    def last_of(self, subject: str) -> Kept | None:
+    def last_of(self, subject: str) -> StoredMessage | None:
         seqs = self.by_subject.get(subject)
         return self.messages[seqs[-1]] if seqs else None
 
-    def next_of(self, seq: int, pattern: str = ">") -> Kept | None:
+    def next_of(self, seq: int, pattern: str = ">") -> StoredMessage | None:
         """The first message from `seq` on that matches."""
         for number in range(max(seq, self.first_seq), self.last_seq + 1):
             kept = self.messages.get(number)
@@ -135,7 +135,7 @@ class Stream:
                 return kept
         return None
 
-    def after(self, seq: int, patterns: tuple[str, ...]) -> Iterator[Kept]:
+    def after(self, seq: int, patterns: tuple[str, ...]) -> Iterator[StoredMessage]:
         """Messages after `seq` that match one of `patterns` (none: all)."""
         for number in range(max(seq + 1, self.first_seq), self.last_seq + 1):
             kept = self.messages.get(number)

@@ -28,7 +28,7 @@ from libs.simulation.dst.net import SimNet
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.redis import SimRedisServer
 from libs.simulation.dst.secrecy import SimSecrets
-from libs.simulation.dst.stream import Kept, Stream
+from libs.simulation.dst.stream import StoredMessage, Stream
 from services.agent.secrets import memory_folder
 
 Make = Callable[[], Any]
@@ -122,7 +122,7 @@ class World:
         self._hash.update(payload)
         self.secrets.passes(who, subject, payload)
 
-    def stored(self, stream: str, kept: Kept) -> None:
+    def stored(self, stream: str, kept: StoredMessage) -> None:
         ledger = stream.startswith(("LEDGER", "SEGMENT"))
         if self._keep_notes and (ledger or stream == "DEAD"):
             self.notes.append(

@@ -36,7 +36,7 @@ SimulatedPolicy = OrderRule | inbox.ApplyQueues | None
 """One order for all jobs; or queues, with an order each; None: what a pool has of which nobody said anything."""
 
 
-class Knows(StrEnum):
+class KnownRunTime(StrEnum):
     """What the scheduler is told of a row's run time."""
 
     NOTHING = "nothing"
@@ -48,7 +48,7 @@ class Knows(StrEnum):
 class SimulatedWorld:
     """What is simulated beside the workload. Times in seconds."""
 
-    knows: Knows = Knows.NOTHING
+    knows: KnownRunTime = KnownRunTime.NOTHING
     preemption_loss_s: float = 30.0
     """Work that each device of a preempted gang does again."""
     start_delay_s: float = 0.0
@@ -166,8 +166,8 @@ class _Engine:
         self._others = queues is not None or any(row.preempts for row in ordered)
         """Somebody may have devices of a lower class, or of who borrowed them."""
         if self._precedence is not None:
-            self._precedence.reports = lambda job: world.knows is Knows.PROGRESS
-            if world.knows is Knows.DURATIONS:
+            self._precedence.reports = lambda job: world.knows is KnownRunTime.PROGRESS
+            if world.knows is KnownRunTime.DURATIONS:
                 self._precedence.declared = self._declared
         self._policy = Policy(precedence=self._precedence)
         self._decider = Decider(policy=self._policy, learner=None if world.fast else Scorer())
@@ -253,7 +253,7 @@ class _Engine:
         self._say(job_id, job, inbox.Started)
         job.run_us = t_us
         self._foresee(t_us + job.remaining_us, _END, job_id, version)
-        if self._world.knows is Knows.PROGRESS and not job.looked and self._precedence is not None:
+        if self._world.knows is KnownRunTime.PROGRESS and not job.looked and self._precedence is not None:
             self._foresee(t_us + int(self._precedence.knobs.look_s * 1e6), _LOOK, job_id, version)
 
     def _end(self, job_id: str, version: int, t_us: int) -> None:
@@ -409,7 +409,7 @@ class _Engine:
         job.version += 1
 
     def _told_again(self, job_id: str, job: SimulatedJob, lost_us: int) -> None:
-        if self._precedence is not None and lost_us and (job.looked or self._world.knows is Knows.DURATIONS):
+        if self._precedence is not None and lost_us and (job.looked or self._world.knows is KnownRunTime.DURATIONS):
             self._tell(job_id, job)
 
     # ----------------------------------------------------------------------------------------------------- what is known

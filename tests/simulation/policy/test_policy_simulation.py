@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from libs.cli.main import app
 from libs.cli.queuesfile import read_tree
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule
-from libs.simulation.policy.engine import Knows, SimulatedRun, SimulatedWorld, simulate
+from libs.simulation.policy.engine import KnownRunTime, SimulatedRun, SimulatedWorld, simulate
 from libs.simulation.policy.measure import figures
 from libs.simulation.policy.recorded import RecordedWorkload
 from libs.simulation.policy.workload import WorkloadRow
@@ -67,7 +67,7 @@ def test_many_jobs_are_decided_about_in_cycles(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_shortest_known_first_by_hand() -> None:
-    world = SimulatedWorld(knows=Knows.DURATIONS)
+    world = SimulatedWorld(knows=KnownRunTime.DURATIONS)
     run = simulate(rows((0, 1000, 8), (10, 500, 8), (10, 100, 8)), fleet(), OrderRule.SHORTEST_REMAINING, world)
     # At 60 s the first gives way to the third, at 160 s the second (500 s) goes before it (970 s), by the factor and the loss.
     assert ends(run) == [1630, 660, 160]
@@ -77,7 +77,7 @@ def test_the_shortest_known_first_by_hand() -> None:
 
 
 def test_a_stop_delay_is_waited_for() -> None:
-    world = SimulatedWorld(knows=Knows.DURATIONS, stop_delay_s=20.0, start_delay_s=5.0)
+    world = SimulatedWorld(knows=KnownRunTime.DURATIONS, stop_delay_s=20.0, start_delay_s=5.0)
     run = simulate(rows((0, 1000, 8), (10, 100, 8)), fleet(), OrderRule.SHORTEST_REMAINING, world)
     assert ends(run)[1] == 60 + 20 + 5 + 100
 
@@ -86,12 +86,14 @@ def test_a_stop_delay_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("rule", "knows"),
     [
-        *((rule, Knows.NOTHING) for rule in OrderRule),
-        (OrderRule.SHORTEST_REMAINING, Knows.PROGRESS),
-        (OrderRule.SHORTEST_REMAINING, Knows.DURATIONS),
+        *((rule, KnownRunTime.NOTHING) for rule in OrderRule),
+        (OrderRule.SHORTEST_REMAINING, KnownRunTime.PROGRESS),
+        (OrderRule.SHORTEST_REMAINING, KnownRunTime.DURATIONS),
     ],
 )
-def test_every_job_ends_and_the_same_seed_gives_the_same_run(rule: OrderRule, knows: Knows, cycle_s: float) -> None:
+def test_every_job_ends_and_the_same_seed_gives_the_same_run(
+    rule: OrderRule, knows: KnownRunTime, cycle_s: float
+) -> None:
     world = SimulatedWorld(knows=knows, node_faults_per_day=2.0, seed=7, cycle_s=cycle_s)
     first, second = (simulate(crowd(24), fleet(2), rule, world) for _ in range(2))
     told = figures(first)
@@ -126,7 +128,7 @@ def test_work_is_neither_lost_nor_made(cycle_s: float) -> None:
 
 def test_known_durations_make_the_mean_wait_shorter_than_age_does() -> None:
     # Nearly all of this crowd are gangs: without these knobs their turns by age would be all that is seen.
-    knobs, world = OrderKnobs(in_turn=0.0, promise_margin=1e6), SimulatedWorld(knows=Knows.DURATIONS)
+    knobs, world = OrderKnobs(in_turn=0.0, promise_margin=1e6), SimulatedWorld(knows=KnownRunTime.DURATIONS)
     shortest = figures(simulate(crowd(), fleet(2), OrderRule.SHORTEST_REMAINING, world, knobs))
     fifo = figures(simulate(crowd(), fleet(2), OrderRule.FIFO))
     assert shortest["queueing_mean_s"] < fifo["queueing_mean_s"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from libs.core.accelerators.precisions import computes
-from libs.core.projections.verify.books import Books, DeviceRow, JobRow, NodeRow, Subject, Where
+from libs.core.projections.verify.books import Books, DeviceRow, JobRow, NodeRow, Stage, Subject
 from schemas import ledger as led
 from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Level, Resources, Role, Runtime, Spread, TopologyPolicy
 
@@ -39,7 +39,7 @@ class AsAsked(Subject):
 
     def granted(self, e: led.JobGranted) -> None:
         job = self.books.jobs.get(e.job_id)
-        if job is None or job.where is Where.ENDED:
+        if job is None or job.stage is Stage.ENDED:
             return
         asked = job.spec.resources
         self._size(e, job, asked)

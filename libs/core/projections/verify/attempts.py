@@ -4,7 +4,7 @@ their bill, the sum of share x (freed - granted), in integers."""
 from collections import defaultdict
 from typing import ClassVar
 
-from libs.core.projections.verify.books import AttemptRow, Books, Promises, Subject, Where
+from libs.core.projections.verify.books import AttemptRow, Books, Promises, Stage, Subject
 from schemas import ledger as led
 from schemas.attempts import Evidence
 from schemas.resources import Claim
@@ -29,7 +29,7 @@ class Attempts(Subject):
     def granted(self, e: led.JobGranted) -> None:
         books = self.books
         job = books.jobs.get(e.job_id)
-        if job is None or job.where is Where.ENDED:
+        if job is None or job.stage is Stage.ENDED:
             return
         books.report.attempts += 1
         if job.open is not None:

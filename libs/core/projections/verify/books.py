@@ -23,8 +23,8 @@ from schemas.jobs import Checkpoint, JobSpec
 from schemas.resources import Claim, Device
 
 
-class Where(IntEnum):
-    """Where a job stands, in the checker's words. CLOSED: its attempt was closed, and what becomes of it comes next."""
+class Stage(IntEnum):
+    """How far a job is, in the checker's words. CLOSED: its attempt was closed, and what becomes of it comes next."""
 
     WAITING = 0
     GRANTED = 1
@@ -78,7 +78,7 @@ class JobRow:
     preempts: bool
     lease_s: float
     """How long its work survives silence, s; 0: until its node speaks."""
-    where: Where = Where.WAITING
+    stage: Stage = Stage.WAITING
     attempts: int = 0
     open: AttemptRow | None = None
     closed: AttemptRow | None = None

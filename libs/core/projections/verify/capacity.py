@@ -8,7 +8,7 @@ which some is in no instance is a whole one all the same.
 from collections.abc import Iterable
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, Subject, Where
+from libs.core.projections.verify.books import Books, Stage, Subject
 from libs.core.projections.verify.limit_books import part_of_board
 from schemas import ledger as led
 from schemas.resources import WHOLE_MILLI, Claim, Inventory
@@ -50,7 +50,7 @@ class CapacityBooks(Subject):
         """That it is no more than is idle, the accounts say."""
         if (told := sum(e.units.values())) > self._units:
             self.books.broken("I16", f"{told} units are told to be fragmented, and there are {self._units}")
-        if e.units and not any(job.where is Where.WAITING for job in self.books.jobs.values()):
+        if e.units and not any(job.stage is Stage.WAITING for job in self.books.jobs.values()):
             self.books.broken("I16", "devices are told to be fragmented, and no job waits")
 
     def finish(self) -> None:

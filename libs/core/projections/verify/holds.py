@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import ClassVar, NamedTuple
 
 from libs.core.projections.verify.asked import sizes
-from libs.core.projections.verify.books import Books, JobRow, Promises, Subject, Where
+from libs.core.projections.verify.books import Books, JobRow, Promises, Stage, Subject
 from libs.core.projections.verify.limit_books import Kind
 from libs.core.projections.verify.thrash import ThrashBooks
 from libs.core.state.formats import PREEMPTION_LIMITED
@@ -86,7 +86,7 @@ class Holds(Subject):
         self._will_hold.make(e.beneficiary)
         self._plans.setdefault(e.beneficiary, set()).add(e.plan_id)
         early = self._too_soon(e, victim, winner)
-        if winner is None or winner.where is not Where.WAITING:
+        if winner is None or winner.stage is not Stage.WAITING:
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which does not wait")
         elif victim is not None and victim.team == winner.team and victim.priority == winner.priority:
             if not self._exchanges(winner.team):
@@ -281,7 +281,7 @@ class Holds(Subject):
         """What is kept for a job that waits is in the pool; it is no promise to be granted just these. Mostly it is a gang; one
         device is kept for a job that has waited so long that it comes before all."""
         job = self.books.jobs.get(e.gang)
-        if job is None or job.where is not Where.WAITING:
+        if job is None or job.stage is not Stage.WAITING:
             self.books.broken("I11", f"devices are reserved for {e.gang}, which does not wait")
         if unknown := [device for device in e.devices if device not in self.books.devices]:
             self.books.broken("I11", f"{unknown[0]} is reserved for {e.gang}, and no node has brought it")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, Subject, Where
+from libs.core.projections.verify.books import Books, Stage, Subject
 from libs.core.projections.verify.limit_books import Kind
 from libs.core.state.formats import COUNTS_ONCE, FIRST
 from schemas import ledger as led
@@ -64,7 +64,7 @@ class TeamLimits(Subject):
         job = self.books.jobs.get(e.job_id)
         if job is not None:
             self._while_suspended(job.team, f"{e.job_id} is granted devices")
-        if job is not None and job.where is not Where.ENDED:
+        if job is not None and job.stage is not Stage.ENDED:
             once = (self.books.format or FIRST) >= COUNTS_ONCE
             self._told(self.books.limits.grant(job.team, e.job_id, self._kinds(e.claims), counts_once=once))
 
@@ -86,7 +86,7 @@ class TeamLimits(Subject):
         job = self.books.jobs.get(e.job_id)
         if job is not None:
             self._while_suspended(job.team, f"devices are held for {e.job_id}")
-        if job is not None and job.where is not Where.ENDED:
+        if job is not None and job.stage is not Stage.ENDED:
             milli = job.spec.resources.share_milli
             self._told(
                 self.books.limits.hold(job.team, e.job_id, [(self.books.kind(device), milli) for device in e.devices])

@@ -2,31 +2,31 @@
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, JobRow, Promises, Subject, Where
+from libs.core.projections.verify.books import Books, JobRow, Promises, Stage, Subject
 from schemas import ledger as led
 from schemas.ids import job_id
 
-W = Where
-_OPEN = frozenset({W.GRANTED, W.STARTING, W.RUNNING, W.PREEMPTING, W.STOPPING})
-_UNDECIDED = frozenset({W.GRANTED, W.STARTING, W.RUNNING})
+S = Stage
+_OPEN = frozenset({S.GRANTED, S.STARTING, S.RUNNING, S.PREEMPTING, S.STOPPING})
+_UNDECIDED = frozenset({S.GRANTED, S.STARTING, S.RUNNING})
 
-_MAY_COME: dict[type, tuple[frozenset[Where], Where | None, bool, str]] = {
-    led.JobGranted: (frozenset({W.WAITING}), W.GRANTED, False, "granted"),
-    led.DevicesHeld: (frozenset({W.WAITING}), None, False, "given a hold"),
-    led.GangPromised: (frozenset({W.WAITING}), None, False, "promised a start"),
-    led.JobBoosted: (_OPEN | {W.WAITING}, None, False, "boosted"),
-    led.BoostEnded: (_OPEN | {W.WAITING}, None, False, "boosted no longer"),
-    led.HoldReleased: (frozenset({W.WAITING}), None, False, "rid of its hold"),
-    led.AttemptStarting: (frozenset({W.GRANTED, W.STARTING}), W.STARTING, True, "seen starting"),
-    led.AttemptRunning: (frozenset({W.GRANTED, W.STARTING}), W.RUNNING, True, "seen running"),
+_MAY_COME: dict[type, tuple[frozenset[Stage], Stage | None, bool, str]] = {
+    led.JobGranted: (frozenset({S.WAITING}), S.GRANTED, False, "granted"),
+    led.DevicesHeld: (frozenset({S.WAITING}), None, False, "given a hold"),
+    led.GangPromised: (frozenset({S.WAITING}), None, False, "promised a start"),
+    led.JobBoosted: (_OPEN | {S.WAITING}, None, False, "boosted"),
+    led.BoostEnded: (_OPEN | {S.WAITING}, None, False, "boosted no longer"),
+    led.HoldReleased: (frozenset({S.WAITING}), None, False, "rid of its hold"),
+    led.AttemptStarting: (frozenset({S.GRANTED, S.STARTING}), S.STARTING, True, "seen starting"),
+    led.AttemptRunning: (frozenset({S.GRANTED, S.STARTING}), S.RUNNING, True, "seen running"),
     led.AttemptCheckpointed: (_OPEN, None, True, "checkpointed"),
     led.AttemptProgress: (_UNDECIDED, None, True, "said to be at a step"),
-    led.AttemptPreempting: (_UNDECIDED, W.PREEMPTING, True, "preempted"),
-    led.AttemptStopping: (_UNDECIDED | {W.PREEMPTING}, W.STOPPING, True, "stopped"),
+    led.AttemptPreempting: (_UNDECIDED, S.PREEMPTING, True, "preempted"),
+    led.AttemptStopping: (_UNDECIDED | {S.PREEMPTING}, S.STOPPING, True, "stopped"),
     led.DevicesFreed: (_OPEN, None, True, "freeing devices"),
-    led.AttemptClosed: (_OPEN, W.CLOSED, True, "closed"),
-    led.JobRequeued: (frozenset({W.CLOSED}), W.WAITING, False, "queued again"),
-    led.JobFinished: (frozenset({W.WAITING, W.CLOSED}), W.ENDED, False, "finished"),
+    led.AttemptClosed: (_OPEN, S.CLOSED, True, "closed"),
+    led.JobRequeued: (frozenset({S.CLOSED}), S.WAITING, False, "queued again"),
+    led.JobFinished: (frozenset({S.WAITING, S.CLOSED}), S.ENDED, False, "finished"),
 }
 """Event -> where its job may stand when it comes; where it leads; whether it is of the open attempt; and a word for it."""
 
@@ -61,20 +61,20 @@ class Lives(Subject):
             ended = books.ended.has(e.job_id, books.t_us)
             books.broken("I3", f"{e.job_id} is {what} " + ("after it ended" if ended else "and does not wait or run"))
             return
-        if job.where is W.ENDED:
+        if job.stage is S.ENDED:
             books.broken("I3", f"{e.job_id} is {what} after it ended")
             return
-        if job.where not in may:
+        if job.stage not in may:
             of = f"attempt {job.open.number} is " if job.open is not None else ""
-            books.broken("I5" if job.open else "I3", f"{e.job_id} is {what} while {of}{job.where.name.lower()}")
+            books.broken("I5" if job.open else "I3", f"{e.job_id} is {what} while {of}{job.stage.name.lower()}")
         elif of_attempt:
             number = e.attempt  # type: ignore[union-attr]
             if job.open is None or job.open.number != number:
                 books.broken("I5", f"{e.job_id}.{number} is {what}, its attempt is {job.attempts}")
                 return
         if leads_to is not None:
-            job.where = leads_to
-            if leads_to is W.CLOSED:
+            job.stage = leads_to
+            if leads_to is S.CLOSED:
                 self._limbo.make(e.job_id)
             elif self._limbo:
                 self._limbo.keep(e.job_id)
@@ -101,5 +101,5 @@ class Ends(Subject):
 
     def closed(self, e: led.AttemptClosed) -> None:
         job = self.books.jobs.get(e.job_id)
-        if job is not None and job.where is Where.ENDED and job.open is None:
+        if job is not None and job.stage is Stage.ENDED and job.open is None:
             del self.books.jobs[e.job_id]

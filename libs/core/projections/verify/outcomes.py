@@ -12,7 +12,7 @@ first format, or none.
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import AttemptRow, Books, JobRow, Subject, Where
+from libs.core.projections.verify.books import AttemptRow, Books, JobRow, Stage, Subject
 from libs.core.state.formats import BACK_OFF, FIRST
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome
@@ -104,7 +104,7 @@ class Outcomes(Subject):
             self._looked_us = tick_us
             for job_id, end_us in list(self._limits.items()):
                 job = self.books.jobs.get(job_id)
-                if job is None or job.where is not Where.RUNNING:
+                if job is None or job.stage is not Stage.RUNNING:
                     del self._limits[job_id]
                 elif tick_us >= end_us + _LATE_US:
                     over = f"{(tick_us - end_us) / 1e6:g} s over its limit of {job.spec.time_limit_s:g} s"

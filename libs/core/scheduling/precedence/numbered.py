@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from libs.core.state.model import QueueKey
 
-Place = tuple[int, int, str]
+PlaceInLine = tuple[int, int, str]
 """Number (thousandths), submitted_us, job id."""
 
 
@@ -13,8 +13,8 @@ class NumberedLines:
     """A line for each queue. A job stands in one of them at the most."""
 
     def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
-        self._lines: dict[QueueKey, list[Place]] = {}
+        self._places: dict[str, PlaceInLine] = {}
+        self._lines: dict[QueueKey, list[PlaceInLine]] = {}
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._places
@@ -23,7 +23,7 @@ class NumberedLines:
         """All that stand, in the order in which `renumber` takes numbers."""
         return (job_id for line in self._lines.values() for _, _, job_id in line)
 
-    def stand(self, key: QueueKey, place: Place) -> None:
+    def stand(self, key: QueueKey, place: PlaceInLine) -> None:
         self._places[place[2]] = place
         insort(self._lines.setdefault(key, []), place)
 
@@ -61,7 +61,7 @@ class NumberedLines:
         """How many of a queue's line stand before a job in it (None: behind all), `but` not counted."""
         return self.before(key, None if job_id is None else self._places[job_id], but)
 
-    def before(self, key: QueueKey, place: Place | None, but: Collection[str]) -> int:
+    def before(self, key: QueueKey, place: PlaceInLine | None, but: Collection[str]) -> int:
         """How many of a queue's line stand before this number, age and id (None: behind all), `but` not counted."""
         line = self._lines.get(key, [])
         stop = len(line) if place is None else bisect_left(line, place)
@@ -69,6 +69,6 @@ class NumberedLines:
         return stop - sum(_stands(line, one) for one in left_out if place is None or one < place)
 
 
-def _stands(line: list[Place], place: Place) -> bool:
+def _stands(line: list[PlaceInLine], place: PlaceInLine) -> bool:
     at = bisect_left(line, place)
     return at < len(line) and line[at] == place

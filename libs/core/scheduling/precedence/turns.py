@@ -11,7 +11,7 @@ from libs.core.scheduling.precedence import keep
 from libs.core.scheduling.precedence.history import Kin, RunHistory, kin_of
 from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of
 from libs.core.scheduling.precedence.moves import movable
-from libs.core.scheduling.precedence.numbered import NumberedLines, Place
+from libs.core.scheduling.precedence.numbered import NumberedLines, PlaceInLine
 from libs.core.scheduling.precedence.promised import PromiseBook
 from libs.core.scheduling.precedence.rules import (
     CODES,
@@ -285,7 +285,7 @@ class Precedence:
         """How many of a queue's line stand before a job in it (None: behind all), `but` not counted."""
         return self._lines.before_job(key, job_id, but)
 
-    def before(self, key: QueueKey, place: Place | None, but: Collection[str]) -> int:
+    def before(self, key: QueueKey, place: PlaceInLine | None, but: Collection[str]) -> int:
         """How many of a queue's line stand before this number, age and id (None: behind all), `but` not counted."""
         return self._lines.before(key, place, but)
 

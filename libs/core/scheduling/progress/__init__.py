@@ -12,6 +12,6 @@ report says something for the job only as long as the job does what it says.
 """
 
 from libs.core.scheduling.progress.gauge import SAMPLE_S, Gauge
-from libs.core.scheduling.progress.left import Left, believed, left_now
+from libs.core.scheduling.progress.left import TimeLeft, believed, left_now
 
-__all__ = ["SAMPLE_S", "Gauge", "Left", "believed", "left_now"]
+__all__ = ["SAMPLE_S", "Gauge", "TimeLeft", "believed", "left_now"]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from schemas.jobs import ProgressDoubt, StepProgress
 
 
-class Left(NamedTuple):
+class TimeLeft(NamedTuple):
     """Seconds, none below zero. `step`: where it should be by now, never beyond what is told to be all."""
 
     p50_s: float
@@ -13,7 +13,7 @@ class Left(NamedTuple):
     step: int
 
 
-def left_now(told: StepProgress, told_us: int, now_us: int) -> Left | None:
+def left_now(told: StepProgress, told_us: int, now_us: int) -> TimeLeft | None:
     """From what was told at `told_us`; None: it is not believed, or its rate is not known."""
     if told.doubt is not None or told.left_s is None:
         return None
@@ -21,7 +21,7 @@ def left_now(told: StepProgress, told_us: int, now_us: int) -> Left | None:
     high_s = told.left_p90_s if told.left_p90_s is not None else told.left_s
     done = min(1.0, passed_s / told.left_s) if told.left_s > 0 else 1.0
     step = told.step + int(done * (told.steps - told.step))
-    return Left(max(0.0, told.left_s - passed_s), max(0.0, high_s - passed_s), step)
+    return TimeLeft(max(0.0, told.left_s - passed_s), max(0.0, high_s - passed_s), step)
 
 
 def believed(last: StepProgress | None, new: StepProgress) -> StepProgress:
