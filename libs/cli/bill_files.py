@@ -1,4 +1,4 @@
-"""`baton bill export|verify|statement|close`: bills that anybody who has the ledger can make again, to the byte.
+"""`baton bill export|verify|statement`: bills that anybody who has the ledger can make again, to the byte.
 
 They read the ledger: of the pool, which is written into a file first, or files of `baton ledger export`.
 """
@@ -16,22 +16,21 @@ import typer
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import check_target, read_text, scratch_folder
-from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Pool, Url, UserOption
+from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Pool, Url
 from libs.cli.output import Format, hint, say
 from libs.cli.session import run
 from libs.client import Baton
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.focus import VERSIONS, columns_of, facts_of
 from libs.core.billing.sealing import Sealing
-from libs.core.billing.wall import month_us, text_of
+from libs.core.billing.wall import month_us
+from libs.core.state.moments import text_of
 from libs.ledger.export import BadLedgerFile, FileStart
 from libs.ledger.readers import release
 from libs.ledger.records import FiledLedger
 from libs.ledger.segments import RecordsArchived
 from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, described, digest_of, metadata_of, write
 from schemas import subjects
-from schemas.inbox import ClosePeriod
-from schemas.prices import ClosedPeriod
 
 From = Annotated[
     str | None,
@@ -178,48 +177,6 @@ def statement(
         if forecast:
             add_forecast(lines, source, period, of, grouping)
         shown(lines, by, output, source.currency)
-
-
-def close(
-    *,
-    start: From = None,
-    end: To = None,
-    time_zone: Zone = "UTC",
-    reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger.")] = "",
-    archive: ArchiveFolder = None,
-    pool: Pool = None,
-    user: UserOption = None,
-    url: Url = None,
-) -> None:
-    """Seal a period that is over, in the ledger: its rows' hash and totals. What changes it later is billed later."""
-    from libs.cli.decided import say_to_pool
-
-    if start is None:
-        raise UsageFault("--from: say which period is closed, e.g. --from 2026-11")
-    zone = zone_of(time_zone)
-    with ledger_of(None, pool, url, archive) as source:
-        period = period_of(start, end, zone, source.wall_us)
-        sealing = Sealing()
-        for charge in rows_in(charges(source, source.closed), period, None):
-            sealing.take(charge)
-        seal = ClosedPeriod(
-            from_us=period[0],
-            to_us=period[1],
-            upto_seq=source.head.seq,
-            head=source.head.hash,
-            rows=sealing.digest,
-            currency=source.currency or "XXX",
-            totals=sealing.totals,
-        )
-
-    async def work(baton: Baton) -> None:
-        who = baton.place.user or "operator"
-        said = ClosePeriod(period=seal, reason=reason, user=who)
-        subject = subjects.close_period(baton.place.pool, who)
-        await say_to_pool(baton, baton.place.pool, said, subject, f"close:{seal.from_us}-{seal.to_us}")
-
-    run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    say(f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {sealing.rows} rows, {seal.rows}")
 
 
 def _export(

@@ -17,7 +17,7 @@ from libs.cli.session import run
 from libs.client import Baton
 from libs.core.billing.charges import charges
 from libs.core.billing.credits import EVERYTHING, Credits
-from libs.core.billing.wall import text_of
+from libs.core.state.moments import text_of
 from schemas.subjects import OPERATOR
 from schemas.use import UseQuery, UseRow
 
