@@ -303,9 +303,12 @@ def ledger_of(
 
 
 async def _of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> FiledLedger:
+    from libs.cli.ledger_by_parts import ledger_by_parts
     from libs.ledger.archive import archived
     from libs.ledger.verify import export as write_ledger
 
+    if baton.team == subjects.FINANCE:
+        return await ledger_by_parts(baton, archive, rest)
     js = baton.nats.jetstream()
     source = await archived(js, pool, archive)
     await write_ledger(js, pool, rest, start=FileStart(pool, source.last_seq + 1, source.head))
