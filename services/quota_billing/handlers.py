@@ -37,6 +37,9 @@ MOST_AHEAD_US = 400 * DAY_US
 
 MAX_ROWS = 3000
 """About 750 KB: the broker carries 1 MiB in one answer."""
+MAX_READ = 1_000_000
+"""Sums that are read for one answer about use: a few seconds of a thread. A team has at most 500 an hour by job, and in what is not
+asked by job one for each user: so 2,000 hours of the largest team, or a year of a hundred users who all work all the time."""
 MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
@@ -147,14 +150,22 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
     whose = query.team if team in SEES_ALL else team
     grouped = GroupedUse(query.group_by, lambda hour: day_text(day_of(hour * HOUR_US)))
     told: list[int] = []
-    count = 0
+    count = read = 0
+    by_job = query.group_by == "job"
     try:
-        async with aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1)) as pages:
+        async with aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1, jobs=by_job)) as pages:
             async for hours in pages:
                 count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
                 if count > MAX_HOURS:
                     problem, fix = f"more than {MAX_HOURS} hours of teams are kept of that time", "or ask for one team"
                     raise _invalid("from_us", str(query.from_us), problem, f"narrow it with from_us and to_us, {fix}")
+                read += sum(len(rows) for hour in hours for rows in hour.slots.values())
+                if read > MAX_READ:
+                    problem = f"more than {MAX_READ} sums of users or jobs are kept of that time"
+                    fix = "narrow it with from_us and to_us, or ask for one team"
+                    raise _invalid(
+                        "from_us", str(query.from_us), problem, fix + ("; or group by user" if by_job else "")
+                    )
                 await asyncio.to_thread(grouped.add, hours)
                 if len(grouped) > MAX_ROWS:
                     problem, fix = f"there are more than the {MAX_ROWS} rows of one answer", "or group by team"

@@ -65,6 +65,11 @@ def added(some: Iterable[Rows]) -> Rows:
     return out
 
 
+def by_user(rows: Rows) -> Rows:
+    """Sums of each user, whatever the job."""
+    return added({(user, ""): sums} for (user, _), sums in rows.items())
+
+
 def with_slot(hour: UseHour, slot: int, rows: Rows) -> UseHour:
     """The hour with another sum of one of its slots, counted since the epoch; of one that is whole nothing changes."""
     if WHOLE in hour.slots:
