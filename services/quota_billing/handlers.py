@@ -38,8 +38,8 @@ MOST_AHEAD_US = 400 * DAY_US
 MAX_ROWS = 3000
 """About 750 KB: the broker carries 1 MiB in one answer."""
 MAX_READ = 1_000_000
-"""Sums that are read for one answer about use: a few seconds of a thread. A team has at most 500 an hour by job, and one for each
-user in what is not asked by job: 2,000 hours of the largest team, or a year of a hundred users who all work all the time."""
+"""Sums that are read for one answer about use: a few seconds of a thread. A team has at most 500 an hour by job, and one for
+each user in what is not asked by job: 2,000 hours of the largest team, or a year of a hundred users who always work."""
 MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
