@@ -265,6 +265,15 @@ CATALOG: tuple[Message, ...] = (
         queries.TeamManaged,
         "Of users by an admin of their team, whose role alone may ask it.",
     ),
+    _query(
+        "ledger",
+        "records",
+        proofs.LedgerRead,
+        "quota_billing",
+        proofs.LedgerPart,
+        "Of finance, whose role alone may ask it.",
+        asker="operators",
+    ),
     _query("audit", "read", proofs.AuditRead, "history", proofs.AuditPart),
     _query("log", "read", queries.LogQuery, "history", queries.LogPiece, of_pool=False),
     Message(

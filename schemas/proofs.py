@@ -70,3 +70,18 @@ class AuditPart(Fact):
     )
     first_sum: int | None = Field(default=None, description="the oldest that is kept")
     links: tuple[Sum, ...] = Field(default=(), description="from the proof's sum back to `since`, each naming the next")
+
+
+class LedgerRead(Strict):
+    """Who reads bills asks for the ledger that they are of, part by part. Answered by quota_billing."""
+
+    after_seq: int = Field(default=0, ge=0, description="the messages behind this one; 0: from the first on")
+
+
+class LedgerPart(Fact):
+    """Messages of the ledger as they are stored, as many as go into one answer; none: there are no more. Sent by quota_billing
+    as the answer to `LedgerRead`."""
+
+    first_seq: int = Field(ge=1, description="the first message that the broker keeps")
+    last_seq: int = Field(ge=0, description="the last one that there is")
+    messages: str = Field(description="base64 of zlib of lines as a ledger file has them (docs/ledger-file.md)")

@@ -28,6 +28,9 @@ OPERATOR = "operator"
 _KNOWN = 4096
 """Subjects that are remembered, of each kind: each job's messages have the same few."""
 
+FINANCE = "_finance"
+"""Who may read all bills and the ledger that they are of, and say nothing. No team can be called so."""
+
 REQUESTS = "REQUESTS"
 EVENTS = "EVENTS"
 TELEMETRY = "TELEMETRY"
@@ -43,6 +46,8 @@ PEER_QUESTION = "baton.qry.{entity}.v1.{what}.{service}"
 NODE_QUESTION = "baton.qry.node.v1.{what}.{pool}.{node}"
 LOG_QUESTION = "baton.qry.log.v1.piece.{pool}.{node}"
 """What history asks the node that has a job's output."""
+LEDGER_QUESTION = "baton.qry.ledger.v1.records.{pool}.{team}.{user}"
+"""What finance asks and no team may."""
 NODE_COMMAND = "baton.cmd.node.v1.{what}.{pool}.{node}"
 NODE_SIGNAL = "baton.tel.node.v1.{what}.{pool}.{node}"
 INPUT = "baton.in.{entity}.v1.{what}.{pool}"
@@ -390,6 +395,17 @@ def admin_may(team: str, user: str = "*") -> tuple[list[str], list[str]]:
     """The same of a user who manages the users of its own team."""
     publish, subscribe = user_may(team, user)
     return [*publish, anyone(QUESTION, entity="team", what="manage", team=token(team), user=user)], subscribe
+
+
+def finance_may(user: str = "*") -> tuple[list[str], list[str]]:
+    """(publish, subscribe) patterns of who reads bills: questions about money, and the ledger in parts; no command, no input of
+    a pool, no stream."""
+    own = {"team": FINANCE, "user": user}
+    asked = (("bill", "get"), ("use", "list"), ("budgets", "list"), ("ledger", "records"))
+    return (
+        [anyone(POOL_QUESTION, entity=entity, what=what, **own) for entity, what in asked],
+        [f"_INBOX_{FINANCE}.>" if user == "*" else f"{reply_prefix(FINANCE, user)}.>"],
+    )
 
 
 def node_may(pool: str, node: str = "*") -> tuple[list[str], list[str]]:

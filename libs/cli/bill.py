@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
-from libs.cli import bill_files, bill_page, bill_push, bill_used, units
+from libs.cli import bill_close, bill_files, bill_page, bill_push, bill_used, units
 from libs.cli.bill_period import days_between, forecast_end, zone_of
 from libs.cli.budget import overdrawn
 from libs.cli.exits import UsageFault
@@ -26,7 +26,7 @@ app.command("verify")(bill_files.verify)
 app.command("statement")(bill_files.statement)
 app.command("push")(bill_push.push)
 app.command("page")(bill_page.page)
-app.command("close")(bill_files.close)
+app.command("close")(bill_close.close)
 app.command("used")(bill_used.used)
 
 

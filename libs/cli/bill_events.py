@@ -26,7 +26,7 @@ from libs.cli.output import hint
 from libs.client.errors import Failed
 from libs.core.billing.charges import Charge
 from libs.core.billing.usage_events import MAPPINGS, HttpMessage, UsageEvent, event_of, known_already, too_late
-from libs.core.billing.wall import text_of
+from libs.core.state.moments import text_of
 
 FIRST_S, LONGEST_S = 0.5, 30.0
 ASKED_S = 3600.0

@@ -1,4 +1,4 @@
-"""`baton bill export|verify|statement|close`: bills that anybody who has the ledger can make again, to the byte.
+"""`baton bill export|verify|statement`: bills that anybody who has the ledger can make again, to the byte.
 
 They read the ledger: of the pool, which is written into a file first, or files of `baton ledger export`.
 """
@@ -7,7 +7,7 @@ import gc
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,22 +16,21 @@ import typer
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import check_target, read_text, scratch_folder
-from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Pool, Url, UserOption
+from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Pool, Url
 from libs.cli.output import Format, hint, say
 from libs.cli.session import run
 from libs.client import Baton
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.focus import VERSIONS, columns_of, facts_of
 from libs.core.billing.sealing import Sealing
-from libs.core.billing.wall import month_us, text_of
+from libs.core.billing.wall import month_us
+from libs.core.state.moments import text_of
 from libs.ledger.export import BadLedgerFile, FileStart
 from libs.ledger.readers import release
 from libs.ledger.records import FiledLedger
 from libs.ledger.segments import RecordsArchived
 from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, described, digest_of, metadata_of, write
 from schemas import subjects
-from schemas.inbox import ClosePeriod
-from schemas.prices import ClosedPeriod
 
 From = Annotated[
     str | None,
@@ -127,12 +126,14 @@ def verify(
     if digest != claimed:
         problems.append(f"{file} has another SHA-256 than its metadata says: one of them was changed")
     with ledger_of(ledger, pool, url, archive) as source, scratch_folder() as folder:
-        again = folder / file.name
-        _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
-        problems += _compared(json.loads(metadata_of(again).read_text("utf-8")), about)
-        if not problems and digest_of(again) != digest:
-            problems.append(f"{file} is not what the ledger comes to, or another version of the writer wrote it")
-        problems += _against_seal(source, period, made, told[2])
+        problems += _lost(source, period, about, told[3])
+        if told[3] <= source.head.seq:
+            again = folder / file.name
+            _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
+            problems += _compared(json.loads(metadata_of(again).read_text("utf-8")), about)
+            if not problems and digest_of(again) != digest:
+                problems.append(f"{file} is not what the ledger comes to, or another version of the writer wrote it")
+            problems += _against_seal(source, period, made, told[2])
         closed, newest = any(p.from_us <= period[0] and period[1] <= p.to_us for p in source.closed), source.head.seq
     for problem in problems:
         hint(f"differs: {problem}")
@@ -178,48 +179,6 @@ def statement(
         if forecast:
             add_forecast(lines, source, period, of, grouping)
         shown(lines, by, output, source.currency)
-
-
-def close(
-    *,
-    start: From = None,
-    end: To = None,
-    time_zone: Zone = "UTC",
-    reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger.")] = "",
-    archive: ArchiveFolder = None,
-    pool: Pool = None,
-    user: UserOption = None,
-    url: Url = None,
-) -> None:
-    """Seal a period that is over, in the ledger: its rows' hash and totals. What changes it later is billed later."""
-    from libs.cli.decided import say_to_pool
-
-    if start is None:
-        raise UsageFault("--from: say which period is closed, e.g. --from 2026-11")
-    zone = zone_of(time_zone)
-    with ledger_of(None, pool, url, archive) as source:
-        period = period_of(start, end, zone, source.wall_us)
-        sealing = Sealing()
-        for charge in rows_in(charges(source, source.closed), period, None):
-            sealing.take(charge)
-        seal = ClosedPeriod(
-            from_us=period[0],
-            to_us=period[1],
-            upto_seq=source.head.seq,
-            head=source.head.hash,
-            rows=sealing.digest,
-            currency=source.currency or "XXX",
-            totals=sealing.totals,
-        )
-
-    async def work(baton: Baton) -> None:
-        who = baton.place.user or "operator"
-        said = ClosePeriod(period=seal, reason=reason, user=who)
-        subject = subjects.close_period(baton.place.pool, who)
-        await say_to_pool(baton, baton.place.pool, said, subject, f"close:{seal.from_us}-{seal.to_us}")
-
-    run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    say(f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {sealing.rows} rows, {seal.rows}")
 
 
 def _export(
@@ -290,6 +249,25 @@ def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) ->
         hint(f"--of {of}: no team of that name was ever billed for anything here; there was use of {some}")
 
 
+def _lost(source: FiledLedger, period: tuple[int, int], about: dict[str, Any], upto: int) -> Iterator[str]:
+    """What the export knows and this ledger does not, as after one was restored from a backup that is older than the export."""
+    if upto > source.head.seq:
+        yield (
+            f"the ledger ends with record {source.head.seq}, and the export is of record {upto}: the ledger was restored from "
+            f"a backup of before, or is another one, or an older copy; what was billed since is not in it"
+        )
+    else:
+        with suppress(KeyError):  # a void message: then the head differs
+            known, told = source.at(upto)[0].hash, str(about.get("x_Head"))
+            if known != told:
+                yield (
+                    f"record {upto} of this ledger is {known[:16]}, and the export is of {told[:16]}: the ledger went on "
+                    f"otherwise after it was restored from a backup, or is another one"
+                )
+    if about.get("x_Closed") is True and not any((one.from_us, one.to_us) == period for one in source.closed):
+        yield "the period was closed when it was exported, and this ledger has no seal of it: close it anew, and compare"
+
+
 def _compared(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
     """What the metadata tells otherwise than the ledger. A period may have been closed since it was made."""
     return [
@@ -346,9 +324,12 @@ def ledger_of(
 
 
 async def _of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> FiledLedger:
+    from libs.cli.ledger_by_parts import ledger_by_parts
     from libs.ledger.archive import archived
     from libs.ledger.verify import export as write_ledger
 
+    if baton.team == subjects.FINANCE:
+        return await ledger_by_parts(baton, archive, rest)
     js = baton.nats.jetstream()
     source = await archived(js, pool, archive)
     await write_ledger(js, pool, rest, start=FileStart(pool, source.last_seq + 1, source.head))

@@ -14,10 +14,12 @@ from libs.cli.bill_period import period_of, zone_of
 from libs.cli.options import ArchiveFolder, Pool, Url
 from libs.cli.output import hint, say
 from libs.cli.session import run
+from libs.cli.telling import ring_of
 from libs.client import Baton
 from libs.core.billing.charges import charges
 from libs.core.billing.credits import EVERYTHING, Credits
-from libs.core.billing.wall import text_of
+from libs.core.state.moments import text_of
+from libs.walls.people import People
 from schemas.subjects import OPERATOR
 from schemas.use import UseQuery, UseRow
 
@@ -35,6 +37,12 @@ def page(
     policy: Annotated[
         Path | None, typer.Option("--policy", help="What is credited, as for `baton ledger credits`.")
     ] = None,
+    names: Annotated[
+        bool,
+        typer.Option(
+            "--names", help="Say who is behind pseudonyms (where the keys are): erasing must reach the page, too."
+        ),
+    ] = False,
     ledger: LedgerFiles = None,
     archive: ArchiveFolder = None,
     pool: Pool = None,
@@ -55,11 +63,16 @@ def page(
         story = team_story(takewhile(lambda one: one[0] <= upto, source()), of, period, kept.seen, credits, kept.days)
         about = PageOf(
             of, source.pool, source.currency, text_of(period[0]), text_of(period[1]), zone, sealed is not None, upto,
-            source.at(upto)[0].hash, story,
+            source.at(upto)[0].hash, story, _people(of) if names else {},
         )  # fmt: skip
         text = chargeback_page(about, rows_in(charges(source, source.closed, upto_seq=upto), period, of))
     file.write_text(text, "utf-8")
     say(str(file))
+
+
+def _people(team: str) -> dict[str, str]:
+    """Pseudonym -> name, of the team. Raises UsageFault where there are no keys."""
+    return {user: f"{name} ({user})" for user, name in People(ring_of(None).folder).of(team).items()}
 
 
 class _Kept(NamedTuple):

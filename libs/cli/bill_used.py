@@ -10,7 +10,7 @@ from libs.cli.options import NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
 from libs.cli.session import run
 from libs.client import Baton
-from libs.core.billing.wall import text_of
+from libs.core.state.moments import text_of
 from schemas.subjects import OPERATOR
 from schemas.use import UseQuery, UseReply, UseRow
 

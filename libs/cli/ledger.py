@@ -21,7 +21,7 @@ from libs.cli.session import run
 from libs.client import Baton
 from libs.core.billing.accounts import Account
 from schemas.billing import BillQuery, BillReply
-from schemas.subjects import OPERATOR
+from schemas.subjects import FINANCE, OPERATOR
 
 app = typer.Typer(help="Audit and keep the ledger (operators).", no_args_is_help=True, rich_markup_mode=None)
 app.command("credits")(ledger_credits.credits_of)
@@ -111,6 +111,7 @@ def export(
 
     With --archive what lies in that folder and not on the broker any more is left out; it is said which file there
     FILE follows."""
+    from libs.cli.ledger_by_parts import archived_by_parts, export_by_parts
     from libs.ledger.archive import archived
     from libs.ledger.export import FileEnd, FileStart
     from libs.ledger.segments import RecordsArchived
@@ -119,13 +120,17 @@ def export(
     check_target(file)
 
     async def work(baton: Baton) -> tuple[FileEnd, list[Path]]:
+        if baton.team == FINANCE:
+            there = await archived_by_parts(baton, archive)
+            start = FileStart(baton.place.pool, there.last_seq + 1, there.head)
+            return await export_by_parts(baton, file, start, _telling("written")), there.paths
         js, name = baton.nats.jetstream(), pool or baton.place.pool
         there = await archived(js, name, archive)
         start = FileStart(name, there.last_seq + 1, there.head)
         return await write(js, name, file, _telling("written"), start=start), there.paths
 
     try:
-        end, there = run(work, OPERATOR, url)
+        end, there = run(work, OPERATOR, url, pool=pool)
     except RecordsArchived as e:
         raise UsageFault(f"{e}; {NAME_THE_ARCHIVE}") from None
     if there:

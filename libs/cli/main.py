@@ -61,6 +61,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "budget": CommandEntry("budget", "What is spent and held of budgets; give one more (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
     "secret": CommandEntry("secret", "What jobs need and nobody else may know: set, list, remove"),
+    "finance": CommandEntry("finance", "Who reads all bills and does nothing: add, revoke, list (operators)"),
     "node": CommandEntry(
         "node", "Add nodes, rotate and revoke their credentials; cordon one, or declare it dead (operators)"
     ),

@@ -62,14 +62,16 @@ def _moment(text: Any) -> int:
     try:
         moment = datetime.fromisoformat(said)
     except ValueError:
-        raise ValueError("write a day (2026-01-01) or a moment with its zone (2026-01-01T12:00:00Z)") from None
+        raise ValueError(
+            "is no day and no moment: write e.g. 2026-01-01, or with its zone 2026-01-01T12:00:00Z"
+        ) from None
     if _PARTS_OF_A_MICROSECOND.search(said):
         raise ValueError("is told more exactly than a microsecond: write at most six places of a second")
     if moment.tzinfo is None:
         if not _DAY.fullmatch(said):
             if "T" not in said and " " not in said:
-                raise ValueError("write a day with its hyphens, e.g. 2026-01-01")
-            raise ValueError("a moment needs its time zone: end it with Z for UTC")
+                raise ValueError("is a day without its hyphens: write e.g. 2026-01-01")
+            raise ValueError("is a moment without its time zone: end it with Z for UTC")
         moment = moment.replace(tzinfo=UTC)
     elif _SECONDS_OF_A_ZONE.search(said, said.find(":")):
         raise ValueError("has a zone with seconds: write Z, or hours and minutes like +01:00")
@@ -117,7 +119,7 @@ class ContractItem(Strict):
     @model_validator(mode="after")
     def _one_of_both(self) -> "ContractItem":
         if (self.price is None) is (self.tiers is None):
-            raise ValueError("give either price or tiers")
+            raise ValueError("has both price and tiers, or neither: give one of them")
         return self
 
 

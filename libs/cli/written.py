@@ -18,7 +18,7 @@ def millionths(text: Any, what: str, without: str, example: str) -> int:
     if _LARGE.fullmatch(said):
         raise ValueError(f"{what} is below 1000000000: correct the value")
     if not _PLAIN.fullmatch(said):
-        raise ValueError(f"write a decimal with at most six places, e.g. {example}")
+        raise ValueError(f"is not written as a plain decimal: write a decimal with at most six places, e.g. {example}")
     return int(Decimal(said) * 1_000_000)
 
 

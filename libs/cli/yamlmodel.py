@@ -4,11 +4,15 @@ from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from libs.bus.reasons import reasons_of
+from libs.bus.reasons import clip, reasons_of
+from schemas.jobs import Reason
 from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 
 M = TypeVar("M", bound=BaseModel)
+_VALUE = 64
+"""Characters of a value are told."""
 
 
 class WrongFile(Exception):
@@ -41,7 +45,7 @@ def read_model(
         return document, model.model_validate(_as_written(document, exact))
     except ValidationError as e:
         found = [
-            problem_at(document, tuple(detail["loc"]), reason.problem, reason.fix.replace("send ", "write "))
+            problem_at(document, tuple(detail["loc"]), _told(reason, detail), reason.fix.replace("send ", "write "))
             for reason, detail in zip(reasons_of(e, model=model), e.errors(include_url=False), strict=False)
         ]
         known = {(p.line, p.field) for p in document.problems}
@@ -53,6 +57,12 @@ def problem_at(document: Document, path: Path, problem: str, fix: str) -> YamlPr
     """What is wrong at `path`, or at the nearest thing around it that stands in the file."""
     line, column = document.at(path)
     return YamlProblem(line, column, dotted(path), problem, fix)
+
+
+def _told(reason: Reason, detail: ErrorDetails) -> str:
+    """The value and what is wrong with it; of a whole map or list its place says enough."""
+    scalar = not isinstance(detail["input"], dict | list | tuple)
+    return f"{clip(reason.value, _VALUE)}: {reason.problem}" if scalar and reason.value else reason.problem
 
 
 def _as_written(document: Document, exact: Collection[str]) -> Any:

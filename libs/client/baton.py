@@ -28,6 +28,7 @@ from schemas import subjects
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, SetQuota
 from schemas.ids import job_id as job_id_of
 from schemas.jobs import CancelJob, JobEvent, JobSpec, JobState, SubmitJob
+from schemas.proofs import LedgerPart, LedgerRead
 from schemas.queries import (
     DeviceList,
     DeviceListQuery,
@@ -402,6 +403,12 @@ class Baton:
     async def use(self, query: UseQuery | None = None) -> UseReply:
         """What jobs held against what their devices did, of the hours that are kept."""
         reply: UseReply = await ask(self.nats, "use.list", self.place, query or UseQuery(), timeout_s=30.0)
+        return reply
+
+    async def ledger_after(self, seq: int) -> LedgerPart:
+        """The messages of the ledger that follow `seq`, as many as go into one answer; for finance."""
+        query = LedgerRead(after_seq=seq)
+        reply: LedgerPart = await ask(self.nats, "ledger.records", self.place, query, timeout_s=30.0)
         return reply
 
     async def quotas(self) -> QuotaSnapshot:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from libs.bus.creds import Address, BadCredential, at, speaker
 from libs.client.errors import Invalid, Unreachable
-from schemas.subjects import OPERATOR, token
+from schemas.subjects import FINANCE, OPERATOR, token
 
 CLIENT_FILE = "client.json"
 STATE_DIR = ".baton"
@@ -74,13 +74,13 @@ def find(
     if url := given.url or env.get("BATON_NATS_URL"):
         owner, _, person = _speaks(url, creds).partition(".")
         asking = user or _checked("user", person or None) or session_user(env)
-        return Place(_reached(url, creds, env), team or _team_in(owner, operator), pool or "main", asking)
+        return Place(_reached(url, creds, env), _asks_as(owner, team, operator), pool or "main", asking)
     instance = read_instance(state_dir(env))
     url, folder, pool = str(instance.get("url")), Path(str(instance.get("creds"))), pool or instance.get("pool", "main")
     if creds is not None:
         owner, _, person = _speaks(url, creds).partition(".")
         asking = user or _checked("user", person or None) or session_user(env)
-        return Place(_reached(url, creds, env), team or _team_in(owner, operator), pool, asking)
+        return Place(_reached(url, creds, env), _asks_as(owner, team, operator), pool, asking)
     name = team or _only_team(folder, operator)
     asking = user or session_user(env)
     for who in (f"{name}.{asking}", name):
@@ -153,6 +153,11 @@ def _speaks(url: str, creds: Path | str | None) -> str:
         return urlsplit(url).username or "" if creds is None else speaker(creds)
     except BadCredential as e:
         raise Invalid("the credential is not valid", str(e), "correct BATON_NATS_CREDS") from None
+
+
+def _asks_as(owner: str, team: str | None, operator: bool) -> str:
+    """Who reads bills asks as that alone, also where a command would ask as the operator."""
+    return FINANCE if owner == FINANCE else team or _team_in(owner, operator)
 
 
 def _team_in(owner: str, operator: bool) -> str:

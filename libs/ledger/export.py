@@ -110,14 +110,7 @@ class LedgerFileWriter:
         """The next message. Raises ValueError when it is not the one after the last."""
         if stored.seq != self.last_seq + 1:
             raise ValueError(f"message {stored.seq} follows {self.last_seq} in {self.path}")
-        line: dict[str, Any] = {"seq": stored.seq, "time_us": stored.time_us}
-        if headers := {name: text for name, text in stored.headers.items() if name.lower() not in _PUBLISHING}:
-            line["headers"] = headers
-        try:
-            line["payload"] = stored.payload.decode()
-        except UnicodeDecodeError:
-            line["payload_base64"] = base64.b64encode(stored.payload).decode()
-        self._line(line)
+        self._line(line_of(stored))
         self.head = next_head(self.head, self.start.pool, stored.seq, stored.payload)
         self.last_seq, self.messages = stored.seq, self.messages + 1
 
@@ -140,6 +133,18 @@ class LedgerFileWriter:
         line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         self._sha.update(line)
         self._out.write(line)
+
+
+def line_of(stored: Stored) -> dict[str, Any]:
+    """A message as a file has it."""
+    line: dict[str, Any] = {"seq": stored.seq, "time_us": stored.time_us}
+    if headers := {name: text for name, text in stored.headers.items() if name.lower() not in _PUBLISHING}:
+        line["headers"] = headers
+    try:
+        line["payload"] = stored.payload.decode()
+    except UnicodeDecodeError:
+        line["payload_base64"] = base64.b64encode(stored.payload).decode()
+    return line
 
 
 class LedgerFile:

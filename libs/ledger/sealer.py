@@ -6,7 +6,7 @@ lags would move what was billed already.
 
 from nats.js import JetStreamContext
 
-from libs.core.billing.wall import text_of
+from libs.core.state.moments import text_of
 from libs.ledger.chain import Head, judge
 from libs.ledger.segments import stored_at
 from schemas.ids import content_hash

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from libs.core.billing.charges import charges
 from libs.core.billing.sealing import Sealing, WrongRow
-from libs.core.billing.wall import text_of
+from libs.core.state.moments import text_of
 from libs.ledger.records import FiledLedger
 
 

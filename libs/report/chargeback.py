@@ -49,6 +49,22 @@ class PageOf(NamedTuple):
     upto_seq: int
     head: str
     story: TeamStory
+    people: Mapping[str, str] = {}
+    """Of users who are to be named: what they are called."""
+
+    def user(self, user: str) -> str:
+        """What is shown of a user."""
+        return self.people.get(user, user) or "(unknown)"
+
+    def job(self, job_id: str) -> str:
+        """A job as people know it, with its id."""
+        label = self.story.jobs.get(job_id)
+        return job_id if label is None else f"{label.name} ({job_id})"
+
+    def job_of(self, job_id: str) -> str:
+        """The same, with whose it is."""
+        label = self.story.jobs.get(job_id)
+        return job_id if label is None else f"{self.job(job_id)}, {self.user(label.user)}"
 
 
 def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
@@ -68,7 +84,7 @@ def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
         lists["waste"] += 0 if outcome in ("succeeded", "still open") else amount.cost_micros
         moment = datetime.fromtimestamp(charge.billed_us // 1_000_000, UTC).astimezone(of.zone)
         for sums, key in (
-            (device, use.device_kind), (user, use.user or "(unknown)"), (klass, use.priority_class), (job, use.job_id),
+            (device, use.device_kind), (user, of.user(use.user)), (klass, use.priority_class), (job, use.job_id),
             (ended, outcome), (day, moment.strftime("%Y-%m-%d")),
         ):  # fmt: skip
             units, micros = sums.get(key, (0, 0))
@@ -96,12 +112,14 @@ def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
             _table("How attempts ended", ended, of.currency),
             _table("Users", user, of.currency),
             _table("Classes", klass, of.currency),
-            _table("Jobs", _largest(job), of.currency),
+            _table("Jobs", {of.job_of(one): sums for one, sums in _largest(job).items()}, of.currency),
             "<h2>Used against allocated</h2><p>Unknown is what no sample of a device covers, and what shares a device. "
             "It is never taken for unused.</p>",
             _used_table("Team", of.story, job, of.currency, lambda whose: whose.team),
-            _used_table("Users", of.story, job, of.currency, lambda whose: whose.user or "(unknown)"),
-            _used_table("Jobs", of.story, job, of.currency, lambda whose: whose.job_id or None),
+            _used_table("Users", of.story, job, of.currency, lambda whose: of.user(whose.user)),
+            _used_table(
+                "Jobs", of.story, job, of.currency, lambda whose: of.job(whose.job_id) if whose.job_id else None
+            ),
             "<h2>Used of what was allocated, each day</h2>" + _trend(of.story.days),
             "<h2>Credits</h2>" + _credits(of.story, job, of.currency),
             f"<footer>Pool {escape(of.pool)}, {'closed' if of.closed else 'not closed yet'}; days of {escape(of.zone.key)}. "

@@ -7,18 +7,26 @@ from typing import NamedTuple
 from libs.core.billing.accounts import Accounts, Posting
 from libs.core.billing.credits import Credit, Credits
 from libs.core.billing.used import PARTS, DeviceUseSums, UsedBy, used
-from schemas.ledger import AttemptClosed, LedgerRecord
+from schemas.ledger import AttemptClosed, JobQueued, LedgerRecord
 from schemas.use import UseRow
+
+
+class JobLabel(NamedTuple):
+    """How people know a job."""
+
+    name: str
+    user: str
 
 
 class TeamStory(NamedTuple):
     """`outcomes`: (job id, attempt) -> how it ended, of all teams. `credits`: of postings that begin in the period. `days`:
-    what is kept of each."""
+    what is kept of each. `jobs`: the team's, by id."""
 
     used: Mapping[UsedBy, DeviceUseSums]
     credits: Sequence[Credit]
     outcomes: Mapping[tuple[str, int], str]
     days: Sequence[UseRow] = ()
+    jobs: Mapping[str, JobLabel] = {}
 
 
 def seen_by(rows: Iterable[UseRow], by: str) -> dict[UsedBy, DeviceUseSums]:
@@ -43,6 +51,7 @@ def team_story(
     is known and was used."""
     given: list[Credit] = []
     outcomes: dict[tuple[str, int], str] = {}
+    jobs: dict[str, JobLabel] = {}
 
     def own() -> Iterator[Posting]:
         accounts = Accounts()
@@ -56,10 +65,12 @@ def team_story(
             for event in record.events:
                 if isinstance(event, AttemptClosed):
                     outcomes[event.job_id, event.attempt] = event.outcome.value
+                elif isinstance(event, JobQueued) and event.team == team:
+                    jobs[event.job_id] = JobLabel(event.spec.name, event.user)
             yield from (posting for posting in postings if posting.team == team)
         yield from (posting for posting in accounts.open(accounts.t_us) if posting.team == team)
 
     sums = used(own(), {}, *period)
     for whose, one in seen.items():
         sums.setdefault(whose, DeviceUseSums()).add(one)
-    return TeamStory(sums, given, outcomes, days)
+    return TeamStory(sums, given, outcomes, days, jobs)

@@ -5,6 +5,7 @@
                                 to ask what each has sent
     $baton                      JetStream, services, operators: the core
     <team>                      one for each team, with nothing but its own subjects of the core, imported
+    $finance                    who reads all bills and says nothing: the same, with questions alone
     @<pool>.<node>, @<pool>     the same for each node, or for an agent that stands for all nodes of a pool
 
 What a team or a node publishes on an imported subject reaches the core; the reply subject that it chose does not. The broker
@@ -25,11 +26,13 @@ from libs.walls.claims import NO_LIMIT
 from schemas import subjects
 from schemas.subjects import OPERATOR
 
-SYSTEM, CORE = "$SYS", "$baton"
+SYSTEM, CORE, FINANCE = "$SYS", "$baton", "$finance"
 SERVICES = "services"
 """The role that may do everything in the core: of whoever administers it, of tests, and of no service."""
 PROVISION = "provision"
 TEAM, USER, ADMIN = "team", "user", "admin"
+READER = "reader"
+"""The one role of `$finance`."""
 NODE, LOGS, POOL_LOGS = "node", "logs", "pool-logs"
 CLAIMS = "claims"
 RESERVED = (OPERATOR, SERVICES)
@@ -41,6 +44,8 @@ TEAM_CONNECTIONS = 256
 TEAM_SUBSCRIPTIONS = 16
 """Of each connection (the broker cuts off one that makes more). It copies an answer for each that hears it, so both together
 bound what one question of a team costs: decision 0067. Our client has five at the most, however many wait by it."""
+FINANCE_CONNECTIONS, FINANCE_BYTES = 32, 16 * 1024
+"""Questions about money are short."""
 NODE_CONNECTIONS = 64
 """An agent has one; a new one may come before the broker has noticed that the old one is gone."""
 NODE_SUBSCRIPTIONS, POOL_SUBSCRIPTIONS = 256, 20_000
@@ -93,6 +98,13 @@ def node_roles(pool: str, node: str = "*") -> dict[str, AccountRole]:
     return {NODE: AccountRole(*subjects.node_may(pool, node))}
 
 
+def finance_roles() -> dict[str, AccountRole]:
+    """Of the account `$finance`, whose credentials are called `_finance.<user>`."""
+    publish, subscribe = subjects.finance_may("USER")
+    keys = f"{subjects.FINANCE}.USER"
+    return {READER: AccountRole(_named(publish, keys), _named(subscribe, keys))}
+
+
 def team_roles(team: str) -> dict[str, AccountRole]:
     """Of a team's account: of the whole team, and of one user, or admin, whose credential is called `<team>.<user>`."""
     whole, user, admin = subjects.user_may(team), subjects.user_may(team, "USER"), subjects.admin_may(team, "USER")
@@ -122,6 +134,8 @@ def core_account(keys: Mapping[str, str], revoked: Mapping[str, int], pools: Seq
     those that have nodes with credentials."""
     unbounded = {"mem_storage": NO_LIMIT, "disk_storage": NO_LIMIT, "streams": NO_LIMIT, "consumer": NO_LIMIT}
     exports: list[dict[str, Any]] = []
+    ledger = subjects.stem(subjects.LEDGER_QUESTION)
+    exports += [_export(asked) for asked in shared(subjects.finance_may())[0] if subjects.stem(asked) == ledger]
     for asked, told in (shared(subjects.admin_may(_ANY)), shared(subjects.node_may(_ANY))):
         exports += [_export(subject) for subject in asked]
         exports += [{"name": subject, "subject": subject, "type": "stream"} for subject in told]
@@ -144,6 +158,14 @@ def team_account(team: str, keys: Mapping[str, str], core: str, revoked: Mapping
     """
     limits = _limits(connections=TEAM_CONNECTIONS, subscriptions=TEAM_SUBSCRIPTIONS, payload=MAX_BYTES + HEADER_BYTES)
     return _guest(team_roles(team), keys, shared(subjects.admin_may(team)), core, revoked, limits)
+
+
+def finance_account(keys: Mapping[str, str], core: str, revoked: Mapping[str, int]) -> dict[str, Any]:
+    """The same of who reads bills."""
+    limits = _limits(
+        connections=FINANCE_CONNECTIONS, subscriptions=TEAM_SUBSCRIPTIONS, payload=FINANCE_BYTES + HEADER_BYTES
+    )
+    return _guest(finance_roles(), keys, shared(subjects.finance_may()), core, revoked, limits)
 
 
 def node_account(

@@ -4,6 +4,7 @@
     creds/                  one file for each credential, as NATS clients read it (`user_credentials`, `nats --creds`)
         operator.creds      a person who sees all teams
         <team>.creds, <team>.<user>.creds
+        finance/<user>.creds    who reads all bills, and does nothing
         services/<service>/nats.creds
         nodes/<pool>/, nodes/<pool>.<node>/    of an agent: nats.creds, and logs.creds to answer for logs
 
@@ -26,9 +27,10 @@ from libs.bus.wire import CA_FILE
 from libs.embedded.records import write_private
 from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
-from libs.walls.accounts import ADMIN, CORE, LOGS, NODE, POOL_LOGS, SERVICES, SYSTEM, TEAM, USER
+from libs.walls.accounts import ADMIN, CORE, FINANCE, LOGS, NODE, POOL_LOGS, READER, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.people import People
+from schemas import subjects
 from schemas.base import Name, NodeName
 from schemas.ids import team_uid
 from schemas.subjects import OPERATOR, token
@@ -119,6 +121,8 @@ class Keys(BaseModel):
     system: AccountKeys
     core: AccountKeys
     teams: dict[str, AccountKeys] = {}
+    finance: AccountKeys | None = None
+    """Once somebody reads bills."""
     nodes: dict[str, AccountKeys] = {}
     """By `<pool>.<node>`, or `<pool>` for all nodes of a pool."""
 
@@ -209,7 +213,8 @@ class Keyring:
     def accounts(self) -> list[str]:
         """All that a broker is told of at run time: the core, nodes, teams."""
         keys = self.keys()
-        return [CORE, *(f"{_NODE}{name}" for name in sorted(keys.nodes)), *sorted(keys.teams)]
+        finance = [] if keys.finance is None else [FINANCE]
+        return [CORE, *finance, *(f"{_NODE}{name}" for name in sorted(keys.nodes)), *sorted(keys.teams)]
 
     def users(self, team: str) -> list[str]:
         """Who of `team` has a credential: itself, and `<team>.<user>`. Raises NoCredential when there is no such team."""
@@ -229,6 +234,28 @@ class Keyring:
         """Of a service; by default that of who may do everything. Each has a folder, which can be given to it alone."""
         path = self.creds / SERVICES / name / _ONE
         return self._credential(CORE, name, f"service {name}", path, called=name)
+
+    def finance(self, user: str) -> Path:
+        """Of somebody who reads all bills, and does nothing. Raises ValueError for a name that cannot be a subject token."""
+        known_as = f"{subjects.FINANCE}.{token(user)}"
+        return self._credential(FINANCE, READER, known_as, self._of_finance(user))
+
+    def finance_users(self) -> dict[str, Path]:
+        """Who has a credential of finance -> its file."""
+        owner = self.keys().finance
+        names = sorted(name.partition(".")[2] for name in owner.users) if owner is not None else []
+        return {name: self._of_finance(name) for name in names}
+
+    def revoke_finance(self, user: str) -> None:
+        """The credential is void once the broker is told of `$finance`. Raises NoCredential."""
+        with self._changing() as keys:
+            if keys.finance is None:
+                raise NoCredential("nobody has a credential of finance: `baton finance add NAME` makes one")
+            self._void(keys.finance, f"{subjects.FINANCE}.{user}")
+            self._of_finance(user).unlink(missing_ok=True)
+
+    def _of_finance(self, user: str) -> Path:
+        return self.creds / "finance" / f"{user}.creds"
 
     def nodes(self, pool: str) -> Path:
         """Of agents that stand for every node of a pool: a simulated fleet."""
@@ -415,6 +442,9 @@ class Keyring:
                 said = accounts.system_account(owner.public_roles(list(accounts.system_roles())))
             elif name == CORE:
                 said = accounts.core_account(owner.public_roles(list(accounts.core_roles())), owner.revoked, keys.pools)
+            elif name == FINANCE:
+                public = owner.public_roles(list(accounts.finance_roles()))
+                said = accounts.finance_account(public, core, owner.revoked)
             elif name.startswith(_NODE):
                 pool, _, node = name.removeprefix(_NODE).partition(".")
                 public = owner.public_roles(list(accounts.node_roles(pool)))
@@ -494,6 +524,12 @@ def _new_keys() -> Keys:
 def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
     if name in (SYSTEM, CORE):
         return keys.system if name == SYSTEM else keys.core
+    if name == FINANCE:
+        if keys.finance is None and make:
+            keys.finance = AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)
+        if keys.finance is None:
+            raise NoCredential("nobody has a credential of finance: `baton finance add NAME` makes one")
+        return keys.finance
     known, plain = (keys.nodes, name.removeprefix(_NODE)) if name.startswith(_NODE) else (keys.teams, name)
     if make and plain not in known:
         known[plain] = AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)

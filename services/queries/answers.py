@@ -35,7 +35,7 @@ from schemas.queries import (
     QueuesQuery,
     QueuesReply,
 )
-from schemas.subjects import OPERATOR
+from schemas.subjects import FINANCE, OPERATOR
 from services.queries.replica import Latencies, Replica
 
 T = TypeVar("T")
@@ -130,9 +130,9 @@ class Answers:
         return reply.model_copy(update={"ledger_seq": asked.seq})
 
     def budgets(self, replica: Replica, query: BudgetsQuery, asked: AskedBy) -> BudgetsReply:
-        """What is spent and held of budgets. A team sees those that count what it spends, the operator all."""
-        state = replica.state
-        reply = budgets_of(state, asked.team, replica.now_us(self._now_us()) if state.budgets else 0)
+        """What is spent and held of budgets. A team sees those that count what it spends, the operator and finance all."""
+        state, team = replica.state, OPERATOR if asked.team == FINANCE else asked.team
+        reply = budgets_of(state, team, replica.now_us(self._now_us()) if state.budgets else 0)
         return reply.model_copy(update={"ledger_seq": asked.seq})
 
     def plan(self, replica: Replica, query: PlanQuery, asked: AskedBy) -> PlanReply:

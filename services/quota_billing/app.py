@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from faststream.asgi import AsgiFastStream
+from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry
 
 from libs.adapters.mongo.bills import BillStore
@@ -42,10 +43,15 @@ KEEP_USE_S = 30.0
 """Between two looks whether a slot of use has ended."""
 
 
+LEDGER_READERS = 2
+"""So many read the ledger by parts at a time; bills do not wait for them."""
+
+
 class QuotaBilling:
     """What one process holds; made once the event loop runs."""
 
     follower: Follower[Meter] | None = None
+    stream: JetStreamContext
     outbox: Outbox
     use: UseStore | None = None
 
@@ -93,6 +99,14 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     )
     serve(
         broker,
+        BY_TYPE["io.baton.ledger.records.query.v1"],
+        lambda query, team: handlers.read_ledger(billing.stream, pool, query, team),
+        pool=pool,
+        queue="quota_billing",
+        workers=LEDGER_READERS,
+    )
+    serve(
+        broker,
         BY_TYPE["io.baton.quota.list.query.v1"],
         lambda query, team: handlers.list_quotas(billing.meter, query, team),
         pool=pool,
@@ -111,7 +125,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     async def lifespan() -> AsyncIterator[None]:
         async with connected(settings, "quota_billing-reader") as nats:
             js = nats.jetstream()
-            billing.outbox = Outbox(js)
+            billing.stream, billing.outbox = js, Outbox(js)
             billing.follower = follower = Follower(
                 js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records,
                 gather=Gather(0.05, busy_s=0.2),  # no rest: a bill is asked for as soon as a job has ended

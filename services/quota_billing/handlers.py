@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Protocol
 
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+
 from libs.adapters.mongo.store import StoreAway
 from libs.adapters.mongo.use import UseStore
 from libs.bus.queries import AskAgain, InvalidQuestion
@@ -16,18 +19,27 @@ from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days
 from libs.core.billing.use_hours import GroupedUse
 from libs.core.billing.wall import DAY_US, ENDLESS_US, HOUR_US, day_text, days_of_zone, us_of
 from libs.core.state.limits import Limits
+from libs.ledger.chain import LedgerStopped
+from libs.ledger.parts import part_after
+from libs.ledger.segments import RecordsArchived
 from libs.ports import clock
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
+from schemas.proofs import LedgerPart, LedgerRead
 from schemas.queries import PoolStatusQuery
-from schemas.subjects import OPERATOR
+from schemas.subjects import FINANCE, OPERATOR
 from schemas.use import UseQuery, UseReply
 
+SEES_ALL = (OPERATOR, FINANCE)
+"""Who is told of all teams' money."""
 MOST_AHEAD_US = 400 * DAY_US
 """So far a bill looks ahead: to the end of the month in which a year is over."""
 
 MAX_ROWS = 3000
 """About 750 KB: the broker carries 1 MiB in one answer."""
+MAX_READ = 1_000_000
+"""Sums that are read for one answer about use: a few seconds of a thread. A team has at most 500 an hour by job, and one for
+each user in what is not asked by job: 2,000 hours of the largest team, or a year of a hundred users who always work."""
 MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
@@ -53,7 +65,7 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str, *, now_u
     ledger may have been quiet for long. Raises InvalidQuestion."""
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
-    whose = None if team == OPERATOR else team
+    whose = None if team in SEES_ALL else team
     _not_too_far(query, max(meter.wall_us, now_us))
     query, days = _when(query)
     if days.day_of is not utc_day:
@@ -135,17 +147,25 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
     start, end = -(-(query.from_us or 0) // HOUR_US), -(-(query.to_us or ENDLESS_US) // HOUR_US)
     if start >= end:
         raise _invalid("from_us", str(query.from_us), f"no hour begins from there to to_us ({query.to_us})", "say more")
-    whose = query.team if team == OPERATOR else team
+    whose = query.team if team in SEES_ALL else team
     grouped = GroupedUse(query.group_by, lambda hour: day_text(day_of(hour * HOUR_US)))
     told: list[int] = []
-    count = 0
+    count = read = 0
+    by_job = query.group_by == "job"
     try:
-        async with aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1)) as pages:
+        async with aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1, jobs=by_job)) as pages:
             async for hours in pages:
                 count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
                 if count > MAX_HOURS:
                     problem, fix = f"more than {MAX_HOURS} hours of teams are kept of that time", "or ask for one team"
                     raise _invalid("from_us", str(query.from_us), problem, f"narrow it with from_us and to_us, {fix}")
+                read += sum(len(rows) for hour in hours for rows in hour.slots.values())
+                if read > MAX_READ:
+                    problem = f"more than {MAX_READ} sums of users or jobs are kept of that time"
+                    fix = "narrow it with from_us and to_us, or ask for one team"
+                    raise _invalid(
+                        "from_us", str(query.from_us), problem, fix + ("; or group by user" if by_job else "")
+                    )
                 await asyncio.to_thread(grouped.add, hours)
                 if len(grouped) > MAX_ROWS:
                     problem, fix = f"there are more than the {MAX_ROWS} rows of one answer", "or group by team"
@@ -157,6 +177,19 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
         first_us=told[0] * HOUR_US if told else None,
         last_us=(told[-1] + 1) * HOUR_US if told else None,
     )
+
+
+async def read_ledger(js: JetStreamContext, pool: str, query: LedgerRead, team: str) -> LedgerPart:
+    """The broker lets nobody else ask. Raises InvalidQuestion, and AskAgain while the broker is away."""
+    if team not in SEES_ALL:
+        raise _invalid("(asker)", team, "may not read the ledger", "ask for your own part: `baton audit verify --team`")
+    try:
+        return await part_after(js, pool, query.after_seq)
+    except RecordsArchived as e:
+        fix = f"ask for what is behind message {e.seq + e.records - 1}, and take the rest from the archive"
+        raise _invalid("after_seq", str(query.after_seq), str(e), fix) from None
+    except (LedgerStopped, NatsError) as e:
+        raise AskAgain(f"the ledger cannot be read now ({e!r}): ask again") from None
 
 
 def list_quotas(meter: Meter, query: PoolStatusQuery, team: str) -> QuotaSnapshot:

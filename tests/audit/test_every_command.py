@@ -38,6 +38,9 @@ LISTED: dict[str, tuple[str, str]] = {
     "team add": (ACTION, "libs.cli.team: team.add"),
     "team rotate": (ACTION, "libs.cli.team: team.rotate"),
     "team revoke": (ACTION, "libs.cli.team: team.revoke"),
+    "finance add": (ACTION, "libs.cli.finance: finance.add"),
+    "finance rotate": (ACTION, "libs.cli.finance: finance.rotate"),
+    "finance revoke": (ACTION, "libs.cli.finance: finance.revoke"),
     "team erase": (ACTION, "libs.cli.team: team.erase"),
     "team offboard": (ACTION, "libs.cli.team_offboard: team.offboard"),
     "node add": (ACTION, "libs.cli.node: node.add"),
@@ -61,7 +64,7 @@ LISTED: dict[str, tuple[str, str]] = {
         (
             "plan", "explain", "logs", "watch", "wait", "status", "top", "diff", "audit verify", "dead list", "dead show",
             "secret list", "team list", "ledger verify", "ledger credits", "ledger used", "ledger segments", "bill verify",
-            "bill statement", "bill page", "describe job", "describe node", "budget show",
+            "bill statement", "bill page", "describe job", "describe node", "budget show", "finance list",
         ),
         (READS, ""),
     ),

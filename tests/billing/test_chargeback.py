@@ -1,6 +1,7 @@
 """The page of a team: what it used and did not, in money, and its credits with their cause."""
 
 import re
+from collections.abc import Mapping
 from zoneinfo import ZoneInfo
 
 from libs.core.billing.accounts import Accounts
@@ -12,7 +13,7 @@ from libs.core.billing.wall import HOUR_US
 from libs.report.chargeback import PageOf, chargeback_page
 from libs.report.team_story import seen_by, team_story
 from schemas import inbox
-from schemas.ledger import JobGranted
+from schemas.ledger import JobGranted, JobQueued
 from schemas.prices import ListRate, RateBook
 from schemas.use import UseRow
 from tests.billing.ledgers import NOVEMBER, ask
@@ -28,7 +29,9 @@ def grouped(hours: list[UseHour], by: str) -> list[UseRow]:
     return found.rows()
 
 
-def page_of(world: World, readings: dict[tuple[str, str], list[Reading]]) -> str:
+def page_of(
+    world: World, readings: dict[tuple[str, str], list[Reading]], people: Mapping[str, str] | None = None
+) -> str:
     records = list(enumerate(world.records, start=1))
     accounts = Accounts()
     postings = [posting for seq, record in records for posting in accounts.apply(record, seq)]
@@ -38,7 +41,9 @@ def page_of(world: World, readings: dict[tuple[str, str], list[Reading]]) -> str
     kept = [UseHour("research", PERIOD[0] // HOUR_US, {WHOLE: rows})]
     seen, days = (grouped(kept, by) for by in ("job", "day"))
     story = team_story(records, "research", PERIOD, seen_by(seen if readings else (), "job"), Credits(), days)
-    about = PageOf("research", "test", "USD", "from", "to", ZoneInfo("UTC"), False, len(records), "hash", story)
+    about = PageOf(
+        "research", "test", "USD", "from", "to", ZoneInfo("UTC"), False, len(records), "hash", story, people or {}
+    )
     return chargeback_page(about, (c for c in charges(lambda: records) if c.use.team == "research"))
 
 
@@ -86,3 +91,18 @@ def test_a_credit_is_told_with_its_cause_and_not_taken_off() -> None:
     assert (fault[2], fault[3], fault[4]) == ("1", "2.06", "8.24 USD"), "an hour and 110 s of two devices at 4 USD"
     assert "<b>8.00 USD</b>cost" in paid
     assert "<b>16.31 USD</b>cost" in text, "all that was held: a credit is not taken off"
+
+
+def test_jobs_are_told_by_name_and_user_and_people_where_they_are_to_be_named() -> None:
+    """Seen: `job-66e6053ad2d25a508291178875f8f87d` and nothing else."""
+    world, _ = an_hour_of_two()
+    (job_id, spec) = next((e.job_id, e.spec) for r in world.records for e in r.events if isinstance(e, JobQueued))
+    assert spec.name == "two"
+    for record in world.records:  # who submitted it
+        for event in record.events:
+            if isinstance(event, JobQueued):
+                object.__setattr__(event, "user", "u-1")
+    plain, named = page_of(world, {}), page_of(world, {}, {"u-1": "Ana <b> (u-1)"})
+    assert f"<td>two ({job_id}), u-1</td>" in plain
+    assert f"<td>two ({job_id}), Ana &lt;b&gt; (u-1)</td>" in named
+    assert [plain.count(f"<td>two ({job_id})"), plain.count(f"<td>{job_id}")] == [2, 0], "of both tables of jobs"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from libs.core.billing.charges import charges
 from libs.core.billing.focus import decimal_text, facts_of
-from libs.core.billing.wall import HOUR_US, text_of, us_of
+from libs.core.billing.wall import HOUR_US, us_of
+from libs.core.state.moments import text_of
 from schemas import inbox
 from schemas.prices import ListRate, RateBook
 from tests.billing.ledgers import ask

@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from libs.cli import bill_files
+from libs.cli.bill_close import seal_of
 from libs.cli.exits import Exit, UsageFault, code_of, tell
 from libs.cli.main import app
 from libs.core.billing.charges import charges
@@ -32,7 +33,7 @@ from schemas import inbox
 from schemas.ledger import DevicesFreed, JobGranted, PricesApplied
 from schemas.prices import ClosedPeriod, ListRate, Term
 from tests.billing.focus_rules import problems
-from tests.billing.ledgers import DECEMBER, FIRST, NOVEMBER, filed, over_the_month, priced_world
+from tests.billing.ledgers import DECEMBER, FIRST, NOVEMBER, ask, filed, over_the_month, priced_world
 from tests.core.builders import World
 
 VERSIONS = ("1.2", "1.3", "1.4")
@@ -621,6 +622,33 @@ def test_an_export_of_an_early_record_is_told_to_lack_what_came_since(
     baton("bill", "export", path, "--ledger", early, "--from", "2026-11")
     assert "since is not in bill.csv" in baton("bill", "verify", path, "--ledger", ledger)
     assert "since is not in" not in baton("bill", "verify", path, "--ledger", early)
+
+
+def test_an_export_tells_that_the_ledger_was_restored_from_before_it(tmp_path: Path) -> None:
+    """Seen: of a lost seal it said that dates and hashes differ; of a ledger that was shorter, that the question was wrong."""
+    world = over_the_month()
+    backup = len(world.records)
+    source = FiledLedger([filed(world.records, tmp_path / "open.jsonl")])
+    seal, _ = seal_of(source, (NOVEMBER - 31 * 24 * HOUR_US, DECEMBER), empty=False)
+    world.send(inbox.ClosePeriod(period=seal, reason="invoiced", user="olga"))
+    world.released(world.long)  # type: ignore[attr-defined]
+    whole = filed(world.records, tmp_path / "whole.jsonl")
+    closed, later = tmp_path / "closed.csv", tmp_path / "later.csv"
+    baton("bill", "export", closed, "--ledger", whole, "--from", "2026-10-01", "--to", "2026-11")
+    baton("bill", "export", later, "--ledger", whole, "--from", "2026-12")
+    for one in (closed, later):
+        baton("bill", "verify", one, "--ledger", whole)
+    restored = filed(world.records[:backup], tmp_path / "restored.jsonl")
+    assert "this ledger has no seal of it" in baton("bill", "verify", closed, "--ledger", restored, code=1)
+    assert f"the ledger ends with record {backup}" in baton("bill", "verify", later, "--ledger", restored, code=1)
+
+    other = over_the_month()
+    while len(other.records) < len(world.records) + 3:
+        other.started(again := ask(other, f"again-{len(other.records)}", 1))
+        other.released(again)
+    goes_on = filed(other.records, tmp_path / "goes_on.jsonl")
+    assert "went on otherwise after it was restored" in baton("bill", "verify", later, "--ledger", goes_on, code=1)
+    assert "this ledger has no seal of it" in baton("bill", "verify", closed, "--ledger", goes_on, code=1)
 
 
 @pytest.mark.parametrize(("name", "format"), [("bill.parquet", "parquet"), ("bill.JSON", "json"), ("bill", "csv")])

@@ -42,7 +42,7 @@ async def test_bills_are_made_and_periods_closed_with_the_archive(
         assert (told.code, "COST USD" in told.out) == (0, True), (
             "the currency is that of a book that lies in the archive"
         )
-        closed = await baton("bill", "close", *with_archive, url=url)
+        closed = await baton("bill", "close", "--empty", *with_archive, url=url)
         assert closed.code == 0, closed.err
         again = await baton("bill", "export", str(bill), *with_archive, url=url)
         assert (again.code, again.out) == (0, before.out), "the rows' hash"

@@ -51,7 +51,7 @@ def test_a_file_is_read_as_it_is_written():
     [
         (
             "- {team: a, unit: gpu-hours, period: month, hard: -1}",
-            "budgets.0.hard: an amount is not negative; leave it out",
+            "budgets.0.hard: -1: an amount is not negative; leave it out",
         ),
         ("- {team: a, unit: gpu-hours, period: month, hard: 1.1234567}", "write a decimal with at most six places"),
         ("- {team: a, unit: gpu-hours, period: year, hard: 1}", "budgets.0.period"),
@@ -72,7 +72,10 @@ def test_a_file_is_read_as_it_is_written():
             "- {team: a, unit: money, period: day, soft: 3, carry_over: 2}",
             "budgets.0.carry_over: 2 carries over what has no",
         ),
-        ("- {team: a, unit: money, period: day, hard: 1e3}", "write a decimal"),
+        (
+            "- {team: a, unit: money, period: day, hard: 1e3}",
+            "budgets.0.hard: 1e3: is not written as a plain decimal; write a decimal",
+        ),
         ("- {team: a, unit: money, period: day, hard: .inf}", "budgets.0.hard"),
     ],
 )

@@ -416,7 +416,10 @@ async def test_a_book_is_applied_a_bill_is_exported_and_a_period_closed(
     wrong = await baton("bill", "close", "--from", "2099-01", "--pool", DECIDED, url=url)
     assert wrong.code == 4
     assert "close it when it is over" in wrong.err
-    closed = await baton("bill", "close", "--from", "2020-01", "--user", "olga", "--pool", DECIDED, url=url)
+    first = ("bill", "close", "--from", "2020-01", "--user", "olga", "--pool", DECIDED)
+    slip = await baton(*first, url=url)
+    assert (slip.code, "say --empty if that is meant" in slip.err) == (2, True), slip.err
+    closed = await baton(*first, "--empty", url=url)
     assert closed.code == 0, closed.err
     async with await connect(url, operator=True) as client:
         js = client.nats.jetstream()

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from libs.cli.pricesfile import PricesFileError, read_book
 from libs.core.billing.prices import PriceList, Rater, problems
-from libs.core.billing.wall import HOUR_US, month_of, month_us, text_of
+from libs.core.billing.wall import HOUR_US, month_of, month_us
 from libs.core.state.clock import Calendar
+from libs.core.state.moments import text_of
 from schemas import inbox
 from schemas.ledger import InputRejected, PeriodClosed, PricesApplied
 from schemas.prices import ClosedPeriod, ContractRate, ListRate, RateBook, RateTier, Term
@@ -106,6 +107,28 @@ def wrong(text: str) -> list[tuple[int, str]]:
 )  # fmt: skip
 def test_what_is_wrong_with_a_book_is_said_with_line_field_and_fix(text: str, line: int, field: str) -> None:
     assert wrong(HEAD + text) == [(line, field)]
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "fix"),
+    [
+        ("price", "-1", "write 0"), ("price", "2.9900001", "e.g. 2.99"), ("price", "1e3", "e.g. 2.99"),
+        ("price", "1000000000", "correct the value"), ("from", "20260101", "write e.g. 2026-01-01"),
+        ("from", "tomorrow", "write e.g. 2026-01-01"), ("from", "'2026-01-01 00:00'", "end it with Z"),
+        ("to", "2026-02-30", "write e.g. 2026-01-01"), ("to", "9999-01-01", "correct the year"),
+        ("term", "forever", "use 'standard', 'spot' or 'reservation'"), ("class", "Gold", "match"),
+        ("device", "Z100", "correct the device"), ("colour", "red", "known here: class, device"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_book_is_said_with_its_value_and_what_to_write(field: str, said: str, fix: str) -> None:
+    """Seen: `book.yaml:4: prices.0.price: write a decimal with at most six places, e.g. 2.99; correct the value`."""
+    entry = {"device": "H100", "price": "1", "from": "2026-01-01"} | {field: said}
+    with pytest.raises(PricesFileError) as refused:
+        read_book(f"{HEAD}prices:\n- {{{', '.join(f'{name}: {value}' for name, value in entry.items())}}}", "book.yaml")
+    (told,) = str(refused.value).splitlines()
+    where, _, rest = told.partition(f": prices.0.{field}: ")
+    assert (where, rest.startswith(said.strip("'"))) == ("book.yaml:4", True), told
+    assert fix in rest.partition("; ")[2], told
 
 
 @pytest.mark.parametrize("said", ["dollars", "usd", "UDS", "XXX", "XAU", "NO", "[USD]"])

@@ -25,6 +25,7 @@ class Attempt:
 
 
 _TEAM, _NODE, _SERVICE, _JOB, _STRANGER, _ADMIN = "team", "node", "service", "job", "stranger", "team's admin"
+_FINANCE, _READER = "finance", "tests/walls/test_finance.py"
 _ATTACKS, _ROLES, _PROTOCOL = "tests/walls/test_attacks.py", "tests/walls/test_roles.py", "tests/walls/test_protocol.py"
 _REPLY, _ITS_OWN = f"{_ATTACKS}::test_an_answer_goes_nowhere_else", f"{_ATTACKS}::test_what_is_not_its_own_is_not_there"
 _HEADER, _FORGED = f"{_ATTACKS}::test_no_header_helps", f"{_ATTACKS}::test_a_forged_credential_is_refused"
@@ -142,6 +143,22 @@ ATTEMPTS = (
             "tests/walls/test_claims.py::test_no_team_has_a_name_that_means_something_else"),
     Attempt(0, _ADMIN, "to speak for another team, to make admins, to go on when revoked", "the holder of the keys looks",
             "tests/tenants/test_team_admins.py::test_only_an_admin_may_ask_and_only_for_its_own_team_and_name"),
+    Attempt(0, _FINANCE, "to submit, to cancel, to set a quota, to close a period, to cordon a node", "it has no command",
+            f"{_READER}::test_it_says_nothing_else", "node-cordoned"),
+    Attempt(0, _FINANCE, "to ask what is not money: jobs, logs, nodes, secrets, users", "it has four questions",
+            f"{_READER}::test_it_says_nothing_else", "baton.qry.secret.v1.list._finance.fay"),
+    Attempt(0, _FINANCE, "to ask as the operator, a team, or somebody else of finance", "the subject has its name",
+            f"{_READER}::test_it_says_nothing_else", "baton.qry.bill.v1.get.main._finance.eve"),
+    Attempt(0, _FINANCE, "to read or purge the ledger's stream itself", "it has no API of the broker",
+            f"{_READER}::test_it_says_nothing_else", "$JS.API.STREAM.PURGE.LEDGER-main"),
+    Attempt(0, _FINANCE, "to hear events, or answers to others", "it hears its own answers",
+            f"{_READER}::test_it_hears_its_own_answers_alone"),
+    Attempt(0, _FINANCE, "an answer that goes into the ledger, or to whom a command would", _STAYS,
+            f"{_READER}::test_its_answer_goes_nowhere_else"),
+    Attempt(0, _FINANCE, "to go on when revoked", "the broker ends the connection",
+            f"{_READER}::test_who_was_revoked_is_out_and_the_others_stay"),
+    Attempt(0, _TEAM, "to ask for the ledger as finance may", "it is not in its account",
+            f"{_READER}::test_a_team_may_not_ask_for_the_ledger"),
     Attempt(0, _NODE, "to speak for another node", "its account has its name",
             "tests/client/test_teams.py::test_a_node_cannot_publish_to"),
     Attempt(0, _NODE, "to hear or answer questions for logs of others", "history asks the node that ran it",

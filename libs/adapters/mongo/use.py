@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from pydantic_core import from_json
 from pymongo import ReplaceOne
 
 from libs.adapters.mongo.store import away, client_of, database_of
-from libs.core.billing.use_hours import UseHour, dumped, loaded
+from libs.core.billing.use_hours import WHOLE, UseHour, by_user, dumped, loaded
 from libs.core.billing.wall import HOUR_US
 
 _AT_ONCE = 100
@@ -54,20 +55,35 @@ class UseStore:
         """Of a team, or of all, the hours [first, last) since the epoch; at most `limit`, the earliest."""
         return [hour async for page in self.pages(team, first, last, limit=limit) for hour in page]
 
-    async def pages(self, team: str | None, first: int, last: int, *, limit: int) -> AsyncGenerator[list[UseHour]]:
-        """`hours`, some at a time: a hundred hours of a team may have 50,000 rows."""
+    async def pages(
+        self, team: str | None, first: int, last: int, *, limit: int, jobs: bool = True
+    ) -> AsyncGenerator[list[UseHour]]:
+        """`hours`, some at a time: a hundred hours of a team may have 50,000 rows. Not `jobs`: as sums of each user, which are
+        few and lie beside them."""
         field, of = ("by_hour", self._pool) if team is None else ("by_team", f"{self._pool}|{team}")
         query = {field: {"$gte": f"{of}|{first:08d}", "$lt": f"{of}|{last:08d}"}}
-        cursor = self._hours.find(query).sort([(field, 1)]).limit(limit).batch_size(_AT_ONCE)
+        cursor = (
+            self._hours.find(query, None if jobs else {"slots": 0}).sort([(field, 1)]).limit(limit).batch_size(_AT_ONCE)
+        )
         try:
             while True:
                 with away():
                     found = await cursor.to_list(_AT_ONCE)
                 if not found:
                     return
-                yield await asyncio.to_thread(lambda some: [_read(body) for body in some], found)
+                if not jobs:
+                    found = await self._with_users(found)
+                yield await asyncio.to_thread(lambda some: [_read(body, jobs) for body in some], found)
         finally:
             await cursor.close()
+
+    async def _with_users(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those that were written before sums of users were are read whole."""
+        if not (lacking := [body["_id"] for body in found if "users" not in body]):
+            return found
+        with away():
+            whole = {body["_id"]: body for body in await self._hours.find({"_id": {"$in": lacking}}).to_list(None)}
+        return [whole.get(body["_id"], body) for body in found if "users" in body or body["_id"] in whole]
 
     async def first_hour(self) -> int:
         """The first hour that is kept, since the epoch; 0: none."""
@@ -103,8 +119,13 @@ class UseStore:
             )
 
 
-def _read(body: Mapping[str, Any]) -> UseHour:
-    return UseHour(body["team"], int(body["hour_us"]) // HOUR_US, loaded(json.loads(body["slots"])))
+def _read(body: Mapping[str, Any], jobs: bool) -> UseHour:
+    slots = body["slots"] if jobs or "users" not in body else body["users"]
+    return UseHour(body["team"], int(body["hour_us"]) // HOUR_US, loaded(from_json(slots)))
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _stored(pool: str, hour: UseHour) -> dict[str, Any]:
@@ -114,5 +135,6 @@ def _stored(pool: str, hour: UseHour) -> dict[str, Any]:
         "hour_us": hour.hour * HOUR_US,
         "by_hour": f"{pool}|{hour.hour:08d}|{hour.team}",
         "by_team": f"{pool}|{hour.team}|{hour.hour:08d}",
-        "slots": json.dumps(dumped(hour.slots), separators=(",", ":")),
+        "slots": _compact(dumped(hour.slots)),
+        "users": _compact(dumped({WHOLE: by_user(hour.rows)})),
     }

@@ -29,7 +29,8 @@ from libs.core.billing.charges import Charge
 from libs.core.billing.prices import Quote
 from libs.core.billing.prices.rating import HOUR_UNITS
 from libs.core.billing.rounding import round_half_even
-from libs.core.billing.wall import HOUR_US, billing_month, text_of
+from libs.core.billing.wall import HOUR_US, billing_month
+from libs.core.state.moments import text_of
 from schemas.prices import Term
 
 VERSIONS: Final = ("1.2", "1.3", "1.4")

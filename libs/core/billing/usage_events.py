@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from libs.core.billing.charges import Charge
-from libs.core.billing.wall import HOUR_US, text_of
+from libs.core.billing.wall import HOUR_US
+from libs.core.state.moments import text_of
 
 METER: Final = "gpu_nanoseconds_total"
 STRIPE_BACK_US: Final = 35 * 86_400_000_000

@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from libs.core.billing.accounts.posting import Posting
 from libs.core.billing.used import DeviceReadings, DeviceUseSums, UsedBy, used
-from libs.core.billing.wall import HOUR_US, text_of
+from libs.core.billing.wall import HOUR_US
+from libs.core.state.moments import text_of
 from schemas.use import UseRow
 
 SLOT_US: Final = 300_000_000
@@ -62,6 +63,11 @@ def added(some: Iterable[Rows]) -> Rows:
         for whose, sums in rows.items():
             out.setdefault(whose, DeviceUseSums()).add(sums)
     return out
+
+
+def by_user(rows: Rows) -> Rows:
+    """Sums of each user, whatever the job."""
+    return added({(user, ""): sums} for (user, _), sums in rows.items())
 
 
 def with_slot(hour: UseHour, slot: int, rows: Rows) -> UseHour:

@@ -14,14 +14,6 @@ ENDLESS_US = 4_102_444_800_000_000
 
 
 @lru_cache(maxsize=4096)
-def text_of(us: int) -> str:
-    """`2026-11-01T00:00:00Z`, with as many digits of a second as it has."""
-    moment = _EPOCH + timedelta(microseconds=us)
-    fraction = f".{us % 1_000_000:06d}".rstrip("0") if us % 1_000_000 else ""
-    return f"{moment:%Y-%m-%dT%H:%M:%S}{fraction}Z"
-
-
-@lru_cache(maxsize=4096)
 def day_text(day: int) -> str:
     """`YYYY-MM-DD` of a day counted from 1970-01-01."""
     return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")

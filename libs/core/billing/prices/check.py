@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from libs.core.accelerators.kinds import catalogued, problem_with
 from libs.core.billing.prices.currencies import CURRENCIES
-from libs.core.billing.wall import text_of
+from libs.core.state.moments import text_of
 from schemas.prices import ContractRate, ListRate, RateBook, Term
 
 Entry = ListRate | ContractRate

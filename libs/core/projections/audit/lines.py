@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libs.core.state.budgets import millionths_text
+from libs.core.state.moments import text_of
 from schemas import ledger as led
 from schemas.attempts import Cause
 from schemas.jobs import JobState
@@ -99,7 +100,7 @@ class AuditLines:
         yield _operator("prices.apply", f"version {e.book.version}", e.user, e.reason)
 
     def _closed(self, e: led.PeriodClosed) -> Iterator[dict[str, Any]]:
-        yield _operator("bill.close", f"{e.period.from_us}-{e.period.to_us}", e.user, e.reason)
+        yield _operator("bill.close", f"{text_of(e.period.from_us)} to {text_of(e.period.to_us)}", e.user, e.reason)
 
     def _budgets(self, e: led.BudgetsApplied) -> Iterator[dict[str, Any]]:
         yield _operator("budgets.apply", f"version {e.budgets.version}", e.user, e.reason)

@@ -1,12 +1,9 @@
 """What operators say about money: the price book, and that a period is closed. Placement prices nothing: it keeps the order."""
 
 from libs.core.billing.prices import problems
-from libs.core.billing.wall import text_of
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.state.moments import text_of
 from schemas import inbox, ledger
-
-_NO_CALENDAR_US = 250_000_000_000_000_000
-"""In the year 9892."""
 
 
 def prices_applied(d: Decision, m: inbox.ApplyPrices) -> None:
@@ -45,26 +42,21 @@ def period_closed(d: Decision, m: inbox.ClosePeriod) -> None:
     period, closed = m.period, d.state.closed_us
     if period.to_us <= period.from_us:
         raise InputRefused(
-            f"the period ends at {_when(period.to_us)} and begins at {_when(period.from_us)}: an end comes after its start"
+            f"the period ends at {text_of(period.to_us)} and begins at {text_of(period.from_us)}: an end comes after its start"
         )
     if closed is not None and period.to_us <= closed[1]:
         raise InputRefused(
-            f"bills are closed up to {_when(closed[1])} already: later corrections are rows of the open period"
+            f"bills are closed up to {text_of(closed[1])} already: later corrections are rows of the open period"
         )
     if closed is not None and period.from_us != closed[1]:
         raise InputRefused(
-            f"the period begins at {_when(period.from_us)}, and bills are closed up to {_when(closed[1])}: begin there"
+            f"the period begins at {text_of(period.from_us)}, and bills are closed up to {text_of(closed[1])}: begin there"
         )
     if period.to_us > d.wall_us:
         raise InputRefused(
-            f"the period ends at {_when(period.to_us)}, and it is {_when(d.wall_us)}: close it when it is over"
+            f"the period ends at {text_of(period.to_us)}, and it is {text_of(d.wall_us)}: close it when it is over"
         )
     event = ledger.PeriodClosed(period=period, reason=m.reason, user=m.user)
     if not d.may(event):
         raise InputRefused("a reader of this ledger is of a release that closes no periods: `baton ledger readers`")
     d.emit(event)
-
-
-def _when(us: int) -> str:
-    """For people; a time that no calendar has as it is."""
-    return text_of(us) if us < _NO_CALENDAR_US else f"{us} us"
