@@ -100,6 +100,7 @@ _CODES: dict[str, int] = {
     "NotCopied": Exit.FAILED, "NotFenced": Exit.CONFLICT,
     "NoCredential": Exit.NOT_FOUND, "BadCredential": Exit.USAGE, "NotTold": Exit.UNREACHABLE, "NoKeyLibrary": Exit.FAILED,
     # the bus, the ledger, the embedded servers
+    "BadAddress": Exit.USAGE,
     "BusUnavailable": Exit.UNREACHABLE, "NotStored": Exit.UNREACHABLE, "NoAnswer": Exit.UNREACHABLE,
     "StreamsMissing": Exit.UNREACHABLE, "StreamDrift": Exit.CONFLICT, "CannotProvision": Exit.FAILED,
     "NoLedger": Exit.NOT_FOUND, "LedgerStopped": Exit.FAILED, "BadLedgerFile": Exit.FAILED, "BrokenBook": Exit.FAILED,
