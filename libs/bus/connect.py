@@ -28,6 +28,7 @@ from libs.bus.creds import Address, BadCredential, at, speaker
 from libs.bus.headers import encoded
 from libs.bus.metrics import ERRORS
 from libs.bus.pulls import JetStream
+from libs.bus.wire import BadAddress, without_password
 from libs.ports.host import present_host
 from schemas.subjects import service_inbox
 
@@ -40,6 +41,7 @@ PENDING_BYTES = 64 * 1024 * 1024
 __all__ = [
     "Address",
     "AnonymousBroker",
+    "BadAddress",
     "BadCredential",
     "BusConnection",
     "BusUnavailable",
@@ -113,11 +115,13 @@ async def connect(
 
     `inbox_prefix` is where replies arrive; a credential allows only its own (`schemas.subjects`); by default a service's. The
     first connection is tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is
-    refused; BadCredential when it is none; AnonymousBroker when anybody may connect there and `address` does not allow that.
+    refused; BadAddress when the URL or the authority is none, BadCredential when the credential is; AnonymousBroker when
+    anybody may connect there and `address` does not allow that.
     """
     if (host := present_host()) is not None:
         return await host.connect(name, inbox_prefix, wait_s)
     where = at(address)
+    wire.check_form(where.url)
     try:
         wire.check(where.url, allowed=wire.allowed_hosts(), insecure=where.plain)
     except wire.PlainWire as e:
@@ -186,18 +190,6 @@ def _credential(servers: Sequence[str]) -> dict[str, str]:
 async def close(connection: Client) -> None:
     """Sends what is buffered and closes `connection`. Never raises for a server that is away."""
     await connection.drain()
-
-
-def without_password(url: str) -> str:
-    """`url` as it may be shown: `nats://user:***@host:4222`."""
-    return ",".join(_shown(part.strip()) for part in url.split(","))
-
-
-def _shown(url: str) -> str:
-    scheme, mark, rest = url.rpartition("://")
-    credential, at, host = rest.rpartition("@")
-    user, colon, _ = credential.partition(":")
-    return f"{scheme}{mark}{user + ':' if colon else ''}***@{host}" if at else url
 
 
 class _Problems:

@@ -92,11 +92,15 @@ def speaker(creds: Path | str) -> str:
         _, body, _ = lines[lines.index(_CLAIM) + 1].split(".")
         return str(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["name"])
     except (ValueError, LookupError, TypeError):
-        raise BadCredential(f"{shown} is no NATS credential: it needs the claim of a user and a seed") from None
+        raise BadCredential(
+            f"{shown} is no NATS credential, which has the claim of a user and a seed: set BATON_NATS_CREDS to the .creds file "
+            "that you were given"
+        ) from None
 
 
 def _read(creds: Path | str) -> str:
     try:
         return creds if isinstance(creds, str) else creds.read_text()
     except (OSError, UnicodeDecodeError) as e:
-        raise BadCredential(f"the credential {creds} cannot be read ({e}): correct BATON_NATS_CREDS") from None
+        why = "it is no text" if isinstance(e, UnicodeDecodeError) else e.strerror
+        raise BadCredential(f"the credential {creds} cannot be read ({why}): correct BATON_NATS_CREDS") from None

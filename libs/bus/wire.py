@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import os
 import ssl
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -18,8 +18,27 @@ CA_FILE = "ca.pem"
 _SAFE = ("tls", "wss", "rediss", "unix")
 
 
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+
+
+class BadAddress(ValueError):
+    """What says where a server is, or by what it is known, is wrong; the text names the variable, the value and the fix."""
+
+
 class PlainWire(ValueError):
     """What would be said to another host could be read on the way; the text names the host and the fix."""
+
+
+def check_form(urls: str, variable: str = "BATON_NATS_URL (or --url)", schemes: Sequence[str] = NATS_SCHEMES) -> None:
+    """Raises BadAddress when one of `urls` (separated by commas) is none of a server; `variable` is what named it."""
+    for url in map(str.strip, urls.split(",")):
+        if wrong := _wrong(url, schemes):
+            raise BadAddress(f"{variable} is {without_password(urls)!r}, and {wrong}: write {schemes[0]}://HOST:PORT")
+
+
+def without_password(url: str) -> str:
+    """`url` as it may be shown: `nats://user:***@host:4222`."""
+    return ",".join(_shown(part.strip()) for part in url.split(","))
 
 
 def check(urls: str, *, allowed: Collection[str] = (), insecure: bool = False) -> None:
@@ -51,12 +70,43 @@ def allowed_hosts(environ: Mapping[str, str] | None = None) -> frozenset[str]:
 
 
 def context(authority: Path | None) -> ssl.SSLContext:
-    """Checks a server by the authority in that file, or without one by those of this machine. Raises ValueError."""
+    """Checks a server by the authority in that file, or without one by those of this machine. Raises BadAddress."""
     logging.getLogger("asyncio").addFilter(_worth_saying)
     try:
         return ssl.create_default_context(cafile=None if authority is None else str(authority))
     except (OSError, ssl.SSLError) as e:
-        raise ValueError(f"{authority} is no certificate of an authority ({e}): correct BATON_NATS_CA") from None
+        why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+        raise BadAddress(
+            f"BATON_NATS_CA is {authority}, which is no certificate of an authority ({why}): correct it"
+        ) from None
+
+
+def _wrong(url: str, schemes: Sequence[str]) -> str:
+    """Why it is no URL of a server; "" when it is one. Without a scheme it is HOST:PORT."""
+    scheme, mark, _ = url.partition("://")
+    if mark and scheme not in schemes:
+        return f"its scheme is not {', '.join(schemes[:-1])} or {schemes[-1]}"
+    try:  # the errors' texts may repeat a password
+        found = urlsplit(url if mark else f"//{url}")
+        host = "" if any(map(str.isspace, url)) else found.hostname
+    except ValueError:
+        host = ""
+    if not host:
+        return "it names no host that can be read"
+    try:
+        port = found.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        return "its port is no number from 1 to 65535"
+    return "" if mark or port else "it names no port"
+
+
+def _shown(url: str) -> str:
+    scheme, mark, rest = url.rpartition("://")
+    credential, at, host = rest.rpartition("@")
+    user, colon, _ = credential.partition(":")
+    return f"{scheme}{mark}{user + ':' if colon else ''}***@{host}" if at else url
 
 
 def _worth_saying(record: logging.LogRecord) -> bool:

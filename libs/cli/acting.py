@@ -19,10 +19,11 @@ from typing import Annotated
 
 import typer
 
+from libs.bus import wire
 from libs.bus.creds import Address
 from libs.cli.exits import UsageFault, code_of
 from libs.cli.output import hint
-from libs.client.where import find, session_user, state_dir
+from libs.client.where import check_operator, find, session_user, shown_credential, state_dir
 from libs.walls.book import Book
 from schemas.subjects import OPERATOR
 
@@ -48,11 +49,14 @@ def acting(
     """An action, from before it begins to its line in the ledger. The block may set `detail` and `digest`. Not `tells`: there
     is no broker yet; the next action's telling has its line, too. Not `tells_failure`: when it failed, there may be none.
 
-    Raises UsageFault, before anything is done, when a reason is needed and there is none, or the book cannot be written.
+    Raises UsageFault, before anything is done, when a reason is needed and there is none, or the book cannot be written;
+    NeedsOperator, when the credential is another's and there are no keys; Invalid, when the broker's address is none.
     """
+    home = book_folder(folder)
+    if tells:
+        _check(home, url)
     if needs_reason and not reason.strip():
         raise UsageFault(f"--reason is empty: {what} is written into the ledger, say why it is done")
-    home = book_folder(folder)
     book = Book(home)
     try:
         book.make()
@@ -71,6 +75,13 @@ def acting(
     finally:
         if tells and (tells_failure or not failed):
             tell(home, url)
+
+
+def _check(home: Path, url: str | None) -> None:
+    if not (home / "keys.json").is_file():
+        check_operator(shown_credential())
+    if address := url or os.environ.get("BATON_NATS_URL"):
+        wire.check_form(address)
 
 
 def book_folder(folder: Path | None = None) -> Path:

@@ -9,13 +9,11 @@ from typing import Annotated
 import typer
 
 from libs.bus.connect import Address
-from libs.bus.creds import speaker
 from libs.cli.acting import acting
 from libs.cli.backup_files import check_folder, rehearse, write
 from libs.cli.options import Url
 from libs.cli.output import hint, say
-from libs.client.errors import Denied
-from libs.client.where import read_instance, state_dir
+from libs.client.where import check_operator, read_instance, shown_credential, state_dir
 from libs.walls.keyring import Keyring
 
 FolderArgument = Annotated[Path, typer.Argument(help="The folder of the backup.", metavar="FOLDER")]
@@ -74,14 +72,11 @@ def _mongo(home: Path, url: str | None, said: str | None) -> str | None:
 
 
 def _address(home: Path, url: str | None) -> Address:
-    """The broker, by the keys. Raises Denied where there is a credential and no keys; Unreachable where no broker is known."""
+    """The broker, by the keys. Raises NeedsOperator where there are none, and the credential is another's; Unreachable where no
+    broker is known."""
     ring = Keyring(home)
-    if not ring.exists and (creds := os.environ.get("BATON_NATS_CREDS")):
-        raise Denied(
-            f"the credential of {speaker(Path(creds))} may not do that",
-            f"a backup has every team's streams and the instance's keys, and there are no keys in {home}",
-            "an operator's is needed, and the keys: run it where `baton up` or `baton credentials` made them (--state-dir)",
-        )
+    if not ring.exists:
+        check_operator(shown_credential())
     found = url or os.environ.get("BATON_NATS_URL") or str(read_instance(home)["url"])
     return Address(found, ring.service() if ring.exists else None)
 

@@ -1,6 +1,7 @@
 """Exit codes, and how errors are told: what happened, why, what to do; on stderr; never a traceback for the user's own.
 
-0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers, or busy
+0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers, or busy   130 interrupted
+141 nobody reads
 """
 
 import errno
@@ -23,6 +24,8 @@ class Exit(IntEnum):
     CONFLICT = 5
     UNREACHABLE = 6
     INTERRUPTED = 130
+    NOT_READ = 141
+    """Whoever read the output has gone (`| head`): what a shell says of tools that end by SIGPIPE."""
 
 
 class Ended(Exception):
@@ -42,7 +45,7 @@ def code_of(error: BaseException) -> int | None:
     if isinstance(error, Ended):
         return error.code
     if isinstance(error, (KeyboardInterrupt, BrokenPipeError)):
-        return Exit.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Exit.OK
+        return Exit.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Exit.NOT_READ
     if _credential_refused(error):
         return Exit.DENIED
     # By name, so that `baton --help` need not load what these come from; the nearest known ancestor decides.
@@ -97,6 +100,7 @@ _CODES: dict[str, int] = {
     "NotCopied": Exit.FAILED, "NotFenced": Exit.CONFLICT,
     "NoCredential": Exit.NOT_FOUND, "BadCredential": Exit.USAGE, "NotTold": Exit.UNREACHABLE, "NoKeyLibrary": Exit.FAILED,
     # the bus, the ledger, the embedded servers
+    "BadAddress": Exit.USAGE,
     "BusUnavailable": Exit.UNREACHABLE, "NotStored": Exit.UNREACHABLE, "NoAnswer": Exit.UNREACHABLE,
     "StreamsMissing": Exit.UNREACHABLE, "StreamDrift": Exit.CONFLICT, "CannotProvision": Exit.FAILED,
     "NoLedger": Exit.NOT_FOUND, "LedgerStopped": Exit.FAILED, "BadLedgerFile": Exit.FAILED, "BrokenBook": Exit.FAILED,

@@ -156,10 +156,16 @@ def main() -> None:
     open_stdout()
     logging.getLogger("baton").setLevel(logging.CRITICAL)  # libraries' warnings come to people as errors of ours
     try:
-        code = app(standalone_mode=False)
+        code = _run(sys.argv[1:])
     except BaseException as error:
         code = _ended(error)
     sys.exit(code if isinstance(code, int) else Exit.OK)
+
+
+def _run(arguments: list[str]) -> Any:
+    """What `app(...)` would do, but that takes a pipe that nobody reads for a failure (1), before we see it."""
+    with typer.main.get_command(app).make_context("baton", arguments) as context:
+        return context.command.invoke(context)
 
 
 def _ended(error: BaseException) -> int:

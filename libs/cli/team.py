@@ -238,7 +238,7 @@ def _suspended(url: str | None) -> dict[str, str]:
     try:
         found = run(team_pause.suspended, OPERATOR, url)
     except ClientError as e:
-        hint(f"whether a team is suspended is not known: {e.what}")
+        hint(f"whether a team is suspended is not known: {e}")
         return {}
     told: dict[str, list[str]] = {}
     for pool, teams in found.items():

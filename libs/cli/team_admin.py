@@ -24,9 +24,9 @@ from libs.cli.session import run
 from libs.cli.stopping import when_asked_to_stop
 from libs.client import Baton
 from libs.client.asking import ask
-from libs.client.errors import ClientError
+from libs.client.errors import ClientError, Denied, NeedsOperator
 from libs.client.sending import valid
-from libs.client.where import Place, find, read_instance, state_dir
+from libs.client.where import Place, check_operator, find, read_instance, shown_credential, state_dir
 from libs.embedded.records import write_private
 from libs.walls import claims
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
@@ -65,16 +65,24 @@ def credential(what: str, name: str, write: Path | None, url: str | None, *, pse
 def manage(
     what: str, name: str, url: str | None, public_key: str = "", *, pseudonym: bool | None = None
 ) -> TeamManaged:
-    """Asks the holder of the keys. Raises ClientError: Invalid with the reason when it is refused."""
+    """Asks the holder of the keys. Raises ClientError: NeedsOperator for what is the operators' affair, Denied for who is no
+    admin, Invalid with the reason when it is refused."""
     team, dot, user = name.partition(".")
     if name and not dot:
+        check_operator(shown_credential())
         raise UsageFault(f"{name!r} is a whole team, which is the operators' affair: write TEAM.USER")
 
     async def work(baton: Baton) -> TeamManaged:
         if name and team != baton.team:
-            raise UsageFault(f"{name!r} is of another team than yours, {baton.team}")
+            raise NeedsOperator(f"{name!r} is of another team than yours, {baton.team}")
         asked = valid(ManageTeam, what=what, user=user, public_key=public_key, pseudonym=pseudonym)
-        done: TeamManaged = await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=15.0)
+        try:
+            done: TeamManaged = await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=15.0)
+        except Denied:
+            whose = f"{shown_credential()} is that of no admin of {baton.team}"
+            raise Denied(
+                "refused: needs an operator's credential, or a team admin's", whose, "ask one of them to do it"
+            ) from None
         return done
 
     return run(work, None, url, operator=False)

@@ -30,9 +30,9 @@ from libs.cli.exits import UsageFault
 from libs.cli.options import Url, UserOption
 from libs.cli.output import say
 from libs.cli.session import run
+from libs.cli.telling import ring_of
 from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
 from libs.client.asking import ask
-from libs.client.where import state_dir
 from libs.walls.keyring import Keyring
 from libs.walls.leavers import Leavers
 from libs.walls.people import People
@@ -75,9 +75,7 @@ def command(
     """A team leaves: suspended, its jobs ended, all of its own exported, secrets removed, credentials void. May be repeated.
 
     What is kept of it stays under its name: `baton team add` refuses that from then on, unless the same team --returns."""
-    ring = Keyring(folder or state_dir())
-    if not ring.exists:
-        raise UsageFault(f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did")
+    ring = ring_of(folder)
     check_folder(export, team)
     asked = Leaving(team, export, reason, cancel, wait)
     with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):

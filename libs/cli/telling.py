@@ -8,16 +8,17 @@ from pathlib import Path
 from libs.cli.exits import UsageFault
 from libs.cli.output import hint
 from libs.client import Unreachable
-from libs.client.where import read_instance, state_dir
+from libs.client.where import check_operator, read_instance, shown_credential, state_dir
 from libs.walls.keyring import Keyring
 from libs.walls.leavers import Leavers, TeamLeft
 from libs.walls.resolver import NotTold, tell
 
 
 def ring_of(folder: Path | None) -> Keyring:
-    """Raises UsageFault where there are no keys."""
+    """Raises UsageFault where there are no keys, or NeedsOperator when who asks shows another's credential."""
     ring = Keyring(folder or state_dir())
     if not ring.exists:
+        check_operator(shown_credential())
         raise UsageFault(
             f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did, or use --state-dir"
         )

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 from nats.aio.client import Client
 
 from libs.bus.cancel import cancel
-from libs.bus.connect import Address, BusUnavailable
+from libs.bus.connect import Address, BadAddress, BusUnavailable
 from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
 from libs.client import following, logs, secrets
@@ -88,7 +88,8 @@ async def connect(
 
     Raises:
         Unreachable: nobody answers there within `wait_s`, or the credential is refused.
-        Invalid: the team is unknown or ambiguous.
+        Invalid: the team is unknown or ambiguous, or what says where Baton is cannot be.
+        NeedsOperator: the team is "operator", and the credential is another's.
     """
     place = find(address, team, user=user, pool=pool, operator=operator)
     replies = subjects.reply_prefix(place.team, place.user)
@@ -96,6 +97,8 @@ async def connect(
         nats = await connect_bus(place.address, name="baton-client", inbox_prefix=replies, wait_s=wait_s)
     except BusUnavailable as e:
         raise Unreachable("Baton cannot be reached", str(e)) from None
+    except BadAddress as e:
+        raise Invalid("the address of NATS is not valid", str(e)) from None
     return Baton(nats, place)
 
 

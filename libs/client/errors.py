@@ -27,6 +27,14 @@ class Denied(ClientError):
     """The credential does not allow this subject."""
 
 
+class NeedsOperator(Denied):
+    """Only an operator may, and the credential is somebody else's."""
+
+    def __init__(self, why: str) -> None:
+        fix = "set BATON_NATS_CREDS to an operator's, or ask an operator to do it"
+        super().__init__("refused: needs an operator's credential", why, fix)
+
+
 class NotFound(ClientError):
     """No such job, node or log; another team's looks exactly like one that does not exist."""
 

@@ -118,7 +118,7 @@ def _denied_since(nats: Client, before: Exception | None) -> Denied | None:
     return Denied(
         "the credential does not allow this",
         str(error).removeprefix("nats: "),
-        "speak as the team of the credential (BATON_TEAM), or use the operator's",
+        "use a team's credential, and speak as that team (BATON_TEAM), or an operator's",
     )
 
 

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from libs.bus import wire
 from libs.bus.creds import Address, BadCredential, at, speaker
-from libs.client.errors import Invalid, Unreachable
+from libs.client.errors import Invalid, NeedsOperator, Unreachable
 from schemas.subjects import FINANCE, OPERATOR, token
 
 CLIENT_FILE = "client.json"
 STATE_DIR = ".baton"
 SERVICES_USER = "services"
+_OPERATE = (OPERATOR, SERVICES_USER, "provision")
+"""Whose credentials may do what operators do: all of it, or making streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ def find(
 
     Raises:
         Unreachable: no address is known.
-        Invalid: the team is not known or ambiguous, or a name is not fit for a subject.
+        Invalid: the team is not known or ambiguous, a name is not fit for a subject, or the URL is none of a server.
+        NeedsOperator: the team is "operator", and the credential is another's.
     """
     env = os.environ if environ is None else environ
     team, user, pool = (
@@ -70,17 +74,23 @@ def find(
         )
     )  # fmt: skip
     given = at(address) if address is not None else Address("")
-    creds = given.creds or _path(env.get("BATON_NATS_CREDS"))
-    if url := given.url or env.get("BATON_NATS_URL"):
+    creds = given.creds or shown_credential(env)
+    instance: dict[str, Any] = {}
+    if url := given.url or env.get("BATON_NATS_URL", ""):
+        _check_form(url)
+    else:
+        instance = read_instance(state_dir(env))
+        url, pool = str(instance.get("url")), pool or instance.get("pool")
+    pool = pool or "main"
+    if creds is not None or not instance:
         owner, _, person = _speaks(url, creds).partition(".")
-        asking = user or _checked("user", person or None) or session_user(env)
-        return Place(_reached(url, creds, env), _asks_as(owner, team, operator), pool or "main", asking)
-    instance = read_instance(state_dir(env))
-    url, folder, pool = str(instance.get("url")), Path(str(instance.get("creds"))), pool or instance.get("pool", "main")
-    if creds is not None:
-        owner, _, person = _speaks(url, creds).partition(".")
-        asking = user or _checked("user", person or None) or session_user(env)
-        return Place(_reached(url, creds, env), _asks_as(owner, team, operator), pool, asking)
+        team = _asks_as(owner, team, operator)
+        if team == OPERATOR:
+            check_operator(creds)
+        return Place(
+            _reached(url, creds, env), team, pool, user or _checked("user", person or None) or session_user(env)
+        )
+    folder = Path(str(instance.get("creds")))
     name = team or _only_team(folder, operator)
     asking = user or session_user(env)
     for who in (f"{name}.{asking}", name):
@@ -91,6 +101,25 @@ def find(
         f"there are credentials for: {', '.join((*teams_in(folder), OPERATOR))}",
         "name one of them, or add it with `baton team add`",
     )
+
+
+def check_operator(creds: Path | str | None) -> None:
+    """Raises NeedsOperator for a credential that is another's. Whoever has none, or a password, the broker itself refuses."""
+    if creds is not None and (who := _speaks("", creds)) not in _OPERATE:
+        raise NeedsOperator(f"{'the credential' if isinstance(creds, str) else creds} is that of {who}")
+
+
+def shown_credential(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The file that BATON_NATS_CREDS names."""
+    return _path((os.environ if environ is None else environ).get("BATON_NATS_CREDS"))
+
+
+def _check_form(url: str) -> None:
+    try:
+        wire.check_form(url)
+    except wire.BadAddress as e:
+        why, _, fix = str(e).rpartition(": ")
+        raise Invalid("the address of NATS is not valid", why, fix) from None
 
 
 def _reached(url: str, creds: Path | str | None, env: Mapping[str, str]) -> Address:
@@ -152,7 +181,8 @@ def _speaks(url: str, creds: Path | str | None) -> str:
     try:
         return urlsplit(url).username or "" if creds is None else speaker(creds)
     except BadCredential as e:
-        raise Invalid("the credential is not valid", str(e), "correct BATON_NATS_CREDS") from None
+        why, _, fix = str(e).rpartition(": ")
+        raise Invalid("the credential is not valid", why, fix) from None
 
 
 def _asks_as(owner: str, team: str | None, operator: bool) -> str:

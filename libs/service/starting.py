@@ -3,14 +3,20 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
+from libs.bus import wire
+from libs.bus.creds import speaker
 from libs.ports.variables import wrong_variables
 from libs.service.settings import ServiceSettings
 
 S = TypeVar("S", bound=ServiceSettings)
+
+ADMINISTERS = "services"
+"""Whose credential may do everything (`libs.walls.accounts`)."""
 
 
 @contextmanager
@@ -23,9 +29,24 @@ def starting(name: str, *mistakes: type[Exception]) -> Iterator[None]:
         sys.exit(f"{name}: {error}")
 
 
-def read_settings(kind: type[S]) -> S:
-    """The settings of a service, from the environment. Raises ValueError naming each variable that is wrong."""
+def read_settings(kind: type[S], service: str = "") -> S:
+    """The settings of a service, from the environment. `service`: whose credential it must be.
+
+    Raises ValueError naming each variable that is wrong."""
     try:
-        return kind()
+        settings = kind()
     except ValidationError as error:
         raise ValueError(wrong_variables(kind, error)) from None
+    wire.check_form(settings.nats_url, "BATON_NATS_URL")
+    if service and settings.nats_creds is not None:
+        _check_speaker(settings.nats_creds, service)
+    return settings
+
+
+def _check_speaker(creds: Path, service: str) -> None:
+    """The broker drops what a service says or asks with another's credential, and it would wait for ever."""
+    if (who := speaker(creds)) not in (service, ADMINISTERS):
+        raise ValueError(
+            f"BATON_NATS_CREDS is {creds}, the credential of {who!r}, and this is {service}: set it to that of {service} "
+            f"(`baton credentials` writes it as creds/services/{service}/nats.creds)"
+        )

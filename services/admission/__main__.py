@@ -6,6 +6,6 @@ from services.admission.app import make_app
 from services.admission.settings import AdmissionSettings
 
 with starting("admission"):
-    settings = read_settings(AdmissionSettings)
+    settings = read_settings(AdmissionSettings, "admission")
     app = make_app(settings)
 run(app, settings, "admission")

@@ -6,6 +6,6 @@ from services.history.app import make_app
 from services.history.settings import HistorySettings
 
 with starting("history"):
-    settings = read_settings(HistorySettings)
+    settings = read_settings(HistorySettings, "history")
     app = make_app(settings)
 run(app, settings, "history", yields=True)

@@ -6,6 +6,6 @@ from services.leases.app import make_app
 from services.leases.settings import LeaseSettings
 
 with starting("leases"):
-    settings = read_settings(LeaseSettings)
+    settings = read_settings(LeaseSettings, "leases")
     app = make_app(settings)
 run(app, settings, "leases")

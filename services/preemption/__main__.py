@@ -6,6 +6,6 @@ from services.preemption.app import make_app
 from services.preemption.settings import PreemptionSettings
 
 with starting("preemption"):
-    settings = read_settings(PreemptionSettings)
+    settings = read_settings(PreemptionSettings, "preemption")
     app = make_app(settings)
 run(app, settings, "preemption", yields=True)

@@ -6,6 +6,6 @@ from services.quota_billing.app import make_app
 from services.quota_billing.settings import QuotaBillingSettings
 
 with starting("quota_billing"):
-    settings = read_settings(QuotaBillingSettings)
+    settings = read_settings(QuotaBillingSettings, "quota_billing")
     app = make_app(settings)
 run(app, settings, "quota_billing", yields=True)

@@ -6,6 +6,6 @@ from services.telemetry.app import make_app
 from services.telemetry.settings import TelemetrySettings
 
 with starting("telemetry"):
-    settings = read_settings(TelemetrySettings)
+    settings = read_settings(TelemetrySettings, "telemetry")
     app = make_app(settings)
 run(app, settings, "telemetry", yields=True)

@@ -7,6 +7,6 @@ from services.vault.keys import BadKeys
 from services.vault.settings import VaultSettings
 
 with starting("vault", BadKeys):
-    settings = read_settings(VaultSettings)
+    settings = read_settings(VaultSettings, "vault")
     app = make_app(settings)
 run(app, settings, "vault", yields=True)

@@ -220,8 +220,8 @@ async def test_a_team_makes_no_backup(urls: dict[str, Address], tmp_path: Path) 
     home = tmp_path / "home"
     refused = await baton("backup", str(tmp_path / "backup"), "--state-dir", str(home), url=urls["blue"])
     assert (refused.code, refused.out) == (4, "")
-    assert "the credential of blue may not do that" in refused.err
-    assert "an operator's is needed" in refused.err
+    assert "needs an operator's credential" in refused.err
+    assert "that of blue" in refused.err
     assert not home.exists(), "nothing was done"
 
 
@@ -403,15 +403,3 @@ async def test_provision_may_be_repeated(urls: dict[str, Address]) -> None:
 async def test_provision_makes_all_pools_that_admission_serves(urls: dict[str, Address]) -> None:
     result = await baton("provision", "--scale", "0.01", url=urls["operator"], BATON_POOLS="main, second")
     assert (result.code, result.out) == (0, "main\tready\nsecond\tready\n")
-
-
-async def test_a_closed_pipe_is_no_error(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:
-    for i in range(3):
-        await blue.submit(JobSpec(command=("x",)), f"{key}-{i}")
-    script = f"{sys.executable} -m libs.cli get jobs | true"
-    env = {**os.environ, **urls["blue"].environ(), "PYTHONPATH": str(ROOT)}
-    process = await asyncio.create_subprocess_exec(
-        "bash", "-c", script, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    _, err = await process.communicate()
-    assert err == b""

@@ -344,7 +344,7 @@ async def test_a_team_that_would_read_the_ledger_is_denied(
     """Seen: nobody answered in time, with the exit code of a server that is away."""
     result = await baton(*words, "--pool", "main", url=urls["blue"])
     assert (result.code, result.out) == (4, ""), result.err
-    assert "the credential does not allow this" in result.err
+    assert "refused: needs an operator's credential" in result.err
 
 
 @pytest.mark.parametrize("words", [("bill", "statement"), ("ledger", "verify"), ("ledger", "export", "l.jsonl")])

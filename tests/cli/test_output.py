@@ -47,7 +47,7 @@ def test_a_closed_stdout_is_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
     said = f"{sys.executable} -m libs.cli prices check -f {book}"
     for script in (f"{said} >&-; exit $?", f"(sleep 0.2; {said}) | true; exit ${{PIPESTATUS[0]}}"):
         ended = subprocess.run(["bash", "-c", script], cwd=Path(__file__).parents[2], capture_output=True, check=False)
-        assert (ended.returncode, ended.stderr) == (1, b"")
+        assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_a_cell_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:

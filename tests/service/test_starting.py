@@ -1,6 +1,7 @@
 """What a person has written wrong ends a service with a line that names it, whatever process it was forked from."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ import pytest
 
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import lease_terms
+from libs.service.settings import ServiceSettings
 from libs.service.starting import read_settings, starting
+from libs.walls.keyring import Keyring
+from libs.walls.roles import SERVICES
 from services.admission.settings import AdmissionSettings
 
 
@@ -22,6 +26,30 @@ def test_each_variable_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -
         "admission: BATON_HTTP_PORT: Input should be less than or equal to 65535; "
         "BATON_ADMISSION_BATCH: Input should be greater than or equal to 1"
     )
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_refuses_the_credential_of_another(
+    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: it started, was refused by the broker at every turn, and waited for ever."""
+    ring = Keyring(tmp_path)
+    other = "leases" if service != "leases" else "placement"
+    monkeypatch.setenv("BATON_NATS_CREDS", str(ring.service(other)))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"services.{service}", run_name="__main__")
+    path = f"services/{other}/nats.creds"
+    assert f"{service}: BATON_NATS_CREDS is {ring.creds / path}, the credential of {other!r}" in str(ended.value.code)
+    for good in (ring.service(service), ring.service()):
+        monkeypatch.setenv("BATON_NATS_CREDS", str(good))
+        assert read_settings(ServiceSettings, service).nats_creds == good
+
+
+def test_a_service_says_that_its_url_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_NATS_URL", "nats://a:secret@127.0.0.1:99999")
+    with pytest.raises(SystemExit) as ended, starting("admission"):
+        read_settings(AdmissionSettings)
+    assert "admission: BATON_NATS_URL is 'nats://a:***@127.0.0.1:99999', and its port" in str(ended.value.code)
 
 
 def test_wrong_terms_of_leases_are_told_before_anything_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

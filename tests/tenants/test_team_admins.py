@@ -223,8 +223,11 @@ async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Pat
     assert path.stat().st_mode & 0o077 == 0
     await close(await house.of(path, "blue.ida"))
     foreign, twice = await asyncio.gather(admin("add", "green.x"), admin("revoke", "blue.nobody", "--reason", "gone"))
-    assert (foreign.code, twice.code) == (2, 2)
+    assert (foreign.code, twice.code) == (4, 2)
     assert "of another team than yours" in foreign.err
+    for words in (("add", "blue.eva", "--admin"), ("revoke", "blue", "--reason", "x"), ("add", "green"), ("push",)):
+        operators = await admin(*words)
+        assert (operators.code, "refused: needs an operator's credential" in operators.err) == (4, True), operators.err
 
 
 async def test_what_an_admin_changes_is_a_line_of_the_operators_book(house: House) -> None:
