@@ -211,8 +211,26 @@ static const char *program_of(struct start *start)
         if (*search == 0)
             break;
     }
-    start->failure = (struct failure){denied ? EACCES : ENOENT, "", name};
+    start->failure = denied ? (struct failure){EACCES, "it is in PATH, and not executable for this job", name}
+                            : (struct failure){ENOENT, "", name};
     return NULL;
+}
+
+/* Why the kernel does not execute a file, where the text of its number says something else, or too little; or "". */
+static const char *why_not_executed(long result, const char *path)
+{
+    struct statx found;
+    if (result == -ENOEXEC)
+        return "it is no program for this machine, and no script either: its first line does not begin with #!";
+    if (CALL5(statx, AT_FDCWD, path, 0, STATX_TYPE, &found) < 0)
+        return "";
+    if (result == -ENOENT)
+        return "it is there, but the interpreter that it names is not";
+    if (result == -EACCES && (found.stx_mode & 0170000) == 0040000)
+        return "it is a directory";
+    if (result == -EACCES && CALL3(faccessat, AT_FDCWD, path, 1) < 0)
+        return "it is not executable for this job";
+    return "";
 }
 
 /* In a child that shares this process's memory until it executes the program: it changes nothing there but `about`. */
@@ -222,7 +240,7 @@ static void started(void *about)
     const struct walls *walls = &shim.spec.walls;
     u64 none = 0;
     long result;
-    const char *what = "setsid";
+    const char *what = "setsid", *why = "";
     if ((result = CALL0(setsid)) < 0)
         goto wrong;
     what = "output";
@@ -245,10 +263,12 @@ static void started(void *about)
         goto wrong;
     if ((what = program_of(start)) == NULL)
         leave(127);
-    if ((result = CALL4(rt_sigprocmask, 2, &none, NULL, sizeof none)) >= 0)
+    if ((result = CALL4(rt_sigprocmask, 2, &none, NULL, sizeof none)) >= 0) {
         result = CALL3(execve, what, start->command, start->environment);
+        why = why_not_executed(result, what);
+    }
 wrong:
-    start->failure = (struct failure){(i32)-result, "", what};
+    start->failure = (struct failure){(i32)-result, why, what};
     leave(127);
 }
 
@@ -387,6 +407,14 @@ static bool start(int view, const char **useless)
 
 /* ------------------------------------------------------------------------------------------------------------ ending */
 
+/* A process that asked to be traced by its parent (PTRACE_TRACEME), which is this one, has stopped with a signal: it is traced no
+ * more, and goes on as the signal means. The trap after it executed a program means nothing. */
+static void let_go_on(long pid, int number)
+{
+    enum { DETACH = 17, TRAP = 5 };
+    CALL4(ptrace, DETACH, pid, 0, number == TRAP ? 0 : number);
+}
+
 /* Takes the exit codes of all children that have ended, adopted ones too. */
 static void reap(void)
 {
@@ -397,6 +425,10 @@ static void reap(void)
             shim.empty = true;
         if (pid <= 0)
             return;
+        if ((status & 0xff) == 0x7f) { /* not the end of it */
+            let_go_on(pid, (status >> 8) & 0xff);
+            continue;
+        }
         for (u32 at = 0; at < shim.spec.count; at++) {
             struct rank *rank = &shim.spec.ranks[at];
             if (rank->pid != pid)
