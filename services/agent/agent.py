@@ -315,7 +315,7 @@ class Agent:
             if self.launcher.memory_base is not None:
                 await asyncio.to_thread(groups.look)
             await asyncio.to_thread(prune, self.launcher.logs.prune())
-            await asyncio.to_thread(make_room, self.launcher.workdir, self.launcher.logs.left())
+            await asyncio.to_thread(make_room, self.launcher.workdir, self.launcher.logs.left)
 
     def read_log(self, query: LogQuery, team: str) -> LogPiece | None:
         return self.launcher.logs.read(query, team)

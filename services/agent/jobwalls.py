@@ -93,10 +93,11 @@ class JobWalls:
 
     def _keep(self, key: str, team: str) -> None:
         """Raises OSError: what is not written down, the next agent would give to another."""
-        self._teams[key] = team
+        teams = {**self._teams, key: team}
         new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(self._teams))
+        new.write_text(json.dumps(teams))
         new.replace(self._file)
+        self._teams = teams
 
     def behind(
         self,

@@ -313,13 +313,13 @@ def _could_not_start(part: DesiredPart, error: Exception) -> Released:
     )
 
 
-def make_room(root: Path, ended: Sequence[Path]) -> None:
+def make_room(root: Path, ended: Callable[[], Sequence[Path]]) -> None:
     """While the disk of `root` has less than a tenth of its room or of its files free, removes what ended attempts left there,
     the largest first: who left little keeps it. Blocks: call it in a thread."""
     if not (lacks := _lacks(root)):
         return
     left = files_below if lacks == _FILES else _bytes_below
-    for folder in sorted(ended, key=left, reverse=True):
+    for folder in sorted(ended(), key=left, reverse=True):
         log.warning(
             "the disk of %s has less than a tenth of %s free: %s of an ended attempt is removed", root, lacks, folder
         )

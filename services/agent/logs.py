@@ -42,7 +42,7 @@ class LogStore:
         self._own = root / OWN
         self._live: set[tuple[str, int, int]] = set()
         self._teams: dict[tuple[str, int], str] = {}
-        """Of the attempts that this agent began or adopted: it need not ask a file whose they are."""
+        """Of the attempts that this agent began or adopted, in that order: it need not ask a file whose they are."""
         self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._own.chmod(0o700)
         self._take_over()
@@ -126,23 +126,30 @@ class LogStore:
             if folder.is_dir()
         ]
 
-    def _ended(self) -> list[tuple[int, str, int, str]]:
-        """When its output began, ns; job, attempt, team."""
-        busy = {(job_id, attempt) for job_id, attempt, _ in self._live}
+    def _ended(self) -> list[tuple[tuple[bool, int], str, int, str]]:
+        """What is larger the later it began; job, attempt, team. Those that this agent began are later than all others, in its
+        order: a clock that is set back makes no old ones of them. Of the others their files say when. May run in a thread."""
+        busy = {(job_id, attempt) for job_id, attempt, _ in self._live.copy()}
+        order = {one: number for number, one in enumerate(list(self._teams))}
         ended = []
         for name, (job_id, attempt, team) in self._kept().items():
-            if (job_id, attempt) not in busy:
-                with suppress(OSError):
-                    ended.append(((self._own / name).stat(follow_symlinks=False).st_mtime_ns, job_id, attempt, team))
+            if (job_id, attempt) in busy:
+                continue
+            if (number := order.get((job_id, attempt))) is not None:
+                ended.append(((True, number), job_id, attempt, team))
+                continue
+            with suppress(OSError):
+                began_ns = (self._own / name).stat(follow_symlinks=False).st_mtime_ns
+                ended.append(((False, began_ns), job_id, attempt, team))
         return ended
 
-    def _kept(self) -> dict[str, tuple[str, int, str]]:
-        """The agent's folders: job, attempt, team of each."""
+    def _kept(self, beginning: str = "") -> dict[str, tuple[str, int, str]]:
+        """The agent's folders whose names begin so: job, attempt, team of each."""
         try:
             names = os.listdir(self._own)
         except OSError:
             return {}
-        found = ((name, _NAMED.fullmatch(name)) for name in names)
+        found = ((name, _NAMED.fullmatch(name)) for name in names if name.startswith(beginning))
         return {name: (match[1], int(match[2]), match[3]) for name, match in found if match is not None}
 
     def read(self, query: LogQuery, team: str) -> LogPiece | None:
@@ -172,14 +179,14 @@ class LogStore:
         )
 
     def _latest(self, job_id: str, rank: int) -> int:
-        kept = ((self._own / name / f"rank-{rank}.log", of) for name, of in self._kept().items() if of[0] == job_id)
+        kept = ((self._own / name / f"rank-{rank}.log", of) for name, of in self._kept(f"{job_id}.").items())
         return max((attempt for path, (_, attempt, _) in kept if path.exists()), default=0)
 
     def _team(self, job_id: str, attempt: int) -> str:
         """ "" where this agent has no such attempt."""
         if (known := self._teams.get((job_id, attempt))) is not None:
             return known
-        return next((team for job, number, team in self._kept().values() if (job, number) == (job_id, attempt)), "")
+        return next((team for _, _, team in self._kept(f"{job_id}.{attempt}.").values()), "")
 
 
 def _team_in(root: Path, job_id: str, attempt: str) -> str:

@@ -425,10 +425,8 @@ class ProcessPart:
         reason = f"could not start {what!r}: {getattr(error, 'strerror', None) or error}"
         if isinstance(error, _NO_SECRETS):
             reason = f"could not start: {error}"
-        if missing and what == str(self.launch.workdir):
-            reason = (
-                f"could not start: working directory {what!r} does not exist on this node, or jobs are not shown it"
-            )
+        if what == str(self.launch.workdir):
+            reason = f"could not start: working directory {what!r} {_no_folder(error)}"
         own_exit = self.launch.may_run() and not isinstance(error, StartRefused)
         self.phase = Phase.ENDED
         category = failures.why_not_started(error) if own_exit else None
@@ -447,6 +445,15 @@ class ProcessPart:
                 over="disk" if category is Category.DISK_LIMIT else None,
             )
         )
+
+
+def _no_folder(error: Exception) -> str:
+    """Why processes cannot begin in a folder."""
+    if isinstance(error, FileNotFoundError):
+        return "does not exist on this node, or jobs are not shown it"
+    if isinstance(error, NotADirectoryError):
+        return "is no folder"
+    return f"cannot be entered by the job: {getattr(error, 'strerror', None) or error}"
 
 
 def _signal_name(number: int) -> str:

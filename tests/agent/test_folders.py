@@ -177,16 +177,16 @@ def test_who_left_most_makes_room_first(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / name / "x").write_bytes(bytes(mib * MIB))
     ended = [tmp_path / name for name in sizes]
     monkeypatch.setattr(launcher, "_lacks", lambda root: "its room" if disk_used([root], 100 * MIB) > 6 * MIB else "")
-    launcher.make_room(tmp_path, ended)
+    launcher.make_room(tmp_path, lambda: ended)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["middle", "small"]
-    launcher.make_room(tmp_path, ended[:1])
+    launcher.make_room(tmp_path, lambda: ended[:1])
     assert (tmp_path / "small").exists(), "there is room"
 
 
 def test_a_disk_that_does_not_say_how_full_it_is_ends_nothing(tmp_path: Path) -> None:
     """An agent whose folder of jobs somebody had removed ended within a minute."""
     (left := tmp_path / "left").mkdir()
-    launcher.make_room(tmp_path / "removed", [left])
+    launcher.make_room(tmp_path / "removed", lambda: [left])
     assert left.is_dir()
 
 
@@ -205,7 +205,7 @@ def test_who_left_most_files_makes_room_first_when_the_disk_has_few(
         return os.statvfs_result((*real[:2], 1000, 900, 900, 340, left, left, *real[8:10]))
 
     monkeypatch.setattr("os.statvfs", disk)
-    launcher.make_room(tmp_path, [tmp_path / name for name in ("large", "many", "few")])
+    launcher.make_room(tmp_path, lambda: [tmp_path / name for name in ("large", "many", "few")])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["few", "large"]
 
 

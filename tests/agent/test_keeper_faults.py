@@ -26,6 +26,7 @@ from schemas.nodes import Action
 from schemas.queries import NodeLogQuery
 from services.agent import tree
 from services.agent.keeper import client, contain, find, proc, wire
+from services.agent.keeper.__main__ import LOCK, SOCKET
 from services.agent.keeper.client import KeeperClient
 from services.agent.keeper.clock import now
 from services.agent.state import NotEmpty, group_name
@@ -464,6 +465,33 @@ async def test_a_keeper_that_is_killed_or_frozen_is_replaced_and_what_it_held_is
     again = part(spec(JOB), rank("n0-gpu0", epoch=2))
     await world.want("n0", again)
     await world.sees(again, Started)
+
+
+@pytest.mark.parametrize("how", ["renamed", "emptied"])
+async def test_a_frozen_keeper_is_found_although_its_files_are_gone(make_node, world, how):
+    """Somebody has tidied up the state folder, or moved it away for a while."""
+    node = make_node(MIDDLE_S)
+    pids, _ = await run_job(world, node)
+    keeper, elsewhere = node.keeper(), node.root / "elsewhere"
+    if how == "renamed":
+        node.state.rename(elsewhere)
+    else:
+        for file in (node.state / LOCK, node.state / SOCKET):
+            file.unlink()
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        await until(lambda: none_of(pids | {keeper}))
+        assert how == "emptied" or len(world.lives["n0"]) == 1, "its next life has no number yet"
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(keeper, signal.SIGKILL)
+        if how == "renamed":
+            elsewhere.rename(node.state)
+    await world.joined("n0", lives=2)
+
+
+def test_a_folder_that_is_not_there_has_no_keeper(tmp_path):
+    assert find.connect(tmp_path / "gone") is None
 
 
 async def test_a_frozen_keeper_does_not_outlive_the_lease(make_node, world):

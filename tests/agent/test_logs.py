@@ -74,6 +74,20 @@ def test_old_attempts_are_removed_and_running_ones_stay(store, tmp_path):
     assert sorted(p.name for p in (tmp_path / ".agent").iterdir()) == [f"{JOB}.{n}.blue" for n in (1, 4, 5)]
 
 
+def test_a_clock_that_is_set_back_does_not_make_the_newest_output_the_oldest(store, tmp_path):
+    hour_ns = 3_600_000_000_000
+    for attempt, began_ns in ((1, 9 * hour_ns), (2, 10 * hour_ns), (3, 8 * hour_ns)):
+        write(store, "x", attempt=attempt)
+        os.utime(tmp_path / ".agent" / f"{JOB}.{attempt}.blue", ns=(began_ns, began_ns))
+    prune(store.prune())
+    assert [store.read(LogQuery(job_id=JOB, attempt=n), "blue") is not None for n in (1, 2, 3)] == [False, True, True]
+    after = LogStore(tmp_path, keep=2)
+    write(after, "x", attempt=4)
+    os.utime(tmp_path / ".agent" / f"{JOB}.4.blue", ns=(7 * hour_ns, 7 * hour_ns))
+    prune(after.prune())
+    assert after.read(LogQuery(job_id=JOB, attempt=4), "blue"), "what the next agent began is later than all before"
+
+
 def test_what_an_agent_of_before_made_of_an_attempt_serves_it_and_is_removed_with_its_output(store, tmp_path):
     """It had a folder for the job, the attempt, its home and its acknowledgements."""
     for attempt in (1, 2, 3):

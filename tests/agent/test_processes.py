@@ -232,6 +232,65 @@ async def test_a_working_directory_that_does_not_exist_is_named(place):
     assert "working directory '/no/such/folder' does not exist on this node" in (await place.released()).reason
 
 
+@pytest.mark.parametrize(
+    ("text", "mode", "exit_code", "why"),
+    [
+        (None, 0o755, 126, "it is a directory"),
+        ("#!/bin/sh", 0o644, 126, "it is not executable for this job"),
+        (
+            "echo no first line",
+            0o755,
+            126,
+            "it is no program for this machine, and no script either: its first line does",
+        ),
+        ("", 0o755, 126, "it is no program for this machine, and no script either: its first line does"),
+        ("#!/no/such/interpreter", 0o755, 127, "it is there, but the interpreter that it names is not"),
+        ("#!/bin/sh\r\n", 0o755, 127, "it is there, but the interpreter that it names is not"),
+    ],
+    ids=["a directory", "not executable", "no first line", "empty", "no interpreter", "written elsewhere"],
+)
+async def test_a_file_that_is_no_program_is_named_with_what_it_lacks(place, tmp_path, text, mode, exit_code, why):
+    file = tmp_path / "job"
+    if text is None:
+        file.mkdir()
+    else:
+        file.write_text(text)
+    file.chmod(mode)
+    place.start(part(spec("x", command=(str(file),))))
+    released = await place.released()
+    assert (released.exit_code, released.own_exit) == (exit_code, True)
+    assert f"could not start {str(file)!r}: {why}" in released.reason
+
+
+async def test_a_program_that_is_found_and_may_not_be_executed_is_named(place, tmp_path):
+    (tmp_path / "job").write_text("#!/bin/sh")
+    place.start(part(spec("x", command=("job",), env={"PATH": str(tmp_path)})))
+    assert "could not start 'job': it is in PATH, and not executable for this job" in (await place.released()).reason
+
+
+async def test_a_working_directory_that_is_a_file_is_named(place, tmp_path):
+    (tmp_path / "file").touch()
+    place.start(part(spec("pass", workdir=str(tmp_path / "file"))))
+    assert f"working directory {str(tmp_path / 'file')!r} is no folder" in (await place.released()).reason
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "os.kill(os.getpid(), signal.SIGCHLD)\nsys.exit(5)",
+        "os.execv('/bin/sh', ['sh', '-c', 'exit 5'])",
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(600)",
+    ],
+    ids=["a signal", "a program", "a signal that it handles"],
+)
+async def test_a_job_that_asks_its_parent_to_trace_it_keeps_its_exit_code(place, then):
+    """It stops at each signal, and whenever it executes a program, until its tracer lets it go on."""
+    wanted = part(spec(f"import ctypes, os, signal, sys, time\nprint(ctypes.CDLL(None).ptrace(0, 0, 0, 0))\n{then}"))
+    place.start(wanted)
+    released = await place.released()
+    assert (released.exit_code, released.own_exit, released.reason) == (5, True, "rank 0 ended with exit code 5")
+
+
 async def test_arguments_are_never_read_by_a_shell(place):
     wanted = part(spec("x", command=("echo", "$HOME; exit 3", "`id`", "*")))
     place.start(wanted)

@@ -106,6 +106,17 @@ def test_no_more_than_burst_and_rate_allow(steps: list[int], most: int, per_s: f
         assert taken <= most + latest / S * per_s + 1e-6
 
 
+def test_a_team_may_send_on_when_the_brokers_clock_was_set_back() -> None:
+    """It had what a burst allows, and then nothing for the hour until the clock showed again what it had shown."""
+    intake = Intake({"a": IntakeLimits(submits_per_s=1, burst=10)})
+    set_back_us = 7200 * S
+    assert all(intake.submit("a", 1, 0, 3 * 3600 * S) is None for _ in range(10))
+    after = [intake.submit("a", 1, 0, 3 * 3600 * S - set_back_us + n * S) is None for n in range(60)]
+    assert after == [False] + [True] * 59, "one a second"
+    late = [intake.submit("a", 1, 0, 3600 * S + 59 * S - n * S) is None for n in range(1, 60)]
+    assert not any(late), "what is delivered late lets no time pass"
+
+
 def test_cancels_that_change_nothing_are_few_and_others_free() -> None:
     intake = Intake()
     unknown = [intake.cancel("a", f"job-{n}", False, 0) for n in range(IDLE_CANCELS + 50)]

@@ -135,6 +135,19 @@ async def test_the_attacks_are_real_ones(start, aims, tmp_path):
         assert len(said) == len(only.split())
 
 
+async def test_a_job_may_write_to_its_output_by_name(start):
+    """As scripts do that send their own log there, and programs that take no other place for it."""
+    job = part(
+        spec(command=("sh", "-c", "echo one > /dev/stdout; echo two > /dev/stderr; echo three | tee /dev/fd/2")),
+        rank("n0-gpu1"),
+        team="blue",
+    )
+    async with start() as node:
+        (released,) = await node.ends(job)
+        assert sorted(node.says(job).splitlines()) == ["one", "three", "three", "two"]
+        assert released.exit_code == 0
+
+
 async def test_all_ranks_of_a_job_share_their_memory(start):
     """And see each other's processes: what a gang on one node needs."""
     code = """

@@ -1,8 +1,12 @@
 """Preemption as a service: one plan per beneficiary, none while one is pending, the next when it was stale."""
 
 import asyncio
+import os
+import signal
+import sys
 from typing import Any
 
+import psutil
 import pytest
 from faststream.asgi import AsgiFastStream
 
@@ -32,6 +36,7 @@ from tests.core.builders import job, node
 from tests.kit.waiting import stored, until
 from tests.services.pool import Pool
 
+LEADS_S = 1.0
 IDLE_S = 2.5
 """Preemption looks at a ledger that stands still every second: so it had two chances to repeat itself."""
 
@@ -144,6 +149,63 @@ async def test_a_plan_that_came_too_late_is_followed_by_a_new_one(world: Pool, p
         assert (held.plan_id, held.cost_device_s) == (own.plan_id, own.cost_device_s)
         letters = await stored(world.js, DEAD, dead("placement"))
         assert not [letter for letter in letters if b"stale" in letter.data], "a stale plan is no error"
+
+
+STOPS_BEFORE_IT_SENDS = """
+import asyncio, os, signal, sys
+from services.preemption import app
+from services.preemption.settings import PreemptionSettings
+from tests.admission.running import running
+
+def stop(where):
+    if where == "preemption.planned":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+async def main():
+    settings = PreemptionSettings(nats_url=sys.argv[1], pool=sys.argv[2], leader_ttl_s=LEADS_S)
+    async with running(app.make_app(settings)):
+        await asyncio.Event().wait()
+
+app.failpoint = stop
+asyncio.run(main())
+"""
+
+
+async def test_a_planner_that_was_frozen_past_its_role_preempts_nobody_when_it_wakes(
+    world: Pool, placement: Any, preemption: Any, nats_url: str
+) -> None:
+    """It asked whether it leads, planned, and was frozen before it sent. Another led meanwhile; what was planned is history."""
+    code = STOPS_BEFORE_IT_SENDS.replace("LEADS_S", str(LEADS_S))
+    frozen = await asyncio.create_subprocess_exec(sys.executable, "-c", code, nats_url, world.name)
+    process = psutil.Process(frozen.pid)
+    try:
+        async with running(placement()):
+            low = await full_pool(world)
+            urgent = job("urgent", 2, team="blue", priority=5, preempts=True)
+            await world.put(urgent)
+            await until(lambda: process.status() == psutil.STATUS_STOPPED)
+            assert await world.plans() == []
+            await world.put(inbox.QuotaChanged(team="green", limit_milli=1))  # the other plans on a later record
+            await world.event(QuotaSet)
+            async with running(preemption(leader_ttl_s=LEADS_S)):
+                preempted = await world.event(AttemptPreempting)
+            (timely,) = await world.plans()
+            victim = next(one for one in low if one.job_id == preempted.job_id)
+            await world.released(victim, own_exit=False)
+            granted = await world.event(JobGranted, job_id=urgent.job_id)
+            await world.started(granted)
+            await world.released(granted)
+            await world.event(JobGranted, number=2, job_id=victim.job_id)  # the victim runs again
+            os.kill(frozen.pid, signal.SIGCONT)
+            _, late = await until(lambda: _at_least(world, 2))
+            declined = await world.event(PlanDeclined)
+            assert (declined.plan_id, declined.reason) == (late.plan_id, PlanDeclineReason.BENEFICIARY_GONE)
+            assert late.base_seq < timely.base_seq, "the other planned on a later record"
+            said = [event for record in await world.records() for event in record.events]
+            assert [event for event in said if isinstance(event, AttemptPreempting)] == [preempted]
+    finally:
+        frozen.kill()
+        await frozen.wait()
 
 
 async def test_each_beneficiary_has_a_plan_of_its_own(world: Pool, placement: Any, preemption: Any) -> None:

@@ -35,6 +35,8 @@ IDLE_CANCELS_PER_S: Final = 1.0
 written into the ledger and into the dead letters, and changes nothing."""
 
 _BUCKETS = 10_000
+_SET_BACK_US = 600_000_000
+"""What is so much older than the last was not delivered late: the broker's clock was set back."""
 _CANCELLED = 50_000
 _REMEMBERED = 50_000
 
@@ -99,7 +101,8 @@ class OverLimit:
 
 
 class Bucket:
-    """Tokens that come back at a rate, up to a number. One that is older than the last is taken for as old."""
+    """Tokens that come back at a rate, up to a number. What is older than the last is taken for as old, unless the clock was
+    set back: then time goes on from there, or nothing would come back for as long as it was set back."""
 
     __slots__ = ("_at_us", "_left")
 
@@ -116,7 +119,7 @@ class Bucket:
     def wait_s(self, most: float, per_s: float, at_us: int, amount: float = 1.0) -> float:
         """The seconds until `amount` may be taken."""
         self._left = min(most, self._left + max(0, at_us - self._at_us) / 1e6 * per_s)
-        self._at_us = max(self._at_us, at_us)
+        self._at_us = at_us if at_us < self._at_us - _SET_BACK_US else max(self._at_us, at_us)
         return max(0.0, (min(amount, most) - self._left) / per_s)
 
     def owe(self, most: float, per_s: float, at_us: int, amount: float = 1.0) -> None:

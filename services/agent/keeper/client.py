@@ -279,7 +279,7 @@ class KeeperClient:
                 async with asyncio.timeout(KILL_ANSWER_S):
                     await attempt.ended.wait()
             if not attempt.gone and heard == self._heard:
-                await asyncio.to_thread(find.kill, self.folder)
+                await asyncio.to_thread(find.kill, self.folder, self.pid)
         if not attempt.gone:
             await self.clear()
             attempt.take({"is": "gone"})
@@ -332,7 +332,7 @@ class KeeperClient:
         while self._writer is writer:
             if sent - self._pong >= SILENT_PINGS:
                 log.error("the keeper has not answered %d pings: killing it", sent - self._pong)
-                await asyncio.to_thread(find.kill, self.folder)
+                await asyncio.to_thread(find.kill, self.folder, self.pid)
                 return
             sent += 1
             self.send({"do": "ping", "n": sent})
@@ -345,7 +345,7 @@ class KeeperClient:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        await asyncio.to_thread(find.kill, self.folder)
+        await asyncio.to_thread(find.kill, self.folder, self.pid)
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
         await self.clear()
@@ -370,7 +370,7 @@ class KeeperClient:
         tasks = list(self._tasks)
         if not keep:
             await asyncio.to_thread(
-                self._process.wait if self._process is not None else partial(find.wait, self.folder)
+                self._process.wait if self._process is not None else partial(find.wait, self.folder, self.pid)
             )
         self._writer.close()
         self._writer = None

@@ -38,9 +38,12 @@ class Found:
 
 def connect(folder: Path) -> Found | None:
     """The keeper of this folder, or None when none answers. Raises NoKeeper when it speaks another version."""
+    try:
+        at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(ANSWER_S)
-    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sock.connect(_address(at))
         sock.sendall(wire.pack({"do": "hello", "speaks": [wire.OLDEST, wire.NEWEST]}))
@@ -62,9 +65,10 @@ def connect(folder: Path) -> Found | None:
     return Found(sock, reader, messages[0])
 
 
-def kill(folder: Path) -> bool:
-    """Kills the keeper of this folder, if one runs; its shims die with it. Returns when it is gone, and whether one ran."""
-    pid = running(folder)
+def kill(folder: Path, known: int = 0) -> bool:
+    """Kills the keeper of this folder, if one runs; its shims die with it. Returns when it is gone, and whether one ran.
+    `known`: as `running`."""
+    pid = running(folder, known)
     if pid is None:
         return False
     os.kill(pid, signal.SIGKILL)
@@ -73,10 +77,11 @@ def kill(folder: Path) -> bool:
     return True
 
 
-def running(folder: Path) -> int | None:
+def running(folder: Path, known: int = 0) -> int | None:
     """The process id of the keeper that holds this folder's lock, frozen or not: as it wrote there, or, if the disk was too
-    full for that, as the kernel says of its socket."""
-    for pid in (_written(folder), _listening(folder)):
+    full for that, as the kernel says of its socket. `known`: as it said itself when it was met, so that it is found when
+    somebody has removed its files."""
+    for pid in (known or None, _written(folder), _listening(folder)):
         if pid is not None and _keeps(pid, folder):
             return pid
     return None
@@ -128,9 +133,9 @@ def _open_for_words(path: Path) -> BinaryIO:
         return Path(os.devnull).open("wb")
 
 
-def wait(folder: Path) -> None:
-    """Returns when no keeper holds this folder."""
-    while running(folder) is not None:
+def wait(folder: Path, known: int = 0) -> None:
+    """Returns when no keeper holds this folder. `known`: as `running`."""
+    while running(folder, known) is not None:
         time.sleep(_POLL_S)
 
 

@@ -27,6 +27,7 @@ static struct {
     struct spec spec;
     int control, ends, above; /* above: the folder that holds the one to be removed; behind walls that is not there any more */
     u32 running, untold;
+    bool root;  /* of the machine */
     bool empty; /* no child is left */
     struct pollfd *watched;
 } shim;
@@ -157,6 +158,10 @@ static bool open_output(struct rank *rank)
     rank->read = ends[0], rank->written = ends[1];
     if (!went_well(CALL3(fcntl, rank->read, F_SETFL, O_NONBLOCK), "pipe"))
         return false;
+    const struct walls *walls = &shim.spec.walls;
+    if (shim.spec.behind && shim.root && /* its user opens it by name, too: /dev/stdout */
+        !went_well(CALL3(fchown, rank->written, walls->uid, walls->gid), "pipe"))
+        return false;
     long file = CALL4(openat, AT_FDCWD, rank->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0640);
     if (!went_well(file, rank->log))
         return false;
@@ -211,8 +216,26 @@ static const char *program_of(struct start *start)
         if (*search == 0)
             break;
     }
-    start->failure = (struct failure){denied ? EACCES : ENOENT, "", name};
+    start->failure = denied ? (struct failure){EACCES, "it is in PATH, and not executable for this job", name}
+                            : (struct failure){ENOENT, "", name};
     return NULL;
+}
+
+/* Why the kernel does not execute a file, where the text of its number says something else, or too little; or "". */
+static const char *why_not_executed(long result, const char *path)
+{
+    struct statx found;
+    if (result == -ENOEXEC)
+        return "it is no program for this machine, and no script either: its first line does not begin with #!";
+    if (CALL5(statx, AT_FDCWD, path, 0, STATX_TYPE, &found) < 0)
+        return "";
+    if (result == -ENOENT)
+        return "it is there, but the interpreter that it names is not";
+    if (result == -EACCES && (found.stx_mode & 0170000) == 0040000)
+        return "it is a directory";
+    if (result == -EACCES && CALL3(faccessat, AT_FDCWD, path, 1) < 0)
+        return "it is not executable for this job";
+    return "";
 }
 
 /* In a child that shares this process's memory until it executes the program: it changes nothing there but `about`. */
@@ -222,7 +245,7 @@ static void started(void *about)
     const struct walls *walls = &shim.spec.walls;
     u64 none = 0;
     long result;
-    const char *what = "setsid";
+    const char *what = "setsid", *why = "";
     if ((result = CALL0(setsid)) < 0)
         goto wrong;
     what = "output";
@@ -245,10 +268,12 @@ static void started(void *about)
         goto wrong;
     if ((what = program_of(start)) == NULL)
         leave(127);
-    if ((result = CALL4(rt_sigprocmask, 2, &none, NULL, sizeof none)) >= 0)
+    if ((result = CALL4(rt_sigprocmask, 2, &none, NULL, sizeof none)) >= 0) {
         result = CALL3(execve, what, start->command, start->environment);
+        why = why_not_executed(result, what);
+    }
 wrong:
-    start->failure = (struct failure){(i32)-result, "", what};
+    start->failure = (struct failure){(i32)-result, why, what};
     leave(127);
 }
 
@@ -387,6 +412,14 @@ static bool start(int view, const char **useless)
 
 /* ------------------------------------------------------------------------------------------------------------ ending */
 
+/* A process that asked to be traced by its parent (PTRACE_TRACEME), which is this one, has stopped with a signal: it is traced no
+ * more, and goes on as the signal means. The trap after it executed a program means nothing. */
+static void let_go_on(long pid, int number)
+{
+    enum { DETACH = 17, TRAP = 5 };
+    CALL4(ptrace, DETACH, pid, 0, number == TRAP ? 0 : number);
+}
+
 /* Takes the exit codes of all children that have ended, adopted ones too. */
 static void reap(void)
 {
@@ -397,6 +430,10 @@ static void reap(void)
             shim.empty = true;
         if (pid <= 0)
             return;
+        if ((status & 0xff) == 0x7f) { /* not the end of it */
+            let_go_on(pid, (status >> 8) & 0xff);
+            continue;
+        }
         for (u32 at = 0; at < shim.spec.count; at++) {
             struct rank *rank = &shim.spec.ranks[at];
             if (rank->pid != pid)
@@ -721,8 +758,9 @@ _Noreturn void hold(const struct setup *setup, int control, int view, int large)
     shim.setup = setup;
     shim.control = control;
     shim.ends = shim.above = -1;
+    shim.root = CALL0(geteuid) == 0;
     bool well = read_asked(control, large);
-    if (well && setup->kind == NAMESPACE && CALL0(geteuid) != 0)
+    if (well && setup->kind == NAMESPACE && !shim.root)
         go_inside(&shim.spec);
     if (!well || !start(view, &useless) || !watch()) {
         say_failed();
