@@ -9,7 +9,7 @@ from libs.core.scheduling.decider import Decider
 from libs.core.state.desired import desired, specs_of
 from schemas.base import Fact
 from schemas.jobs import Reason
-from schemas.ledger import JobGranted, JobQueued, LedgerRecord
+from schemas.ledger import JobGranted, JobQueued, LedgerRecord, NodeCordoned
 from schemas.nodes import DesiredQuery, DesiredReply, NodeSpecs, NodeSpecsQuery, NodeState, NodeStateQuery
 from services.placement.teller import Teller
 
@@ -22,6 +22,11 @@ def granted_at_once_ms(record: LedgerRecord, decider: Decider, now_us: int) -> l
     new = {e.job_id for e in record.events if type(e) is JobQueued}
     granted = [e.job_id for e in record.events if type(e) is JobGranted and e.attempt == 1 and e.job_id in new]
     return [max(0.0, (now_us - decider.state.jobs[job].submitted_us) / 1000) for job in granted]
+
+
+def taken_out(record: LedgerRecord) -> list[NodeCordoned]:
+    """Nodes that a committed record takes out of use, which no operator asked for."""
+    return [event for event in record.events if type(event) is NodeCordoned and not event.user]
 
 
 def promise_errors_s(record: LedgerRecord, decider: Decider) -> list[float]:

@@ -32,6 +32,7 @@ _API = f"{_ATTACKS}::test_no_api_of_the_broker_hears_it"
 _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_nobody", "tests/jail/test_full.py"
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
+_FAILING = "tests/core/test_failing.py"
 _SERVERS, _SIGHT = "tests/embedded/test_servers.py", "tests/sight/test_what_a_team_sees.py"
 _STAYS = "the answer stays in the account of who asked"
 _VIEW = "it is not in the job's view, and another user's"
@@ -110,6 +111,11 @@ ATTEMPTS = (
             "tests/ledger/test_inputs.py::test_one_mistake_after_the_other_is_not_made_ready_to_be_told"),
     Attempt(0, _NODE, "the ledger filled with checkpoints of one attempt", "one in five seconds counts",
             "tests/core/test_progress.py::test_checkpoints_are_told_no_more_often_than_every_five_seconds"),
+    Attempt(0, _NODE, "to end every job at once, so that it is given the next one and empties the queue",
+            "ten jobs of three teams take it out of use",
+            f"{_FAILING}::test_a_node_on_which_every_job_fails_at_once_is_taken_out_of_use"),
+    Attempt(0, _TEAM, "jobs that fail at once, so that nodes are taken from others", "of one team four count, of ten",
+            f"{_FAILING}::test_a_hostile_team_and_two_with_a_slip_do_not_either"),
     Attempt(0, _NODE, "numbers of thousands of digits, in the ledger and in metrics", "64 bits are enough",
             "tests/ledger/test_inputs.py::test_a_number_of_thousands_of_digits_reaches_no_ledger"),
     # credentials

@@ -11,6 +11,9 @@ MOST_PARTS = 4096
 """Parts of attempts on one node, from which on nothing new is granted there: what placement tells an agent, and what an agent
 watches, has a bound. One cycle may go over it, by what it grants (`Policy.claims_per_cycle`)."""
 
+BY_ITSELF = "placement"
+"""Who took a node out of use, where it was no operator: every job failed there (`libs.core.scheduling.failing`)."""
+
 
 def count_parts(state: State, name: str) -> None:
     """Notes whether the node has as many parts as it may. To be called when one has come or gone."""
