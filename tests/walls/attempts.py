@@ -116,6 +116,9 @@ ATTEMPTS = (
             f"{_FAILING}::test_a_node_on_which_every_job_fails_at_once_is_taken_out_of_use"),
     Attempt(0, _TEAM, "jobs that fail at once, so that nodes are taken from others", "of one team four count, of ten",
             f"{_FAILING}::test_a_hostile_team_and_two_with_a_slip_do_not_either"),
+    Attempt(0, _NODE, "thousands of devices in quarantine by one message, so that placement stands still",
+            "a device of many is looked at alone",
+            "tests/core/test_quarantine.py::test_a_node_that_says_it_of_thousands_of_devices_is_soon_dealt_with"),
     Attempt(0, _NODE, "numbers of thousands of digits, in the ledger and in metrics", "64 bits are enough",
             "tests/ledger/test_inputs.py::test_a_number_of_thousands_of_digits_reaches_no_ledger"),
     # credentials

@@ -30,6 +30,8 @@ from libs.core.state.usable import (
     mark_repartitions,
     mark_silent,
     reopen,
+    reopen_device,
+    shut,
 )
 from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time, unpark
 from schemas import ledger as led
@@ -453,15 +455,17 @@ def _node_heard(state: State, e: led.NodeHeard, t_us: int) -> None:
 
 def _device_quarantined(state: State, e: led.DeviceQuarantined, t_us: int) -> None:
     state.quarantined[e.device] = Quarantine(e.node, e.users, e.since_us)
-    mark_quarantined(state)
+    shut(state, e.device)
 
 
 def _device_returned(state: State, e: led.DeviceReturned, t_us: int) -> None:
     known = state.quarantined.pop(e.device, None)
-    if e.user and known is not None:
+    if known is None:
+        return
+    if e.user:
         state.quarantined[e.device] = known._replace(lifted=True)
     if e.node not in state.silent:
-        reopen(state, e.node)
+        reopen_device(state, e.node, e.device)
 
 
 def _node_cordoned(state: State, e: led.NodeCordoned, t_us: int) -> None:

@@ -35,8 +35,13 @@ def mark_quarantined(state: State) -> None:
     """Takes devices in quarantine out of placement. To be called after a node's inventory has joined."""
     for device, known in state.quarantined.items():
         if not known.lifted:
-            state.fleet.up[state.fleet.row(device)] = False
-            state.fleet.version += 1
+            shut(state, device)
+
+
+def shut(state: State, device: str) -> None:
+    """One device is out of placement. A node may say it of thousands at once: none of the others is looked at."""
+    state.fleet.up[state.fleet.row(device)] = False
+    state.fleet.version += 1
 
 
 def mark_cordoned(state: State) -> None:
@@ -62,3 +67,11 @@ def reopen(state: State, name: str) -> None:
         mark_repartitions(state)
         mark_quarantined(state)
         mark_cordoned(state)
+
+
+def reopen_device(state: State, name: str, device: str) -> None:
+    """The same of one device that the node offers, whose quarantine is over."""
+    going = any(device in asked.recut.destroy for asked in state.repartitions.values())
+    if state.fleet.nodes[name].up and name not in state.cordoned and not going:
+        state.fleet.up[state.fleet.row(device)] = True
+        state.fleet.version += 1
