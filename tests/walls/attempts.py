@@ -32,6 +32,7 @@ _API = f"{_ATTACKS}::test_no_api_of_the_broker_hears_it"
 _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_nobody", "tests/jail/test_full.py"
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
+_TELLER = "tests/services/test_teller.py"
 _FAILING = "tests/core/test_failing.py"
 _SERVERS, _SIGHT = "tests/embedded/test_servers.py", "tests/sight/test_what_a_team_sees.py"
 _STAYS = "the answer stays in the account of who asked"
@@ -119,6 +120,10 @@ ATTEMPTS = (
     Attempt(0, _NODE, "thousands of devices in quarantine by one message, so that placement stands still",
             "a device of many is looked at alone",
             "tests/core/test_quarantine.py::test_a_node_that_says_it_of_thousands_of_devices_is_soon_dealt_with"),
+    Attempt(0, _NODE, "questions for all that should run there, as fast as it can", "512 parts a second are looked at",
+            f"{_TELLER}::test_a_node_that_asks_as_fast_as_it_can_is_answered_at_a_rate_and_no_other_waits_for_it"),
+    Attempt(0, _NODE, "... for all in one message, as 0.1.0 asks, where that is 80 MB", "what it takes is known before",
+            f"{_TELLER}::test_what_is_too_large_for_one_message_is_not_written_to_be_thrown_away"),
     Attempt(0, _NODE, "numbers of thousands of digits, in the ledger and in metrics", "64 bits are enough",
             "tests/ledger/test_inputs.py::test_a_number_of_thousands_of_digits_reaches_no_ledger"),
     # credentials
