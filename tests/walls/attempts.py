@@ -124,6 +124,10 @@ ATTEMPTS = (
             f"{_TELLER}::test_a_node_that_asks_as_fast_as_it_can_is_answered_at_a_rate_and_no_other_waits_for_it"),
     Attempt(0, _NODE, "... for all in one message, as 0.1.0 asks, where that is 80 MB", "what it takes is known before",
             f"{_TELLER}::test_what_is_too_large_for_one_message_is_not_written_to_be_thrown_away"),
+    *(Attempt(0, who, "messages of a later version, on every subject that it may publish to",
+              "answered, or laid aside with the reason",
+              "tests/walls/test_later.py::test_what_a_later_version_says_is_answered_or_laid_aside_and_ends_nothing")
+      for who in (_TEAM, _NODE)),
     Attempt(0, _NODE, "numbers of thousands of digits, in the ledger and in metrics", "64 bits are enough",
             "tests/ledger/test_inputs.py::test_a_number_of_thousands_of_digits_reaches_no_ledger"),
     # credentials
