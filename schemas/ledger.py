@@ -579,11 +579,12 @@ class DeviceReturned(Fact):
 
 
 class NodeCordoned(Fact):
-    """An operator takes a node out of use: nothing new is granted there, what runs goes on. It holds over the node's lives."""
+    """An operator takes a node out of use, or placement does, because every job failed there: nothing new is granted there,
+    what runs goes on. It holds over the node's lives."""
 
     kind: Literal["node.cordoned"] = "node.cordoned"
     node: NodeName
-    user: User = Field(default="", description="the operator")
+    user: User = Field(default="", description="the operator; empty: nobody, it was placement")
     reason: str = ""
     skippable: Literal[True] = True
 

@@ -552,8 +552,9 @@ class NodeView(Fact):
 
     node: str
     status: str = Field(
-        description="up, maintenance (an operator took it out of use), silent (not heard: nothing new there) or lost"
+        description="up, maintenance (it was taken out of use), silent (not heard: nothing new there) or lost"
     )
+    out_of_use: str = Field(default="", description="why it was taken out of use; told to operators")
     leaf: str
     spine: str
     zone: str

@@ -122,6 +122,7 @@ _NODES = [
     Column("MEMORY", lambda n: units.gib(n.memory_mib), wide=True, right=True),
     Column("INCARNATION", lambda n: n.incarnation, wide=True, right=True),
     Column("LABELS", lambda n: [f"{k}={v}" for k, v in sorted(n.labels.items())], wide=True),
+    Column("OUT OF USE", lambda n: n.out_of_use, wide=True),
 ]
 
 DEVICES = [

@@ -1,6 +1,7 @@
 """Placement's wiring: the only place that builds its clients."""
 
 import asyncio
+import logging
 from collections import Counter as Tally
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -37,6 +38,8 @@ from services.placement.metrics import WriterCollector
 from services.placement.projector import Projector
 from services.placement.settings import PlacementSettings
 from services.placement.teller import Teller
+
+log = logging.getLogger("baton.placement")
 
 A = TypeVar("A")
 ANSWER_S = 0.75 * STATE_ANSWER_S
@@ -75,6 +78,9 @@ class Placement:
             registry=registry,
         )
         self._promises = Counter("baton_promises", "promised gangs that started", ["kept"], registry=registry)
+        self._taken_out = Counter(
+            "baton_nodes_taken_out", "nodes taken out of use because every job failed there", registry=registry
+        )
         self.stale_redis = Gauge("baton_redis_stale", "1 while the Redis projection does not follow", registry=registry)
         WriterCollector(registry, lambda: self.writer.counters if self.writer is not None else None)
         unwritten = Gauge(
@@ -183,6 +189,9 @@ class Placement:
         self._queued.set(waiting + parked + len(decider.state.backing_off))
         for kind, count in Tally(event.kind for event in record.events).items():
             self._events.labels(kind).inc(count)
+        for out in handlers.taken_out(record):
+            self._taken_out.inc()
+            log.warning("node %s is out of use: %s", out.node, out.reason)
         for error_s in handlers.promise_errors_s(record, decider):
             self._promise_error_s.observe(error_s)
             self._promises.labels("yes" if error_s <= 0 else "no").inc()

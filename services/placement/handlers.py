@@ -6,10 +6,10 @@ from typing import Any
 
 from libs.bus.queries import InvalidQuestion
 from libs.core.scheduling.decider import Decider
-from libs.core.state.desired import desired, specs_of
+from libs.core.state.desired import desired, spec_bytes, specs_of
 from schemas.base import Fact
 from schemas.jobs import Reason
-from schemas.ledger import JobGranted, JobQueued, LedgerRecord
+from schemas.ledger import JobGranted, JobQueued, LedgerRecord, NodeCordoned
 from schemas.nodes import DesiredQuery, DesiredReply, NodeSpecs, NodeSpecsQuery, NodeState, NodeStateQuery
 from services.placement.teller import Teller
 
@@ -22,6 +22,11 @@ def granted_at_once_ms(record: LedgerRecord, decider: Decider, now_us: int) -> l
     new = {e.job_id for e in record.events if type(e) is JobQueued}
     granted = [e.job_id for e in record.events if type(e) is JobGranted and e.attempt == 1 and e.job_id in new]
     return [max(0.0, (now_us - decider.state.jobs[job].submitted_us) / 1000) for job in granted]
+
+
+def taken_out(record: LedgerRecord) -> list[NodeCordoned]:
+    """Nodes that a committed record takes out of use, which no operator asked for."""
+    return [event for event in record.events if type(event) is NodeCordoned and not event.user]
 
 
 def promise_errors_s(record: LedgerRecord, decider: Decider) -> list[float]:
@@ -41,6 +46,9 @@ class Answerer:
     leading: bool
 
 
+_SPECS_LOOKED_AT = 32
+"""Parts of a node whose specs are looked up in the time that it takes to tell one."""
+
 AboutNode = Callable[[Decider, Any, str, Answerer], Fact | Sequence[Fact]]
 
 
@@ -52,6 +60,7 @@ def state_of_node(decider: Decider, query: NodeStateQuery, node: str, of: Answer
 
 def specs_of_node(decider: Decider, query: NodeSpecsQuery, node: str, of: Answerer) -> NodeSpecs:
     """Specs of what runs on `node`; those of other nodes are not told."""
+    of.teller.looks_at(node, len(decider.state.on_node.get(node, ())) // _SPECS_LOOKED_AT)
     return specs_of(decider.state, node, set(query.specs), of.teller.limit)
 
 
@@ -65,11 +74,14 @@ def whole_state_of_node(decider: Decider, query: DesiredQuery, asker: str, of: A
     nodes = decider.state.fleet.nodes
     # Once, however often it names itself: each state has the specs of all that runs there.
     known = [name for name in dict.fromkeys(query.nodes) if name in nodes and nodes[name].up]
-    if known:
-        of.teller.reads_whole(asker)
+    of.teller.looks_at(asker, sum(len(decider.state.on_node[name]) for name in known))
+    if (least := sum(spec_bytes(decider.state, name) for name in known)) > of.teller.largest:
+        raise InvalidQuestion([_too_large(asker, least, of.teller.largest)])
     reply = DesiredReply(states=tuple(desired(decider.state, name, of.teller.pool, of.ledger_seq) for name in known))
     if (size := len(reply.model_dump_json())) > of.teller.largest:
         raise InvalidQuestion([_too_large(asker, size, of.teller.largest)])
+    if known:
+        of.teller.reads_whole(asker)
     return reply
 
 
@@ -77,7 +89,7 @@ def _too_large(node: str, size: int, largest: int) -> Reason:
     return Reason(
         field="nodes",
         value=node,
-        problem=f"what should run there takes {size} bytes in one message, and the broker takes {largest}",
+        problem=f"what should run there takes {size} bytes or more in one message, and the broker takes {largest}",
         fix="start an agent of the present version: it asks for pieces",
     )
 

@@ -24,9 +24,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.messages import Outgoing, outgoing, payload_room
+from libs.bus.queries import AskAgain
+from libs.core.admission.intake import Buckets
 from libs.core.scheduling.decider import Decider
-from libs.core.state.desired import desired, node_change, node_state
+from libs.core.state.desired import desired, node_change, node_state, spec_bytes
 from libs.core.state.model import State
+from libs.ports import clock
 from schemas import ledger as led
 from schemas import subjects
 from schemas.catalog import TYPE_OF
@@ -37,6 +40,12 @@ log = logging.getLogger("baton.placement")
 
 _WAITING_BYTES = 32 * 1024 * 1024
 """What waits to be published at the most, when the connection is slow: the rest is dropped, and asked for."""
+LOOKED_AT_ONCE, LOOKED_PER_S = 16_384.0, 512.0
+"""Parts of a node that its questions may have looked at, at once and for ever: each takes some 30 us in which nothing is
+decided. An agent that begins on a full node has 4,096 parts to hear of, and their specs; one that follows asks for all every
+twentieth time."""
+_LEAST = 8
+"""What a question counts for, however little it asks for."""
 LATER_S = 0.25
 """How long a node may go on without hearing that what it reported is known. It reports nothing again sooner than that."""
 
@@ -88,6 +97,7 @@ class Teller:
         self._due: asyncio.TimerHandle | None = None
         self._overdue = False
         self._settled = settled
+        self._looked: Buckets[str] = Buckets()
         self._reads_whole: dict[str, None] = {}
         """Nodes whose agents read `DesiredState` only (0.1.0)."""
         self._waiting: deque[Outgoing] = deque()
@@ -163,11 +173,17 @@ class Teller:
             )
             self._add(change, subjects.changed(self.pool, name), name, seq)
             if name in self._reads_whole and (touch.jobs or touch.new_life or not touch.started):
-                whole = desired(state, name, self.pool, seq)
-                self._add(whole, subjects.desired(self.pool, name), name, seq)
+                self._add_whole(state, name, seq)
         except Exception:
             log.exception("node %s could not be told of record %d: it asks for it", name, seq)
             self._failed.inc()
+
+    def _add_whole(self, state: State, name: str, seq: int) -> None:
+        """Where that is too much or too often, its agent asks, as it does every few seconds anyway."""
+        if spec_bytes(state, name) > self.largest:
+            del self._reads_whole[name]
+        elif not self._looks_at(name, len(state.on_node[name])):
+            self._add(desired(state, name, self.pool, seq), subjects.desired(self.pool, name), name, seq)
 
     def _add(self, model: Any, subject: str, node: str, seq: int) -> None:
         message = outgoing(
@@ -202,16 +218,32 @@ class Teller:
                     self._failed.inc()
                     log.warning("%s was not told: %s", message.subject, str(e)[:300] or type(e).__name__)
 
+    def looks_at(self, node: str, parts: int) -> None:
+        """For an answer to `node` so many of its parts are looked at. Raises AskAgain when its questions have had that done too
+        often: one node that asks as fast as it can must not keep the writer from deciding."""
+        if wait_s := self._looks_at(node, parts):
+            raise AskAgain(
+                f"node {node} asks for more than {LOOKED_PER_S:g} of its parts a second, {LOOKED_AT_ONCE:g} at once: ask again "
+                f"in {wait_s:.1f} s"
+            )
+
+    def _looks_at(self, node: str, parts: int) -> float:
+        """0: it may, and it counts; else the seconds until the next one may."""
+        most, per_s, now_us = LOOKED_AT_ONCE, LOOKED_PER_S, int(clock.boot_s() * 1e6)
+        return self._looked.of(node, most, now_us).take(most, per_s, now_us, _LEAST + parts)
+
     def state_of(self, decider: Decider, node: str, followed: int, seq: int, *, leading: bool) -> list[NodeState]:
         """The state of `node` at `seq` in pieces, or that it is still the one at `followed`. Only a process that writes
-        the ledger knows the latter: one that follows hears of no change."""
+        the ledger knows the latter: one that follows hears of no change. Raises AskAgain."""
         known = decider.state.fleet.nodes.get(node)
         if known is not None and known.up and leading and self._changed.get(node, self._base) <= followed <= seq:
+            self.looks_at(node, 0)
             return [
                 NodeState(
                     pool=self.pool, node=node, incarnation=known.incarnation, up=True, ledger_seq=seq, unchanged=True
                 )
             ]
+        self.looks_at(node, len(decider.state.on_node.get(node, ())))
         return node_state(decider.state, node, self.pool, seq, self.limit)
 
     def reads_whole(self, node: str) -> None:

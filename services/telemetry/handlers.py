@@ -103,6 +103,7 @@ def _node(
     return NodeView(
         node=name,
         status="maintenance" if row["status"] == "up" and row.get("out_of_use") else row["status"],
+        out_of_use=row.get("out_of_use", "") if sight.team == OPERATOR else "",
         leaf=row["leaf"],
         spine=row["spine"],
         zone=row["zone"],

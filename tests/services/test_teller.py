@@ -7,13 +7,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.bus.messages import Outgoing
+from libs.bus.queries import AskAgain, InvalidQuestion
 from libs.core.scheduling.decider import Decider
-from libs.core.state.desired import node_state
+from libs.core.state.desired import desired, node_state
 from schemas import inbox
-from schemas.nodes import DesiredQuery, NodeChanged
+from schemas.nodes import DesiredQuery, NodeChanged, NodeSpecsQuery, NodeStateQuery
 from services.agent.wanted import Specs, Wanted
+from services.placement import handlers
 from services.placement import teller as telling
-from services.placement.handlers import Answerer, whole_state_of_node
+from services.placement.handlers import Answerer, specs_of_node, state_of_node, whole_state_of_node
 from services.placement.teller import Teller
 from tests.core.builders import World, job, node
 from tests.kit.waiting import until
@@ -109,3 +111,79 @@ async def test_what_waits_is_told_after_a_while_and_never_of_a_commit_under_way(
     await until(lambda: told.heard[-1].gone == (one,))
     assert told.wants("a") == [two]
     running.cancel()
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock shows, s."""
+    now = [1000.0]
+    monkeypatch.setattr(telling.clock, "boot_s", lambda: now[0])
+    return now
+
+
+def asks(told: Told, name: str, followed: int = -1) -> bool:
+    """Whether it is answered."""
+    asked = Answerer(told.teller, len(told.world.records), leading=True)
+    try:
+        return bool(state_of_node(told.world.decider, NodeStateQuery(followed=followed), name, asked))
+    except AskAgain:
+        return False
+
+
+def test_a_node_that_asks_as_fast_as_it_can_is_answered_at_a_rate_and_no_other_waits_for_it(at: list[float]) -> None:
+    """Seen: of 4,096 parts an answer takes placement 0.1 s, and a node may say 500 things a second."""
+    told = Told()
+    small = [job(f"j{n}", share_milli=10) for n in range(150)]
+    told.world.send(*small)
+    full, other = sorted(("a", "b"), key=lambda name: -len(told.world.decider.state.on_node[name]))
+    parts = len(told.world.decider.state.on_node[full])
+    assert parts > 50
+    answered = sum(asks(told, full) for _ in range(1000))
+    assert answered == telling.LOOKED_AT_ONCE // (parts + telling._LEAST)
+    assert asks(told, other)
+    at[0] += 10
+    again = sum(asks(told, full) for _ in range(1000))
+    assert again == pytest.approx(10 * telling.LOOKED_PER_S / (parts + telling._LEAST), abs=1)
+    asked = Answerer(told.teller, len(told.world.records), leading=True)
+    while not told.teller._looks_at(full, 0):
+        pass
+    with pytest.raises(AskAgain, match="ask again in"):
+        specs_of_node(told.world.decider, NodeSpecsQuery(specs=("0" * 64,)), full, asked)
+    with pytest.raises(AskAgain, match="ask again in"):
+        whole_state_of_node(told.world.decider, DesiredQuery(nodes=(full,)), full, asked)
+
+
+def test_an_agent_that_follows_is_answered_every_time(at: list[float]) -> None:
+    """On a full node, which asks each second, and for all of it every twentieth time."""
+    told = Told()
+    told.world.send(*[job(f"j{n}", share_milli=1) for n in range(1500)])
+    told.tell()
+    full = max(("a", "b"), key=lambda name: len(told.world.decider.state.on_node[name]))
+    assert len(told.world.decider.state.on_node[full]) > 700
+    for turn in range(400):
+        at[0] += 1
+        assert asks(told, full, -1 if turn % 20 == 0 else len(told.world.records))
+
+
+def test_what_is_too_large_for_one_message_is_not_written_to_be_thrown_away(
+    at: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: of 2,000 jobs with 40 KB of environment 82 MB were written for each question, and after each commit that touched
+    the node."""
+    told, written = Told(), list[str]()
+    for of in (telling, handlers):
+        monkeypatch.setattr(of, "desired", lambda state, node, *_: written.append(node) or desired(state, node, *_))
+    asked = Answerer(told.teller, len(told.world.records), leading=True)
+    large = job("large", 2)
+    large = large.model_copy(update={"spec": large.spec.model_copy(update={"env": {"A": "x" * 4000}})})
+    told.teller.largest = 10_000
+    (where,) = told.world.nodes_of(told.world.submit(large))
+    told.teller.reads_whole(where)
+    told.tell()
+    assert written == [where]
+    told.teller.largest = 3_000
+    with pytest.raises(InvalidQuestion, match="bytes or more in one message"):
+        whole_state_of_node(told.world.decider, DesiredQuery(nodes=(where,)), where, asked)
+    for _ in range(2):
+        told.tell()
+    assert written == [where]

@@ -11,6 +11,7 @@ from schemas import inbox
 from schemas.ledger import LedgerRecord
 from schemas.nodes import DeviceSample, NodeSampled, NodeWalls
 from schemas.queries import DeviceListQuery, NodeListQuery
+from schemas.subjects import OPERATOR
 from services.telemetry import figures, handlers
 from services.telemetry.figures import PoolFigures
 from services.telemetry.readings import GAUGES, DeviceCollector, Readings
@@ -125,6 +126,16 @@ def test_a_node_that_speaks_of_anothers_devices_is_not_heeded() -> None:
     assert [one.rpartition(" ")[2] for one in lines] == ["50.0", "50.0"]
     answer = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, readings.fresh(1.0), handlers.Sight())
     assert [one.utilization_pct for one in answer.devices] == [50, 50, None]
+
+
+def test_why_a_node_is_out_of_use_is_told_to_operators() -> None:
+    world = World(node("a", 1), node("b", 1))
+    world.send(inbox.CordonNode(node="a", reason="a fan is changed", user="olga"))
+    hot = folded(world)
+    for team, why in ((OPERATOR, "a fan is changed"), ("blue", "")):
+        sight = handlers.Sight(team=team)
+        a, b = handlers.node_list(NodeListQuery(), hot.nodes, hot.devices, {}, {}.get, sight).nodes
+        assert (a.status, a.out_of_use, b.status, b.out_of_use) == ("maintenance", why, "up", "")
 
 
 def test_node_list_joins_rows_readings_and_ages() -> None:

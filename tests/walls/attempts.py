@@ -33,6 +33,8 @@ _API = f"{_ATTACKS}::test_no_api_of_the_broker_hears_it"
 _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_nobody", "tests/jail/test_full.py"
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
+_TELLER = "tests/services/test_teller.py"
+_FAILING = "tests/core/test_failing.py"
 _SERVERS, _SIGHT = "tests/embedded/test_servers.py", "tests/sight/test_what_a_team_sees.py"
 _STAYS = "the answer stays in the account of who asked"
 _VIEW = "it is not in the job's view, and another user's"
@@ -111,6 +113,22 @@ ATTEMPTS = (
             "tests/ledger/test_inputs.py::test_one_mistake_after_the_other_is_not_made_ready_to_be_told"),
     Attempt(0, _NODE, "the ledger filled with checkpoints of one attempt", "one in five seconds counts",
             "tests/core/test_progress.py::test_checkpoints_are_told_no_more_often_than_every_five_seconds"),
+    Attempt(0, _NODE, "to end every job at once, so that it is given the next one and empties the queue",
+            "ten jobs of three teams take it out of use",
+            f"{_FAILING}::test_a_node_on_which_every_job_fails_at_once_is_taken_out_of_use"),
+    Attempt(0, _TEAM, "jobs that fail at once, so that nodes are taken from others", "of one team four count, of ten",
+            f"{_FAILING}::test_a_hostile_team_and_two_with_a_slip_do_not_either"),
+    Attempt(0, _NODE, "thousands of devices in quarantine by one message, so that placement stands still",
+            "a device of many is looked at alone",
+            "tests/core/test_quarantine.py::test_a_node_that_says_it_of_thousands_of_devices_is_soon_dealt_with"),
+    Attempt(0, _NODE, "questions for all that should run there, as fast as it can", "512 parts a second are looked at",
+            f"{_TELLER}::test_a_node_that_asks_as_fast_as_it_can_is_answered_at_a_rate_and_no_other_waits_for_it"),
+    Attempt(0, _NODE, "... for all in one message, as 0.1.0 asks, where that is 80 MB", "what it takes is known before",
+            f"{_TELLER}::test_what_is_too_large_for_one_message_is_not_written_to_be_thrown_away"),
+    *(Attempt(0, who, "messages of a later version, on every subject that it may publish to",
+              "answered, or laid aside with the reason",
+              "tests/walls/test_later.py::test_what_a_later_version_says_is_answered_or_laid_aside_and_ends_nothing")
+      for who in (_TEAM, _NODE)),
     Attempt(0, _NODE, "numbers of thousands of digits, in the ledger and in metrics", "64 bits are enough",
             "tests/ledger/test_inputs.py::test_a_number_of_thousands_of_digits_reaches_no_ledger"),
     # credentials

@@ -15,6 +15,7 @@ from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
 from libs.core.scheduling.allowances import NodeAllowances
 from libs.core.scheduling.backlog import Backlog
+from libs.core.scheduling.failing import FailingNodes
 from libs.core.scheduling.fragments import fragments
 from libs.core.scheduling.limits import hold_of
 from libs.core.scheduling.policy import Policy
@@ -98,6 +99,7 @@ class Decider:
         condemned: dict[str, str] | None = None,
         *,
         nodes: NodeAllowances | None = None,
+        failing: FailingNodes | None = None,
         beside: Sequence[bytes] = (),
     ) -> None:
         """`allowed`: the newest format of the ledger that may be written now (`libs.core.state.formats`). `beside`: what was
@@ -115,6 +117,7 @@ class Decider:
         self._backlog = Backlog()
         self.largest_event = largest_event
         self._nodes = nodes if nodes is not None else NodeAllowances(policy.node_devices)
+        self._failing = failing if failing is not None else FailingNodes()
         self._condemned = condemned if condemned is not None else {}
         """Jobs whose grants could not be folded, with the reason: they are ended. Outlives this state, which is torn then."""
         self.record_ends: list[RecordEnd] = []
@@ -159,6 +162,7 @@ class Decider:
             self._allowed(),
             self.policy.precedence,
             nodes=self._nodes,
+            failing=self._failing,
         )
         self.faults = []
         self._nodes.decide(self.state.inbox_seq)
@@ -370,7 +374,7 @@ class Deciders:
         self.nodes = NodeAllowances(policy.node_devices)
         """What nodes have used up: of all deciders, so that folding again gives nothing back."""
         self._how: dict[str, Any] = {
-            "allowed": allowed, "largest_event": largest_event, "condemned": {}, "nodes": self.nodes
+            "allowed": allowed, "largest_event": largest_event, "condemned": {}, "nodes": self.nodes, "failing": FailingNodes()
         }  # fmt: skip
 
     def new(self) -> Decider:

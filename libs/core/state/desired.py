@@ -51,6 +51,11 @@ def desired(state: State, node: str, pool: str, ledger_seq: int) -> DesiredState
     )
 
 
+def spec_bytes(state: State, node: str) -> int:
+    """What the specs of the node's parts take: `desired` takes more."""
+    return sum(state.jobs[job_id].spec_bytes() for job_id in state.on_node.get(node, ()))
+
+
 def node_state(state: State, node: str, pool: str, ledger_seq: int, limit: int = PIECE_BYTES) -> list[NodeState]:
     """The desired state of `node` as of `ledger_seq`, in pieces of about `limit` bytes; of a node that is not up only which
     life the pool knows of it."""
@@ -119,6 +124,8 @@ def specs_of(state: State, node: str, digests: Set[str], limit: int = PIECE_BYTE
             if found and size > limit:
                 break
             found[job.spec_digest()] = job.spec
+            if len(found) == len(digests):
+                break
     return NodeSpecs.model_construct(specs=found)
 
 

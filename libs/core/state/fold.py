@@ -22,7 +22,17 @@ from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, S
 from libs.core.state.past_use import user_of
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.shape import shape_of
-from libs.core.state.usable import count_parts, mark_cordoned, mark_quarantined, mark_repartitions, mark_silent, reopen
+from libs.core.state.usable import (
+    BY_ITSELF,
+    count_parts,
+    mark_cordoned,
+    mark_quarantined,
+    mark_repartitions,
+    mark_silent,
+    reopen,
+    reopen_device,
+    shut,
+)
 from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time, unpark
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
@@ -445,19 +455,21 @@ def _node_heard(state: State, e: led.NodeHeard, t_us: int) -> None:
 
 def _device_quarantined(state: State, e: led.DeviceQuarantined, t_us: int) -> None:
     state.quarantined[e.device] = Quarantine(e.node, e.users, e.since_us)
-    mark_quarantined(state)
+    shut(state, e.device)
 
 
 def _device_returned(state: State, e: led.DeviceReturned, t_us: int) -> None:
     known = state.quarantined.pop(e.device, None)
-    if e.user and known is not None:
+    if known is None:
+        return
+    if e.user:
         state.quarantined[e.device] = known._replace(lifted=True)
     if e.node not in state.silent:
-        reopen(state, e.node)
+        reopen_device(state, e.node, e.device)
 
 
 def _node_cordoned(state: State, e: led.NodeCordoned, t_us: int) -> None:
-    state.cordoned[e.node] = f"{e.user or 'an operator'}: {e.reason}"
+    state.cordoned[e.node] = f"{e.user or BY_ITSELF}: {e.reason}"
     mark_cordoned(state)
 
 

@@ -11,6 +11,9 @@ MOST_PARTS = 4096
 """Parts of attempts on one node, from which on nothing new is granted there: what placement tells an agent, and what an agent
 watches, has a bound. One cycle may go over it, by what it grants (`Policy.claims_per_cycle`)."""
 
+BY_ITSELF = "placement"
+"""Who took a node out of use, where it was no operator: every job failed there (`libs.core.scheduling.failing`)."""
+
 
 def count_parts(state: State, name: str) -> None:
     """Notes whether the node has as many parts as it may. To be called when one has come or gone."""
@@ -32,8 +35,13 @@ def mark_quarantined(state: State) -> None:
     """Takes devices in quarantine out of placement. To be called after a node's inventory has joined."""
     for device, known in state.quarantined.items():
         if not known.lifted:
-            state.fleet.up[state.fleet.row(device)] = False
-            state.fleet.version += 1
+            shut(state, device)
+
+
+def shut(state: State, device: str) -> None:
+    """One device is out of placement. A node may say it of thousands at once: none of the others is looked at."""
+    state.fleet.up[state.fleet.row(device)] = False
+    state.fleet.version += 1
 
 
 def mark_cordoned(state: State) -> None:
@@ -59,3 +67,11 @@ def reopen(state: State, name: str) -> None:
         mark_repartitions(state)
         mark_quarantined(state)
         mark_cordoned(state)
+
+
+def reopen_device(state: State, name: str, device: str) -> None:
+    """The same of one device that the node offers, whose quarantine is over."""
+    going = any(device in asked.recut.destroy for asked in state.repartitions.values())
+    if state.fleet.nodes[name].up and name not in state.cordoned and not going:
+        state.fleet.up[state.fleet.row(device)] = True
+        state.fleet.version += 1

@@ -116,8 +116,9 @@ class AuditLines:
         yield _operator("node.declare-dead", e.node, e.user, e.fenced_by)
 
     def _cordoned(self, e: led.NodeCordoned | led.NodeUncordoned) -> Iterator[dict[str, Any]]:
-        kind = "node.cordon" if isinstance(e, led.NodeCordoned) else "node.uncordon"
-        yield _operator(kind, e.node, e.user, e.reason)
+        if e.user:
+            kind = "node.cordon" if isinstance(e, led.NodeCordoned) else "node.uncordon"
+            yield _operator(kind, e.node, e.user, e.reason)
 
     def _returned(self, e: led.DeviceReturned) -> Iterator[dict[str, Any]]:
         if e.user:

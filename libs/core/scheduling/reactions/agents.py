@@ -6,13 +6,14 @@ from typing import Any
 
 from libs.core.scheduling.progress import believed
 from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, vacate
+from libs.core.scheduling.reactions.cordons import take_out
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.scheduling.reactions.inventories import refuse_inventory
 from libs.core.scheduling.reactions.quarantine import follow
 from libs.core.state import lifecycle
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
-from schemas.attempts import Cause, Evidence
+from schemas.attempts import Category, Cause, Evidence
 from schemas.jobs import unusable
 from schemas.resources import Inventory
 
@@ -123,6 +124,10 @@ def _progressed(d: Decision, node: str, seen: inbox.ProgressSeen) -> None:
 
 
 def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Released) -> None:
+    if seen.own_exit and seen.exit_code == 0:
+        d.failing.well(node, attempt)
+    elif seen.own_exit and attempt.cause is None:
+        take_out(d, node, d.failing.failed(d.state, node, job, attempt, d.t_us))
     free(d, node, job, attempt, Evidence.RELEASED, seen.reason, told=seen)
     if attempt.cause is None and not (seen.own_exit and seen.exit_code == 0):
         if seen.own_exit:
@@ -134,6 +139,8 @@ def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Re
 
 
 def _refused(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Refused) -> None:
+    if attempt.cause is None and seen.category is Category.HARDWARE:  # else it is a reason that passes
+        take_out(d, node, d.failing.failed(d.state, node, job, attempt, d.t_us))
     free(d, node, job, attempt, Evidence.REFUSED, seen.reason, told=seen)
     after_loss(d, job, attempt, Cause.PART_REFUSED, f"node {node} refused it: {seen.reason}")
 

@@ -2,6 +2,7 @@
 
 from libs.core.scheduling.allowances import NodeAllowances
 from libs.core.scheduling.changes import Changes
+from libs.core.scheduling.failing import FailingNodes
 from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
@@ -31,15 +32,17 @@ class Decision:
         precedence: Precedence | None = None,
         *,
         nodes: NodeAllowances | None = None,
+        failing: FailingNodes | None = None,
     ) -> None:
         """`precedence`: by which jobs of one class give way to each other. `wall_us`: the broker's clock at `t_us`, where it is
         known; 0: ledger time is its time. `allowed`: the newest format that events may be of. `nodes`: what nodes have used up
-        of what they may say."""
+        of what they may say. `failing`: what jobs on them came to."""
         self.state = state
         self._allowed = allowed
         self.t_us = t_us
         self.precedence = precedence
         self.nodes = nodes if nodes is not None else NodeAllowances()
+        self.failing = failing if failing is not None else FailingNodes()
         self.wall_us = wall_us or t_us
         shift_us = t_us - wall_us if wall_us else 0
         self._shift_us = shift_us if abs(shift_us) >= NOTABLE_US else 0

@@ -1,0 +1,109 @@
+"""Nodes on which every job fails at once: a broken driver, a full disk, a file system that is not mounted.
+
+Such a node is free again before any other, so it is given the next job, and the next: one of four empties the queue of the
+whole pool, and each job is told that it failed. So it is taken out of use, until an operator puts it into use again. But that
+jobs fail may as well be their own doing. So what counts is how many failed in a row, and whose: different ones, of one team no
+more than `EACH`, so that neither a team with a bad script nor one that means harm makes a node look broken. They are counted
+for each device, too: where one of eight is broken, that one alone is always free.
+
+A job that ends well, or that fails after a minute's work, shows that the node works, and so does one that began since and has
+worked for a minute. What is decided of a job (it is cancelled, gives way) shows nothing.
+
+What was counted is known to the writer alone and not folded: one that takes over counts anew. An input that is decided again
+counts once, because a job does.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from libs.core.state.model import Attempt, Job, State
+from libs.core.state.usable import BY_ITSELF
+
+IN_A_ROW = 10
+"""Jobs that failed at once one after the other, from which on a node, or a device, is taken for broken."""
+EACH = 4
+"""Of one team so many count: there are always three."""
+AT_ONCE_US = 60_000_000
+"""Who worked for longer before it failed did not fail because of its node."""
+MOST_PART = 10
+"""One in so many nodes of a pool is taken out of use for this, at least one and never the last: where more fail, it is not the
+nodes."""
+_KEPT = 20_000
+"""Nodes on which something failed last; more are forgotten."""
+
+
+@dataclass(slots=True)
+class _InARow:
+    """What failed there since something went well."""
+
+    since_us: int
+    teams: dict[str, set[str]] = field(default_factory=dict)
+    """Team -> its jobs, `EACH` at the most."""
+
+    def add(self, job: Job) -> bool:
+        """Whether these are enough now."""
+        jobs = self.teams.setdefault(job.team, set())
+        if len(jobs) < EACH:
+            jobs.add(job.id)
+        return sum(map(len, self.teams.values())) >= IN_A_ROW
+
+
+class FailingNodes:
+    """Of one writer."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[str, dict[str, _InARow]] = OrderedDict()
+        """Node -> device, or "" for all of it -> what failed there."""
+
+    def well(self, node: str, attempt: Attempt) -> None:
+        """The part of `attempt` on `node` ended well, or worked for long enough."""
+        if (rows := self._rows.get(node)) is not None:
+            for place in _places(node, attempt):
+                rows.pop(place, None)
+
+    def failed(self, state: State, node: str, job: Job, attempt: Attempt, t_us: int) -> str:
+        """The part of `attempt` on `node` failed by itself, or could not be begun for what is broken there, and nothing had
+        been decided of it. Why the node is to be taken out of use; "" when it is not."""
+        if attempt.running_us and t_us - attempt.running_us > AT_ONCE_US:
+            self.well(node, attempt)
+            return ""
+        if node in state.cordoned:
+            return ""
+        rows = self._rows.setdefault(node, {})
+        self._rows.move_to_end(node)
+        if len(self._rows) > _KEPT:
+            self._rows.popitem(last=False)
+        enough = {p: row for p in _places(node, attempt) if (row := rows.setdefault(p, _InARow(t_us))).add(job)}
+        broken = [place for place, row in enough.items() if not _works(state, node, place, row.since_us, t_us)]
+        for place in enough:
+            del rows[place]
+        if not broken or not _may_spare(state):
+            return ""
+        del self._rows[node]
+        where = f" on its device {broken[0]}" if broken[0] else ""
+        teams = len(enough[broken[0]].teams)
+        return f"{IN_A_ROW} jobs of {teams} teams in a row failed within a minute{where}: repair it, then uncordon it"
+
+
+def _places(node: str, attempt: Attempt) -> list[str]:
+    return ["", *{claim.device: None for claim in attempt.parts[node].claims}]
+
+
+def _works(state: State, node: str, place: str, since_us: int, t_us: int) -> bool:
+    """Whether a job there began after the first of those that failed, and has worked for long enough."""
+    for job_id in state.on_node.get(node, ()):
+        attempt = state.jobs[job_id].current
+        if (
+            attempt is not None
+            and since_us < attempt.running_us < t_us - AT_ONCE_US
+            and place in _places(node, attempt)
+        ):
+            return True
+    return False
+
+
+def _may_spare(state: State) -> bool:
+    """Whether one node more may be taken out of use for this."""
+    used = sum(node.up and name not in state.cordoned for name, node in state.fleet.nodes.items())
+    out = sum(told.startswith(f"{BY_ITSELF}: ") for told in state.cordoned.values())
+    return used > 1 and out < max(1, (used + out) // MOST_PART)
