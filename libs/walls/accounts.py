@@ -41,15 +41,17 @@ RESERVED = (OPERATOR, SERVICES)
 NAME = "{{name()}}"
 
 TEAM_CONNECTIONS = 256
-TEAM_SUBSCRIPTIONS = 16
+TEAM_SUBSCRIPTIONS = 8
 """Of each connection (the broker cuts off one that makes more). It copies an answer for each that hears it, so both together
-bound what one question of a team costs: decision 0067. Our client has five at the most, however many wait by it."""
+bound what one question of a team costs: decisions 0067, 0124. Our client has five at the most, however many wait by it."""
 FINANCE_CONNECTIONS, FINANCE_BYTES = 32, 16 * 1024
 """Questions about money are short."""
 NODE_CONNECTIONS = 64
 """An agent has one; a new one may come before the broker has noticed that the old one is gone."""
 NODE_SUBSCRIPTIONS, POOL_SUBSCRIPTIONS = 256, 20_000
 """An agent has two for each of its nodes, and a few."""
+LOGS_SUBSCRIPTIONS = 16
+"""Of each connection by a node's second credential: an agent has one. A question for logs is copied for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,12 @@ class AccountRole:
     responds: bool = False
     never: Sequence[str] = ()
     """Of what it may publish, this it may not."""
+    subscriptions: int = NO_LIMIT
+    """Of each connection; its account may bound them, too."""
 
     def template(self) -> dict[str, Any]:
         """As a scoped signing key has it."""
-        found: dict[str, Any] = {"subs": NO_LIMIT, "data": NO_LIMIT, "payload": NO_LIMIT}
+        found: dict[str, Any] = {"subs": self.subscriptions, "data": NO_LIMIT, "payload": NO_LIMIT}
         for verb, allowed in (("pub", self.publish), ("sub", self.subscribe)):
             if allowed is not None:  # an empty list would allow everything
                 found[verb] = {"allow": list(allowed)} if allowed else {"deny": [">"]}
@@ -83,7 +87,7 @@ def core_roles(pools: Sequence[str] = ()) -> dict[str, AccountRole]:
         **{service: _of_service(service, pools) for service in roles.SERVICES},
         PROVISION: AccountRole(subjects.operator_may(), never=subjects.operator_may_not()),
         OPERATOR: AccountRole(subjects.operator_may(), never=subjects.operator_may_not()),
-        LOGS: AccountRole(*subjects.log_readers_may(NAME), responds=True),
+        LOGS: AccountRole(*subjects.log_readers_may(NAME), responds=True, subscriptions=LOGS_SUBSCRIPTIONS),
         POOL_LOGS: AccountRole(*subjects.log_readers_may(NAME, whole_pool=True), responds=True),
     }
 
@@ -116,8 +120,10 @@ def team_roles(team: str) -> dict[str, AccountRole]:
 
 
 def system_roles() -> dict[str, AccountRole]:
-    """Told of changed accounts, and asked what each has sent (`libs.walls.floods`)."""
-    asked = ["$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LOOKUP", "$SYS.REQ.ACCOUNT.PING.STATZ"]
+    """Told of changed accounts, and asked what each has sent and who is connected (`libs.walls.floods`)."""
+    asked = [
+        "$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LOOKUP", "$SYS.REQ.ACCOUNT.PING.STATZ", "$SYS.REQ.SERVER.PING.CONNZ",
+    ]  # fmt: skip
     return {CLAIMS: AccountRole(asked, ["_INBOX.>"])}
 
 
@@ -127,6 +133,11 @@ def _named(patterns: Sequence[str], keys: str) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------- claims of accounts
+
+
+ANSWER_S = 30
+"""So long the broker keeps where an answer goes that nobody gives; by itself it does so for two minutes. Who asks faster than a
+service refuses leaves one for each question, some 350 bytes. Nobody of ours outside the core waits longer."""
 
 
 def core_account(keys: Mapping[str, str], revoked: Mapping[str, int], pools: Sequence[str] = ()) -> dict[str, Any]:
@@ -147,7 +158,7 @@ def core_account(keys: Mapping[str, str], revoked: Mapping[str, int], pools: Seq
 def _export(subject: str) -> dict[str, Any]:
     """A node's question may be answered by several messages (`libs.bus.asking.ask_all`), all others by one."""
     several = subject == subjects.anyone(subjects.NODE_QUESTION)
-    made = {"name": subject, "subject": subject, "type": "service"}
+    made = {"name": subject, "subject": subject, "type": "service", "response_threshold": ANSWER_S * 1_000_000_000}
     return {**made, "response_type": "Stream"} if several else made
 
 

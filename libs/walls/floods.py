@@ -7,6 +7,9 @@ that are never ended, too), and that is looked at here. A node that has used up 
 node revoke`: it is told so when it connects, the operator's book and the ledger have who, why and the figures, and the pool
 goes on as if the node were cut off. `baton node add` lets it in again.
 
+By its second credential, which answers for logs, a node is connected to the core, where no claim bounds how many connections
+one user has. So these are counted here as well: without that one node could have all that the broker takes.
+
 An agent that stands for a whole pool (a simulated fleet) says as much as all of its nodes, and is not looked at.
 """
 
@@ -15,17 +18,19 @@ import json
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 
 from libs.bus.patience import in_turns
 from libs.core.admission.intake import Bucket
+from libs.walls.accounts import NODE_CONNECTIONS
 from libs.walls.book import Book
-from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.keyring import Keyring, NoCredential, logs_of
 from libs.walls.resolver import NotTold
 
 log = logging.getLogger("baton.nodes")
@@ -43,8 +48,9 @@ _AGAIN_S: Final = 2.0
 """After an error that nobody foresaw."""
 
 _STATZ = "$SYS.REQ.ACCOUNT.PING.STATZ"
+_CONNZ = "$SYS.REQ.SERVER.PING.CONNZ"
 _ASKED = 500
-"""Accounts in one question: an answer has some 500 bytes for each."""
+"""Accounts in one question: an answer has some 500 bytes for each, and of a connection twice as many."""
 _ANSWER_S, _MORE_S = 1.0, 0.05
 """For the first server of a cluster, and for each further one."""
 
@@ -73,6 +79,11 @@ class Floods:
         self._servers: set[str] = set()
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # (server, account) -> messages and bytes so far
         self._left: dict[str, tuple[Bucket, Bucket]] = {}
+        self._core, self._logs = (
+            "",
+            dict[str, str](),
+        )  # its public key; that of a node's second credential -> <pool>.<node>
+        self._usual: dict[str, int] = {}  # server -> connections of the core there, of which nobody had too many
         self._untold: dict[str, None] = {}  # accounts that were cut off, and the broker may not know yet
 
     async def run(self, nats: Client) -> None:
@@ -98,15 +109,18 @@ class Floods:
         if self._keyring.exists and self._keyring.changed_ns != self._read_ns:
             await asyncio.to_thread(self._reread)
         accounts, servers, failed = list(self._nodes), set[str](), list[Exception]()
+        too_many = await self._crowding(nats) if accounts else {}
         for at in range(0, len(accounts), _ASKED):
             answers = await self._asked(nats, accounts[at : at + _ASKED])
             servers |= {server for server, _, _, _ in answers}
             for account, sent in self._since(answers).items():
                 if why := self._over(account, *sent):
-                    try:
-                        await self._cut(self._nodes[account], why)
-                    except Exception as error:
-                        failed.append(error)
+                    too_many[self._nodes[account]] = why
+        for name, why in too_many.items():
+            try:
+                await self._cut(name, why)
+            except Exception as error:
+                failed.append(error)
         self._servers |= servers
         if failed:
             raise failed[0]
@@ -116,7 +130,9 @@ class Floods:
         """The nodes that have a credential; anew when the keys have changed."""
         changed_ns = self._keyring.changed_ns
         known = {name: public for public, name in self._nodes.items()}
-        nodes = self._keyring.keys().nodes
+        keys = self._keyring.keys()
+        nodes, self._core = keys.nodes, keys.core.public
+        self._logs = {keys.core.users[logs]: name for name in nodes if (logs := logs_of(name)) in keys.core.users}
         self._nodes = {
             known.get(name) or keys.public: name for name, keys in nodes.items() if "." in name and keys.users
         }
@@ -126,18 +142,33 @@ class Floods:
 
     async def _asked(self, nats: Client, accounts: list[str]) -> list[Counted]:
         """What the servers have counted of those of `accounts` that somebody uses."""
-        inbox, found, wait_s = nats.new_inbox(), list[Counted](), _ANSWER_S
-        answers = await nats.subscribe(inbox)
-        try:
-            await nats.publish(_STATZ, json.dumps({"accounts": accounts}).encode(), reply=inbox)
-            with suppress(TimeoutError):
-                while True:
-                    told = json.loads((await answers.next_msg(timeout=wait_s)).data).get("data", {})
-                    for one in told.get("account_statz", ()):
-                        found.append((told["server_id"], one["acc"], one["received"]["msgs"], one["received"]["bytes"]))
-                    wait_s = _MORE_S
-        finally:
-            await answers.unsubscribe()
+        found = list[Counted]()
+        for told in await _answers(nats, _STATZ, {"accounts": accounts}):
+            for one in told.get("account_statz", ()):
+                found.append((told["server_id"], one["acc"], one["received"]["msgs"], one["received"]["bytes"]))
+        return found
+
+    async def _crowding(self, nats: Client) -> dict[str, str]:
+        """Nodes with more connections to the core than a node may have, and why each is cut off. Whose they are is asked when
+        a server has so many more than before."""
+        answers = await _answers(nats, _STATZ, {"accounts": [self._core]})
+        now = {told["server_id"]: one["conns"] for told in answers for one in told.get("account_statz", ())}
+        if all(many <= self._usual.get(server, 0) + NODE_CONNECTIONS for server, many in now.items()):
+            self._usual |= {server: min(many, self._usual.get(server, many)) for server, many in now.items()}
+            return {}
+        held, at, total = Counter[str](), 0, 1
+        while at < total:
+            page = {"acc": self._core, "auth": True, "limit": _ASKED, "offset": at}
+            answers = await _answers(nats, _CONNZ, page)
+            held.update(one.get("authorized_user", "") for told in answers for one in told.get("connections") or ())
+            at, total = at + _ASKED, max((told.get("total", 0) for told in answers), default=0)
+        found = {
+            self._logs[user]: f"it had {many:,} connections to answer for logs, and a node may have {NODE_CONNECTIONS}"
+            for user, many in held.items()
+            if user in self._logs and many > NODE_CONNECTIONS
+        }
+        if not found:
+            self._usual |= now
         return found
 
     def _since(self, answers: list[Counted]) -> Mapping[str, tuple[int, int]]:
@@ -194,6 +225,21 @@ class Floods:
         }  # fmt: skip
         with self._book.entry(said):
             return self._keyring.revoke_node(pool, node)
+
+
+async def _answers(nats: Client, subject: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each server answers."""
+    inbox, found, wait_s = nats.new_inbox(), list[dict[str, Any]](), _ANSWER_S
+    answers = await nats.subscribe(inbox)
+    try:
+        await nats.publish(subject, json.dumps(body).encode(), reply=inbox)
+        with suppress(TimeoutError):
+            while True:
+                found.append(json.loads((await answers.next_msg(timeout=wait_s)).data).get("data", {}))
+                wait_s = _MORE_S
+    finally:
+        await answers.unsubscribe()
+    return found
 
 
 def _allowed(

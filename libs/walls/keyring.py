@@ -267,7 +267,7 @@ class Keyring:
 
     def _agent(self, name: str) -> Path:
         folder = self.creds / "nodes" / name
-        self._credential(CORE, LOGS if "." in name else POOL_LOGS, _logs(name), folder / LOGS_CREDS, called=name)
+        self._credential(CORE, LOGS if "." in name else POOL_LOGS, logs_of(name), folder / LOGS_CREDS, called=name)
         return self._credential(f"{_NODE}{name}", NODE, name, folder / _ONE)
 
     def admins(self, team: str) -> list[str]:
@@ -402,7 +402,7 @@ class Keyring:
                     f"node {node!r} was revoked and has no credential: `baton node add {node} --pool {pool}` makes one"
                 )
             self._void(owner, name)
-            self._void(keys.core, _logs(name))
+            self._void(keys.core, logs_of(name))
             for file in (_ONE, LOGS_CREDS):
                 (self.creds / "nodes" / name / file).unlink(missing_ok=True)
         return self.node_accounts(pool, node)
@@ -507,7 +507,7 @@ def _check_revoked(owner: AccountKeys) -> None:
         )
 
 
-def _logs(name: str) -> str:
+def logs_of(name: str) -> str:
     """Under which name the second credential of an agent is known."""
     return f"logs {name}" if "." in name else f"logs of all of {name}"
 

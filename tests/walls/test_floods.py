@@ -9,15 +9,18 @@ from pathlib import Path
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from libs.bus.cancel import cancel
 from libs.bus.connect import Address, BusUnavailable, close, connect
+from libs.bus.creds import LOGS_CREDS
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.cli.launch import LaunchOptions, LocalStack
 from libs.cli.team_admin import answering, look
 from libs.client import connect as connect_client
 from libs.walls import floods
+from libs.walls.accounts import LOGS_SUBSCRIPTIONS, NODE_CONNECTIONS
 from libs.walls.book import Book
 from libs.walls.floods import Floods
 from libs.walls.keyring import Keyring
@@ -217,3 +220,47 @@ async def flooding(where: Address, name: str) -> asyncio.Event:
 
     client.options["sends"] = asyncio.create_task(sends())
     return cut
+
+
+async def test_a_node_that_opens_connections_without_end_by_its_second_credential_is_cut_off(tmp_path: Path) -> None:
+    """It is one of the core, whose claim bounds none: 3,000 took four seconds, and all that the broker had room for was its."""
+    with broker(tmp_path) as (url, ring):
+        logs = {name: Address(url, ring.node("main", name).with_name(LOGS_CREDS).read_text()) for name in ("n1", "n2")}
+        good = await nats.connect(url, **logs["n2"].options())
+        for _ in range(NODE_CONNECTIONS):  # as many services and other agents: they are nobody's crowd
+            await nats.connect(url, **Address("", ring.service()).options())
+        async with answering(url, ring):
+            evil = [
+                await nats.connect(url, allow_reconnect=False, **logs["n1"].options()) for _ in range(NODE_CONNECTIONS)
+            ]
+            await asyncio.sleep(3 * floods.LOOK_S)
+            assert all(one.is_connected for one in evil), "so many it may have"
+            with suppress(nats.errors.Error, OSError):
+                evil.append(await nats.connect(url, allow_reconnect=False, **logs["n1"].options()))
+            await until(lambda: not any(one.is_connected for one in evil))
+        with pytest.raises(BusUnavailable, match="revoked or rotated"):
+            await connect(logs["n1"], name="n1")
+        assert good.is_connected
+        assert not good.stats["reconnects"]
+        assert "65 connections" in next(one for one in Book(ring.folder).lines() if one.what == "node.revoke").reason
+
+
+async def test_a_question_for_logs_is_copied_for_few_subscriptions_of_a_node(tmp_path: Path) -> None:
+    """200,000 on one connection took 0.4 s. Our client closes a connection that is refused one."""
+    with broker(tmp_path) as (url, ring):
+
+        async def note(error: Exception) -> None: ...
+
+        async def hears(_: Msg) -> None: ...
+
+        logs = Address("", ring.node("main", "n1").with_name(LOGS_CREDS))
+        node = await nats.connect(url, error_cb=note, allow_reconnect=False, **logs.options())
+        (subject,) = subjects.log_readers_may("main.n1")[1]
+        for _ in range(LOGS_SUBSCRIPTIONS):
+            await node.subscribe(subject, cb=hears)
+        await node.flush()
+        await node.flush()
+        assert node.is_connected
+        await node.subscribe(subject, cb=hears)
+        await until(lambda: node.is_closed)
+        assert "maximum subscriptions exceeded" in str(node.last_error)
