@@ -222,5 +222,5 @@ def test_what_is_out_of_placement_is_what_a_state_that_was_saved_says(seed: int)
                 lift(world, chance.choice(sorted(state.quarantined)))
             case _:
                 told(world, *chosen, incarnation=life, since_us=chance.randint(1, 3))
-        saved = snapshot.load_all(list(snapshot.dump(state))).state
+        saved = snapshot.load(list(snapshot.dump(state))).state
         assert saved.fleet.up.tolist() == state.fleet.up.tolist()
