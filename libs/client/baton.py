@@ -13,7 +13,6 @@ from typing import Self, TypeVar
 
 from nats.aio.client import Client
 
-from libs.bus.cancel import cancel
 from libs.bus.connect import Address, BadAddress, BusUnavailable
 from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
@@ -23,6 +22,7 @@ from libs.client.errors import ClientError, Invalid, NotFound, Parked, TimedOut,
 from libs.client.hearing import Hearing
 from libs.client.sending import RETRY_AFTER_S, command, deliver, store, valid
 from libs.client.verdict import Verdict
+from libs.client.watching import end_of, events_of
 from libs.client.where import Place, find
 from schemas import subjects
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, SetQuota
@@ -55,12 +55,9 @@ from schemas.queries import (
 from schemas.secrets import SecretInfo, SecretRekeyed
 from schemas.use import UseQuery, UseReply
 
-_STARTS_WITHIN_S = 10.0
 _ASK_AGAIN_S = 0.02
 _REMEMBERED = 10_000
 _JUST_NOW_S = 0.05
-_TOLD_S = 0.2
-"""Of a job that was submitted just now history has no document yet: its end is told live, and history asked only after this."""
 _BULK = 500
 
 T = TypeVar("T")
@@ -268,7 +265,7 @@ class Baton:
         valid(JobGet, job_id=job_id)
         async with (
             following.Live(self._hearing, self.team, job_id) as live,
-            contextlib.aclosing(self._watched(live, job_id)) as events,
+            contextlib.aclosing(events_of(live, job_id, self._event_page, self._known)) as events,
         ):
             async for event in events:
                 yield event
@@ -283,7 +280,9 @@ class Baton:
         try:
             if event is None:
                 async with asyncio.timeout(timeout_s), following.Live(self._hearing, self.team, job_id) as live:
-                    event = await self._end_of(live, job_id)
+                    job, at = self._submitted
+                    just_now = job == job_id and time.monotonic() - at < _JUST_NOW_S
+                    event = await end_of(live, job_id, self._event_page, self._known, just_submitted=just_now)
         except TimeoutError:
             raise TimedOut(
                 f"{job_id} has not ended within {timeout_s:g} s", fix="see `baton explain` for why"
@@ -482,51 +481,6 @@ class Baton:
             return EventList(events=())
         return reply
 
-    async def _watched(self, live: following.Live, job_id: str) -> AsyncGenerator[JobEvent, None]:
-        heard, deadline = asyncio.Event(), time.monotonic() + _STARTS_WITHIN_S
-
-        async def ask_history(after_us: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
-            page = await self._event_page(after_us, limit, job_id)
-            if not page.events and not heard.is_set():
-                document = await self._known(job_id)
-                if document is not None and document.state is JobState.REJECTED:
-                    return EventList(events=(following.ended_rejected(document),))
-                if document is None and time.monotonic() > deadline:
-                    raise _Unknown(job_id)
-            return page
-
-        try:
-            async with contextlib.aclosing(following.follow(live, ask_history, after_us=0)) as events:
-                async for event in events:
-                    heard.set()
-                    yield event
-                    if event.state.terminal:
-                        return
-        except _Unknown:
-            raise NotFound(f"there is no job {job_id}", fix="check the id and the team") from None
-
-    async def _end_of(self, live: following.Live, job_id: str) -> JobEvent:
-        """The terminal event: the one that is told live, or that history has."""
-
-        async def watched() -> JobEvent:
-            async with contextlib.aclosing(self._watched(live, job_id)) as events:
-                async for event in events:
-                    if event.state.terminal:
-                        return event
-            raise Unreachable(f"{job_id}: the events ended before the job did")
-
-        job, at = self._submitted
-        if job == job_id and time.monotonic() - at < _JUST_NOW_S:
-            await asyncio.wait({live.ended}, timeout=_TOLD_S)
-        if live.ended.done():
-            return live.ended.result()
-        watching = asyncio.create_task(watched())
-        try:
-            await asyncio.wait({watching, live.ended}, return_when=asyncio.FIRST_COMPLETED)
-            return live.ended.result() if live.ended.done() else watching.result()
-        finally:
-            await cancel(watching)
-
     async def _known(self, job_id: str) -> JobDocument | None:
         try:
             return await self.get(job_id)
@@ -538,7 +492,3 @@ def _remember(kept: OrderedDict[str, T], job_id: str, value: T) -> None:
     kept[job_id] = value
     if len(kept) > _REMEMBERED:
         kept.popitem(last=False)
-
-
-class _Unknown(Exception):
-    """Nobody has heard of the job. Not a ClientError: those do not end the following of events once it is under way."""

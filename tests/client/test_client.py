@@ -161,7 +161,7 @@ async def test_of_a_job_that_was_submitted_just_now_history_is_asked_nothing_bef
 ) -> None:
     """Each question costs the stores more than the job, while its node is to start it."""
     monkeypatch.setattr("libs.client.baton._JUST_NOW_S", math.inf)
-    monkeypatch.setattr("libs.client.baton._TOLD_S", math.inf)
+    monkeypatch.setattr("libs.client.watching._TOLD_S", math.inf)
     job = (await blue.submit(TRAIN, key)).job_id
     asked = fakes.questions
     waiting = asyncio.create_task(blue.wait(job, 60))
