@@ -149,7 +149,7 @@ def _unpriced(bill: BillReply) -> list[str]:
         return []
     return [
         f"unpriced: {bill.unpriced_milli_us / 1e9:.3f} device-seconds of {', '.join(bill.unpriced_models)} "
-        f"are in no cost; an operator adds them to the price book"
+        f"have no price now and are in no cost; an operator adds them to the price book (exports tell what had none then)"
     ]
 
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.credited import CreditedPart, given_back
+from libs.core.billing.metering import Meter
 from libs.core.billing.prices import Amount, PriceList, Rater
 from libs.core.billing.sealing import Sealing
 from libs.core.billing.wall import HOUR_US, month_of, month_us
+from schemas.ledger import PeriodClosed, PricesApplied
 from schemas.prices import CreditCause, ListRate, PeriodTotal, RateBook
 from tests.core.priced_ledgers import PricedLedger
 
@@ -172,3 +174,49 @@ def test_months_are_half_open_and_follow_each_other() -> None:
         start, end = month_us(year, month)
         assert (month_of(start), month_of(end - 1)) == ((year, month), (year, month))
         assert month_us(*month_of(end))[0] == end
+
+
+def unpriced_of_both(ledger: PricedLedger, upto: int) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
+    """Of all time, by team and device: what `baton bill` tells, and what exports of all periods tell together."""
+    records = list(enumerate(ledger.records[:upto], start=1))
+    meter = Meter()
+    for seq, record in records:
+        meter.apply(record, seq)
+    closed = [event.period for _, record in records for event in record.events if isinstance(event, PeriodClosed)]
+    return Counter(meter.money.unpriced), Counter(sealed(list(charges(lambda: records, closed))).unpriced)
+
+
+@given(st.integers(0, 2**63))
+@settings(max_examples=30, deadline=None)
+def test_what_is_unpriced_is_told_alike_but_for_prices_that_were_taken_back(seed: int) -> None:
+    """Decision 0119: a bill says what has no price now, exports what had none when it was posted. Over all periods they agree,
+    closed ones or not, until a book takes back a price of the past: then the bill has that use besides, and never less. But
+    for hours of which a part has a price: what a later book prices of the rest may be money alone, and exports go on telling
+    its units."""
+    ledger = PricedLedger(seed)
+    books = [at for at, one in enumerate(ledger.records) if any(isinstance(e, PricesApplied) for e in one.events)]
+    if not books:
+        return
+    second = books[1] if len(books) > 1 else len(ledger.records)
+    bill, exports = unpriced_of_both(ledger, second)
+    assert +bill == +exports
+    bill, exports = unpriced_of_both(ledger, len(ledger.records))
+    apart = half_priced(ledger)
+    for key in {*bill, *exports}:
+        assert exports[key] >= 0
+        assert bill[key] >= exports[key] - apart[key]
+
+
+def half_priced(ledger: PricedLedger) -> Counter[tuple[str, str]]:
+    """Units that are told to be without a price, of hours of a use of which another part has one, or had."""
+    hours: dict[tuple[object, ...], list[Charge]] = {}
+    for charge in charges(lambda: list(enumerate(ledger.records, start=1)), ledger.closed):
+        if charge.credit is None and not charge.correction:
+            use = charge.use
+            hours.setdefault((use.job_id, use.attempt, use.device, charge.amount.hour), []).append(charge)
+    found = Counter[tuple[str, str]]()
+    for some in hours.values():
+        if any(one.amount.quote is not None for one in some):
+            for (team, kind), units in sealed(some).unpriced.items():
+                found[team, kind] += units
+    return found
