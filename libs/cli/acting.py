@@ -123,17 +123,16 @@ async def _tell(book: Book, folder: Path, url: str | None, again: bool) -> int:
     from schemas.catalog import TYPE_OF
     from schemas.inbox import ActionTold
 
-    place = find(url, OPERATOR, operator=True, environ={**os.environ, "BATON_STATE_DIR": str(folder)})
-    address = place.address
-    if address.creds is None and (mine := folder / "creds" / f"{OPERATOR}.creds").is_file():
-        address = Address(address.url, mine)
+    mine = folder / "creds" / f"{OPERATOR}.creds"  # before BATON_NATS_CREDS, which may be of another Baton
+    address = Address(url or "", mine if mine.is_file() else None)
+    place = find(address, OPERATOR, operator=True, environ={**os.environ, "BATON_STATE_DIR": str(folder)})
     if again:
         book.tell_again(place.pool)
     lines = book.untold(place.pool)
     if not lines:
         return 0
     who = place.user or OPERATOR
-    async with await connect(address, OPERATOR, user=who, pool=place.pool) as baton:
+    async with await connect(place.address, OPERATOR, user=who, pool=place.pool) as baton:
         for at in range(0, len(lines), _BATCH):
             some = lines[at : at + _BATCH]
             items = [

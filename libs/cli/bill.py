@@ -35,7 +35,7 @@ def command(
     ctx: typer.Context,
     *,
     by: Annotated[
-        str, typer.Option("--by", help="team, user, job, attempt, device, class, day or cost-centre.")
+        str, typer.Option("--by", help="What is summed: team, user, job, attempt, device, class, day or cost-centre.")
     ] = "team",
     start: Annotated[
         str | None,

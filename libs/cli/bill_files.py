@@ -59,9 +59,9 @@ def export(
     file: Annotated[Path, typer.Argument(help="Where to write; its metadata comes beside it.", metavar="FILE")],
     *,
     format: Annotated[
-        str | None, typer.Option("--format", help="csv, json or parquet; without it as FILE ends, else csv.")
+        str | None, typer.Option("--format", help="One of csv, json, parquet; without it as FILE ends, else csv.")
     ] = None,
-    focus_version: Annotated[str, typer.Option("--focus-version", help="1.2, 1.3 or 1.4.")] = "1.3",
+    focus_version: Annotated[str, typer.Option("--focus-version", help="Of FOCUS: 1.2, 1.3 or 1.4.")] = "1.3",
     start: From = None,
     end: To = None,
     time_zone: Zone = "UTC",
@@ -150,7 +150,9 @@ def verify(
 
 def statement(
     *,
-    by: Annotated[str, typer.Option("--by", help="team, user, job, device, class, day or cost-centre.")] = "team",
+    by: Annotated[
+        str, typer.Option("--by", help="What is summed: team, user, job, device, class, day or cost-centre.")
+    ] = "team",
     start: From = None,
     end: To = None,
     time_zone: Zone = "UTC",

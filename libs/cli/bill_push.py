@@ -36,7 +36,7 @@ _FILES = 64
 
 def push(
     *,
-    to: Annotated[str, typer.Option("--to", help="openmeter, lago or stripe.")],
+    to: Annotated[str, typer.Option("--to", help="Which system: openmeter, lago or stripe.")],
     endpoint: Annotated[str, typer.Option("--endpoint", help="Its address, e.g. https://openmeter.example.")],
     state: Annotated[
         Path, typer.Option("--state", help="Where it is remembered what was sent; what was refused is in FILE.dead.")

@@ -20,7 +20,7 @@ _GROUPS = ("team", "user", "job", "day", "hour")
 
 def used(
     *,
-    by: Annotated[str, typer.Option("--by", help="team, user, job, day or hour.")] = "team",
+    by: Annotated[str, typer.Option("--by", help="What is summed: team, user, job, day or hour.")] = "team",
     start: Annotated[str | None, typer.Option("--from", help="First day, month or full hour.")] = None,
     end: Annotated[
         str | None, typer.Option("--to", help="Last day or month, included; or a full hour, which is not.")

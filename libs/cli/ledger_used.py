@@ -33,7 +33,7 @@ class UsedGrouping(StrEnum):
 
 
 def used_by(
-    by: Annotated[UsedGrouping, typer.Option("--by", help="team, user or job.")] = UsedGrouping.TEAM,
+    by: Annotated[UsedGrouping, typer.Option("--by", help="What is summed: team, user or job.")] = UsedGrouping.TEAM,
     archive: ArchiveFolder = None,
     *,
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,

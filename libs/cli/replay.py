@@ -62,15 +62,17 @@ class ReplayOutcome:
 
 
 def command(
-    trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="CSV: see docs/replay.md for its columns")],
+    trace: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="CSV: see docs/replay.md for its columns.")
+    ],
     *,
-    speed: Annotated[float, typer.Option(help="how many seconds of the trace pass in one second")] = 1000.0,
-    limit: Annotated[int, typer.Option(help="only the first N readable jobs; 0: all")] = 0,
-    fleet: Annotated[Path, typer.Option(exists=True, help="YAML file of simulated nodes")] = DEFAULT_FLEET,
-    priority_class: Annotated[str, typer.Option("--class", help="priority class of all jobs")] = "experiment",
-    keep_types: Annotated[bool, typer.Option(help="ask for the device types that the trace names")] = False,
-    out: Annotated[Path, typer.Option(help="folder for the result")] = Path("out/replay"),
-    state_dir: Annotated[Path, typer.Option(help="where this instance keeps its state; emptied first")] = Path(
+    speed: Annotated[float, typer.Option(help="How many seconds of the trace pass in one second.")] = 1000.0,
+    limit: Annotated[int, typer.Option(help="Only the first N readable jobs; 0: all.")] = 0,
+    fleet: Annotated[Path, typer.Option(exists=True, help="YAML file of simulated nodes.")] = DEFAULT_FLEET,
+    priority_class: Annotated[str, typer.Option("--class", help="Priority class of all jobs.")] = "experiment",
+    keep_types: Annotated[bool, typer.Option(help="Ask for the device types that the trace names.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("out/replay"),
+    state_dir: Annotated[Path, typer.Option(help="Where this instance keeps its state; emptied first.")] = Path(
         ".baton/replay"
     ),
 ) -> None:

@@ -45,32 +45,33 @@ _MOST = 1e9
 
 def command(
     *,
-    fleet: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="YAML file of nodes, see deploy/fleets/")],
+    fleet: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="YAML file of nodes, see deploy/fleets/.")],
     workload: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help="CSV (docs/replay.md), or a file of `baton ledger export`")
+        Path,
+        typer.Option(exists=True, dir_okay=False, help="CSV (docs/replay.md), or a file of `baton ledger export`."),
     ],
-    policy: Annotated[list[OrderRule] | None, typer.Option(help="an order; may be repeated")] = None,
+    policy: Annotated[list[OrderRule] | None, typer.Option(help="An order; may be repeated.")] = None,
     queues: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="a queue file, each queue by its order; may be repeated"),
+        typer.Option(exists=True, dir_okay=False, help="A queue file, each queue by its order; may be repeated."),
     ] = None,
-    knows: Annotated[KnownRunTime, typer.Option(help="what the scheduler is told of run times")] = KnownRunTime.NOTHING,
+    knows: Annotated[KnownRunTime, typer.Option(help="What the scheduler is told of run times.")] = KnownRunTime.NOTHING,
     preemption_loss_s: Annotated[
-        float, typer.Option(min=0, max=_MOST, help="work lost per preempted device, s")
+        float, typer.Option(min=0, max=_MOST, help="Work lost per preempted device, s.")
     ] = 30.0,
-    start_delay_s: Annotated[float, typer.Option(min=0, max=_MOST, help="from the grant until a job runs, s")] = 0.0,
+    start_delay_s: Annotated[float, typer.Option(min=0, max=_MOST, help="From the grant until a job runs, s.")] = 0.0,
     stop_delay_s: Annotated[
-        float, typer.Option(min=0, max=_MOST, help="to checkpoint and stop a preempted job, s")
+        float, typer.Option(min=0, max=_MOST, help="To checkpoint and stop a preempted job, s.")
     ] = 0.0,
-    node_faults_per_day: Annotated[float, typer.Option(min=0, max=_MOST, help="of each node, at random")] = 0.0,
-    seed: Annotated[int, typer.Option(help="of all chance")] = 0,
-    fast: Annotated[bool, typer.Option("--fast", help="no scores: each request takes the first good fit")] = False,
+    node_faults_per_day: Annotated[float, typer.Option(min=0, max=_MOST, help="Of each node, at random.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of all chance.")] = 0,
+    fast: Annotated[bool, typer.Option("--fast", help="No scores: each request takes the first good fit.")] = False,
     cycle_s: Annotated[
         float | None,
-        typer.Option(min=0, max=_MOST, help="decide so often, s; 0: at each event; default: 0, from 50,000 jobs on 5"),
+        typer.Option(min=0, max=_MOST, help="Decide so often, s; 0: at each event; default: 0, from 50,000 jobs on 5."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="only the first N readable jobs; 0: all")] = 0,
-    page: Annotated[Path | None, typer.Option(help="write one HTML page with plots here")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Only the first N readable jobs; 0: all.")] = 0,
+    page: Annotated[Path | None, typer.Option(help="Write one HTML page with plots here.")] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """What would become of a workload: waits, completion times and use of a fleet, under one order or several side by side."""

@@ -24,15 +24,22 @@ def command(
     file: Annotated[
         str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
     ] = None,
-    gpus: Annotated[str | None, typer.Option("--gpus", "-G", help="[type:]count[@memory], e.g. H100:4@40GiB.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", "-G", help="Accelerators: [type:]count[@memory], e.g. H100:4@40GiB.")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", "-J", help="A name for people.")] = None,
-    priority_class: Annotated[str | None, typer.Option("--class", help="serving, production, experiment...")] = None,
+    priority_class: Annotated[
+        str | None, typer.Option("--class", help="Its priority class: serving, production, experiment...")
+    ] = None,
     share: Annotated[str | None, typer.Option("--share", help="A share of one device, e.g. 0.5.")] = None,
     memory: Annotated[str | None, typer.Option("--memory", help="Memory per device, e.g. 40GiB.")] = None,
     mig: Annotated[str | None, typer.Option("--mig", help="A MIG instance of this profile, e.g. 1g.10gb.")] = None,
-    topology: Annotated[str | None, typer.Option("--topology", help="level:policy, e.g. node:required.")] = None,
+    topology: Annotated[
+        str | None, typer.Option("--topology", help="How close together: level:policy, e.g. node:required.")
+    ] = None,
     role: Annotated[
-        list[str] | None, typer.Option("--role", help="name=[type:]groupsxdevices, e.g. trainer=8x4; may be repeated.")
+        list[str] | None,
+        typer.Option("--role", help="Of a nested gang: name=[type:]groupsxdevices, e.g. trainer=8x4; may be repeated."),
     ] = None,
     torus: Annotated[str | None, typer.Option("--torus", help="A TPU slice: [type:]AxBxC, e.g. v5p:4x4x8.")] = None,
     min_devices: Annotated[
@@ -42,7 +49,7 @@ def command(
     label: Annotated[list[str] | None, typer.Option("--label", "-C", help="NAME=VALUE a node must carry.")] = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Working directory on the node.")] = None,
     time: Annotated[str | None, typer.Option("--time", help="Longest run, e.g. 90m, 2h, 1-12:00:00.")] = None,
-    launch: Annotated[str | None, typer.Option("--launch", help="per-device or per-node.")] = None,
+    launch: Annotated[str | None, typer.Option("--launch", help="Processes: per-device or per-node.")] = None,
     retries: Annotated[int | None, typer.Option("--retries", help="Further attempts after a failure.")] = None,
     grace: Annotated[
         str | None, typer.Option("--checkpoint-grace", help="It checkpoints on SIGUSR1 within this time.")

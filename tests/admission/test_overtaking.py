@@ -163,6 +163,19 @@ async def test_a_lane_that_broke_is_opened_again_behind_what_was_decided(
     assert reader.decided.count(team) == 7
 
 
+async def test_an_operator_is_told_which_lane_broke_and_why_once_a_minute(
+    reader: Reader, team: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await reader.submit([team])
+    with caplog.at_level("WARNING", logger="baton.admission"):
+        for why in ("the first time", "the second time"):
+            await reader.read(lambda: team in reader.overtaking.lanes)
+            reader.overtaking.lanes[team].end(why)
+            await reader.overtaking.look()
+    said = [record.getMessage() for record in caplog.records if "lane" in record.getMessage()]
+    assert said == [f"the lane of team {team} is opened again: the first time"]
+
+
 async def test_a_crowd_that_is_alone_moves_in_large_portions_once_that_is_known(reader: Reader, team: str) -> None:
     """Seen: for five seconds from its beginning every burst moved in portions of 32, and cost a third more."""
     await reader.js.purge_stream(REQUESTS)  # a team of another test may wait on it

@@ -22,6 +22,7 @@ from libs.client import Rejected, Unreachable, connect
 from libs.client.where import CLIENT_FILE, find
 from libs.embedded import read_processes
 from libs.walls.book import Book
+from libs.walls.keyring import Keyring
 from schemas.jobs import JobSpec, JobState, ModelShape, Simulation
 from schemas.resources import Resources
 from tests.kit.refusals import refusals
@@ -30,9 +31,9 @@ from tests.kit.waiting import until
 BATON = [sys.executable, "-m", "libs.cli"]
 
 
-def up(folder: Path, *more: str) -> "asyncio.Future[asyncio.subprocess.Process]":
+def up(folder: Path, *more: str, **variables: str) -> "asyncio.Future[asyncio.subprocess.Process]":
     command = [*BATON, "up", "--servers-only", "--state-dir", str(folder), "--fast", *more]
-    env = {**{k: v for k, v in os.environ.items() if not k.startswith("BATON_")}, "PYTHONPATH": str(ROOT)}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")} | {"PYTHONPATH": str(ROOT), **variables}
     pipe = subprocess.PIPE
     return asyncio.ensure_future(asyncio.create_subprocess_exec(*command, env=env, cwd=ROOT, stdout=pipe, stderr=pipe))
 
@@ -131,13 +132,19 @@ async def test_a_terminal_that_is_closed_stops_it_as_ctrl_c_does(tmp_path: Path,
     assert not (tmp_path / CLIENT_FILE).exists()
 
 
-async def test_what_the_ledger_was_not_told_is_told_when_all_is_ready(tmp_path: Path) -> None:
-    """As after a restore, whose own line waits: `baton audit verify` missed it until somebody acted."""
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_what_the_ledger_was_not_told_is_told_when_all_is_ready(tmp_path: Path, elsewhere: bool) -> None:
+    """As after a restore, whose own line waits: `baton audit verify` missed it until somebody acted. The ledger is this
+    instance's, whatever Baton its user's variables name."""
+    foreign = {
+        "BATON_NATS_URL": "nats://127.0.0.1:9",
+        "BATON_NATS_CREDS": str(Keyring(tmp_path / "their").team("their")),
+    }
     with acting("restore", "backup", "", folder=tmp_path, tells=False):
         pass
     book = Book(tmp_path)
     assert len(book.untold("main")) == 1
-    process = await up(tmp_path)
+    process = await up(tmp_path, **(foreign if elsewhere else {}))
     await until(lambda: not book.untold("main"))
     process.send_signal(signal.SIGINT)
     _, err = await process.communicate()

@@ -206,3 +206,62 @@ def test_every_command_says_that_its_url_is_none(
     code, said = ended(line, monkeypatch, capsys)
     assert (code, "BATON_NATS_URL" in said) == (0 if line == "team list" else 2, True), said
     assert credentials(ring) == before, "nothing was done"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("missing", "cannot be read (No such file or directory)"),
+        ("a folder", "cannot be read (Is a directory)"),
+        ("bytes", "cannot be read (it is no text)"),
+        ("empty", "is no NATS credential, which has the claim of a user and a seed"),
+        ("a certificate", "is no NATS credential"),
+        ("cut short", "is no NATS credential"),
+    ],
+)
+def test_what_is_wrong_with_a_credential(
+    kind: str,
+    why: str,
+    folder: Path,
+    ring: Keyring,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, good = folder / "my.creds", ring.operator().read_text()
+    texts = {"empty": "", "a certificate": "-----BEGIN CERTIFICATE-----\nMIIB\n", "cut short": good[: good.index("SU")]}
+    if kind in texts:
+        path.write_text(texts[kind])
+    elif kind == "bytes":
+        path.write_bytes(b"\xff\xfe\x00")
+    elif kind == "a folder":
+        path.mkdir()
+    monkeypatch.setenv("BATON_NATS_CREDS", str(path))
+    code, said = ended("get jobs", monkeypatch, capsys)
+    assert (code, said.count("BATON_NATS_CREDS")) == (2, 1), said
+    assert f"{path} {why}" in said
+    assert "SU" not in said
+
+
+@pytest.mark.parametrize("line", [*lines(OPERATORS), *lines(ANYBODY), *BESIDES])
+def test_every_command_says_that_its_credential_is_none(
+    line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATON_NATS_CREDS", str(folder / "none.creds"))
+    code, said = ended(line, monkeypatch, capsys)
+    assert (code, f"{folder / 'none.creds'} cannot be read" in said, "correct BATON_NATS_CREDS" in said) == (
+        2,
+        True,
+        True,
+    )
+
+
+def test_an_authority_that_is_none_is_told(
+    folder: Path, ring: Keyring, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen: a traceback."""
+    monkeypatch.setenv("BATON_NATS_URL", "tls://127.0.0.1:9")
+    monkeypatch.setenv("BATON_NATS_CREDS", str(ring.team("red")))
+    for path in ("file", "none.pem"):
+        monkeypatch.setenv("BATON_NATS_CA", path)
+        code, said = ended("get jobs", monkeypatch, capsys)
+        assert (code, f"BATON_NATS_CA is {path}, which is no certificate of an authority" in said) == (2, True), said
