@@ -38,6 +38,8 @@ _MOST_HOURS = 100_000
 """Of teams, that are looked at in one turn: of a day, after an absence."""
 _LOST_US = 24 * HOUR_US
 """Of an absence that was longer, nothing is told: its postings are not kept."""
+_SET_BACK_US = 600_000_000
+"""Time that goes back by so much is no sample that came late: the broker's clock was set back."""
 
 
 class UseKeeper:
@@ -53,7 +55,7 @@ class UseKeeper:
         self._allowance = SampleAllowance()
         self._tail: Tail | None = None
         self._read_to = 0
-        self._sampled_us = 0
+        self._sampled_us = self._seen_us = 0
         self._since_us: int | None = 0
         """From when on all samples were read; 0: from the first one that there was; None: from the next one."""
         self._settled: int | None = None
@@ -77,6 +79,9 @@ class UseKeeper:
         meter = self._follower.projection
         now_us = max(self._sampled_us, meter.wall_us)
         ended, settled = (now_us - TOLD_US) // SLOT_US, (now_us - SETTLED_US) // SLOT_US
+        if now_us < self._seen_us - _SET_BACK_US:
+            self._go_back(now_us, settled)
+        self._seen_us = now_us
         first = max(self._settled, (now_us - _LOST_US) // SLOT_US, 0)
         if ended <= first:
             return
@@ -89,6 +94,14 @@ class UseKeeper:
         if self._settled // SLOTS > self._forgot_hour:
             await self._store.forget(self._settled // SLOTS - self._keep_hours)
             self._forgot_hour = self._settled // SLOTS
+
+    def _go_back(self, now_us: int, settled: int) -> None:
+        """The clock shows again what it has shown: its slots are told anew, where their hours are not whole. Otherwise nothing
+        would be told, and every sample kept, until it is as late as it was."""
+        self._settled = min(self._settled or 0, max(settled, 0))
+        self._forgot_hour = min(self._forgot_hour, self._settled // SLOTS)
+        for device, readings in list(self._readings.items()):
+            self._readings[device] = [reading for reading in readings if reading.at_us <= now_us]
 
     async def _save(self, slots: dict[int, dict[str, Rows]], settled: int) -> None:
         first, last = min(slots) // SLOTS, max(slots) // SLOTS + 1

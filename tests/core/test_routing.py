@@ -9,6 +9,7 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Why
 from libs.core.admission.routing import Pools, home_of, route
 from libs.core.scheduling import limits
+from libs.core.state.ended import DAY_US, KEPT_US
 from schemas.ids import content_hash, job_id
 from schemas.jobs import SubmitJob
 from schemas.ledger import JobQueued, LedgerRecord
@@ -136,3 +137,23 @@ def test_a_request_that_one_pool_may_have_forgotten_goes_to_no_other(pools: Pool
     assert isinstance(route(submit, "red", pools, {}, 101).verdict, Admitted)
     queued(pools["east"], submit)
     assert isinstance(route(submit, "red", pools, {}, 50).verdict, Repeated), "a job that is known is known"
+
+
+def test_requests_are_taken_when_the_brokers_clock_was_set_back_by_more_than_ids_are_kept(
+    pools: dict[str, AdmissionContext],
+) -> None:
+    """Its machine had begun in a year to come. Each request was older than what is remembered, for good."""
+    ledger_us = 30_000 * DAY_US
+    shown_us = ledger_us - 365 * DAY_US
+    for name, context in list(pools.items()):
+        record = LedgerRecord(
+            pool="x", prev_seq=0, prev_hash="", inbox_seq=0, t_us=ledger_us, wall_us=shown_us, writer="w", events=()
+        )
+        context.fleet.apply(record, 1)
+        pools[name] = AdmissionContext(FleetShape.load(context.fleet.dump()), limits.room)
+    assert isinstance(route(request(), "red", pools, {}, shown_us).verdict, Admitted)
+    verdict = route(request(), "red", pools, {}, shown_us - KEPT_US - DAY_US).verdict
+    assert isinstance(verdict, NotAdmitted)
+    (refusal,) = verdict.refusals
+    assert refusal.why is Why.TOO_OLD
+    assert "stored 192.0 hours ago" in refusal.reason.problem

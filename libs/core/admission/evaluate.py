@@ -205,7 +205,7 @@ def evaluate(
 def _age(submitted_us: int | None, fleet: FleetShape) -> Iterator[Refusal]:
     """Judged by the broker's own timestamp, so no store of old jobs has to be asked whether it has run."""
     if submitted_us is not None and submitted_us < fleet.oldest_us:
-        problem = too_old(submitted_us, fleet.t_us, fleet.ended)
+        problem = too_old(submitted_us + fleet.behind_us, fleet.t_us, fleet.ended)
         yield refuse(Why.TOO_OLD, "", submitted_us, problem, "look whether it has run; if not, submit it again")
 
 

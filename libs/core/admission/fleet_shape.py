@@ -83,6 +83,8 @@ class FleetShape:
         self.suspended: dict[str, Suspension] = {}
         self.t_us = 0
         """The ledger's time, microseconds."""
+        self.behind_us = 0
+        """How much less the broker's clock shows, since it was set back; 0 when it shows more."""
         self.inbox_seq = 0
         """The last message of the pool's inbox that the ledger has decided."""
         self.ended = EndedJobs()
@@ -115,6 +117,7 @@ class FleetShape:
             if fold is not None:
                 fold(self, event, record.t_us)
         self.t_us, self.inbox_seq = record.t_us, record.inbox_seq
+        self.behind_us = 0 if record.wall_us is None else max(0, record.t_us - record.wall_us)
 
     def skip(self, seq: int) -> None:
         """A void record: it changes nothing."""
@@ -201,8 +204,9 @@ class FleetShape:
 
     @property
     def oldest_us(self) -> int:
-        """Requests that the broker stored before this are refused."""
-        return self.ended.oldest_us(self.t_us)
+        """Requests that the broker stored before this, by its clock, are refused. Placement, which knows when the clock was
+        set, has the last word."""
+        return max(0, self.ended.oldest_us(self.t_us) - self.behind_us)
 
     @property
     def window_us(self) -> int:
@@ -297,6 +301,7 @@ class FleetShape:
                 "tree": self.tree.dump(),
                 "suspended": self.suspended,
                 "t_us": self.t_us,
+                "behind_us": self.behind_us,
                 "inbox_seq": self.inbox_seq,
             },
             {
@@ -316,6 +321,7 @@ class FleetShape:
         shape.tree = QueueTree.load(about.get("tree", {}))
         shape.suspended = {team: Suspension(*how) for team, how in about.get("suspended", {}).items()}
         shape.t_us, shape.inbox_seq = about["t_us"], about["inbox_seq"]
+        shape.behind_us = about.get("behind_us", 0)
         ended: list[Any] = []
         for table, rows in tables:
             if table == "nodes":
