@@ -20,7 +20,10 @@ from libs.core.admission.intake import (
     Intake,
     IntakeLimits,
 )
+from libs.core.admission.job_kinds import WITH_ROLES_AS
 from schemas import ledger as led
+from schemas.jobs import JobSpec, Network
+from schemas.resources import Resources, Role
 from tests.core.builders import World, job, node
 
 S = 1_000_000
@@ -171,6 +174,21 @@ def test_a_kind_is_the_same_number_in_each_process() -> None:
         return subprocess.run([sys.executable, "-c", asks], env=env, capture_output=True, text=True, check=True).stdout
 
     assert told("1") == told("2")
+
+
+def test_a_kind_with_roles_counts_as_many() -> None:
+    """To see that such a gang does not fit placement packs it."""
+    fleet = FleetShape()
+    roles = (Role(name="a", count=2), Role(name="b", count=2))
+    specs = [JobSpec(command=("x",), resources=Resources(roles=some)) for some in ((), roles)]
+    plain, nested = (fleet.kind_of("a", "u", s, network=Network.HOST, priority=0, preempts=False) for s in specs)
+    intake = Intake({"a": IntakeLimits(open_kinds=WITH_ROLES_AS + 1)})
+    assert intake.kind("a", 7, (plain, 5, 6)) is None
+    assert intake.kind("a", 7, (nested,)) is None
+    over = intake.kind("a", 7, (nested, plain))
+    assert over is not None
+    assert (over.value, "counts as 16" in over.limit) == ("17 kinds", True)
+    assert intake.kind("a", nested, (nested, plain)) is None, "it is open already"
 
 
 def test_open_kinds_are_counted_from_the_ledger_and_kept_in_snapshots() -> None:

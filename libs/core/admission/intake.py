@@ -19,6 +19,7 @@ from typing import Final, Generic, TypeVar
 
 from pydantic import Field
 
+from libs.core.admission.job_kinds import WITH_ROLES_AS, counted
 from schemas.base import Strict
 from schemas.ledger import JobQueued
 
@@ -201,14 +202,16 @@ class Intake:
         """Of a submit that is not known and would be admitted as a job of `kind` (`job_kinds`). `open_kinds`: of the team's
         jobs that wait or run in its pool."""
         limits = self._of(team)
-        if limits is None or limits.open_kinds is None or kind in open_kinds or len(open_kinds) < limits.open_kinds:
+        if limits is None or limits.open_kinds is None or kind in open_kinds:
+            return None
+        if (count := counted(open_kinds)) < limits.open_kinds:
             return None
         limit = (
             f"team {team} may have jobs of {limits.open_kinds} kinds that wait or run in a pool (open_kinds); of a kind are "
-            "jobs of a class that ask for the same"
+            f"jobs of a class that ask for the same; a kind with roles counts as {WITH_ROLES_AS}"
         )
         fix = "let more of them ask for the same, or wait until all jobs of a kind have ended"
-        return OverLimit("job.resources", f"{len(open_kinds)} kinds", limit, fix, FULL_QUEUE_WAIT_S)
+        return OverLimit("job.resources", f"{count} kinds", limit, fix, FULL_QUEUE_WAIT_S)
 
     def admitted(self, team: str, job_id: str) -> None:
         """A submit that was counted here was admitted as this job: the ledger will show it, and it counts once."""

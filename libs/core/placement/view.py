@@ -1,7 +1,7 @@
 """What is free, as a cycle sees it: the fleet's arrays with the cycle's own grants already taken out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +28,13 @@ NOBODY = -1
 _CPU = Runtime.CPU.value
 
 
+@dataclass(slots=True)
+class Looks:
+    """How much more may be looked at for nested gangs of one team that fit nowhere, in one cycle."""
+
+    left: int
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What bears on a request beside its shape."""
@@ -38,6 +45,8 @@ class Context:
     """Codes of the nodes where jobs run with which it must not share a group (anti-affinity)."""
     fast: bool = False
     """Latency-critical: the first good fit instead of the best one."""
+    looks: Looks | None = field(default=None, compare=False)
+    """None: as much as for any one of them."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ The naive cycle tries every waiting job in order on the free devices. This one c
 Priority is strict: a lower class gets only what the higher classes leave.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from libs.core.placement.answer import Blocked, Placed
 from libs.core.placement.context import (
@@ -24,7 +24,8 @@ from libs.core.placement.context import (
 )
 from libs.core.placement.find import find
 from libs.core.placement.granted import claims_of, span_of_gang
-from libs.core.placement.view import NOBODY, Context, View
+from libs.core.placement.search.gang import LOOKS_IN_VAIN
+from libs.core.placement.view import NOBODY, Context, Looks, View
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.limits import OVER_BUDGET, Tally
 from libs.core.scheduling.order import Order
@@ -75,6 +76,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
     order, tally = Order(state, t_us, policy, queues), Tally(state, t_us)
     reservations = Reservations(state, view, t_us, policy, backlog.reserved)
     peers: dict[SpreadKey, set[int]] = {}
+    looks: dict[str, Looks] = {}
     grants: list[Grant] = []
     claims, complete = 0, True
     job: Job | None = None
@@ -89,9 +91,12 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
             request = room.request
             outcome: Placed | Blocked = room.outcome
             if request is not None:
-                outcome = backlog.outcome(job) or _search(
-                    state, view, job, request, context_of(state, job, t_us, peers)
-                )
+                known = backlog.outcome(job)
+                if known is None:
+                    context = context_of(state, job, t_us, peers)
+                    if request.roles:
+                        context = replace(context, looks=looks.setdefault(job.team, Looks(LOOKS_IN_VAIN)))
+                outcome = known or _search(state, view, job, request, context)
             if isinstance(outcome, Placed) and tally.uncovered(job, outcome.rows.tolist()) is not None:
                 outcome = OVER_BUDGET
             if isinstance(outcome, Blocked):
