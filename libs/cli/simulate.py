@@ -55,7 +55,9 @@ def command(
         list[Path] | None,
         typer.Option(exists=True, dir_okay=False, help="A queue file, each queue by its order; may be repeated."),
     ] = None,
-    knows: Annotated[KnownRunTime, typer.Option(help="What the scheduler is told of run times.")] = KnownRunTime.NOTHING,
+    knows: Annotated[
+        KnownRunTime, typer.Option(help="What the scheduler is told of run times.")
+    ] = KnownRunTime.NOTHING,
     preemption_loss_s: Annotated[
         float, typer.Option(min=0, max=_MOST, help="Work lost per preempted device, s.")
     ] = 30.0,
