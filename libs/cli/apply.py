@@ -10,7 +10,7 @@ from libs.cli import apply_budgets
 from libs.cli.budgetsfile import is_budgets
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
-from libs.cli.files import read_text
+from libs.cli.files import read_yaml
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.queuesfile import QueueFileError, read_tree
@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Give the pool the queues of a file, all of them, or its budgets. What is not in the file is gone; what runs is left
     alone."""
-    text = _read(file)
+    text = read_yaml(file)
     if is_budgets(text):
         _budgets(text, file, reason, pool=pool, user=user, url=url)
         return
@@ -60,7 +60,7 @@ def command(
 
 def compare(file: QueueFileOption, *, pool: Pool = None, user: UserOption = None, url: Url = None) -> None:
     """What `baton apply` would change. Exit code 0: nothing, 1: something."""
-    text = _read(file)
+    text = read_yaml(file)
     if is_budgets(text):
         _compare_budgets(text, file, pool=pool, user=user, url=url)
         return
@@ -105,13 +105,6 @@ def _show(found: Sequence[Change | str]) -> None:
         say(change if isinstance(change, str) else change.text())
     if not found:
         hint("nothing differs")
-
-
-def _read(file: Path) -> str:
-    try:
-        return read_text(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
 
 
 async def _compared(baton: Baton, text: str, name: str) -> tuple[QueueTree, QueueTree]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from libs.cli.grammar import parse_duration
+from libs.cli.grammar import whole_seconds
 from libs.cli.written import millionths, whole
 from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.billing.budgets import problems
@@ -40,10 +40,6 @@ def read_amount(text: Any) -> int:
     return millionths(text, "an amount", "leave it out for none", "1000 or 12.5")
 
 
-def _seconds(said: Any) -> Any:
-    return round(parse_duration(said)) if isinstance(said, str) else said
-
-
 _Millionths = Annotated[BudgetAmount, BeforeValidator(read_amount)]
 
 
@@ -65,7 +61,7 @@ class BudgetsFile(Strict):
 
     version: Annotated[BudgetsVersion, BeforeValidator(whole)]
     time_zone: TimeZone = "UTC"
-    renewal: Annotated[int, Field(ge=10, le=86_400), BeforeValidator(_seconds)] = 900
+    renewal: Annotated[int, Field(ge=10, le=86_400), BeforeValidator(whole_seconds)] = 900
     budgets: Annotated[tuple[BudgetItem, ...], Field(max_length=1000)]
 
 

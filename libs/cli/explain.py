@@ -1,16 +1,11 @@
 """`baton explain JOB`: why it is where it is."""
 
 from libs.cli.options import JobArgument, Output, Pool, Team, Url
-from libs.cli.output import Column, Format, document, fields, say, show
+from libs.cli.output import Format, document, fields, say, show
 from libs.cli.session import run, whole_id
-from libs.cli.why import BEHIND, why
+from libs.cli.why import BEHIND, REMOVED, why
 from libs.client import Baton
 from schemas.queries import Explanation
-
-_REMOVED = [
-    Column("CONSTRAINT", lambda r: r.constraint),
-    Column("DEVICES OUT", lambda r: r.devices, right=True),
-]
 
 
 def command(
@@ -34,4 +29,4 @@ def command(
         show(found.behind, BEHIND)
     if found.removed:
         say("")
-        show(found.removed, _REMOVED)
+        show(found.removed, REMOVED)

@@ -21,6 +21,14 @@ def read_text(path: Path) -> str:
         return text_of(file)
 
 
+def read_yaml(file: Path) -> str:
+    """The text of a YAML file that a command was given. Raises UsageFault."""
+    try:
+        return read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
+
+
 def check_target(path: Path) -> None:
     """Of a file that gets its name when it is whole: whatever has the name is gone then.
 

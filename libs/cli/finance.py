@@ -1,13 +1,12 @@
 """`baton finance add|rotate|revoke|list`: who may read all bills, budgets and the ledger that they are of, and do nothing."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.exits import UsageFault
-from libs.cli.options import NoHeader, Output, Url
+from libs.cli.options import KeysFolder, NoHeader, Output, Url
 from libs.cli.output import Column, Format, say, show
 from libs.cli.telling import ring_of, tell_broker
 from libs.walls.accounts import CORE, FINANCE
@@ -15,9 +14,6 @@ from libs.walls.accounts import CORE, FINANCE
 app = typer.Typer(help="Who reads all bills and does nothing (operators).", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="A person, or what reads bills.", metavar="NAME")]
-Folder = Annotated[
-    Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
-]
 _COLUMNS = [Column("NAME", lambda row: row["name"]), Column("FILE", lambda row: row["file"])]
 
 
@@ -27,7 +23,7 @@ def _group() -> None:
 
 
 @app.command()
-def add(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
+def add(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None) -> None:
     """Make a credential that may ask for bills, use, budgets and the ledger of every pool, and nothing else; print where it is.
     May be repeated."""
     ring = ring_of(folder)
@@ -41,7 +37,7 @@ def add(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = No
 
 
 @app.command()
-def rotate(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
+def rotate(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None) -> None:
     """Make a new credential in the old one's place; whoever still uses the old one is cut off."""
     ring = ring_of(folder)
     with acting("finance.rotate", name, reason, folder=ring.folder, url=url):
@@ -52,7 +48,7 @@ def rotate(name: Name, reason: MayReason = "", folder: Folder = None, url: Url =
 
 
 @app.command()
-def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = None) -> None:
+def revoke(name: Name, reason: ReasonOption, folder: KeysFolder = None, url: Url = None) -> None:
     """Cut somebody off who reads bills."""
     ring = ring_of(folder)
     with acting("finance.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
@@ -62,7 +58,7 @@ def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = N
 
 
 @app.command("list")
-def list_(folder: Folder = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
+def list_(folder: KeysFolder = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
     """Every credential of finance that is good."""
     rows = [{"name": name, "file": str(path)} for name, path in ring_of(folder).finance_users().items()]
     show(rows, _COLUMNS, output, header=not no_header)

@@ -75,6 +75,11 @@ def parse_duration(text: str) -> float:
     return sum(float(part or 0) * unit for part, unit in zip(parts, _UNIT_S, strict=True))
 
 
+def whole_seconds(said: Any) -> Any:
+    """Of a duration in a file, `90s` say; what is no text is left to who checks it."""
+    return round(parse_duration(said)) if isinstance(said, str) else said
+
+
 def parse_topology(text: str) -> dict[str, Any]:
     """`level[:required|preferred[:wait]]`, e.g. `node:required`, `leaf:preferred:10m` (wait so long before going wider).
 

@@ -1,7 +1,6 @@
 """`baton node declare-dead NODE --fenced-by TEXT`, `release NODE DEVICE --reason TEXT`, `cordon NODE --reason TEXT`,
 `uncordon NODE`, `add NODE`, `rotate NODE`, `revoke NODE --reason TEXT`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +8,7 @@ import typer
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
-from libs.cli.options import Pool, Url, UserOption
+from libs.cli.options import KeysFolder, Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.cli.telling import ring_of, tell_broker
@@ -27,9 +26,6 @@ Agents = Annotated[
     ),
 ]
 OfPool = Annotated[str, typer.Option("--pool", envvar="BATON_POOL", help="The node's pool.")]
-Folder = Annotated[
-    Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
-]
 
 
 @app.callback()
@@ -138,7 +134,7 @@ def add(
     node: Annotated[str, typer.Argument(help="How its agent calls it: the host's name, or BATON_AGENT_NODE.")],
     reason: MayReason = "",
     pool: OfPool = "main",
-    folder: Folder = None,
+    folder: KeysFolder = None,
     url: Url = None,
 ) -> None:
     """Make credentials for the agent of a new node, or of one that was revoked. May be repeated.
@@ -156,7 +152,7 @@ def add(
 
 @app.command("rotate")
 def rotate(
-    node: Agents = None, reason: MayReason = "", pool: OfPool = "main", folder: Folder = None, url: Url = None
+    node: Agents = None, reason: MayReason = "", pool: OfPool = "main", folder: KeysFolder = None, url: Url = None
 ) -> None:
     """Make new credentials for a node's agent in the place of the old ones; whoever still uses those is cut off.
 
@@ -169,7 +165,7 @@ def rotate(
 
 @app.command("revoke")
 def revoke(
-    reason: ReasonOption, node: Agents = None, pool: OfPool = "main", folder: Folder = None, url: Url = None
+    reason: ReasonOption, node: Agents = None, pool: OfPool = "main", folder: KeysFolder = None, url: Url = None
 ) -> None:
     """Cut a node's agent off, for good: of a machine that was taken over, or is gone. Its work ends with its leases.
 

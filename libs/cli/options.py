@@ -18,6 +18,9 @@ ArchiveFolder = Annotated[
 NAME_THE_ARCHIVE = "or name the folder where their files are: --archive FOLDER"
 Url = Annotated[str | None, typer.Option("--url", help="NATS URL (BATON_NATS_URL).", show_default=False)]
 Output = Annotated[Format, typer.Option("--output", "-o", help="How the result is written.")]
+KeysFolder = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
+]
 NoHeader = Annotated[bool, typer.Option("--no-header", help="Leave the headings out.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")]
 JobArgument = Annotated[

@@ -14,6 +14,7 @@ from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.session import run
 from libs.cli.submit import from_file, team_of
+from libs.cli.why import REMOVED
 from libs.client import Baton, Rejected
 from schemas.queries import PlanReply, PlanVerdict, RightSize
 
@@ -30,10 +31,6 @@ _VICTIMS = [
     Column("CLASS", lambda v: v.priority_class),
     Column("DEVICES", lambda v: v.devices, right=True),
     Column("LOST DEVICE-S", lambda v: f"{v.lost_device_s:.0f}", right=True),
-]
-_REMOVED = [
-    Column("CONSTRAINT", lambda r: r.constraint),
-    Column("DEVICES OUT", lambda r: r.devices, right=True),
 ]
 
 
@@ -92,7 +89,7 @@ def _tell(request: JobRequest, reply: PlanReply) -> None:
             ("answered in", f"{reply.took_ms:.1f} ms"),
         ]
     )
-    for items, columns in ((reply.nodes, _NODES), (reply.victims, _VICTIMS), (reply.removed, _REMOVED)):
+    for items, columns in ((reply.nodes, _NODES), (reply.victims, _VICTIMS), (reply.removed, REMOVED)):
         if items:
             say("")
             show(items, columns)

@@ -8,7 +8,7 @@ import typer
 
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
-from libs.cli.files import read_text
+from libs.cli.files import read_yaml
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.pricesfile import PricesFileError, read_book
@@ -36,7 +36,7 @@ def _group() -> None:
 @app.command("check")
 def check(file: BookFile) -> None:
     """Say everything that is wrong with a price book; no server is asked."""
-    book = _checked(_read(file), file)
+    book = _checked(read_yaml(file), file)
     for line in _foreign(book):
         hint(f"warning: {line}")
     say(f"version {book.version}: {len(book.prices)} prices and {len(book.contracts)} of contracts in {book.currency}")
@@ -53,7 +53,7 @@ def apply(
 ) -> None:
     """From now on bill by this book, all of it. What was posted keeps its price; changes of it are corrections."""
 
-    text = _read(file)
+    text = read_yaml(file)
 
     async def work(baton: Baton) -> int:
         """The version that is applied now; 0: it was before."""
@@ -98,13 +98,6 @@ def _foreign(book: RateBook) -> list[str]:
         f"`baton prices apply` refuses it where the pool has none of that name"
         for problem in unknown_classes(book, shipped)
     ]
-
-
-def _read(file: Path) -> str:
-    try:
-        return read_text(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
 
 
 def _checked(text: str, file: Path, offered: Collection[str] = (), classes: Collection[str] | None = None) -> RateBook:

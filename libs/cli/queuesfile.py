@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from libs.cli.grammar import parse_duration
+from libs.cli.grammar import whole_seconds
 from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.scheduling.queues import problems
 from libs.core.state.queue_tree import QueueTree
@@ -67,11 +67,7 @@ _Amount = Annotated[float, Field(ge=0, le=1_000_000), AfterValidator(_thousandth
 _Amounts = Annotated[dict[AmountKey, _Amount], Field(max_length=16), BeforeValidator(_short)]
 
 
-def _seconds(said: Any) -> Any:
-    return round(parse_duration(said)) if isinstance(said, str) else said
-
-
-_HalfLife = Annotated[HalfLife, BeforeValidator(_seconds)]
+_HalfLife = Annotated[HalfLife, BeforeValidator(whole_seconds)]
 
 
 def _grace(said: Any) -> Any:
@@ -79,7 +75,7 @@ def _grace(said: Any) -> Any:
         return said
     fix = f"write never, or a duration of at most {MOST_SHARE_GRACE_S // DAY_S}d, as 8h"
     try:
-        seconds = _seconds(said)
+        seconds = whole_seconds(said)
     except ValueError:
         seconds = None
     if not isinstance(seconds, int) or isinstance(seconds, bool) or not 0 <= seconds <= MOST_SHARE_GRACE_S:
@@ -92,7 +88,7 @@ _ShareGrace = Annotated[ShareGrace, BeforeValidator(_grace)]
 
 def _as_duration(least_s: int, most_s: int) -> Any:
     """A field in seconds, that people may write as a duration."""
-    return Annotated[int, Field(ge=least_s, le=most_s), BeforeValidator(_seconds)]
+    return Annotated[int, Field(ge=least_s, le=most_s), BeforeValidator(whole_seconds)]
 
 
 _MinRun = _as_duration(0, 7 * DAY_S)

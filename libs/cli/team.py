@@ -10,7 +10,7 @@ from libs.cli import team_admin, team_export, team_offboard, team_pause, units
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.acting import tell as tell_ledger
 from libs.cli.exits import UsageFault
-from libs.cli.options import NoHeader, Output, Url
+from libs.cli.options import KeysFolder, NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
 from libs.cli.session import run
 from libs.cli.telling import ring_of, tell_broker
@@ -24,9 +24,6 @@ from schemas.subjects import OPERATOR
 app = typer.Typer(help="Teams and their credentials (operators).", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="A team, or one of its users as TEAM.USER.", metavar="TEAM[.USER]")]
-Folder = Annotated[
-    Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
-]
 
 Pseudonym = Annotated[
     bool | None,
@@ -96,7 +93,7 @@ def add(
     returns: Returns = False,
     pseudonym: Pseudonym = None,
     write: Write = None,
-    folder: Folder = None,
+    folder: KeysFolder = None,
     url: Url = None,
 ) -> None:
     """Make an account for a team, or a credential for a user of it, and print where the credential is. May be repeated.
@@ -130,7 +127,7 @@ def rotate(
     *,
     days: LastsDays = None,
     write: Write = None,
-    folder: Folder = None,
+    folder: KeysFolder = None,
     url: Url = None,
 ) -> None:
     """Make a new credential in the old one's place; whoever still uses the old one is cut off. Other users keep theirs."""
@@ -146,7 +143,7 @@ def rotate(
 
 
 @app.command()
-def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = None) -> None:
+def revoke(name: Name, reason: ReasonOption, folder: KeysFolder = None, url: Url = None) -> None:
     """Cut a user off, or a team with all its users and its secrets. Jobs go on, and `baton team add` lets them in again."""
     if team_admin.asks(folder):
         team_admin.manage("revoke", name, url)
@@ -162,7 +159,7 @@ def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = N
 
 
 @app.command()
-def erase(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
+def erase(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None) -> None:
     """Forget who a pseudonym was, or all of a team's, and void the credentials. What they did stays under the pseudonym."""
     ring = ring_of(folder)
     team, _, user = name.partition(".")
@@ -179,7 +176,7 @@ def erase(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = 
 
 @app.command("list")
 def list_(
-    folder: Folder = None, output: Output = Format.TABLE, no_header: NoHeader = False, url: Url = None
+    folder: KeysFolder = None, output: Output = Format.TABLE, no_header: NoHeader = False, url: Url = None
 ) -> None:  # fmt: skip
     """Every credential that is good. A team without any was revoked; one that is suspended says where, since when and why."""
     if team_admin.asks(folder):
@@ -209,13 +206,13 @@ def list_(
 
 
 @app.command()
-def serve(folder: Folder = None, url: Url = None) -> None:
+def serve(folder: KeysFolder = None, url: Url = None) -> None:
     """Answer admins of teams, until Ctrl-C: for a broker of your own, where the keys are. `baton up` does it by itself."""
     team_admin.serve(ring_of(folder), folder or state_dir(), url)
 
 
 @app.command()
-def push(folder: Folder = None, url: Url = None) -> None:
+def push(folder: KeysFolder = None, url: Url = None) -> None:
     """Tell the broker of every account again: after it was away, or lost what it keeps, or `baton credentials` made more.
 
     The ledger is told of what was done meanwhile."""

@@ -18,6 +18,10 @@ BEHIND = [
     Column("KNOWN FROM", lambda h: h.basis or "nothing"),
 ]
 """`HeldBy` rows. The latest is what nine of ten stay within; of a limit it is the limit."""
+REMOVED = [
+    Column("CONSTRAINT", lambda r: r.constraint),
+    Column("DEVICES OUT", lambda r: r.devices, right=True),
+]
 
 
 def until(held: HeldBy) -> str:

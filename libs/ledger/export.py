@@ -126,7 +126,7 @@ class LedgerFileWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         self._part.replace(self.path)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
         return end
 
     def _line(self, value: dict[str, Any]) -> None:
@@ -281,7 +281,8 @@ def _create(path: Path, *, compressed: bool) -> tuple[BinaryIO, BinaryIO]:
     return file, cast(BinaryIO, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """What was made or renamed in it is on the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

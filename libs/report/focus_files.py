@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from libs.core.billing.focus import KEY_OF, ColumnKind, FocusColumn, Grain, RowFacts, decimal_text
+from libs.ledger.export import sync_folder
 
 PART_ROWS: Final = 50_000
 FORMATS: Final = ("csv", "json", "parquet")
@@ -95,7 +96,7 @@ def write(
         made = folder / "making"
         made.write_text(json.dumps(beside(rows, digest), indent=1) + "\n", "utf-8")
         _place(made, metadata_of(path))
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         shutil.rmtree(folder)
 
 
@@ -199,14 +200,6 @@ def _place(made: Path, target: Path) -> None:
     with made.open("rb") as file:
         os.fsync(file.fileno())
     made.replace(target)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class _Text:

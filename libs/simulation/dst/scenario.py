@@ -20,7 +20,6 @@ from schemas.resources import Resources
 POOL = "main"
 TEAMS = ("blue", "green")
 DEVICES = 4
-_MIB = 1024
 ASKED_S = 17.0
 """Until then teams ask for jobs."""
 SECRETS = {"token": True, "gone": True, "never": False}
