@@ -36,6 +36,19 @@ def check_form(urls: str, variable: str = "BATON_NATS_URL (or --url)", schemes: 
             raise BadAddress(f"{variable} is {without_password(urls)!r}, and {wrong}: write {schemes[0]}://HOST:PORT")
 
 
+def check_store(url: str, variable: str, schemes: Sequence[str]) -> None:
+    """The same of a store: Redis has one server, MongoDB's client reads its own form of several. Raises BadAddress."""
+    scheme, mark, _ = url.partition("://")
+    wrong = "" if mark and scheme in schemes else _no_scheme(schemes)
+    if not wrong and not (scheme.startswith("mongodb") and "," in url):
+        try:
+            urlsplit(url).port  # noqa: B018 - it is read for what it raises
+        except ValueError:
+            wrong = _NO_PORT
+    if wrong:
+        raise BadAddress(f"{variable} is {_shown(url)!r}, and {wrong}: write {schemes[0]}://HOST:PORT")
+
+
 def without_password(url: str) -> str:
     """`url` as it may be shown: `nats://user:***@host:4222`."""
     return ",".join(_shown(part.strip()) for part in url.split(","))
@@ -85,7 +98,7 @@ def _wrong(url: str, schemes: Sequence[str]) -> str:
     """Why it is no URL of a server; "" when it is one. Without a scheme it is HOST:PORT."""
     scheme, mark, _ = url.partition("://")
     if mark and scheme not in schemes:
-        return f"its scheme is not {', '.join(schemes[:-1])} or {schemes[-1]}"
+        return _no_scheme(schemes)
     try:  # the errors' texts may repeat a password
         found = urlsplit(url if mark else f"//{url}")
         host = "" if any(map(str.isspace, url)) else found.hostname
@@ -98,8 +111,15 @@ def _wrong(url: str, schemes: Sequence[str]) -> str:
     except ValueError:
         port = 0
     if port == 0:
-        return "its port is no number from 1 to 65535"
+        return _NO_PORT
     return "" if mark or port else "it names no port"
+
+
+_NO_PORT = "its port is no number from 1 to 65535"
+
+
+def _no_scheme(schemes: Sequence[str]) -> str:
+    return f"its scheme is not {', '.join(schemes[:-1])} or {schemes[-1]}"
 
 
 def _shown(url: str) -> str:

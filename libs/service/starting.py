@@ -1,5 +1,6 @@
 """The start of a service: what a person has written wrong, in a setting or a file, ends it with a line that says what."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ S = TypeVar("S", bound=ServiceSettings)
 
 ADMINISTERS = "services"
 """Whose credential may do everything (`libs.walls.accounts`)."""
+_STORES = {"BATON_REDIS_URL": ("redis", "rediss", "unix"), "BATON_MONGO_URL": ("mongodb", "mongodb+srv")}
 
 
 @contextmanager
@@ -33,6 +35,9 @@ def read_settings(kind: type[S], service: str = "") -> S:
     """The settings of a service, from the environment. `service`: whose credential it must be.
 
     Raises ValueError naming each variable that is wrong."""
+    for variable, schemes in _STORES.items():
+        if url := os.environ.get(variable):
+            wire.check_store(url, variable, schemes)
     try:
         settings = kind()
     except ValidationError as error:

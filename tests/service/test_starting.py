@@ -52,6 +52,44 @@ def test_a_service_says_that_its_url_is_none(monkeypatch: pytest.MonkeyPatch) ->
     assert "admission: BATON_NATS_URL is 'nats://a:***@127.0.0.1:99999', and its port" in str(ended.value.code)
 
 
+@pytest.mark.parametrize(
+    ("variable", "url", "says"),
+    [
+        (
+            "BATON_REDIS_URL",
+            "garbage",
+            "'garbage', and its scheme is not redis, rediss or unix: write redis://HOST:PORT",
+        ),
+        ("BATON_REDIS_URL", "redis://a:se,cret@127.0.0.1:99999", "'redis://a:***@127.0.0.1:99999', and its port is no"),
+        (
+            "BATON_MONGO_URL",
+            "http://a:secret@host",
+            "'http://a:***@host', and its scheme is not mongodb or mongodb+srv",
+        ),
+        ("BATON_MONGO_URL", "mongodb://127.0.0.1:99999", "and its port is no number from 1 to 65535"),
+    ],
+)
+def test_a_service_says_what_is_wrong_with_the_url_of_a_store(
+    variable: str, url: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: "nats://...@garbage is not encrypted" of a URL for Redis, and a traceback of one for MongoDB."""
+    monkeypatch.setenv(variable, url)
+    with pytest.raises(SystemExit) as ended, starting("placement"):
+        read_settings(ServiceSettings)
+    assert f"placement: {variable} is " in str(ended.value.code)
+    assert says in str(ended.value.code)
+    assert "cret" not in str(ended.value.code)
+
+
+@pytest.mark.parametrize(
+    "url", ["mongodb://%2Ftmp%2Fm.sock", "mongodb://a:1,127.0.0.1/db?tls=true", "mongodb+srv://h/db"]
+)
+def test_urls_of_stores_in_their_own_forms_will_do(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_MONGO_URL", url)
+    monkeypatch.setenv("BATON_REDIS_URL", "unix:///run/redis.sock")
+    assert read_settings(ServiceSettings).mongo_url == url
+
+
 def test_wrong_terms_of_leases_are_told_before_anything_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_LEASES_RHO", "7")
     with pytest.raises(UsageFault, match=r"BATON_LEASES_RHO: Input should be less than 0\.5"):
