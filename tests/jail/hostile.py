@@ -403,6 +403,14 @@ def spare_itself():
 
 
 @attack
+def root_in_the_records_of_the_kernel():
+    """Who has no login yet, as what a daemon has started, may say once which it is."""
+    with open("/proc/self/loginuid", "w") as file:
+        file.write("0")
+    return True
+
+
+@attack
 def name_of_the_host():
     return LIBC.sethostname(b"of-red", 6) == 0
 
