@@ -47,5 +47,5 @@ def test_a_wrong_book_is_refused_by_line_field_and_fix(wrong: str) -> None:
 def test_no_server_is_asked_about_a_wrong_book(tmp_path: Path) -> None:
     file = tmp_path / "book.yaml"
     file.write_text(BOOK.replace("2.99", "-1"))
-    with pytest.raises(UsageFault, match=r"book\.yaml:4: prices\.0\.price: a price is not negative"):
+    with pytest.raises(UsageFault, match=r"book\.yaml:4: prices\.0\.price: -1: a price is not negative"):
         verify_own("research", "main", "nats://127.0.0.1:1", file, Format.TABLE)
