@@ -49,6 +49,9 @@ node release n1 d1 --reason x
 node add n2
 node rotate n1
 node revoke n1 --reason x
+finance add ana
+finance rotate ana
+finance revoke ana --reason x
 team add green
 team rotate green
 team revoke green --reason x
@@ -99,6 +102,7 @@ HERE = {
     "credentials",
     "restore",
     "bill verify",
+    "finance list",
 }
 """They ask nobody who is there already, or begin with the files or the keys of the folder that they are given."""
 BESIDES = ["audit", "ledger readers --forget x --reason y", "secret remove one --of red", "team add red.ana --admin",
@@ -147,7 +151,7 @@ def ended(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     return end.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", [*lines(OPERATORS), *BESIDES])
+@pytest.mark.parametrize("line", [*lines(OPERATORS), "finance list", *BESIDES])
 def test_an_operators_command_is_refused_to_a_team_and_its_admin(
     line: str, folder: Path, ring: Keyring, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
