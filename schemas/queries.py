@@ -109,7 +109,8 @@ class JobDocument(Fact):
 
 
 class JobList(Fact):
-    """A team's jobs, newest first. Sent by history as the answer to `JobListQuery`."""
+    """A team's jobs, newest first. Sent by history as the answer to `JobListQuery`. No more than 256 KiB of them: the next
+    question goes on `before_us`."""
 
     jobs: tuple[JobDocument, ...]
 
@@ -146,6 +147,9 @@ class EventList(Fact):
 
     events: tuple[JobEvent, ...]
     lost: tuple[EventsLost, ...] = ()
+    more: bool = Field(
+        default=False, description="asked with `after_us`: an answer holds no more of those that there are"
+    )
 
 
 class ExplainQuery(Strict):

@@ -85,15 +85,9 @@ def jobs(
     async def chosen(baton: Baton) -> Sequence[JobDocument]:
         if ids:
             return [await baton.get(await whole_id(baton, text)) for text in ids]
-        found: list[JobDocument] = []
-        while len(found) < limit:
-            size = min(1000, limit - len(found))
-            before = found[-1].submitted_us if found else None
-            page = await baton.list(states, name, size, before)
-            found += page
-            if len(page) < size:
-                return found
-        hint(f"the newest {limit} are shown; use --limit for more")
+        found = await baton.list(states, name, limit)
+        if len(found) == limit:
+            hint(f"the newest {limit} are shown; use --limit for more")
         return found
 
     found, names = run(ask, team, url)

@@ -9,13 +9,12 @@ from libs.cli.exits import UsageFault
 from libs.client import Baton, NotFound, connect
 from libs.client.sending import denied_when_closed, denied_when_unanswered
 from schemas.ids import JOB_ID_DIGITS, JOB_ID_PREFIX, is_job_id
-from schemas.queries import JobDocument
 
 T = TypeVar("T")
 
 _PART = re.compile(rf"(?:{JOB_ID_PREFIX})?([0-9a-f]{{1,{JOB_ID_DIGITS}}})")
 _PAGE = 1000
-_PAGES = 10
+_NEWEST = 10_000
 
 
 def run(
@@ -57,7 +56,9 @@ async def whole_id(baton: Baton, text: str) -> str:
     open_ = [job for job in named if not job.state.terminal]
     found = {job.job_id: job for job in (open_ if len(open_) == 1 else named)}
     if part is not None:
-        found |= {job.job_id: job for job in await _newest(baton) if job.job_id.startswith(JOB_ID_PREFIX + part[1])}
+        found |= {
+            job.job_id: job for job in await baton.list(limit=_NEWEST) if job.job_id.startswith(JOB_ID_PREFIX + part[1])
+        }
     if not found:
         what = f"no job of {baton.team} is called {text!r}" + (", and no id begins so" if part else "")
         raise NotFound(what, fix="see `baton get jobs`; a job is named by its id, the beginning of it, or its name")
@@ -65,15 +66,3 @@ async def whole_id(baton: Baton, text: str) -> str:
         some = ", ".join(f"{job.job_id[:20]} ({job.name}, {job.state.value})" for job in list(found.values())[:5])
         raise UsageFault(f"{len(found)} jobs are called {text!r} or begin so: {some}: give more of the id")
     return next(iter(found))
-
-
-async def _newest(baton: Baton) -> list[JobDocument]:
-    jobs: list[JobDocument] = []
-    before: int | None = None
-    for _ in range(_PAGES):
-        page = await baton.list(limit=_PAGE, before_us=before)
-        jobs += page
-        if len(page) < _PAGE:
-            break
-        before = page[-1].submitted_us
-    return jobs

@@ -13,7 +13,7 @@ leaves, is in docs/security.md.
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,10 +30,9 @@ from libs.client.errors import Failed, Invalid
 from schemas.base import Fact
 from schemas.billing import BillQuery, BillReply
 from schemas.jobs import JobEvent
-from schemas.queries import EventList, EventListQuery, JobDocument, PoolStatusQuery
+from schemas.queries import EventList, EventListQuery, PoolStatusQuery
 from schemas.subjects import OPERATOR
 
-_PAGE = 1000
 _AT_ONCE = 8
 _EVENTS = 10_000
 
@@ -80,7 +79,7 @@ async def write(baton: Baton, folder: Path) -> dict[str, Any]:
     """Fills `folder`; what about.json says. Raises ClientError."""
     files = {name: _Written(folder / f"{name}.jsonl") for name in ("jobs", "events", "bills", "quotas")}
     pools = {baton.place.pool}
-    async for page in jobs(baton):
+    async for page in baton.pages():
         files["jobs"].add(page)
         pools |= {document.pool for document in page if document.pool}
         for start in range(0, len(page), _AT_ONCE):
@@ -101,30 +100,16 @@ async def write(baton: Baton, folder: Path) -> dict[str, Any]:
     return about
 
 
-async def jobs(baton: Baton) -> AsyncIterator[list[JobDocument]]:
-    """All of the team's, newest first, none twice.
-
-    An answer may end between two jobs of one microsecond, so the next one begins with that microsecond again. Raises Failed
-    when more jobs are of one microsecond than an answer holds.
-    """
-    seen, before = set[str](), None
-    while page := await baton.list(limit=_PAGE, before_us=before):
-        last = page[-1].submitted_us
-        new = [one for one in page if one.job_id not in seen]
-        if not new:
-            if await baton.list(limit=1, before_us=last):
-                raise Failed(
-                    "the list of jobs cannot be read on", f"too many were submitted at {last} us", "ask an operator"
-                )
-            return
-        yield new
-        seen = {one.job_id for one in page if one.submitted_us == last}
-        before = last + 1
-
-
-async def _events(baton: Baton, job_id: str) -> tuple[JobEvent, ...]:
-    reply: EventList = await ask(baton.nats, "event.list", baton.place, EventListQuery(job_id=job_id, limit=_EVENTS))
-    return reply.events
+async def _events(baton: Baton, job_id: str) -> list[JobEvent]:
+    found: dict[str, JobEvent] = {}
+    after = 0
+    while True:
+        reply = await _after(baton, after, job_id)
+        known = len(found)
+        found |= {event.model_dump_json(): event for event in reply.events}
+        if not reply.more or len(found) == known:
+            return list(found.values())
+        after = reply.events[-1].at_us - 1  # an answer may end between two events of one microsecond
 
 
 async def _refusals(baton: Baton) -> list[JobEvent]:
@@ -137,10 +122,9 @@ async def _refusals(baton: Baton) -> list[JobEvent]:
     return list(found.values())
 
 
-async def _after(baton: Baton, after_us: int) -> EventList:
-    reply: EventList = await ask(
-        baton.nats, "event.list", baton.place, EventListQuery(after_us=after_us, limit=_EVENTS)
-    )
+async def _after(baton: Baton, after_us: int, job_id: str | None = None) -> EventList:
+    query = EventListQuery(job_id=job_id, after_us=after_us, limit=_EVENTS)
+    reply: EventList = await ask(baton.nats, "event.list", baton.place, query)
     return reply
 
 

@@ -5,9 +5,10 @@ import contextlib
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -16,7 +17,7 @@ from nats.aio.client import Client
 from libs.bus.connect import Address, BadAddress, BusUnavailable
 from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
-from libs.client import following, logs, secrets
+from libs.client import following, listing, logs, secrets
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Invalid, NotFound, Parked, TimedOut, Unreachable
 from libs.client.hearing import Hearing
@@ -360,10 +361,20 @@ class Baton:
     async def list(
         self, states: Sequence[JobState] = (), name: str = "", limit: int = 100, before_us: int | None = None
     ) -> tuple[JobDocument, ...]:
-        """Jobs, newest first."""
-        query = valid(JobListQuery, states=tuple(states), name=name, limit=limit, before_us=before_us)
-        reply: JobList = await ask(self.nats, "job.list", self.place, query)
-        return reply.jobs
+        """Jobs, newest first: asks as often as it takes. Raises Failed when an answer holds not all of one microsecond."""
+        return tuple([job async for page in self.pages(states, name, limit, before_us) for job in page])
+
+    def pages(
+        self, states: Sequence[JobState] = (), name: str = "", limit: float = inf, before_us: int | None = None
+    ) -> AsyncIterator[Sequence[JobDocument]]:
+        """As `list`, an answer at a time."""
+
+        async def asked(limit: int, before_us: int | None) -> Sequence[JobDocument]:
+            query = valid(JobListQuery, states=tuple(states), name=name, limit=limit, before_us=before_us)
+            reply: JobList = await ask(self.nats, "job.list", self.place, query)
+            return reply.jobs
+
+        return listing.pages(asked, before_us=before_us, limit=limit)
 
     async def explain(self, job_id: str) -> Explanation:
         """Why a job is where it is, and the smallest change that would let it run. Our pool is asked first; of a job that

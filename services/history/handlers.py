@@ -60,14 +60,15 @@ async def list_events(store: JobStore, log: EventLog, query: EventListQuery, tea
         events = events[len(events) - _fitting(events[::-1]) :]
         return EventList(events=tuple(events))  # the last ones follow on nothing
     events = [event for event in events if event.at_us > (query.after_us or 0)][: query.limit]
-    events = events[: _fitting(events)]
+    fitting = _fitting(events)
+    events, more = events[:fitting], fitting < len(events)
     if query.job_id is not None:
-        return EventList(events=tuple(events))
+        return EventList(events=tuple(events), more=more)
     # An operator's are of all teams, each with numbers of its own: there is nothing to have `seen`.
     seen = (query.seen or {}) if team != OPERATOR else {}
     lost = lost_of(events, {(team, pool): number for pool, number in seen.items()}, query.after_us)
     named = [one if team == OPERATOR else one.model_copy(update={"team": ""}) for one in lost]
-    return EventList(events=tuple(events), lost=tuple(named))
+    return EventList(events=tuple(events), lost=tuple(named), more=more)
 
 
 def lost_of(

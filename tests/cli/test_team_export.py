@@ -2,51 +2,34 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
-from libs.cli import team_offboard
+from libs.cli import team_export, team_offboard
 from libs.cli.exits import UsageFault
-from libs.cli.team_export import jobs
 from libs.client import Baton
-from libs.client.errors import Failed
 from libs.walls.keyring import Keyring
+from schemas.jobs import JobEvent, JobState
+from schemas.queries import EventList, EventListQuery
 
 
-@dataclass(frozen=True)
-class Job:
-    job_id: str
-    submitted_us: int
+@pytest.mark.parametrize("fits", [4, 5])
+async def test_all_events_of_a_job_are_read_and_none_twice(fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer ends between two events of one microsecond, too."""
+    told = [
+        JobEvent(job_id="job-" + "0" * 32, team="red", name="x", what=what, state=JobState.QUEUED, at_us=at)
+        for what, at in (("queued", 1), ("granted", 2), ("starting", 2), ("running", 2), ("finished", 5))
+    ]
 
+    async def answer(nats: Any, question: str, place: Any, query: EventListQuery) -> EventList:
+        found = [event for event in told if event.at_us > (query.after_us or 0)]
+        return EventList(events=tuple(found[:fits]), more=fits < len(found))
 
-class Lister:
-    """Answers as history does: newest first, older than `before_us`, and as many as fit."""
-
-    def __init__(self, fits: int, *times: int) -> None:
-        self.fits = fits
-        self.jobs = sorted((Job(f"j{i}", at) for i, at in enumerate(times)), key=lambda job: -job.submitted_us)
-
-    async def list(self, limit: int, before_us: int | None = None) -> list[Job]:
-        return [job for job in self.jobs if before_us is None or job.submitted_us < before_us][: min(self.fits, limit)]
-
-
-async def read(lister: Lister) -> list[Any]:
-    return [one async for page in jobs(cast(Baton, lister)) for one in page]
-
-
-@pytest.mark.parametrize("times", [(), (1,), (1, 2, 3, 4, 5, 6, 7), (5, 5, 4, 4, 3, 3), (9, 5, 5, 1), (5, 5, 5)])
-async def test_every_job_is_read_once(times: tuple[int, ...]) -> None:
-    for fits in (3, 4, 100):
-        lister = Lister(fits, *times)
-        assert await read(lister) == lister.jobs
-
-
-async def test_more_of_one_moment_than_an_answer_holds_is_said() -> None:
-    with pytest.raises(Failed, match="cannot be read on"):
-        await read(Lister(3, 5, 5, 5, 5, 1))
+    monkeypatch.setattr(team_export, "ask", answer)
+    assert await team_export._events(cast(Baton, Mock()), told[0].job_id) == told
 
 
 def test_a_team_leaves_into_a_folder_of_its_own_or_nothing_begins(tmp_path: Path) -> None:
