@@ -155,7 +155,7 @@ async def _versions(bad: Hostile, number: int) -> None:
 
 
 async def _subscriptions(bad: Hostile, number: int) -> None:
-    made = [await bad.nats.subscribe(subjects.event(f"x{number}-{n}", bad.team)) for n in range(10)]
+    made = [await bad.nats.subscribe(subjects.event(f"x{number}-{n}", bad.team)) for n in range(6)]
     for one in made:
         await one.unsubscribe()
 

@@ -79,11 +79,11 @@ class Floods:
         self._servers: set[str] = set()
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # (server, account) -> messages and bytes so far
         self._left: dict[str, tuple[Bucket, Bucket]] = {}
-        self._core, self._logs = (
-            "",
-            dict[str, str](),
-        )  # its public key; that of a node's second credential -> <pool>.<node>
-        self._usual: dict[str, int] = {}  # server -> connections of the core there, of which nobody had too many
+        self._core = ""  # its public key
+        self._logs: dict[str, str] = {}  # public key of a node's second credential -> <pool>.<node>
+        self._usual: dict[
+            str, int
+        ] = {}  # server -> connections of the core there, less the most that one node had of them
         self._untold: dict[str, None] = {}  # accounts that were cut off, and the broker may not know yet
 
     async def run(self, nats: Client) -> None:
@@ -150,7 +150,7 @@ class Floods:
 
     async def _crowding(self, nats: Client) -> dict[str, str]:
         """Nodes with more connections to the core than a node may have, and why each is cut off. Whose they are is asked when
-        a server has so many more than before."""
+        a server has so many more than before that it may be one."""
         answers = await _answers(nats, _STATZ, {"accounts": [self._core]})
         now = {told["server_id"]: one["conns"] for told in answers for one in told.get("account_statz", ())}
         if all(many <= self._usual.get(server, 0) + NODE_CONNECTIONS for server, many in now.items()):
@@ -162,14 +162,15 @@ class Floods:
             answers = await _answers(nats, _CONNZ, page)
             held.update(one.get("authorized_user", "") for told in answers for one in told.get("connections") or ())
             at, total = at + _ASKED, max((told.get("total", 0) for told in answers), default=0)
-        found = {
-            self._logs[user]: f"it had {many:,} connections to answer for logs, and a node may have {NODE_CONNECTIONS}"
-            for user, many in held.items()
-            if user in self._logs and many > NODE_CONNECTIONS
+        of_nodes = {self._logs[user]: many for user, many in held.items() if user in self._logs}
+        most = max(of_nodes.values(), default=0)
+        if most <= NODE_CONNECTIONS:
+            self._usual |= {server: many - most for server, many in now.items()}
+        return {
+            name: f"it had {many:,} connections to answer for logs, and a node may have {NODE_CONNECTIONS}"
+            for name, many in of_nodes.items()
+            if many > NODE_CONNECTIONS
         }
-        if not found:
-            self._usual |= now
-        return found
 
     def _since(self, answers: list[Counted]) -> Mapping[str, tuple[int, int]]:
         """Messages and bytes of each account since the last look. What a server has counted before it was asked for the first

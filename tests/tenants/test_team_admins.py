@@ -37,6 +37,7 @@ from tests.cli.test_command import Result, baton
 from tests.core.builders import job
 from tests.kit.waiting import until
 from tests.services.pool import Pool
+from tests.walls.claimed import said_by
 from tests.walls.world import broker
 
 ONE_NUMBER = ("team-4297", "team-10338")
@@ -184,7 +185,7 @@ async def test_a_user_of_an_admin_has_a_users_rights_and_no_more(house: House) -
     ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
     key = a_key()
     token = (await manage(ana, "blue.ana", "add", "fred", key.public)).token
-    said = claims.read(token)
+    said = said_by(token)
     assert (said["name"], said["nats"].get("pub"), said["nats"].get("sub")) == ("blue.fred", None, None)
     assert said["iss"] == house.ring.keys().teams["blue"].role("user").public, "signed with the users' own key"
     await manage(ana, "blue.ana", "revoke", "fred")

@@ -1,7 +1,5 @@
 """Keys, claims and the keyring, without a broker."""
 
-import base64
-import json
 import re
 import stat
 from pathlib import Path
@@ -15,14 +13,9 @@ from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.keyring import Keyring, NoCredential
 from schemas import subjects
+from tests.walls.claimed import said_by
 
 SEED = bytes(range(32))
-
-
-def said_by(token: str) -> dict[str, Any]:
-    """What a claim says. Its signature is the broker's affair."""
-    _, body, _ = token.split(".")
-    return json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
 
 
 def test_a_key_is_what_nats_makes_of_the_same_bytes() -> None:
