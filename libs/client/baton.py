@@ -368,10 +368,12 @@ class Baton:
         self, states: Sequence[JobState] = (), name: str = "", limit: float = inf, before_us: int | None = None
     ) -> AsyncIterator[Sequence[JobDocument]]:
         """As `list`, an answer at a time."""
+        most = int(min(limit, listing.MOST))
+        query = valid(JobListQuery, states=tuple(states), name=name, limit=most, before_us=before_us)
 
         async def asked(limit: int, before_us: int | None) -> Sequence[JobDocument]:
-            query = valid(JobListQuery, states=tuple(states), name=name, limit=limit, before_us=before_us)
-            reply: JobList = await ask(self.nats, "job.list", self.place, query)
+            page = query.model_copy(update={"limit": limit, "before_us": before_us})
+            reply: JobList = await ask(self.nats, "job.list", self.place, page)
             return reply.jobs
 
         return listing.pages(asked, before_us=before_us, limit=limit)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from libs.client.errors import Failed
 from schemas.queries import JobDocument
 
-_MOST = 1000
+MOST = 1000
 """Jobs that one question may ask for."""
 
 
@@ -19,7 +19,7 @@ async def pages(
     """
     again = set[str]()
     while limit > 0:
-        page = await asked(int(min(_MOST, limit + len(again))), before_us)
+        page = await asked(int(min(MOST, limit + len(again))), before_us)
         new = [job for job in page if job.job_id not in again]
         if not new:
             if len(page) > 1 and await asked(1, page[-1].submitted_us):

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -158,8 +159,17 @@ class Fakes:
         return job
 
     def _list(self, query: JobListQuery, team: str) -> JobList:
-        mine = [job for job in self.jobs.values() if team in (job.team, subjects.OPERATOR)]
-        return JobList(jobs=tuple(mine[::-1][: query.limit]))
+        before = inf if query.before_us is None else query.before_us
+        mine = [
+            job
+            for job in reversed(self.jobs.values())
+            if team in (job.team, subjects.OPERATOR)
+            and job.submitted_us < before
+            and (not query.name or job.name == query.name)
+            and (not query.states or job.state in query.states)
+        ]
+        mine.sort(key=lambda job: job.submitted_us, reverse=True)
+        return JobList(jobs=tuple(mine[: query.limit]))
 
     def _events(self, query: EventListQuery, team: str) -> EventList:
         self.questions += 1
