@@ -16,9 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 CA_FILE = "ca.pem"
 """The authority's certificate, beside a credential: whoever connects with that checks the broker by it."""
 _SAFE = ("tls", "wss", "rediss", "unix")
-
-
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+_NO_PORT = "its port is no number from 1 to 65535"
 
 
 class BadAddress(ValueError):
@@ -113,9 +112,6 @@ def _wrong(url: str, schemes: Sequence[str]) -> str:
     if port == 0:
         return _NO_PORT
     return "" if mark or port else "it names no port"
-
-
-_NO_PORT = "its port is no number from 1 to 65535"
 
 
 def _no_scheme(schemes: Sequence[str]) -> str:

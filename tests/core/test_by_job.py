@@ -85,7 +85,7 @@ def test_a_table_by_job_is_a_dict(monkeypatch: pytest.MonkeyPatch, steps: list[t
     assert not table
 
 
-def test_many_jobs_take_a_third_of_a_dict() -> None:
+def test_many_jobs_take_less_than_half_of_a_dict() -> None:
     ids = [f"job-{sha256(str(number).encode()).hexdigest()[:32]}" for number in range(20_000)]
 
     def taken(table: MutableMapping[Any, int], keys: Iterable[Any]) -> int:
