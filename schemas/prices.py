@@ -19,6 +19,8 @@ ClassKey = Annotated[str, Field(pattern=r"^(\*|[a-z0-9][a-z0-9._-]{0,62})$")]
 """A priority class, or `*` for any."""
 BookVersion = Annotated[int, Field(ge=1, le=2**53)]
 Currency = Annotated[str, Field(pattern=r"^[A-Z]{3}$", examples=["USD"])]
+NO_CURRENCY = "XXX"
+"""ISO 4217's word for none: of what was closed or written before there were prices."""
 
 
 class Term(StrEnum):

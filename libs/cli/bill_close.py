@@ -19,7 +19,7 @@ from libs.core.state.moments import text_of
 from libs.ledger.records import FiledLedger
 from schemas import subjects
 from schemas.inbox import ClosePeriod
-from schemas.prices import ClosedPeriod
+from schemas.prices import NO_CURRENCY, ClosedPeriod
 
 
 def close(
@@ -75,7 +75,7 @@ def seal_of(source: FiledLedger, period: tuple[int, int], *, empty: bool) -> tup
         upto_seq=source.head.seq,
         head=source.head.hash,
         rows=sealing.digest,
-        currency=source.currency or "XXX",
+        currency=source.currency or NO_CURRENCY,
         totals=sealing.totals,
     )
     return seal, sealing.rows

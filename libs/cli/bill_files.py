@@ -31,6 +31,7 @@ from libs.ledger.records import FiledLedger
 from libs.ledger.segments import RecordsArchived
 from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, described, digest_of, metadata_of, write
 from schemas import subjects
+from schemas.prices import NO_CURRENCY
 
 From = Annotated[
     str | None,
@@ -194,7 +195,7 @@ def _export(
     upto_seq: int | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Writes file and metadata; (rows, the metadata's own part)."""
-    sealing, currency, columns = Sealing(), source.currency or "XXX", columns_of(version)
+    sealing, currency, columns = Sealing(), source.currency or NO_CURRENCY, columns_of(version)
     sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
     upto = upto_seq if upto_seq is not None else sealed.upto_seq if sealed is not None else source.head.seq
     try:

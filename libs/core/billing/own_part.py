@@ -21,7 +21,7 @@ from libs.core.state import lifecycle
 from schemas import ledger as led
 from schemas.billing import BillQuery, BillReply
 from schemas.jobs import JobState
-from schemas.prices import RateBook
+from schemas.prices import NO_CURRENCY, RateBook
 from schemas.proofs import Sum, TeamProof
 
 MOST_FINDINGS = 20
@@ -233,7 +233,7 @@ def days_of(findings: Sequence[str]) -> list[str]:
 
 
 class _NoPrices:
-    currency = "XXX"
+    currency = NO_CURRENCY
 
     def cost_micros(self, row: object) -> int | None:
         return None
