@@ -108,6 +108,20 @@ async def test_a_view_that_is_made_ahead_is_there_for_the_first_attempt(keeps):
         assert not (await keeper.runs(devices=("/dev/loop-control",)))[0], "that was not asked for ahead"
 
 
+async def test_neither_a_job_nor_its_shim_can_gain_a_capability(keeps):
+    """Of root's five sets the shim keeps what it still needs, and nothing can be inherited or gained by what is executed."""
+    async with keeps() as keeper:
+        said = [(await keeper.runs("grep -h ^Cap /proc/self/status /proc/1/status"))[1]]
+        said.append(await keeper.warm(script="grep -h ^Cap /proc/self/status /proc/1/status"))
+        for each in said:
+            sets = [line.split() for line in each.splitlines()]
+            assert [name for name, _ in sets] == ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] * 2
+            assert {int(found, 16) for _, found in sets[:5]} == {0}
+            kept = {name: int(found, 16) for name, found in sets[5:]}
+            assert kept["CapInh:"] == kept["CapBnd:"] == kept["CapAmb:"] == 0
+            assert kept["CapPrm:"].bit_count() == 4
+
+
 def stems(folder):
     return {str(folder / name) for name in ("jobs", "checkpoints", "secrets")}
 

@@ -7,8 +7,8 @@ copy for itself, and adds what is the attempt's own: /proc, /tmp, /dev/shm, term
 It saves time and nothing else: no attempt waits for a maker, and one for which no view is there, or whose view is no longer
 what the machine has, lets bubblewrap make all of its view, as without root. The view that most will ask for is made before a
 keeper says that it is there: in a burst of first attempts a maker hardly comes to its work. A view is of no more use once the
-machine's mounts have changed (the keeper compares them, once for all starts that came together) or a folder that it shows is
-another one (the shim looks).
+machine's mounts have changed (the keeper asks the kernel before each start) or a folder that it shows is another one (the shim
+looks).
 """
 
 import os
@@ -18,9 +18,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
-from zlib import crc32
-
-from services.agent.keeper import proc
 
 MOST = 32
 """Views that a keeper holds, one for each set of devices. The one that was used least recently goes."""
@@ -39,10 +36,22 @@ Prepared = dict[str, Any]
 below which its own are to appear; `own`: those, each with whether it may write to it."""
 
 
-def mounted() -> str:
-    """What is mounted where, in short: another text as soon as anything else is."""
-    text = proc.read_text("/proc/self/mountinfo").encode()
-    return f"{len(text)} {crc32(text):08x}"
+class Mounts:
+    """Tells that something was mounted, unmounted, moved or mounted otherwise, where this process sees it.
+
+    The kernel counts such changes for each namespace, and tells who polls an open `/proc/self/mountinfo` once that there were
+    some since the last time. So whoever waits for them has a descriptor of his own, and whoever must know for certain another.
+    """
+
+    def __init__(self) -> None:
+        self._asked, self.news = (os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC) for _ in range(2))
+        """`news`: for an epoll."""
+        self._poll = select.poll()
+        self._poll.register(self._asked, select.POLLPRI)
+
+    def changed(self) -> bool:
+        """Since this was last asked. A microsecond, where reading what is mounted takes 30."""
+        return bool(self._poll.poll(0))
 
 
 class Views:
@@ -51,23 +60,20 @@ class Views:
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._held: dict[str, tuple[int, bytes, str]] = {}
-        """Arguments -> the namespace's descriptor, what it shows (the maker's words), and what was mounted before."""
-        self._making: dict[int, tuple[str, socket.socket, int, float, str]] = {}
-        """Descriptor of the socket -> arguments, the socket, the maker, until when it has time, and what was mounted."""
+        self._held: dict[str, tuple[int, bytes]] = {}
+        """Arguments -> the namespace's descriptor, and what it shows (the maker's words)."""
+        self._making: dict[int, tuple[str, socket.socket, int, float]] = {}
+        """Descriptor of the socket -> arguments ("": what comes is old already), the socket, the maker, and until when it has
+        time."""
         self._missed: dict[str, None] = {}
         """Arguments for which a view was missed, oldest first."""
         self._failures = 0
-        self._mounts = -1
+        self._mounts: Mounts | None = None
         self._spoken = set[int]()
         """Makers that have said their last word and may not have ended yet."""
-        self._seen = ""
-        """What is mounted, as it was seen in this turn; "": it was not looked at."""
 
     def turn(self) -> None:
-        """What is mounted is looked at again when it is next asked for: once for all starts that came together. And the ends of
-        makers are taken."""
-        self._seen = ""
+        """Takes the ends of makers."""
         for maker in list(self._spoken):
             with suppress(ChildProcessError):  # taken with all others
                 if not os.waitpid(maker, os.WNOHANG)[0]:
@@ -82,20 +88,29 @@ class Views:
                 self._take(sock.fileno())
 
     def makers(self) -> set[int]:
-        return {pid for _, _, pid, *_ in self._making.values()}
+        return {pid for _, _, pid, _ in self._making.values()}
 
     def of(self, prepared: Prepared) -> tuple[int, bytes] | None:
         """A view of which a copy may be taken now, or None."""
+        self.look()
         key = _key(prepared)
-        if (held := self._held.pop(key, None)) is None:
-            return None
-        self._held[key] = held  # the youngest
-        handle, shown, mounts = held
-        self._seen = self._seen or mounted()
-        if mounts == self._seen:
-            return handle, shown
+        if (held := self._held.pop(key, None)) is not None:
+            self._held[key] = held  # the youngest
+        return held
+
+    def look(self) -> None:
+        """Before a maker begins, and before what it made is used: views of before a change of the mounts are old, and so is
+        what is being made."""
+        if self._mounts is None:
+            self._mounts = Mounts()
+            self._epoll.register(self._mounts.news, select.EPOLLPRI)
+        elif self._mounts.changed():
+            self._age()
+
+    def _age(self) -> None:
         self._drop(list(self._held))
-        return None
+        for each, (_, sock, maker, until) in self._making.items():
+            self._making[each] = ("", sock, maker, until)
 
     def wanted(self, prepared: Prepared) -> bool:
         """Whether a maker is to be started for it: it was missed before, and none is at work."""
@@ -108,26 +123,20 @@ class Views:
         known = asked in self._held or any(key == asked for key, *_ in self._making.values())
         return before and not known and self._failures < MOST_FAILURES
 
-    def making(self, prepared: Prepared, sock: socket.socket, maker: int, until: float, mounts: str) -> None:
-        """`mounts`: what was mounted before the maker began."""
-        if self._mounts < 0:
-            self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-            self._epoll.register(self._mounts, select.EPOLLPRI)
-        self._making[sock.fileno()] = (_key(prepared), sock, maker, until, mounts)
+    def making(self, prepared: Prepared, sock: socket.socket, maker: int, until: float) -> None:
+        self._making[sock.fileno()] = (_key(prepared), sock, maker, until)
         self._epoll.register(sock, select.EPOLLIN)
 
     def heard(self, fd: int) -> None:
-        """The kernel's news of mounts, which does not always come, or a maker's."""
-        if fd == self._mounts:
-            self._drop(list(self._held))
-            for each, (_, sock, maker, until, mounts) in self._making.items():
-                self._making[each] = ("", sock, maker, until, mounts)  # what comes is old already
+        """The kernel's news of mounts: views are dropped at once, so that a disk can be unmounted. Or a maker's."""
+        if self._mounts is not None and fd == self._mounts.news:
+            self._age()
         elif fd in self._making:
             self._take(fd)
 
     def overdue(self, now: float) -> list[int]:
         """Makers that hang, each once."""
-        late = {fd: maker for fd, (_, _, maker, until, _) in self._making.items() if until <= now}
+        late = {fd: maker for fd, (_, _, maker, until) in self._making.items() if until <= now}
         for fd in late:
             self._take(fd)
         return list(late.values())
@@ -143,7 +152,8 @@ class Views:
 
     def _take(self, fd: int) -> None:
         """A maker's last word, or none."""
-        key, sock, maker, _, mounts = self._making.pop(fd)
+        self.look()
+        key, sock, maker, _ = self._making.pop(fd)
         self._spoken.add(maker)
         self._epoll.unregister(fd)
         shown, handles = b"", list[int]()
@@ -156,7 +166,7 @@ class Views:
         if not key:
             os.close(handles[0])
             return
-        self._held[key] = (handles[0], shown, mounts)
+        self._held[key] = (handles[0], shown)
         self._drop(list(self._held)[:-MOST])
 
     def _drop(self, keys: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from services.agent.keeper import proc, spec, wire
 from services.agent.keeper.clock import now
 from services.agent.keeper.contain import NAMESPACE
 from services.agent.keeper.link import AgentLink
-from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views, mounted
+from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
 from services.agent.keeper.walls import FULL, NO_WALLS, Behind
 from services.agent.keeper.zygote import Zygote
@@ -293,13 +293,13 @@ class Keeper:
 
     def _prepare(self, wanted: Prepared) -> None:
         """For the next attempts: this one does not wait for it."""
-        mounts = mounted()
+        self._views.look()
         try:
             maker, mine = self._zygote.prepare(spec.making(wanted["args"], wanted["sources"]))
         except (OSError, ValueError):
             self._views.failed()
             return
-        self._views.making(wanted, mine, maker, now() + MAKER_PATIENCE_S, mounts)
+        self._views.making(wanted, mine, maker, now() + MAKER_PATIENCE_S)
 
     def _tell(self, id: str, message: bytes) -> None:
         """To the shim of an attempt. One that does not take it is killed when its patience is over, or is gone already."""

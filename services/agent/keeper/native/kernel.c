@@ -155,21 +155,28 @@ long make_folders(const char *path, int mode)
     if (made == 0 || made == -EEXIST)
         return 0;
     char part[4096];
-    size_t length = length_of(path);
+    size_t length = length_of(path), at = length;
     if (made != -ENOENT || length >= sizeof part)
         return made;
     memcpy(part, path, length + 1);
-    for (size_t at = 1; at < length; at++) {
-        if (part[at] != '/')
-            continue;
+    /* Up to the lowest folder that is there, or can be made there; and down again. Most often one or two are missing. */
+    while (made == -ENOENT) {
+        while (at > 1 && part[at] != '/')
+            at--;
+        if (at <= 1)
+            return made;
         part[at] = 0;
         made = CALL3(mkdirat, AT_FDCWD, part, mode);
-        if (made < 0 && made != -EEXIST)
-            return made;
-        part[at] = '/';
     }
-    made = CALL3(mkdirat, AT_FDCWD, path, mode);
-    return made == -EEXIST ? 0 : made;
+    while (made == 0 || made == -EEXIST) {
+        if (at == length)
+            return 0;
+        part[at] = '/';
+        while (at < length && part[at])
+            at++;
+        made = CALL3(mkdirat, AT_FDCWD, part, mode);
+    }
+    return made;
 }
 
 void sleep_ns(i64 ns)

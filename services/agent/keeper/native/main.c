@@ -105,5 +105,10 @@ _Noreturn __attribute__((used)) void begin(const long *stack)
         leave(2);
     if (CALL5(prctl, PR_SET_NAME, setup.name, 0, 0, 0) < 0)
         leave(2);
+    setup.mounts = -1;
+    if (*setup.bwrap) {
+        setup.mounts = (int)open_file("/proc/self/ns/mnt", O_RDONLY);
+        setup.bounded = CALL0(geteuid) == 0 && give_up_bounds();
+    }
     serve();
 }

@@ -61,12 +61,16 @@ struct making {
     struct list sources, arguments;
 };
 
-/* What a zygote is told first. The filter: of system calls, in the kernel's language. */
+/* What a zygote is told first; `bwrap`: "" where there are no walls. The filter: of system calls, in the kernel's language. What
+ * it has done since for all shims: `mounts`, a descriptor of the mount namespace that they begin in, or -1; and whether they
+ * are `bounded`, see `give_up_bounds`. */
 struct setup {
     u32 kind;
     const char *name, *bwrap;
     const u8 *filter;
     u32 filter_bytes;
+    int mounts;
+    bool bounded;
 };
 
 /* All are taken from `bytes` bytes, to which they point: false, and `broken_field` says what is not as it must be. */

@@ -47,16 +47,11 @@ static long mount(const char *kind, const char *path, unsigned long flags, const
     return CALL5(mount, kind, path, kind, flags, options);
 }
 
-static bool there(const char *path)
-{
-    return CALL3(faccessat, AT_FDCWD, path, 0) == 0;
-}
-
 static bool cover(const char *path)
 {
-    if (!there(path))
-        return true;
     long fd = cut(path, false);
+    if (fd == -ENOENT)
+        return true;
     bool well = went_well(fd, path) &&
                 went_well(restrict_to((int)fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, false),
                           path) &&
@@ -81,11 +76,8 @@ static bool complete(const struct prepared *prepared, const int *own)
         return false;
     int carried[MOST_CARRIED];
     for (u32 at = 0; at < prepared->carried.count; at++) {
-        carried[at] = -1;
-        if (!there(prepared->carried.items[at]))
-            continue;
         long fd = cut(prepared->carried.items[at], true);
-        if (!went_well(fd, prepared->carried.items[at]))
+        if (fd != -ENOENT && !went_well(fd, prepared->carried.items[at]))
             return false;
         carried[at] = (int)fd;
     }
@@ -141,16 +133,15 @@ static const char *why(void)
     return buffer;
 }
 
-const char *copy_view(int view, const struct walls *walls)
+const char *copy_view(int view, const struct walls *walls, int before)
 {
     const struct prepared *prepared = &walls->prepared;
     if (!walls->can_copy || prepared->own.count > MOST_OWN || prepared->carried.count > MOST_CARRIED)
         return "it has too much of its own";
+    if (before < 0)
+        return "there is no way back";
     if (!unchanged(prepared))
         return "changed";
-    long before = open_file("/proc/self/ns/mnt", O_RDONLY);
-    if (!went_well(before, "/proc/self/ns/mnt"))
-        return why();
     int own[MOST_OWN];
     for (u32 at = 0; at < MOST_OWN; at++)
         own[at] = -1;
@@ -169,6 +160,5 @@ const char *copy_view(int view, const struct walls *walls)
     }
     for (u32 at = 0; at < prepared->own.count; at++)
         close_file(own[at]);
-    close_file((int)before);
     return useless;
 }

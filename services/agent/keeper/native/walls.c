@@ -243,7 +243,7 @@ bool gain_no_rights(void)
     return went_well(CALL5(prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)");
 }
 
-static bool give_up_capabilities(void)
+static bool drop_bounds(void)
 {
     for (int capability = 0; capability < 64; capability++) {
         long dropped = CALL5(prctl, PR_CAPBSET_DROP, capability, 0, 0, 0);
@@ -252,9 +252,25 @@ static bool give_up_capabilities(void)
         if (!went_well(dropped, "prctl(PR_CAPBSET_DROP)"))
             return false;
     }
+    return true;
+}
+
+bool give_up_bounds(void)
+{
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct own[2];
+    if (CALL2(capget, &head, own) < 0)
+        return false;
+    for (int at = 0; at < 2; at++)
+        own[at].inheritable = own[at].permitted;
+    return CALL2(capset, &head, own) >= 0 && drop_bounds();
+}
+
+static bool give_up_capabilities(bool bounded)
+{
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct kept[2] = {{KEPT, KEPT, 0}, {0, 0, 0}};
-    return went_well(CALL2(capset, &head, kept), "capset");
+    return (bounded || drop_bounds()) && went_well(CALL2(capset, &head, kept), "capset");
 }
 
 /* No abstract sockets and no signals of others, where the kernel knows such scopes. */
@@ -288,10 +304,12 @@ static bool limit(int what, u64 soft, u64 hard, const char *name)
 
 /* Of this process, and so of all that it starts: capabilities beyond the few that a shim needs, new privileges, calls that reach
  * the kernel itself, abstract sockets and signals of others. */
-static bool give_up(const struct setup *setup, u64 processes, u64 files)
+static bool give_up(const struct setup *setup, const struct walls *walls)
 {
     struct rlimit64 open = {0, 0};
-    if (!gain_no_rights() || !give_up_capabilities() ||
+    u64 processes = walls->processes, files = walls->files;
+    /* A user namespace of its own has bounds of its own. */
+    if (!gain_no_rights() || !give_up_capabilities(setup->bounded && walls->root) ||
         !went_well(CALL5(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)") || !scope() || !filter_calls(setup) ||
         !went_well(CALL4(prlimit64, 0, RLIMIT_NOFILE, NULL, &open), "prlimit(NOFILE)"))
         return false;
@@ -304,10 +322,11 @@ bool put_up(const struct setup *setup, const struct walls *walls, int view, cons
 {
     *useless = "";
     if (view >= 0)
-        *useless = copy_view(view, walls);
+        *useless = copy_view(view, walls, setup->mounts);
     if ((view < 0 || **useless) && !(mount_own_proc() && enter(setup->bwrap, walls)))
         return false;
     if (!walls->root && !own_user(walls->uid, walls->gid))
         return false;
-    return give_up(setup, walls->processes, walls->files);
+    close_file(setup->mounts);
+    return give_up(setup, walls);
 }

@@ -24,6 +24,11 @@ bool own_user_and_pid_namespace(bool as_root);
 bool mount_own_proc(void);
 bool gain_no_rights(void);
 
+/* By a zygote of root's, for all shims: no program that is executed gains capabilities by the kernel's bounds, but those of this
+ * process are inherited, which bubblewrap needs; a shim gives these up with all others. False: nothing has changed that matters,
+ * and each shim does it for itself. */
+bool give_up_bounds(void);
+
 /* Makes what bubblewrap makes of these arguments. Fills in descriptors of the namespaces that are named by `namespaces`, in the
  * order of their bits; -1 for others. */
 enum { MOST_NAMESPACES = 3 };
