@@ -1,4 +1,4 @@
-"""The filter of system calls, read as the kernel reads it: of every number, on both architectures, the table and no more."""
+"""The filters of system calls, read as the kernel reads them: of every number, on both architectures, what is refused."""
 
 import errno
 import struct
@@ -15,8 +15,15 @@ NEW_USER, NEW_TIME = 0x1000_0000, 0x80
 
 
 def told(machine: str, number: int, first: int = 0, second: int = 0, architecture: int = 0) -> int:
-    """What the filter returns for a call."""
-    program = callfilter.program(machine)
+    """What becomes of a call behind walls: the kernel takes the stricter filter's word, or that of the one that came last."""
+    found = [
+        one_of(of(machine), machine, number, first, second, architecture) for of in (callfilter.last, callfilter.common)
+    ]
+    return min(found, key=lambda word: word & 0xFFFF_0000)
+
+
+def one_of(program: bytes, machine: str, number: int, first: int = 0, second: int = 0, architecture: int = 0) -> int:
+    """What one filter returns."""
     steps = list(struct.iter_unpack("=HBBI", program))
     call = struct.pack("<II7Q", number, architecture or MACHINES[machine], 0, first, second, 0, 0, 0, 0)
     at = value = 0
@@ -34,7 +41,7 @@ def told(machine: str, number: int, first: int = 0, second: int = 0, architectur
 
 def refused(machine: str) -> set[int]:
     column = list(MACHINES).index(machine)
-    return {numbers[column] for numbers in callfilter._CALLS.values()}
+    return {numbers[column] for numbers in (callfilter._CALLS | callfilter._OF_WALLS).values()}
 
 
 def special(machine: str) -> dict[str, int]:
@@ -74,7 +81,20 @@ def test_some_are_refused_by_what_they_are_told(machine: str, call: str, first: 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_numbers_of_another_architecture_are_refused(machine: str) -> None:
-    missing = REFUSE | errno.ENOSYS
-    assert {told(machine, number, architecture=OTHER_MACHINE) for number in range(1024)} == {missing}
+    """As unknown ones; but for those that `LAST`, which does not look at the architecture, refuses by their number."""
+    words = {REFUSE | errno.ENOSYS, REFUSE | errno.EPERM}
+    common = callfilter.common(machine)
+    assert {told(machine, number, architecture=OTHER_MACHINE) for number in range(1024)} <= words
+    assert {one_of(common, machine, number, architecture=OTHER_MACHINE) for number in range(1024)} == {max(words)}
     if machine == "x86_64":
-        assert {told(machine, 0x4000_0000 | number) for number in range(1024)} == {missing}
+        assert {told(machine, 0x4000_0000 | number) for number in range(1024)} == {max(words)}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_makes_walls_may_mount_and_make_namespaces_and_no_more(machine: str) -> None:
+    """The zygote has this filter, and with it bubblewrap and the shims until their walls are up."""
+    of_walls = {numbers[list(MACHINES).index(machine)] for numbers in callfilter._OF_WALLS.values()}
+    makes = {special(machine)[call] for call in ("unshare", "clone")}
+    for number in range(1024):
+        found = one_of(callfilter.common(machine), machine, number, NEW_USER)
+        assert (found == ALLOW) is (number in of_walls | makes or told(machine, number, NEW_USER) == ALLOW)

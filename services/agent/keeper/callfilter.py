@@ -1,4 +1,9 @@
-"""The system calls that a job behind walls is refused, as a seccomp filter in the kernel's own language.
+"""The system calls that a job behind walls is refused, as two seccomp filters in the kernel's own language. Of what these say
+the kernel takes the stricter.
+
+`COMMON` refuses what neither a job nor what makes its walls has a use for. A zygote of root's installs it once, and all shims
+inherit it. `LAST` refuses what making walls needs (mounts, namespaces): each shim installs it when its walls are up. The kernel
+compiles a filter and tries it with each number there is when it is installed, so what is installed for each attempt is short.
 
 The table is small, so the program is written out here: the bindings of libseccomp are either without the library or kept by
 one person (docs/decisions/0032). Refused is what reaches the kernel itself or makes another view of the machine; what a
@@ -9,7 +14,7 @@ import errno
 import os
 import struct
 
-_CALLS: dict[str, tuple[int, int]] = {
+_OF_WALLS: dict[str, tuple[int, int]] = {
     # name: number on x86_64, number on aarch64; -1: it is not there
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -17,14 +22,17 @@ _CALLS: dict[str, tuple[int, int]] = {
     "chroot": (161, 51),
     "move_mount": (429, 429),
     "open_tree": (428, 428),
+    "mount_setattr": (442, 442),
+    "setns": (308, 268),
+}
+"""What bubblewrap and shims call."""
+_CALLS: dict[str, tuple[int, int]] = {
     "fsopen": (430, 430),
     "fsconfig": (431, 431),
     "fsmount": (432, 432),
     "fspick": (433, 433),
-    "mount_setattr": (442, 442),
     "open_tree_attr": (467, 467),
     "listns": (470, 470),
-    "setns": (308, 268),
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
@@ -76,34 +84,26 @@ _X32 = 0x4000_0000
 _LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _LEAF = 4
+_REFUSED, _MISSING = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
 """Where in `struct seccomp_data` these are; of arguments the low half, on little-endian machines."""
 
 
-def program(machine: str) -> bytes:
-    """The filter, or b"" where the machine's numbers are not known."""
+def common(machine: str) -> bytes:
+    """The filter that all shims share, or b"" where the machine's numbers are not known."""
     if machine not in _MACHINES:
         return b""
     column, architecture = _MACHINES[machine]
-    refuse, missing = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     out = [
         _step(_LOAD, _ARCHITECTURE),
         _step(_EQUAL, architecture, 1, 0),  # another one's numbers, as a 32-bit program has them, mean other calls
-        _step(_RETURN, missing),
+        _step(_RETURN, _MISSING),
         _step(_LOAD, _NUMBER),
     ]
     if machine == "x86_64":
-        out += [_step(_AT_LEAST, _X32, 0, 1), _step(_RETURN, missing)]
+        out += [_step(_AT_LEAST, _X32, 0, 1), _step(_RETURN, _MISSING)]
     # What clone3 is told lies in memory, where no filter sees it: the C library then takes clone.
-    out += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, missing)]
-    for numbers, mask in ((_UNSHARE, _NEW_NAMESPACES | _NEWTIME), (_CLONE, _NEW_NAMESPACES)):
-        out += [
-            _step(_EQUAL, numbers[column], 0, 4),
-            _step(_LOAD, _FIRST),
-            _step(_BITS, mask, 0, 1),
-            _step(_RETURN, refuse),
-            _step(_RETURN, _ALLOW),
-        ]
+    out += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, _MISSING)]
     out += [_step(_EQUAL, _SOCKET[column], 0, len(_FAMILIES) + 3), _step(_LOAD, _FIRST)]
     out += [_step(_EQUAL, family, len(_FAMILIES) - i, 0) for i, family in enumerate(_FAMILIES)]
     out += [_step(_RETURN, _ERRNO | errno.EAFNOSUPPORT), _step(_RETURN, _ALLOW)]
@@ -112,32 +112,51 @@ def program(machine: str) -> bytes:
         _step(_LOAD, _SECOND),
         _step(_EQUAL, _TIOCSTI, 1, 0),
         _step(_EQUAL, _TIOCLINUX, 0, 1),
-        _step(_RETURN, refuse),
+        _step(_RETURN, _REFUSED),
         _step(_RETURN, _ALLOW),
     ]
-    out += _among(sorted(numbers[column] for numbers in _CALLS.values() if numbers[column] >= 0), refuse)
-    return b"".join(out)
+    return b"".join((*out, *_among(_numbers(_CALLS, column))))
 
 
-def _among(numbers: list[int], refuse: int) -> list[bytes]:
-    """Refuses what is among the numbers (in order) and allows the rest, by halves: the kernel tries the filter with every
-    number there is when it is installed, once for each attempt."""
+def last(machine: str) -> bytes:
+    """The filter for behind walls that are up, with `common` beside it: that one has seen to other architectures. Or b""."""
+    if machine not in _MACHINES:
+        return b""
+    column, _ = _MACHINES[machine]
+    out = [_step(_LOAD, _NUMBER)]
+    for numbers, mask in ((_UNSHARE, _NEW_NAMESPACES | _NEWTIME), (_CLONE, _NEW_NAMESPACES)):
+        out += [
+            _step(_EQUAL, numbers[column], 0, 4),
+            _step(_LOAD, _FIRST),
+            _step(_BITS, mask, 0, 1),
+            _step(_RETURN, _REFUSED),
+            _step(_RETURN, _ALLOW),
+        ]
+    return b"".join((*out, *_among(_numbers(_OF_WALLS, column))))
+
+
+def _numbers(calls: dict[str, tuple[int, int]], column: int) -> list[int]:
+    return sorted(numbers[column] for numbers in calls.values() if numbers[column] >= 0)
+
+
+def _among(numbers: list[int]) -> list[bytes]:
+    """Refuses what is among the numbers (in order) and allows the rest, by halves."""
     if len(numbers) > _LEAF:
         half = len(numbers) // 2
-        below = _among(numbers[:half], refuse)
-        return [_step(_AT_LEAST, numbers[half], len(below), 0), *below, *_among(numbers[half:], refuse)]
+        below = _among(numbers[:half])
+        return [_step(_AT_LEAST, numbers[half], len(below), 0), *below, *_among(numbers[half:])]
     found = [_step(_EQUAL, number, len(numbers) - i, 0) for i, number in enumerate(numbers)]
-    return [*found, _step(_RETURN, _ALLOW), _step(_RETURN, refuse)]
+    return [*found, _step(_RETURN, _ALLOW), _step(_RETURN, _REFUSED)]
 
 
 def _step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_so, if_not, value)
 
 
-MINE = program(os.uname().machine)
+COMMON, LAST = common(os.uname().machine), last(os.uname().machine)
 """Of this machine."""
 
 
 def known() -> bool:
-    """Whether there is a filter for this machine."""
-    return bool(MINE)
+    """Whether there are filters for this machine."""
+    return bool(COMMON)

@@ -68,10 +68,10 @@ def making(args: Sequence[str], sources: Sequence[str]) -> bytes:
     return b"".join((_U32.pack(VERSION), _list(sources), _list(args)))
 
 
-def setup(kind: str, name: str, bwrap: str, program: bytes) -> bytes:
-    """What a zygote is told first. `program`: the filter of system calls. Raises ValueError."""
+def setup(kind: str, name: str, bwrap: str, common: bytes, last: bytes) -> bytes:
+    """What a zygote is told first. `common`, `last`: filters of system calls, see there. Raises ValueError."""
     number = contain.KINDS.index(kind)
-    return b"".join((_U32.pack(VERSION), _U32.pack(number), _text(name), _text(bwrap), _block(program)))
+    return b"".join((_U32.pack(VERSION), _U32.pack(number), _text(name), _text(bwrap), _block(common), _block(last)))
 
 
 def signals(number: int, ranks: Sequence[int], whole_session: bool) -> bytes:

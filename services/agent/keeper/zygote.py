@@ -39,7 +39,7 @@ class Zygote:
 
     def __init__(self, name: str, kind: str, bwrap: str = "") -> None:
         """Raises OSError when there is no program."""
-        self._setup = spec.setup(kind, name, bwrap, callfilter.MINE)
+        self._setup = spec.setup(kind, name, bwrap, callfilter.COMMON, callfilter.LAST)
         self._program = os.open(PROGRAM, os.O_RDONLY | os.O_CLOEXEC)  # another version may take its place meanwhile
         self.pid = self._pidfd = 0
         self._sock: socket.socket | None = None

@@ -109,6 +109,7 @@ _Noreturn __attribute__((used)) void begin(const long *stack)
     if (*setup.bwrap) {
         setup.mounts = (int)open_file("/proc/self/ns/mnt", O_RDONLY);
         setup.bounded = CALL0(geteuid) == 0 && give_up_bounds();
+        setup.filtered = CALL0(geteuid) == 0 && filter_calls(&setup.common);
     }
     serve();
 }

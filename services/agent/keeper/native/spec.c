@@ -221,6 +221,15 @@ bool take_making(struct making *making, const u8 *from, size_t bytes)
     return ended(&reader);
 }
 
+static struct filter take_filter(struct reader *reader, const char *field)
+{
+    struct filter filter;
+    filter.at = take_block(reader, &filter.bytes, field);
+    if (filter.bytes % sizeof(struct sock_filter) || filter.bytes / sizeof(struct sock_filter) > BPF_MAXINSNS)
+        wrong(reader, field);
+    return filter;
+}
+
 bool take_setup(struct setup *setup, const u8 *from, size_t bytes)
 {
     struct reader reader;
@@ -231,8 +240,7 @@ bool take_setup(struct setup *setup, const u8 *from, size_t bytes)
         wrong(&reader, "kind");
     setup->name = take_text(&reader, "name");
     setup->bwrap = take_text(&reader, "bwrap");
-    setup->filter = take_block(&reader, &setup->filter_bytes, "filter");
-    if (setup->filter_bytes % sizeof(struct sock_filter) || setup->filter_bytes / sizeof(struct sock_filter) > BPF_MAXINSNS)
-        wrong(&reader, "filter");
+    setup->common = take_filter(&reader, "common");
+    setup->last = take_filter(&reader, "last");
     return ended(&reader);
 }

@@ -61,16 +61,21 @@ struct making {
     struct list sources, arguments;
 };
 
-/* What a zygote is told first; `bwrap`: "" where there are no walls. The filter: of system calls, in the kernel's language. What
- * it has done since for all shims: `mounts`, a descriptor of the mount namespace that they begin in, or -1; and whether they
- * are `bounded`, see `give_up_bounds`. */
+/* Of system calls, in the kernel's language; of no bytes where none is known for this processor, as the agent says. */
+struct filter {
+    const u8 *at;
+    u32 bytes;
+};
+
+/* What a zygote is told first; `bwrap`: "" where there are no walls. What it has done since for all shims: `mounts`, a descriptor
+ * of the mount namespace that they begin in, or -1; whether they are `bounded`, see `give_up_bounds`, and have the `common`
+ * filter already. */
 struct setup {
     u32 kind;
     const char *name, *bwrap;
-    const u8 *filter;
-    u32 filter_bytes;
+    struct filter common, last;
     int mounts;
-    bool bounded;
+    bool bounded, filtered;
 };
 
 /* All are taken from `bytes` bytes, to which they point: false, and `broken_field` says what is not as it must be. */

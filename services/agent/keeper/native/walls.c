@@ -287,12 +287,11 @@ static bool scope(void)
     return well;
 }
 
-static bool filter_calls(const struct setup *setup)
+bool filter_calls(const struct filter *filter)
 {
-    if (setup->filter_bytes == 0)
-        return true; /* none is known for this processor, as the agent says */
-    struct sock_fprog program = {(unsigned short)(setup->filter_bytes / sizeof(struct sock_filter)),
-                                 (struct sock_filter *)setup->filter};
+    if (filter->bytes == 0)
+        return true;
+    struct sock_fprog program = {(unsigned short)(filter->bytes / sizeof(struct sock_filter)), (struct sock_filter *)filter->at};
     return went_well(CALL5(prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0), "prctl(PR_SET_SECCOMP)");
 }
 
@@ -310,7 +309,8 @@ static bool give_up(const struct setup *setup, const struct walls *walls)
     u64 processes = walls->processes, files = walls->files;
     /* A user namespace of its own has bounds of its own. */
     if (!gain_no_rights() || !give_up_capabilities(setup->bounded && walls->root) ||
-        !went_well(CALL5(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)") || !scope() || !filter_calls(setup) ||
+        !went_well(CALL5(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)") || !scope() ||
+        (!setup->filtered && !filter_calls(&setup->common)) || !filter_calls(&setup->last) ||
         !went_well(CALL4(prlimit64, 0, RLIMIT_NOFILE, NULL, &open), "prlimit(NOFILE)"))
         return false;
     u64 most = files < open.rlim_max ? files : open.rlim_max;

@@ -29,6 +29,9 @@ bool gain_no_rights(void);
  * and each shim does it for itself. */
 bool give_up_bounds(void);
 
+/* Of this process, and all that it makes, for good. */
+bool filter_calls(const struct filter *filter);
+
 /* Makes what bubblewrap makes of these arguments. Fills in descriptors of the namespaces that are named by `namespaces`, in the
  * order of their bits; -1 for others. */
 enum { MOST_NAMESPACES = 3 };
