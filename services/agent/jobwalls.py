@@ -109,17 +109,21 @@ class JobWalls:
         limits: JobLimits | None = None,
         *,
         readable: Sequence[Path] = (),
+        fresh: Sequence[Path] = (),
     ) -> dict[str, Any] | None:
         """What the keeper is told of the walls around a job with these folders, device files, bytes of memory and limits that
         it asked for; the folders are its team's from now on, and those of `readable` are not written to (they may be in memory
-        that is the host's). None without walls. Raises OSError, or NotServed."""
+        that is the host's). `fresh`: those of the folders that were made for it just now. None without walls. Raises OSError."""
         if self._keeper.tier == walls.NONE:
             return None
         root = os.geteuid() == 0
         uid, gid = (team_uid(team), team_uid(team)) if root else (os.geteuid(), os.getegid())
         if root:
             for folder in (*folders, *readable):
-                hand_over(folder, uid)
+                if folder in fresh:
+                    os.chown(folder, uid, uid)
+                else:
+                    hand_over(folder, uid)
         scratch_mib = limits.scratch_mib if limits else None
         arguments = self._view.arguments(folders, devices, network, memory, scratch_mib, readable)
         full = network and self._keeper.tier == walls.FULL

@@ -188,9 +188,10 @@ class Launcher:
         if row is not None:
             kept.adopt(row)
         begin = self.logs.begin if row is None else self.logs.adopt
-        own, acknowledgement = begin(part.job_id, part.attempt, part.team)
+        own, fresh, acknowledgement = begin(part.job_id, part.attempt, part.team)
         home, saves = own[0], self.checkpoints / part.job_id
-        make_folder(str(saves))
+        if make_folder(str(saves)):
+            fresh.append(saves)
         own.append(saves)
         workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
         paths = Paths(str(home), str(workdir), str(saves), acknowledgement)
@@ -271,6 +272,7 @@ class Launcher:
                 part.network is Network.HOST,
                 part.spec.limits,
                 readable=shown,
+                fresh=fresh,
             ),
             watched=Watched(limits, own),
             set_live=set_live,

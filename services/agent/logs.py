@@ -11,6 +11,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from schemas.ids import JOB_ID_PATTERN
 from schemas.queries import LogPiece, LogQuery
@@ -31,6 +32,15 @@ def folder_name(job_id: str, attempt: int, team: str) -> str:
     """Of the one folder that the agent makes for an attempt. It says whose it is: a file for that would cost as much again
     (`docs/keeper.md`)."""
     return f"{job_id}.{attempt}.{team}"
+
+
+class Begun(NamedTuple):
+    """`own`: an attempt's own folders, its home first, of which `fresh` were made just now; and the pattern of its
+    acknowledgements."""
+
+    own: list[Path]
+    fresh: list[Path]
+    acknowledgement: str
 
 
 class LogStore:
@@ -76,21 +86,20 @@ class LogStore:
         """What an earlier version made of it: a folder with `home` and `acknowledge`."""
         return self._root / job_id / str(attempt)
 
-    def begin(self, job_id: str, attempt: int, team: str) -> tuple[list[Path], str]:
-        """Makes the attempt's folders and remembers whose it is. The job's own are returned, its home first, and the pattern of
-        its acknowledgements. Raises OSError."""
+    def begin(self, job_id: str, attempt: int, team: str) -> Begun:
+        """Makes the attempt's folders and remembers whose it is. Raises OSError."""
         home = self.attempt(job_id, attempt)
-        make_folder(str(home))
+        made = make_folder(str(home))
         self._remember(job_id, attempt, team)
-        return [home], f"{home}/{ACKNOWLEDGEMENT}"
+        return Begun([home], [home] if made else [], f"{home}/{ACKNOWLEDGEMENT}")
 
-    def adopt(self, job_id: str, attempt: int, team: str) -> tuple[list[Path], str]:
+    def adopt(self, job_id: str, attempt: int, team: str) -> Begun:
         """The same of an attempt that an earlier agent began, maybe of an earlier version. Raises OSError."""
         before = self.earlier(job_id, attempt)
         if not (before / "home").is_dir():
             return self.begin(job_id, attempt, team)
         self._remember(job_id, attempt, team)
-        return [before / "home", before / "acknowledge"], f"{before}/acknowledge/rank-{{rank}}.json"
+        return Begun([before / "home", before / "acknowledge"], [], f"{before}/acknowledge/rank-{{rank}}.json")
 
     def _remember(self, job_id: str, attempt: int, team: str) -> None:
         make_folder(f"{self._own}/{folder_name(job_id, attempt, team)}")
@@ -198,15 +207,19 @@ def _team_in(root: Path, job_id: str, attempt: str) -> str:
         return ""
 
 
-def make_folder(path: str) -> None:
-    """`Path.mkdir(parents=True)` without its detours. One that is there stays. Raises OSError."""
+def make_folder(path: str) -> bool:
+    """`Path.mkdir(parents=True)` without its detours, for the agent's user alone. Returns whether it was made: one that is
+    there stays. Raises OSError."""
     try:
-        os.mkdir(path)
+        os.mkdir(path, 0o700)
     except FileNotFoundError:  # somebody has removed the one that it is in
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return make_folder(path)
     except FileExistsError:
         if not os.path.isdir(path):
             raise
+        return False
+    return True
 
 
 def _whole_characters(data: bytes, at_end: bool) -> bytes:

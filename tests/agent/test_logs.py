@@ -94,6 +94,7 @@ def test_what_an_agent_of_before_made_of_an_attempt_serves_it_and_is_removed_wit
         (tmp_path / JOB / str(attempt) / "home").mkdir(parents=True)
         assert store.adopt(JOB, attempt, "blue") == (
             [tmp_path / JOB / str(attempt) / name for name in ("home", "acknowledge")],
+            [],
             f"{tmp_path}/{JOB}/{attempt}/acknowledge/rank-{{rank}}.json",
         ), "it is told these"
         os.utime(tmp_path / ".agent" / f"{JOB}.{attempt}.blue", ns=(attempt, attempt))
