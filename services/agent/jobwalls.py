@@ -113,7 +113,9 @@ class JobWalls:
     ) -> dict[str, Any] | None:
         """What the keeper is told of the walls around a job with these folders, device files, bytes of memory and limits that
         it asked for; the folders are its team's from now on, and those of `readable` are not written to (they may be in memory
-        that is the host's). `fresh`: those of the folders that were made for it just now. None without walls. Raises OSError."""
+        that is the host's). `fresh`: those of the folders that were made for it just now. None without walls.
+
+        Raises OSError."""
         if self._keeper.tier == walls.NONE:
             return None
         root = os.geteuid() == 0

@@ -301,13 +301,15 @@ static bool start_rank(struct rank *rank)
     return true;
 }
 
-static bool enter_group(const char *group)
+/* The file by which a cgroup is entered. A failure names it. */
+static bool open_door(const char *group, int *door)
 {
-    static char path[4096]; /* a failure names it */
+    static char path[4096];
     struct text procs = {path, 0, sizeof path};
     add(&procs, group);
     add(&procs, "/cgroup.procs");
-    return went_well(write_file(path, "0"), path);
+    *door = (int)open_file(path, O_WRONLY);
+    return went_well(*door, path);
 }
 
 /* Of a cgroup; `other`: a file that the kernel may be without, which then does not matter. */
@@ -340,11 +342,15 @@ static bool limit_memory(const char *group, u64 bytes)
     return went_well(set, group);
 }
 
-static bool enter_groups(void)
+enum { GROUPS = 3, OF_OURS = 4 /* the shim, and what makes walls before the job starts */ };
+
+/* With their limits, and a door of each, -1 where there is none. */
+static bool make_groups(int doors[GROUPS])
 {
-    enum { OF_OURS = 4 }; /* the shim, and what makes walls before the job starts */
     const struct spec *spec = &shim.spec;
-    for (int at = 0; at < 3; at++) {
+    for (int at = 0; at < GROUPS; at++)
+        doors[at] = -1;
+    for (int at = 0; at < GROUPS; at++) {
         const char *group = at == 0 ? spec->group : at == 1 ? spec->memory : spec->pids;
         if (!*group)
             continue;
@@ -356,8 +362,20 @@ static bool enter_groups(void)
             return false;
         if (at == 2 && !went_well(set_in(group, "pids.max", spec->pids_most + OF_OURS), group))
             return false;
-        if (!enter_group(group))
+        if (!open_door(group, &doors[at]))
             return false;
+    }
+    return true;
+}
+
+static bool enter_groups(const int doors[GROUPS])
+{
+    for (int at = 0; at < GROUPS; at++) {
+        if (doors[at] < 0)
+            continue;
+        if (!went_well(CALL3(write, doors[at], "0", 1), "cgroup.procs"))
+            return false;
+        close_file(doors[at]);
     }
     return true;
 }
@@ -384,12 +402,12 @@ static bool open_above(const char *folder)
 static bool start(int view, const char **useless)
 {
     struct spec *spec = &shim.spec;
-    /* Where no job sees them; and before this process is in its groups: what the kernel caches of the disk for a file that is
-     * made stays when nothing of the job is left, and so would the group of memory that it counts for. */
+    int doors[GROUPS];
+    /* Where no job sees them. */
     for (u32 at = 0; at < spec->count; at++)
         if (!open_output(&spec->ranks[at]))
             return false;
-    if (!enter_groups())
+    if (!make_groups(doors))
         return false;
     if (shim.setup->kind == NAMESPACE) {
         if (!spec->behind && !mount_own_proc())
@@ -406,7 +424,9 @@ static bool start(int view, const char **useless)
     if (spec->behind && !put_up(shim.setup, &spec->walls, view, useless))
         return false;
     close_file(view);
-    if (!gain_no_rights())
+    /* Not before: what the kernel makes for files and mounts would count as the job's memory, and part of it stays, with the group
+     * that it counts for, when nothing of the job is left. */
+    if (!enter_groups(doors) || !gain_no_rights())
         return false;
     for (u32 at = 0; at < spec->count; at++)
         if (!start_rank(&spec->ranks[at]))
