@@ -164,9 +164,6 @@ class Launcher:
         if self.keeper.knows(node.name):
             self.keeper.life(node.name, node.incarnation)
 
-    def marker(self, node: NodeRunner) -> str:
-        return f"{tree.marker_root(node.name, self.state_dir)}/{node.incarnation}"
-
     def _group(self, node: NodeRunner) -> Path | None:
         root = tree.marker_root(node.name, self.state_dir)
         return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
@@ -178,7 +175,7 @@ class Launcher:
         def group_in(base: Path | None) -> str:
             if base is None:
                 return ""
-            return str(group / name if base == self.group_base and group is not None else base / beside)
+            return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{beside}"
 
         return limits_of(part, self.job_disk, group_in(self.memory_base), group_in(self.process_base))
 
@@ -195,7 +192,7 @@ class Launcher:
         own.append(saves)
         workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
         paths = Paths(str(home), str(workdir), str(saves), acknowledgement)
-        marker = f"{self.marker(node)}/{part.job_id}.{part.attempt}"
+        marker = f"{tree.marker_root(node.name, self.state_dir)}/{node.incarnation}/{part.job_id}.{part.attempt}"
         addresses = addresses_of(part, self.local_nodes, self.address_template)
         id, named = kept_id(node.name, part), bool(part.spec.secrets)
         secrets = self.secret_folders.folder(id) if named else None

@@ -322,7 +322,7 @@ class ProcessPart:
     def _progressing(self) -> Progressing | None:
         """Of the part that rank 0 is in: it speaks for the whole job."""
         of = next((command.acknowledgement for command in self.launch.commands if command.rank == 0), None)
-        return Progressing.of(self.part, progress_of(of)) if of is not None else None
+        return Progressing.of(self.part, Path(progress_of(str(of)))) if of is not None else None
 
     async def _save(self) -> None:
         """Signals the processes and waits for an acknowledgement that is newer than the signal, or the grace's end."""

@@ -135,7 +135,7 @@ def variables(
         "BATON_PART": marker,
         "BATON_CHECKPOINT_DIR": paths.checkpoints,
         "BATON_CHECKPOINT_FILE": paths.acknowledgement.format(rank=rank),
-        "BATON_PROGRESS_FILE": str(progress_of(Path(paths.acknowledgement.format(rank=rank)))),
+        "BATON_PROGRESS_FILE": progress_of(paths.acknowledgement.format(rank=rank)),
     }
     if secrets is not None:
         out["BATON_SECRETS_DIR"] = str(secrets)
@@ -163,9 +163,9 @@ def _of_roles(part: DesiredPart, slot: RoleSlot, addresses: Mapping[str, str]) -
     return out
 
 
-def progress_of(acknowledgement: Path) -> Path:
+def progress_of(acknowledgement: str) -> str:
     """The file in which a process says how far it is: beside that of its acknowledgements."""
-    return acknowledgement.with_suffix(".progress")
+    return acknowledgement.removesuffix(".json") + ".progress"
 
 
 def addresses_of(part: DesiredPart, local_nodes: frozenset[str], template: str) -> dict[str, str]:

@@ -193,6 +193,8 @@ class KeeperClient:
 
     async def ensure(self) -> None:
         """There is a keeper, and it knows the lives that it must. Raises NoKeeper."""
+        if self._writer is not None and not self._opening.locked():
+            return
         async with self._opening:
             if self._writer is not None:
                 return
