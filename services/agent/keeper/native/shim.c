@@ -312,7 +312,7 @@ static bool open_door(const char *group, int *door)
     return went_well(*door, path);
 }
 
-/* Of a cgroup; `other`: a file that the kernel may be without, which then does not matter. */
+/* Of a cgroup; the kernel may be without the file. */
 static long set_in(const char *group, const char *name, u64 number)
 {
     char path[4096], text[24];
