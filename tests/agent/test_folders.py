@@ -153,7 +153,7 @@ def test_a_socket_counts_once_however_many_have_it_open() -> None:
 async def test_who_takes_very_many_ports_is_looked_at_before_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One process takes all ports of a machine in a tenth of a second."""
+    """A job takes all ports of a machine in a tenth of a second."""
     may = limits.AttemptLimits(memory=1, disk=MIB, memory_group="held by a cgroup", sockets=100)
     watched = limits.Watched(may, [tmp_path])
     assert await watched.exceeded(0) is None
