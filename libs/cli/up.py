@@ -61,7 +61,8 @@ def command(
         ),
     ] = 1,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="Port of NATS; a free one otherwise.")
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="Port of NATS; a free one otherwise, for root below 1024."),
     ] = None,
     folder: Annotated[
         Path | None, typer.Option("--state-dir", help="Where data and logs are (BATON_STATE_DIR).")

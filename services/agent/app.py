@@ -30,6 +30,7 @@ from services.agent.keeper import find
 from services.agent.keeper.client import KeeperClient
 from services.agent.keeper.zygote import missing
 from services.agent.launcher import Launcher, kept_id
+from services.agent.limits import ports_of_machine
 from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
 from services.agent.node import NodeCounts, NodeRunner
@@ -182,6 +183,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         memory_base=_limit_base("memory", settings, host, roots),
         process_base=_limit_base("pids", settings, host, roots),
         job_disk=settings.job_disk_mib * _MIB or shutil.disk_usage(workdir).total // 2,
+        job_sockets=settings.job_sockets or ports_of_machine() // 2,
     )
 
 

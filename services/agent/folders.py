@@ -35,6 +35,15 @@ class Filled:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOpen:
+    """What processes have open: bytes of files that have no name any more, sockets of any kind, and why it counts as full."""
+
+    bytes: int
+    sockets: int
+    why: str = ""
+
+
 def disk_used(folders: Iterable[Path], limit: int) -> int:
     """Bytes on disk below these folders, as `filled`. What counts as full counts as more than `limit`."""
     found = filled(folders, limit)
@@ -84,14 +93,16 @@ def files_below(folder: Path) -> int:
     return entries
 
 
-def nameless_used(pids: Iterable[int], folders: Iterable[Path]) -> Filled:
+def held_open(pids: Iterable[int], folders: Iterable[Path]) -> HeldOpen:
     """Files on these folders' disks that have no name any more, which these processes hold open or have mapped: they take room
-    until they are closed, and no folder shows them. Who has more open than is looked at counts as full."""
+    until they are closed, and no folder shows them. And their sockets, each once. Who has more open than is looked at counts as
+    full."""
     disks = set[int]()
     for folder in folders:
         with suppress(OSError):
             disks.add(os.stat(folder).st_dev)
     held: dict[tuple[int, int], int] = {}
+    sockets = set[int]()
     entries = 0
     for pid in pids:
         for at in (*_open_files(pid), f"/proc/{pid}/map_files"):
@@ -100,11 +111,13 @@ def nameless_used(pids: Iterable[int], folders: Iterable[Path]) -> Filled:
                     entries += 1
                     with suppress(OSError):
                         found = os.stat(f"{at}/{name}")
+                        if stat.S_ISSOCK(found.st_mode):
+                            sockets.add(found.st_ino)
                         if found.st_nlink == 0 and stat.S_ISREG(found.st_mode) and found.st_dev in disks:
                             held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
             if entries > MOST_ENTRIES:
-                return Filled(sum(held.values()), f"it has more than {MOST_ENTRIES:,} files open")
-    return Filled(sum(held.values()))
+                return HeldOpen(sum(held.values()), len(sockets), f"it has more than {MOST_ENTRIES:,} files open")
+    return HeldOpen(sum(held.values()), len(sockets))
 
 
 def _open_files(pid: int) -> Iterator[str]:

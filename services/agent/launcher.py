@@ -66,6 +66,8 @@ class Launcher:
     """The same for processes."""
     job_disk: int = 0
     """Bytes that the folders of one attempt may hold."""
+    job_sockets: int = 0
+    """How many one attempt may have open, where it has the host's network; 0: as many as it likes."""
     trusted_team: str = ""
     """The only team that is served where nothing holds the processes of a job together, or keeps teams apart."""
     timed: dict[str, int] = field(default_factory=dict)
@@ -177,7 +179,7 @@ class Launcher:
                 return ""
             return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{beside}"
 
-        return limits_of(part, self.job_disk, group_in(self.memory_base), group_in(self.process_base))
+        return limits_of(part, self.job_disk, group_in(self.memory_base), group_in(self.process_base), self.job_sockets)
 
     def _launch(self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any] | None) -> AttemptLaunch:
         """Raises BadEnvironment, NoDevices or OSError, before anything is started."""

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 
 from schemas.attempts import Category, KnownOfPart
-from schemas.jobs import JobLimits
+from schemas.jobs import JobLimits, Network
 from schemas.nodes import DesiredPart
-from services.agent.folders import MOST_ENTRIES, filled, nameless_used
+from services.agent.folders import MOST_ENTRIES, filled, held_open
 from services.agent.keeper import proc
 
 _MIB = 1024 * 1024
@@ -31,13 +31,15 @@ LONG_S = 10.0
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `processes`:
-    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`."""
+    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`.
+    `sockets` that it may have open, 0: as many as it likes."""
 
     memory: int
     disk: int
     memory_group: str = ""
     processes: int = 0
     process_group: str = ""
+    sockets: int = 0
 
     def told(self) -> dict[str, dict[str, Any] | None]:
         """As the keeper is told of it."""
@@ -61,8 +63,19 @@ def _memory_of_machine() -> int:
     return int(psutil.virtual_memory().total)
 
 
-def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str) -> AttemptLimits:
-    """What a part is held to: what its job asked for, and of the disk no more than `disk` bytes."""
+@cache
+def ports_of_machine() -> int:
+    """From which outgoing connections get theirs. They are one for all processes of the machine."""
+    try:
+        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except (OSError, ValueError):
+        return 28_232
+    return last - first + 1
+
+
+def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str, sockets: int) -> AttemptLimits:
+    """What a part is held to: what its job asked for, of the disk no more than `disk` bytes, and of the host's network so many
+    sockets."""
     asked = part.spec.limits or JobLimits()
     return AttemptLimits(
         memory=memory_of(part),
@@ -70,6 +83,7 @@ def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: st
         memory_group=memory_group,
         processes=asked.processes or 0,
         process_group=process_group,
+        sockets=sockets if part.network is Network.HOST else 0,
     )
 
 
@@ -79,23 +93,25 @@ class Watched:
     def __init__(self, limits: AttemptLimits, folders: Sequence[Path]) -> None:
         self.limits, self.folders = limits, folders
         self._next = self._gap_s = 0.0
-        self._free = 0
+        self._free = self._sockets = 0
 
     async def exceeded(self, shim: int) -> tuple[str, KnownOfPart] | None:
         """What it has taken too much of, in words, and the category of that; None: nothing.
 
-        It is looked at earlier when its disk has lost as many files since the last look as one attempt may have: of a million
-        files the looks lie minutes apart.
+        It is looked at earlier when its disk has lost as many files since the last look as one attempt may have, or the machine
+        has as many more sockets: of a million files the looks lie minutes apart.
         """
         if time.monotonic() < self._next and (self._gap_s < LONG_S or not await asyncio.to_thread(self._many_more)):
             return None
         return await asyncio.to_thread(self._look, shim)
 
     def _many_more(self) -> bool:
+        if self.limits.sockets and _sockets_of_machine() - self._sockets > self.limits.sockets:
+            return True
         return self._free - _files_free(self.folders) >= MOST_ENTRIES
 
     def _look(self, shim: int) -> tuple[str, KnownOfPart] | None:
-        began, self._free = time.monotonic(), _files_free(self.folders)
+        began, self._free, self._sockets = time.monotonic(), _files_free(self.folders), _sockets_of_machine()
         try:
             limits = self.limits
             if limits.processes and not limits.process_group and shim:
@@ -112,11 +128,17 @@ class Watched:
                         f"it used {mib(used)} of memory, and may use {mib(self.limits.memory)}",
                         Category.OUT_OF_MEMORY,
                     )
-            nameless = nameless_used(proc.descendants([shim]) if shim else (), self.folders)
-            found = filled(self.folders, self.limits.disk - nameless.bytes)
-            if why := nameless.why or found.why:
+            held = held_open(proc.descendants([shim]) if shim else (), self.folders)
+            if limits.sockets and held.sockets > limits.sockets:
+                return (
+                    f"socket limit: it had {held.sockets} sockets open, and may have {limits.sockets}: all processes of the "
+                    "machine have their ports together",
+                    Category.USER_ERROR,
+                )
+            found = filled(self.folders, self.limits.disk - held.bytes)
+            if why := held.why or found.why:
                 return f"disk limit: {why}", Category.DISK_LIMIT
-            used = nameless.bytes + found.bytes
+            used = held.bytes + found.bytes
             if used > self.limits.disk:
                 return (
                     f"disk limit: its folders hold {mib(used)}, and may hold {mib(self.limits.disk)} (limits.disk_mib)",
@@ -136,6 +158,17 @@ def _files_free(folders: Sequence[Path]) -> int:
         with suppress(OSError):
             disks[os.stat(folder).st_dev] = os.statvfs(folder).f_ffree
     return sum(disks.values())
+
+
+def _sockets_of_machine() -> int:
+    """Those of TCP, whether they are connected or not, and of UDP; 0 where the kernel does not say."""
+    count = 0
+    with suppress(OSError, ValueError):
+        for line in proc.read_text("/proc/net/sockstat").splitlines():
+            name, *words = line.split()
+            said = dict(zip(words[::2], words[1::2], strict=True))
+            count += int(said.get("alloc", 0)) if name == "TCP:" else int(said["inuse"]) if name == "UDP:" else 0
+    return count
 
 
 def memory_used(pids: Iterable[int]) -> int:

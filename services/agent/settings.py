@@ -164,6 +164,12 @@ class AgentSettings(ServiceSettings):
         ge=0,
         description="what the folders of one attempt on this machine may hold, checkpoints included, MiB; 0: half of the disk",
     )
+    job_sockets: int = Field(
+        default=0,
+        ge=0,
+        description="sockets that one attempt on this machine may have open; 0: half of the machine's ports for outgoing "
+        "connections",
+    )
     limits_s: float = Field(
         default=2.0, gt=0, le=3600, description="how often what an attempt takes of memory and disk is looked at, s"
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from services.agent import folders, launcher, limits
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
-from services.agent.folders import disk_used, files_below, nameless_used, remove_tree
+from services.agent.folders import disk_used, files_below, held_open, remove_tree
 from services.agent.secrets import SecretFolders
 
 MIB = 2**20
@@ -125,18 +126,46 @@ def test_a_file_that_goes_away_hides_nothing_of_its_neighbours(tmp_path: Path, m
 
 def test_a_file_without_a_name_counts_while_it_is_open(tmp_path: Path) -> None:
     me = [os.getpid()]
-    before = nameless_used(me, [tmp_path]).bytes
+    before = held_open(me, [tmp_path]).bytes
     with open(tmp_path / "hidden", "wb") as file, open(tmp_path / "named", "wb") as named:
         os.unlink(file.name)
         for one in (file, named):
             one.write(bytes(4 * MIB))
             one.flush()
         second = os.dup(file.fileno())
-        assert 4 * MIB <= nameless_used(me, [tmp_path]).bytes - before < 8 * MIB, (
-            "once, and not the one that has a name"
-        )
+        assert 4 * MIB <= held_open(me, [tmp_path]).bytes - before < 8 * MIB, "once, and not the one that has a name"
         os.close(second)
-    assert nameless_used(me, [tmp_path]).bytes == before
+    assert held_open(me, [tmp_path]).bytes == before
+
+
+def test_a_socket_counts_once_however_many_have_it_open() -> None:
+    me = [os.getpid()]
+    before = held_open(me, []).sockets
+    pairs = [socket.socketpair() for _ in range(5)]
+    unbound = socket.socket()
+    again = unbound.dup()
+    assert held_open([*me, *me], []).sockets - before == 11
+    for one in (*sum(pairs, ()), unbound, again):
+        one.close()
+    assert held_open(me, []).sockets == before
+
+
+async def test_who_takes_very_many_ports_is_looked_at_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job takes all ports of a machine in a tenth of a second."""
+    may = limits.AttemptLimits(memory=1, disk=MIB, memory_group="held by a cgroup", sockets=100)
+    watched = limits.Watched(may, [tmp_path])
+    assert await watched.exceeded(0) is None
+    monkeypatch.setattr(limits.proc, "descendants", lambda pids: {os.getpid()})
+    watched._next, watched._gap_s = sys.maxsize, limits.LONG_S
+    assert await watched.exceeded(1) is None
+    taken = [socket.socket() for _ in range(300)]  # more than others on this machine may close meanwhile
+    ended = await watched.exceeded(1)
+    for one in taken:
+        one.close()
+    assert ended is not None
+    assert ended[0].startswith("socket limit: it had 3"), ended
 
 
 OWN_TABLE = """
@@ -165,7 +194,7 @@ def test_a_file_without_a_name_counts_whichever_thread_has_it_open(tmp_path: Pat
             assert hiding.stdout.readline() == b"hidden\n"
             while leader == "ends" and ") Z " not in Path(f"/proc/{hiding.pid}/stat").read_text():
                 time.sleep(0.05)
-            assert 8 * MIB <= nameless_used([hiding.pid], [tmp_path]).bytes < 9 * MIB
+            assert 8 * MIB <= held_open([hiding.pid], [tmp_path]).bytes < 9 * MIB
         finally:
             hiding.kill()
 

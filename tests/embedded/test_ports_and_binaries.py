@@ -3,12 +3,15 @@
 import asyncio
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from libs.embedded import MissingBinary, NatsOptions, PortInUse, ServerOptions, Servers, StartFailed, binaries
 from libs.embedded.ports import LOOPBACK, lease_port
+from schemas.ids import team_uid
 
 
 def test_a_busy_port_is_an_error_that_names_the_port_and_its_holder() -> None:
@@ -34,6 +37,58 @@ def test_a_remembered_port_that_is_busy_is_replaced() -> None:
         lease = lease_port(preferred=port)
         assert lease.port != port
         lease.release()
+
+
+def test_a_remembered_port_stays_unless_somebody_else_leases_it_now() -> None:
+    lease = lease_port()
+    others = lease_port(preferred=lease.port)  # no server listens yet
+    assert others.port != lease.port
+    others.release()
+    lease.release()
+    again = lease_port(preferred=lease.port)
+    assert again.port == lease.port
+    again.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root has no ports that jobs may not bind")
+def test_no_job_listens_in_the_place_of_a_server_that_is_down() -> None:
+    with socket.socket() as old:
+        old.bind((LOOPBACK, 0))
+        once_remembered = old.getsockname()[1]
+    leases = [lease_port(), lease_port(preferred=once_remembered)]
+    assert _as_a_team(partial(_listens, 0)) == "listens", "or this would prove nothing of the others"
+    assert [_as_a_team(partial(_listens, lease.port)) for lease in leases] == ["Permission denied"] * 2
+    for lease in leases:
+        lease.release()
+
+
+def _listens(port: int) -> str:
+    """As a server does, and so does who would speak in its place."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((LOOPBACK, port))
+            sock.listen()
+        except OSError as error:
+            return os.strerror(error.errno or 0)
+    return "listens"
+
+
+def _as_a_team(tries: Callable[[], str]) -> str:
+    """What it says to a process of a team's user."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgid(team_uid("red"))
+            os.setuid(team_uid("red"))
+            os.write(writing, tries().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with open(reading, "rb") as said:
+        return said.read().decode()
 
 
 def test_ports_lie_below_the_range_from_which_clients_get_theirs() -> None:

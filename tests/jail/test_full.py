@@ -466,6 +466,28 @@ async def test_processes_are_counted_where_no_group_holds_them(start):
         assert "processes and threads, and may have 24" in end.reason
 
 
+TAKING_PORTS = """
+import os, socket, time
+taken = []
+for _ in range(4):
+    if os.fork() == 0:
+        for _ in range(200):
+            taken.append(socket.socket())
+            taken[-1].bind(("127.0.0.1", 0))
+        time.sleep(600)
+time.sleep(600)
+"""
+
+
+async def test_a_job_that_takes_the_ports_of_all_is_ended(start):
+    async with start(limits_s=0.2, job_sockets=600) as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        end = await ended(node, victim, of("red", TAKING_PORTS, device=2))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert "sockets open, and may have 600" in end.reason
+
+
 async def test_memory_is_watched_where_no_group_holds_it(start):
     async with start(cgroups=False, limits_s=0.2) as node:
         end = await ended(node, of("red", HOG, resources=Resources(devices=1, host_memory_mib=200)))
