@@ -69,7 +69,7 @@ class JobView:
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"),
             *self.system,
             *_sys(devices),
-            *("--proc", "/proc", "--dev", "/dev"),
+            *("--proc", "/proc", "--ro-bind-try", "/proc/pressure", "/proc/pressure", "--dev", "/dev"),
             *self._device_files(devices),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
             *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),

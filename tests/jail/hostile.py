@@ -124,6 +124,14 @@ for name, path in {
 
 
 @attack
+def have_the_kernel_watch_itself():
+    """A trigger costs it memory that is no job's, and time."""
+    trigger = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK)
+    os.write(trigger, b"some 150000 2000000\0")
+    return True
+
+
+@attack
 def keepers_socket():
     return connects(f"{STATE}/agent/keeper.sock")
 

@@ -442,6 +442,8 @@ ATTEMPTS = (
     Attempt(6, _JOB, "listening in the place of a server that is down, so that it is told what was for that, and answers",
             "the port is one that only root may bind",
             "tests/embedded/test_ports_and_binaries.py::test_no_job_listens_in_the_place_of_a_server_that_is_down"),
+    Attempt(2, _JOB, "triggers of pressure, so that the kernel watches itself without end", "read-only", _REACHES,
+            "have_the_kernel_watch_itself"),
     Attempt(2, _JOB, "all ports of the machine, so that nobody there connects anywhere",
             "its sockets are counted; it is ended", f"{_FULL}::test_a_job_that_takes_the_ports_of_all_is_ended"),
     Attempt(2, _JOB, "... while looks at it lie minutes apart", "it is looked at when the machine has as many more",

@@ -2,8 +2,9 @@
 
 #include "walls.h"
 
-/* Of /proc: settings of the kernel, which bubblewrap covers with themselves, read-only. */
-static const char *const COVERED[] = {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"};
+/* Of /proc: settings of the kernel, which bubblewrap covers with themselves, read-only; and where everybody may have it watch
+ * itself, which `services.agent.view` covers. */
+static const char *const COVERED[] = {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/pressure"};
 enum { MOST_OWN = 64, MOST_CARRIED = 64 };
 
 struct identity identity_of(const char *source)
