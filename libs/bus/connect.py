@@ -4,6 +4,7 @@
 - A server that it was told of by another one, and that the URL does not name, gets the credential too (default: none, and
   it is refused there for ever).
 - A dead peer is noticed within 20 to 30 s (default: up to six minutes).
+- A server whose URL says `tls://` and that says of itself, in clear, that it has no encryption is told nothing (default: all).
 - Errors that the client reports in the background are logged and counted.
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
@@ -66,6 +67,14 @@ class BusConnection(Client):
     closing = False
     secret = ""
     """Of its credential: see `libs.bus.ids`."""
+
+    def _connect_command(self) -> bytes:
+        """nats-py's own, which would be said in clear to whoever says that there is no encryption: it has a signature, by which
+        that one may speak to the true broker in our name."""
+        server = self._current_server
+        if server is not None and server.uri.scheme == "tls" and not self._server_info.get("tls_required"):
+            raise nats.errors.Error(_IN_CLEAR)
+        return super()._connect_command()
 
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
@@ -220,6 +229,7 @@ _ANYBODY = (
     "NATS at {} lets anybody in: whoever reaches it may write the ledger. Give it accounts (`baton credentials` prints them, "
     "see docs/security.md), or say that this is meant: `baton up` with --insecure, or BATON_INSECURE=1"
 )
+_IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
 _REFUSAL = re.compile(r"authorization|authentication|revoked", re.IGNORECASE)
 

@@ -206,6 +206,8 @@ ATTEMPTS = (
             "tests/walls/test_compose_runs.py::test_a_job_runs_through_composes_services", "nobody"),
     Attempt(3, _STRANGER, "a broker in the middle, with another certificate or name", "TLS by our authority alone",
             "tests/walls/test_wire.py::test_a_broker_with_our_certificate_is_trusted_and_no_other"),
+    Attempt(3, _STRANGER, "... that says, in clear, that the broker does not encrypt", "it is told nothing, and signed nothing",
+            "tests/walls/test_wire.py::test_who_says_that_there_is_no_encryption_hears_nothing"),
     Attempt(3, _STRANGER, "plain URLs of other hosts", "they are refused",
             "tests/walls/test_wire.py::test_plain_urls_of_other_hosts_are_refused"),
     # 4, 5: crowds and rubbish
