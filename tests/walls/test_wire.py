@@ -141,6 +141,13 @@ def shown(url: str) -> bytes:
         ("mongodb://stores:27017/?tls=false", False),
         ("mongodb://a:1,b:2/?tls=true", True),
         ("mongodb+srv://stores/", True),
+        ("mongodb+srv://stores/?tls=false", False),
+        ("mongodb+srv://stores/?ssl=false", False),
+        ("mongodb://stores:27017/?tls=true&tlsAllowInvalidCertificates=true", False),
+        ("mongodb://stores:27017/?tls=true&tlsInsecure=true", False),
+        ("rediss://user:word@stores:6379/0?ssl_cert_reqs=none", False),
+        ("rediss://user:word@stores:6379/0?ssl_check_hostname=False", False),
+        ("rediss://user:word@127.0.0.1:6379/0?ssl_cert_reqs=none", True),
         ("mongodb://%2Frun%2Fmongo.sock", True),
     ],
 )
