@@ -49,6 +49,7 @@ __all__ = [
     "close",
     "connect",
     "refuse_anybody",
+    "refuse_shared",
     "without_password",
 ]
 
@@ -58,7 +59,7 @@ class BusUnavailable(ConnectionError):
 
 
 class AnonymousBroker(BusUnavailable):
-    """The broker lets anybody in, so that nobody is kept from anything; the text names it and the fix."""
+    """The broker lets in anybody, or anybody with a password, so that nobody is kept from anything; the text has the fix."""
 
 
 class BusConnection(Client):
@@ -168,6 +169,8 @@ async def connect(
             problems.connected = True
             if not where.anonymous:
                 refuse_anybody(connection, where.url)
+                if where.creds is None:
+                    logger.warning("NATS knows us by a password: whoever has it may say anything; set BATON_NATS_CREDS")
             return connection
     except AnonymousBroker:
         await connection.close()
@@ -186,7 +189,14 @@ async def connect(
 def refuse_anybody(connection: Client, url: str) -> None:
     """Raises AnonymousBroker, naming `url`, when the broker lets in whoever reaches it."""
     if not connection._server_info.get("auth_required"):
-        raise AnonymousBroker(_ANYBODY.format(without_password(url)))
+        raise AnonymousBroker(_ANYBODY.format(without_password(url), "lets anybody in: whoever reaches it"))
+
+
+def refuse_shared(where: Address) -> None:
+    """Raises AnonymousBroker for an address without a credential: its broker knows us by a password, as it knows all others."""
+    if where.creds is None:
+        shared = "is to know us by no credential of our own: whoever has the same password, or needs none,"
+        raise AnonymousBroker(_ANYBODY.format(without_password(where.url), shared))
 
 
 def _credential(servers: Sequence[str]) -> dict[str, str]:
@@ -226,8 +236,8 @@ class _Problems:
 
 
 _ANYBODY = (
-    "NATS at {} lets anybody in: whoever reaches it may write the ledger. Give it accounts (`baton credentials` prints them, "
-    "see docs/security.md), or say that this is meant: `baton up` with --insecure, or BATON_INSECURE=1"
+    "NATS at {} {} may write the ledger. Give it accounts (`baton credentials` prints them, and makes what BATON_NATS_CREDS "
+    "names: see docs/security.md), or say that this is meant: `baton up` with --insecure, or BATON_INSECURE=1"
 )
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)

@@ -202,6 +202,8 @@ ATTEMPTS = (
             "tests/walls/test_outside.py::test_a_service_refuses_a_broker_that_lets_anybody_in"),
     Attempt(3, _STRANGER, "`baton up --external` on such a broker", "the same",
             "tests/walls/test_outside.py::test_up_with_such_a_broker_needs_a_word"),
+    Attempt(3, _STRANGER, "... on one that knows everybody by one password", "the same; a service warns",
+            "tests/walls/test_outside.py::test_a_password_that_all_share_is_no_wall_either"),
     Attempt(3, _STRANGER, "compose's broker without a credential", "it has accounts and TLS",
             "tests/walls/test_compose_runs.py::test_a_job_runs_through_composes_services", "nobody"),
     Attempt(3, _STRANGER, "a broker in the middle, with another certificate or name", "TLS by our authority alone",
