@@ -1,5 +1,5 @@
 """Writes what a release consists of as a CycloneDX 1.6 document: Baton, every pinned package with the hashes of its files, and
-the images of compose.yaml.
+the images of compose.yaml, and the one that ours stands on.
 
     python deploy/sbom.py dist/baton.cdx.json
 
@@ -26,6 +26,7 @@ _PIN = re.compile(
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _NAME = re.compile(r"^[A-Za-z0-9._-]+")
 _IMAGE = re.compile(r"^\s+image:\s*(\S+)", re.MULTILINE)
+_FROM = re.compile(r"^FROM (\S+)", re.MULTILINE)
 _OURS = "baton:local"
 
 
@@ -78,7 +79,8 @@ def document(root: Path = ROOT) -> dict[str, Any]:
         by_name.setdefault(pin.name, []).append(pin)
     asked = direct((root / "requirements/base.in").read_text())
     me = f"pkg:pypi/{project['name']}@{project['version']}"
-    images = sorted(set(_IMAGE.findall((root / "compose.yaml").read_text())) - {_OURS})
+    below = _FROM.findall((root / "deploy/Dockerfile").read_text())  # what our own image stands on
+    images = sorted({*_IMAGE.findall((root / "compose.yaml").read_text()), *below} - {_OURS})
     body = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

@@ -4,6 +4,7 @@
 - A server that it was told of by another one, and that the URL does not name, gets the credential too (default: none, and
   it is refused there for ever).
 - A dead peer is noticed within 20 to 30 s (default: up to six minutes).
+- A server whose URL says `tls://` and that says of itself, in clear, that it has no encryption is told nothing (default: all).
 - Errors that the client reports in the background are logged and counted.
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
@@ -48,6 +49,7 @@ __all__ = [
     "close",
     "connect",
     "refuse_anybody",
+    "refuse_shared",
     "without_password",
 ]
 
@@ -57,7 +59,7 @@ class BusUnavailable(ConnectionError):
 
 
 class AnonymousBroker(BusUnavailable):
-    """The broker lets anybody in, so that nobody is kept from anything; the text names it and the fix."""
+    """The broker lets in anybody, or anybody with a password, so that nobody is kept from anything; the text has the fix."""
 
 
 class BusConnection(Client):
@@ -66,6 +68,14 @@ class BusConnection(Client):
     closing = False
     secret = ""
     """Of its credential: see `libs.bus.ids`."""
+
+    def _connect_command(self) -> bytes:
+        """nats-py's own, which would be said in clear to whoever says that there is no encryption: it has a signature, by which
+        that one may speak to the true broker in our name."""
+        server = self._current_server
+        if server is not None and server.uri.scheme == "tls" and not self._server_info.get("tls_required"):
+            raise nats.errors.Error(_IN_CLEAR)
+        return super()._connect_command()
 
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
@@ -159,6 +169,8 @@ async def connect(
             problems.connected = True
             if not where.anonymous:
                 refuse_anybody(connection, where.url)
+                if where.creds is None:
+                    logger.warning("NATS knows us by a password: whoever has it may say anything; set BATON_NATS_CREDS")
             return connection
     except AnonymousBroker:
         await connection.close()
@@ -177,7 +189,14 @@ async def connect(
 def refuse_anybody(connection: Client, url: str) -> None:
     """Raises AnonymousBroker, naming `url`, when the broker lets in whoever reaches it."""
     if not connection._server_info.get("auth_required"):
-        raise AnonymousBroker(_ANYBODY.format(without_password(url)))
+        raise AnonymousBroker(_ANYBODY.format(without_password(url), "lets anybody in: whoever reaches it"))
+
+
+def refuse_shared(where: Address) -> None:
+    """Raises AnonymousBroker for an address without a credential: its broker knows us by a password, as it knows all others."""
+    if where.creds is None:
+        shared = "is to know us by no credential of our own: whoever has the same password, or needs none,"
+        raise AnonymousBroker(_ANYBODY.format(without_password(where.url), shared))
 
 
 def _credential(servers: Sequence[str]) -> dict[str, str]:
@@ -217,9 +236,10 @@ class _Problems:
 
 
 _ANYBODY = (
-    "NATS at {} lets anybody in: whoever reaches it may write the ledger. Give it accounts (`baton credentials` prints them, "
-    "see docs/security.md), or say that this is meant: `baton up` with --insecure, or BATON_INSECURE=1"
+    "NATS at {} {} may write the ledger. Give it accounts (`baton credentials` prints them, and makes what BATON_NATS_CREDS "
+    "names: see docs/security.md), or say that this is meant: `baton up` with --insecure, or BATON_INSECURE=1"
 )
+_IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
 _REFUSAL = re.compile(r"authorization|authentication|revoked", re.IGNORECASE)
 

@@ -17,6 +17,14 @@ CA_FILE = "ca.pem"
 """The authority's certificate, beside a credential: whoever connects with that checks the broker by it."""
 _SAFE = ("tls", "wss", "rediss", "unix")
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+_UNCHECKED: Mapping[str, Collection[str]] = {
+    "tlsinsecure": ("true",),
+    "tlsallowinvalidcertificates": ("true",),
+    "tlsallowinvalidhostnames": ("true",),
+    "ssl_cert_reqs": ("none", "optional"),
+    "ssl_check_hostname": ("0", "f", "false", "n", "no"),
+}
+"""Options of stores by which anybody in the middle is taken for the server: no better than plain."""
 _NO_PORT = "its port is no number from 1 to 65535"
 
 
@@ -61,8 +69,9 @@ def check(urls: str, *, allowed: Collection[str] = (), insecure: bool = False) -
         if not is_here(host) and host not in allowed:
             fix = {"redis": "rediss://", "mongodb": "?tls=true"}.get(scheme, "tls://")
             raise PlainWire(
-                f"{scheme}://...@{host} is not encrypted, and {host} is another host: use {fix} (docs/security.md), name the "
-                "host in BATON_PLAIN_HOSTS if nobody else is in the network between, or say --insecure (BATON_INSECURE=1)"
+                f"{scheme}://...@{host} is not encrypted, or believes whoever answers, and {host} is another host: use {fix} "
+                "and check its certificate (docs/security.md), name the host in BATON_PLAIN_HOSTS if nobody else is in the "
+                "network between, or say --insecure (BATON_INSECURE=1)"
             )
 
 
@@ -137,7 +146,10 @@ def _plain(urls: str) -> Iterator[tuple[str, str]]:
         found = urlsplit(text.strip() if "://" in text else f"{scheme or 'nats'}://{text.strip()}")
         scheme, query = found.scheme, found.query or urlsplit(urls).query
         options = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
-        encrypted = scheme.endswith("+srv") or options.get("tls", options.get("ssl")) == "true"
-        if scheme not in _SAFE and not (scheme.startswith("mongodb") and encrypted):
+        default = "true" if scheme.endswith("+srv") else "false"
+        encrypted = scheme in _SAFE or (
+            scheme.startswith("mongodb") and options.get("tls", options.get("ssl", default)) == "true"
+        )
+        if not encrypted or any(options.get(name) in values for name, values in _UNCHECKED.items()):
             host = found.netloc.rpartition("@")[2]
             yield scheme, host if host.lower().startswith("%2f") else (found.hostname or "")

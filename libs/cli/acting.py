@@ -146,7 +146,7 @@ async def _tell(book: Book, folder: Path, url: str | None, again: bool) -> int:
                 for line in some
             ]
             await deliver(baton.nats, items, give_up_s=_TELL_S)
-            book.told(place.pool, some[-1].number)
+            book.told(place.pool, some[-1])
     return len(lines)
 
 

@@ -115,7 +115,8 @@ def verify(
         return
 
     audit = _read(file, pool, url, lambda line: None)
-    mine = Book(book_folder(folder)).lines()
+    home = book_folder(folder)
+    mine = Book(home).lines()
     lying_here, whole = {mine[0].book: mine} if mine else {}, not audit.skipped
     problems = [str(one) for one in compare(audit.told, lying_here, whole=whole)]
     waiting = {} if audit.broken else untold(audit.told, lying_here, whole=whole)  # nothing behind a break is read
@@ -137,7 +138,8 @@ def verify(
         for problem in [*([audit.broken] if audit.broken else []), *problems]:
             hint(f"broken: {problem}")
         if ok:
-            hint("the chain holds, and every line of a book is where it belongs")
+            here = "" if mine else f"; no book lies in {home}, so with none of this host they were compared"
+            hint(f"the chain holds, and every line of a book is where it belongs{here}")
     if not ok:
         raise Ended(Exit.FAILED)
 

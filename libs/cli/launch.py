@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from libs.bus.cancel import cancel
-from libs.bus.connect import Address, connect
+from libs.bus.connect import Address, connect, refuse_shared
 from libs.bus.narrowing import Narrowing
 from libs.bus.patience import patiently
 from libs.bus.streams import provision
@@ -276,6 +276,8 @@ class LocalStack:
     async def _provision(self) -> Callable[[], Awaitable[None]]:
         """Makes the streams, and keeps room in that of requests until what it returns is called."""
         client = await connect(self.address(OPERATOR), name="provision", inbox_prefix=f"_INBOX_{OPERATOR}")
+        if not self.options.insecure:
+            refuse_shared(self.address(OPERATOR))
         js, options = client.jetstream(), self.options
 
         async def make() -> None:

@@ -25,7 +25,7 @@ def command(
     url: Url = None,
 ) -> None:
     """Create what is missing and check what is there. May be run any time; exits with 5 when something differs."""
-    from libs.bus.connect import refuse_anybody
+    from libs.bus.connect import refuse_anybody, refuse_shared
     from libs.bus.narrowing import Narrowing
     from libs.bus.streams import provision
 
@@ -34,6 +34,7 @@ def command(
         pools = pool or listed or [baton.place.pool]
         if not baton.place.address.plain:
             refuse_anybody(baton.nats, baton.place.address.url)
+            refuse_shared(baton.place.address)
         await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
         say("\n".join(f"{name}\tready" for name in pools))
 

@@ -135,7 +135,7 @@ def rotate(
         _keys_only(days)
         return say(str(team_admin.credential("rotate", name, write, url)))
     ring = ring_of(folder)
-    name = _person(ring, name)
+    name = _who_has_one(ring, name)
     with acting("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name, lasts_s=_seconds(days))
         tell_broker(ring, [name.partition(".")[0]], folder, url)
@@ -149,7 +149,7 @@ def revoke(name: Name, reason: ReasonOption, folder: KeysFolder = None, url: Url
         team_admin.manage("revoke", name, url)
         return say(name)
     ring = ring_of(folder)
-    name = _person(ring, name)
+    name = _who_has_one(ring, name)
     with acting("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
         tell_broker(ring, [name.partition(".")[0]], folder, url)
@@ -163,6 +163,10 @@ def erase(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Ur
     """Forget who a pseudonym was, or all of a team's, and void the credentials. What they did stays under the pseudonym."""
     ring = ring_of(folder)
     team, _, user = name.partition(".")
+    if user:
+        People(ring.folder).check(
+            team, user
+        )  # before the book has a line: a name that nobody has here is somebody's all the same
     with acting("team.erase", _person(ring, name), reason, folder=ring.folder, url=url):  # never the name itself
         gone = [f"{team}.{one}" for one in People(ring.folder).erase(team, user)]
         for one in gone:
@@ -288,6 +292,15 @@ def _new_person(ring: Keyring, name: str, asked: bool | None) -> str:
         return f"{team}.{People(ring.folder).pseudonym(team, user)}"
     except ValueError as e:
         raise UsageFault(str(e)) from None
+
+
+def _who_has_one(ring: Keyring, name: str) -> str:
+    """The team, or the user that a person's name stands for. Raises NoCredential for a user who has none: before anything is
+    written down, since a name that was mistyped, or erased, is a person's, and the book and the ledger keep it for ever."""
+    name = _person(ring, name)
+    if "." in name:
+        ring.check_user(name)
+    return name
 
 
 def _person(ring: Keyring, name: str) -> str:

@@ -2,7 +2,7 @@
 
     audit.jsonl         the lines (`schemas.audit.OperatorAction`); a line names the hash of the one before it
     audit.open/         one file for each action that is under way; its process holds a lock on it
-    audit.told.json     pool -> how many lines its ledger was told
+    audit.told.json     <pool>.<book> -> how many lines of that book the pool's ledger was told
 
 It lies beside `keys.json`, or where there is none in the user's own state folder. Whoever may write here can write a book anew;
 what was told to a ledger cannot be taken back, so lines are told as soon as they are there (`libs.cli.acting`).
@@ -121,22 +121,31 @@ class Book:
 
     def untold(self, pool: str) -> list[OperatorAction]:
         """The lines that the pool's ledger was not told yet."""
-        return self.lines()[self._told().get(pool, 0) :]
+        lines, marks = self.lines(), self._told()
+        return lines[marks.get(f"{pool}.{lines[0].book}", marks.get(pool, 0)) :] if lines else []
 
-    def told(self, pool: str, number: int) -> None:
-        """The pool's inbox has the lines up to `number`."""
+    def told(self, pool: str, line: OperatorAction) -> None:
+        """The pool's inbox has the lines of that book up to this one."""
         with self._writing():
             marks = self._told()
-            marks[pool] = max(number, marks.get(pool, 0))
-            write_private(self.folder / _TOLD, json.dumps(marks) + "\n")
+            known = max(line.number, marks.get(f"{pool}.{line.book}", marks.get(pool, 0)))
+            self._mark({**_others(marks, pool), f"{pool}.{line.book}": known})
 
     def tell_again(self, pool: str) -> None:
         """All lines count as not told: a ledger was begun anew, or left some out."""
         with self._writing():
-            write_private(self.folder / _TOLD, json.dumps({k: n for k, n in self._told().items() if k != pool}) + "\n")
+            self._mark(_others(self._told(), pool))
+
+    def _mark(self, marks: Mapping[str, int]) -> None:
+        write_private(self.folder / _TOLD, json.dumps(marks) + "\n")
 
     def _told(self) -> dict[str, int]:
         try:
             return dict(json.loads((self.folder / _TOLD).read_text()))
         except (FileNotFoundError, ValueError):
             return {}  # telling a line twice does no harm
+
+
+def _others(marks: Mapping[str, int], pool: str) -> dict[str, int]:
+    """Those of the other pools. A mark without a book is of before there were several."""
+    return {known: number for known, number in marks.items() if known.partition(".")[0] != pool}

@@ -427,9 +427,12 @@ class Keyring:
             self._void(keys.core, known_as)
         return self.operator() if role == OPERATOR else self.service(name)
 
+    def check_user(self, name: str) -> None:
+        """Raises NoCredential when the user `<team>.<user>` has none."""
+        _check_user(_team(self.keys(), name.partition(".")[0]), name)
+
     def _void(self, owner: AccountKeys, name: str) -> None:
-        if name not in owner.users:
-            raise NoCredential(f"{name!r} has no credential; there are: {', '.join(sorted(owner.users)) or 'none'}")
+        _check_user(owner, name)
         owner.void(name, self._tick(owner))
 
     # ---------------------------------------------------------------------------------------------- what the broker is told
@@ -550,6 +553,11 @@ def _room(owner: AccountKeys, team: str) -> None:
             f"team {team} has {len(owner.users)} credentials and {len(owner.revoked)} void ones; the account's claim "
             f"takes {MOST_USERS} and {MOST_REVOKED}: ask an operator"
         )
+
+
+def _check_user(owner: AccountKeys, name: str) -> None:
+    if name not in owner.users:
+        raise NoCredential(f"{name!r} has no credential; there are: {', '.join(sorted(owner.users)) or 'none'}")
 
 
 def _team(keys: Keys, name: str) -> AccountKeys:

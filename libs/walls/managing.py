@@ -34,7 +34,7 @@ from libs.bus.messages import Malformed, decode_bare
 from libs.core.admission.intake import Bucket
 from libs.walls.book import Book
 from libs.walls.keyring import Keyring, NoCredential
-from libs.walls.people import People
+from libs.walls.people import People, is_pseudonym
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.inbox import BoostJob
@@ -204,12 +204,12 @@ class TeamAdmins:
             if asked.what == "add" and known:
                 raise AdminRefused(f"user = {asked.user}: has a credential already; rotate it, and the old one is void")
             if asked.what == "rotate" and not known:
-                raise AdminRefused(f"user = {asked.user}: has no credential; add one")
+                raise AdminRefused("user: has no credential; add one")
             if not asked.public_key:
                 raise AdminRefused("public_key: say for which key, the public half of one that the user made")
             ring.check_room(team)
         elif asked.what == "revoke" and name not in ring.users(team):
-            raise AdminRefused(f"user = {asked.user}: has no credential")
+            raise AdminRefused("user: has no credential")
 
     def _carry_out(self, team: str, asked: ManageTeam) -> TeamManaged:
         ring, name, token = self._keyring, f"{team}.{asked.user}", ""
@@ -226,11 +226,13 @@ class TeamAdmins:
         return TeamManaged(team=team, token=token, users=users)
 
     def _write(self, team: str, user: str, asked: ManageTeam, refused: str = "") -> None:
-        """A line for whoever asks later who did it."""
+        """A line for whoever asks later who did it. Whom a refused request names is not told when nobody of that name has a
+        credential: it may be a person's."""
+        told = not refused or is_pseudonym(asked.user) or f"{team}.{asked.user}" in self._keyring.users(team)
         line = {
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now())),
-            "team": team, "by": f"{team}.{user}", "what": asked.what, "user": asked.user, "public_key": asked.public_key,
-            "refused": refused,
+            "team": team, "by": f"{team}.{user}", "what": asked.what, "user": asked.user if told else "",
+            "public_key": asked.public_key, "refused": refused,
         }  # fmt: skip
         if asked.boost is not None:
             line |= {"job": asked.boost.job_id, "pool": asked.pool}

@@ -79,6 +79,12 @@ class People:
         """Pseudonym -> name."""
         return self._read().teams.get(team, {})
 
+    def check(self, team: str, name: str) -> None:
+        """Raises NoSuchPerson when that is neither a person of the team nor a pseudonym of one."""
+        people = self.of(team)
+        if name not in people and name not in people.values():
+            raise _nobody(team, name)
+
     def erase(self, team: str, name: str = "") -> list[str]:
         """Forgets who a pseudonym is, or, without a name, all of the team's. Returns the pseudonyms. Raises NoSuchPerson for a
         name that is not there."""
@@ -86,7 +92,7 @@ class People:
             people = mapping.teams.get(team, {})
             gone = [one for one, known in people.items() if not name or name in (known, one)]
             if name and not gone:
-                raise NoSuchPerson(f"nobody of team {team} is called {name!r} here: `baton team list` shows who is")
+                raise _nobody(team, name)
             for one in gone:
                 del people[one]
             if not people:
@@ -98,3 +104,7 @@ class People:
             return _Mapping.model_validate_json(self._file.read_text())
         except FileNotFoundError:
             return _Mapping()
+
+
+def _nobody(team: str, name: str) -> NoSuchPerson:
+    return NoSuchPerson(f"nobody of team {team} is called {name!r} here: `baton team list` shows who is")

@@ -28,7 +28,11 @@ def test_every_pin_is_in_it_with_every_hash(document: dict[str, Any]) -> None:
     assert sorted(hashes) == sorted(re.findall(r"sha256:([0-9a-f]{64})", pinned))
     images = {service["image"] for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()}
     containers = {f"{one['name']}:{one['version']}" for one in document["components"] if one["type"] == "container"}
-    assert containers == images - {"baton:local"}
+    below = {
+        line.split()[1] for line in (ROOT / "deploy/Dockerfile").read_text().splitlines() if line.startswith("FROM ")
+    }
+    assert below
+    assert containers == images - {"baton:local"} | below
 
 
 def test_what_is_asked_for_leads_to_everything(document: dict[str, Any]) -> None:

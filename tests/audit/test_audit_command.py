@@ -119,6 +119,9 @@ async def test_what_operators_do_is_listed_and_verified_and_a_change_is_found(
     book.file.write_bytes(b"".join(whole.splitlines(keepends=True)[:1]))
     found = await run(stack, "audit", "verify")
     assert (found.code, "the file ends before it" in found.err) == (1, True), found.err
+    book.file.unlink()
+    found = await run(stack, "audit", "verify")
+    assert (found.code, f"no book lies in {stack.state_dir}" in found.err) == (0, True), found.err
     book.file.write_bytes(whole)
 
     # While the broker is away the line waits.

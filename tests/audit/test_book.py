@@ -1,5 +1,6 @@
 """An operator's book: every action has its line, also when its process is killed; the ledger is compared with it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -77,12 +78,38 @@ def test_an_action_whose_process_is_killed_has_a_line_too(tmp_path: Path) -> Non
 def test_what_was_told_is_not_told_again_unless_asked_for(tmp_path: Path) -> None:
     book = Book(tmp_path)
     acted(book, "red")
-    book.told("main", 1)
+    book.told("main", book.lines()[-1])
     acted(book, "green")
     assert [line.target for line in book.untold("main")] == ["green"]
     assert [line.target for line in book.untold("west")] == ["red", "green"]
     book.tell_again("main")
     assert [line.target for line in book.untold("main")] == ["red", "green"]
+
+
+def test_a_book_that_was_begun_anew_is_told_from_its_first_line(tmp_path: Path) -> None:
+    """Who moved the old one away, as an error asks for, acted unseen until the new one was as long as what had been told."""
+    book = Book(tmp_path)
+    acted(book, "red")
+    acted(book, "green")
+    for pool in ("main", "west"):
+        book.told(pool, book.lines()[-1])
+    book.file.rename(tmp_path / "moved")
+    acted(book, "blue")
+    assert [line.target for line in book.untold("main")] == ["blue"]
+    book.told("main", book.lines()[-1])
+    assert book.untold("main") == []
+    assert [line.target for line in book.untold("west")] == ["blue"]
+
+
+def test_a_mark_of_a_release_before_counts(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    acted(book, "red")
+    (tmp_path / "audit.told.json").write_text('{"main": 1}')
+    assert book.untold("main") == []
+    acted(book, "green")
+    assert [line.target for line in book.untold("main")] == ["green"]
+    book.told("main", book.lines()[-1])
+    assert "main" not in json.loads((tmp_path / "audit.told.json").read_text())
 
 
 def test_a_book_that_cannot_be_read_says_where(tmp_path: Path) -> None:

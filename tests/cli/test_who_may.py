@@ -10,6 +10,7 @@ import pytest
 from libs.bus.wire import without_password
 from libs.cli.main import main
 from libs.walls.keyring import Keyring
+from libs.walls.people import People
 from tests.audit.test_every_command import every
 
 ROOT = Path(__file__).parents[2]
@@ -204,6 +205,7 @@ def test_every_command_says_that_its_url_is_none(
     ring = Keyring(folder / "none")
     for make in (ring.operator, lambda: ring.team("red"), lambda: ring.node("main", "n1")):
         make()
+    People(ring.folder).pseudonym("red", "ana")  # there is somebody to forget
     before = credentials(ring)
     monkeypatch.setenv("BATON_NATS_URL", "nats://127.0.0.1:99999")
     monkeypatch.setenv("BATON_NATS_CREDS", str(ring.operator()))

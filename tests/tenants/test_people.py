@@ -67,6 +67,17 @@ async def test_the_name_of_a_person_of_no_team_is_not_kept(tmp_path: Path) -> No
     assert "Smith" not in (tmp_path / "people.json").read_text()
 
 
+async def test_the_name_of_who_has_no_credential_or_has_none_any_more_is_not_kept(tmp_path: Path) -> None:
+    """What was refused was a line of the operator's book, and of the ledger: for ever, also of who had been erased."""
+    Keyring(tmp_path).team("red")
+    for words in (("add", "red.Smith"), ("erase", "red.Smith")):
+        assert (await baton("team", *words, BATON_STATE_DIR=str(tmp_path))).code == 0
+    for words in (("rotate",), ("revoke", "--reason", "left"), ("erase",)):
+        refused = await baton("team", words[0], "red.Smith", *words[1:], BATON_STATE_DIR=str(tmp_path))
+        assert refused.code == 3, refused.err
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and b"Smith" in path.read_bytes()] == []
+
+
 async def test_an_instance_of_before_goes_on_with_names(tmp_path: Path) -> None:
     """Its users' names are in its ledger, and in scripts."""
     ring = Keyring(tmp_path)

@@ -144,6 +144,17 @@ async def test_what_an_admin_may_not_is_refused_and_written_down(
     await close(ana)
 
 
+@pytest.mark.parametrize("what", ["rotate", "revoke", "add"])
+async def test_whom_a_refused_request_names_is_not_written_down(house: House, what: str) -> None:
+    """Who has no credential is somebody's name, mistyped, or of before it was erased."""
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    with pytest.raises(QueryError):
+        await manage(ana, "blue.ana", what, "smith", "" if what == "add" else a_key().public)
+    assert written_down(house)[-1]["what"] == what
+    assert "smith" not in json.dumps(written_down(house))
+    await close(ana)
+
+
 @pytest.mark.parametrize("body", [
     {"what": "add", "user": "a.b", "public_key": ""},
     {"what": "add", "user": "dora", "public_key": "A" + "B" * 55},

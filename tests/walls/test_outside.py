@@ -38,6 +38,21 @@ async def test_a_service_refuses_a_broker_that_lets_anybody_in(tmp_path: Path) -
         assert b"lets anybody in" in said
 
 
+async def test_a_password_that_all_share_is_no_wall_either(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Seen: with one user and password in the URL all services began, and so could whoever had it."""
+    nowhere = {"BATON_REDIS_URL": "redis://127.0.0.1:9", "BATON_MONGO_URL": "mongodb://127.0.0.1:9"}
+    with nats_process(JETSTREAM + 'authorization { user: all, password: "word" }\n', tmp_path) as bare:
+        url = bare.replace("nats://", "nats://all:word@")
+        await close(await connect(ServiceSettings(nats_url=url).bus, name="service"))
+        assert "NATS knows us by a password" in caplog.text
+        caplog.clear()
+        await close(await connect(ServiceSettings(nats_url=url, insecure=True).bus, name="service"))
+        assert "password" not in caplog.text
+        for words in (("up", "--external", "--state-dir", str(tmp_path / "state")), ("provision", "--pool", "main")):
+            told = await baton(*words, BATON_NATS_URL=url, **nowhere)
+            assert (told.code, "the same password" in told.err, "word@" in told.err) == (6, True, False), told.err
+
+
 async def test_up_with_such_a_broker_needs_a_word(tmp_path: Path) -> None:
     nowhere = {"BATON_REDIS_URL": "redis://127.0.0.1:9", "BATON_MONGO_URL": "mongodb://127.0.0.1:9"}
     with nats_process(JETSTREAM, tmp_path) as url:

@@ -1,5 +1,6 @@
 """What goes to another host is encrypted, and goes to the broker that it is meant for."""
 
+import asyncio
 import json
 import os
 import signal
@@ -57,6 +58,35 @@ async def test_a_broker_with_our_certificate_is_trusted_and_no_other(tmp_path: P
             await connect(Address(misnamed, ring.service("history")), name="history", wait_s=2)
 
 
+async def test_who_says_that_there_is_no_encryption_hears_nothing(tmp_path: Path) -> None:
+    """A broker says itself, in clear, that it speaks TLS; who is in the middle can say that it does not, and pass on the true
+    broker's nonce to be signed."""
+    ring = Keyring(tmp_path)
+    Wire(ring).make(["127.0.0.1"])
+    heard = bytearray()
+
+    async def in_the_middle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = {
+            "server_id": "N",
+            "version": "2.12.0",
+            "max_payload": 1024,
+            "headers": True,
+            "auth_required": True,
+            "nonce": "n",
+        }
+        writer.write(f"INFO {json.dumps(info)}\r\n".encode())
+        while said := await reader.read(4096):
+            heard.extend(said)
+            writer.write(b"PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(in_the_middle, "127.0.0.1", 0) as server:
+        url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(BusUnavailable, match="does not encrypt"):
+            await connect(Address(url, ring.service("history")), name="history", wait_s=2)
+    assert not heard, "nor a signature"
+
+
 async def test_a_broker_that_reloads_has_the_new_certificate_and_still_speaks_tls(tmp_path: Path) -> None:
     """Seen: each run wrote another claim of the operator, with which a broker reloads nothing (who sends the signal hears no
     error), and one without --hosts left out TLS."""
@@ -111,6 +141,13 @@ def shown(url: str) -> bytes:
         ("mongodb://stores:27017/?tls=false", False),
         ("mongodb://a:1,b:2/?tls=true", True),
         ("mongodb+srv://stores/", True),
+        ("mongodb+srv://stores/?tls=false", False),
+        ("mongodb+srv://stores/?ssl=false", False),
+        ("mongodb://stores:27017/?tls=true&tlsAllowInvalidCertificates=true", False),
+        ("mongodb://stores:27017/?tls=true&tlsInsecure=true", False),
+        ("rediss://user:word@stores:6379/0?ssl_cert_reqs=none", False),
+        ("rediss://user:word@stores:6379/0?ssl_check_hostname=False", False),
+        ("rediss://user:word@127.0.0.1:6379/0?ssl_cert_reqs=none", True),
         ("mongodb://%2Frun%2Fmongo.sock", True),
     ],
 )
