@@ -68,6 +68,8 @@ _LOOK_AGAIN_S = 0.1
 _HELD_UP = 1 / 4
 """Nobody is read slowly while what was done ahead of the queue takes up so much of some team's room: it is free only when the
 queue has passed."""
+_FULL = 1 / 8
+"""Nor while the stream is so full: at twice that everybody's requests have to be smaller (`libs.bus.narrowing`)."""
 _PATIENCE_S = 1.0
 """After so long some are decided whatever is undecided: refusals must not wait for placement."""
 
@@ -119,6 +121,7 @@ class Overtaking:
         self._turned_s = 0.0
         self._standstill = Standstill()
         self._senders = 0
+        self._fill = 0.0  # of the stream, as it was looked at last in this crowd
         self._warned_s = self._told_broken_s = float("-inf")
 
     @property
@@ -174,7 +177,7 @@ class Overtaking:
         return count
 
     def _is_slow(self, team: str) -> bool:
-        return self._pace.held_up < _HELD_UP and self._slow(team) > 0
+        return self._pace.held_up < _HELD_UP and self._fill < _FULL and self._slow(team) > 0
 
     async def _until_read_on(self, team: str) -> None:
         """Waits while the queue's first team is read slowly. Meanwhile the others are served in their lanes."""
@@ -311,6 +314,7 @@ class Overtaking:
             try:
                 if not self._crowded.is_set() and self.lanes:
                     await self._close(list(self.lanes))
+                self._fill = 0.0
                 await self._crowded.wait()
                 if self._is_long_over():
                     self._crowded.clear()
@@ -352,7 +356,9 @@ class Overtaking:
     async def _find(self, now: float) -> None:
         """Whoever has another number of requests in the stream than before has sent something, or been trimmed."""
         pattern = subjects.anyone(subjects.COMMAND, entity="job")
-        found = (await self._js.stream_info(REQUESTS, subjects_filter=pattern)).state.subjects or {}
+        info = await self._js.stream_info(REQUESTS, subjects_filter=pattern)
+        self._fill = info.state.bytes / max(1, info.config.max_bytes or 1)
+        found = info.state.subjects or {}
         counts: dict[str, int] = {}
         users: Counter[str] = Counter()
         self._senders = len(found)

@@ -308,6 +308,11 @@ async def test_nobody_is_read_slowly_while_that_would_take_the_room_of_others(re
     for number in range(overtaking.WAITING_OF_A_SENDER // 4):
         made.ahead.took(f"{team}-other", waiting[0].metadata.sequence.stream + 1 + number)
     assert await portion == 1
+    made.ahead.settled(2**62)
+    again = asyncio.create_task(made.portion(waiting))
+    await until(lambda: made._waits)
+    made._fill = overtaking._FULL
+    assert await again == 1, "nor while the stream fills: soon everybody's requests would have to be smaller"
     await subscription.unsubscribe()
 
 

@@ -12,12 +12,12 @@ from typing import Final
 
 from libs.core.admission.intake import Buckets
 
-AT_ONCE: Final = 500.0
+AT_ONCE: Final = 200.0
 PER_S: Final = 20.0
 """Of the usual size, that are read at full speed, and for ever."""
 REPEATED: Final = 0.1
 """What a repeat counts for: nothing is stored for it, and who sends all that it has sent once more means no harm."""
-_BYTES: Final = 16 * 1024
+_BYTES: Final = 64 * 1024
 """A request counts once more for each so many bytes."""
 
 
