@@ -2,7 +2,8 @@
 a rate. What it needs is a credential of the team, in the environment (BATON_NATS_URL, BATON_NATS_CREDS).
 
 `KINDS` are the kinds; each says one thing for each `number`, and never waits for an answer. `tests/walls/test_hostile.py` looks
-at what becomes of them, `benchmarks.hostile` at what they cost others.
+at what becomes of them, `benchmarks.hostile` at what they cost others. `COMMANDS` are requests in good form that a team may
+send, too many of them; `benchmarks.commands` looks at what those cost.
 """
 
 import argparse
@@ -30,6 +31,7 @@ _HEADERS = 4_000
 _FIELDS = 4_000
 _HUGE = 300 * 1024
 """More than is taken (256 KiB), and less than what the broker cuts the connection for."""
+_LONG_S = 100_000.0
 _PLAN = b'{"job": {"command": ["x"], "resources": {"devices": 64}}}'
 CONTROL = "benchmarks.control"
 
@@ -178,6 +180,96 @@ KINDS: dict[str, Callable[[Hostile, int], Awaitable[None]]] = {
 }
 
 
+def _runs(
+    key: str, duration_s: float = 0.0, exit_code: int = 0, resources: dict[str, object] | None = None, **more: object
+) -> bytes:
+    """A submit of a job that is simulated."""
+    job = {"simulation": {"duration_s": duration_s, "exit_code": exit_code}, "resources": resources or {}}
+    return json.dumps({"client_key": key, "job": job | more}).encode()
+
+
+def _of(bad: Hostile, key: str) -> bytes:
+    """A cancel of the job of that key."""
+    return json.dumps({"job_id": job_id(bad.team, key)}).encode()
+
+
+async def _ended(bad: Hostile, number: int) -> None:
+    key = f"{bad.run}-ended"
+    await (bad.cancel(_of(bad, key)) if number else bad.submit(_runs(key)))
+
+
+async def _running(bad: Hostile, number: int) -> None:
+    key = f"{bad.run}-running"
+    await (bad.cancel(_of(bad, key)) if number else bad.submit(_runs(key, _LONG_S)))
+
+
+async def _repeats(bad: Hostile, number: int) -> None:
+    await bad.submit(_runs(f"{bad.run}-repeat", _LONG_S))
+
+
+async def _large_repeats(bad: Hostile, number: int) -> None:
+    await bad.submit(_runs(f"{bad.run}-large", _LONG_S, env={f"E{n}": "x" * 4000 for n in range(50)}))
+
+
+async def _impossible(bad: Hostile, number: int) -> None:
+    await bad.submit(_runs(f"{bad.run}-impossible-{number}", resources={"devices": 600 + number % 1000}))
+
+
+async def _wide(bad: Hostile, number: int) -> None:
+    """Kinds of gangs as wide as the pool, of which the first job keeps one device: a thousand wait, the next are refused."""
+    wide: dict[str, object] = {"devices": 512, "memory_mib": number} if number else {}
+    await bad.submit(_runs(f"{bad.run}-wide-{number}", _LONG_S, resources=wide))
+
+
+async def _nested(bad: Hostile, number: int) -> None:
+    top = {"level": "node", "policy": "required"}
+    roles = [
+        {"name": "a", "count": 64, "devices": 5, "memory_mib": number, "topology": top},
+        {"name": "b", "count": 64, "devices": 3, "topology": top},
+    ]
+    await bad.submit(_runs(f"{bad.run}-nested-{number}", _LONG_S, resources={"roles": roles} if number else {}))
+
+
+async def _ends(bad: Hostile, number: int) -> None:
+    await bad.submit(_runs(f"{bad.run}-ends-{number}"))
+
+
+async def _fails(bad: Hostile, number: int) -> None:
+    await bad.submit(_runs(f"{bad.run}-fails-{number}", exit_code=1, retry={"on_failure": 3}))
+
+
+async def _pairs(bad: Hostile, number: int) -> None:
+    key = f"{bad.run}-pair-{number // 2}"
+    await (bad.cancel(_of(bad, key)) if number % 2 else bad.submit(_runs(key, _LONG_S)))
+
+
+async def _early(bad: Hostile, number: int) -> None:
+    """A cancel, and then its submit."""
+    key = f"{bad.run}-early-{number // 2}"
+    await (bad.submit(_runs(key)) if number % 2 else bad.cancel(_of(bad, key)))
+
+
+async def _admins(bad: Hostile, number: int) -> None:
+    await bad.ask("team.manage", b'{"what": "list"}')
+
+
+COMMANDS: dict[str, Callable[[Hostile, int], Awaitable[None]]] = {
+    "cancels of unknown jobs, alone": _unknown,
+    "cancels of an ended job": _ended,
+    "cancels of a job that is being stopped": _running,
+    "repeats of a job": _repeats,
+    "repeats of 200 KB": _large_repeats,
+    "jobs that no pool could hold": _impossible,
+    "an admin's questions, without being one": _admins,
+    "kinds of gangs as wide as the pool": _wide,
+    "kinds of nested gangs": _nested,
+    "cancels before their submits": _early,
+    "submits, each cancelled at once": _pairs,
+    "jobs that fail and are retried": _fails,
+    "jobs that end at once": _ends,
+}
+
+
 async def attacker(address: Address, team: str, victim: str = "green", only: str = "") -> Hostile:
     """Connected without our client, whose checks would be in the way; what the broker refuses is not looked at."""
 
@@ -194,7 +286,7 @@ async def attacker(address: Address, team: str, victim: str = "green", only: str
 async def _run(options: argparse.Namespace) -> int:
     creds = os.environ.get("BATON_NATS_CREDS", "")
     address = Address(os.environ["BATON_NATS_URL"], Path(creds) if creds else None)
-    kinds = [KINDS[name] for name in options.kind or KINDS]
+    kinds = [(KINDS | COMMANDS)[name] for name in options.kind or KINDS]
     bad = await attacker(address, options.team, options.victim, CONTROL if options.control else "")
     began, sent = time.monotonic(), 0
     while (elapsed := time.monotonic() - began) < options.seconds:
@@ -210,7 +302,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("team")
     parser.add_argument("--victim", default="green")
-    parser.add_argument("--kind", choices=list(KINDS), action="append", help="these alone; default: all, in turns")
+    parser.add_argument(
+        "--kind", choices=list(KINDS | COMMANDS), action="append", help="these alone; default: all, in turns"
+    )
     parser.add_argument("--rate", type=float, required=True, help="messages/s")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--control", action="store_true", help="the same bytes to a subject that nobody reads")

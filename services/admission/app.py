@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
-from libs.bus.messages import Outgoing
+from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.outbox import Outbox
 from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
 from libs.bus.secret_names import SecretNames
@@ -21,6 +21,7 @@ from libs.bus.settle import NoRoom, Received, consume, dead_letter
 from libs.bus.trim import Trimmer, trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.in_vain import InVain, weight
 from libs.core.admission.intake import Intake
 from libs.core.scheduling import limits
 from libs.ledger.follower import FollowedEntry, Follower
@@ -42,6 +43,7 @@ from services.admission.peers import answer, check, watch
 from services.admission.refusing import Refusing, command_of
 from services.admission.settings import AdmissionSettings
 
+_IN_VAIN = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD, AdmissionResult.REPEATED)
 _REFUSED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD)
 DURABLE = "admission"
 FOLLOWER = "admission"
@@ -87,6 +89,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     tasks = Tasks()
     recent = Recent()
     intake = Intake(settings.intake_limits())
+    in_vain = InVain()
     rooms: dict[str, StreamRoom] = {}
     refusing: list[Refusing] = []
     names: list[SecretNames] = []
@@ -115,6 +118,10 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             metrics.requests.labels(AdmissionResult.BUSY.value).inc()
             raise NoRoom(f"pool {pool}: {why}", busy_answer(received, pool, why))
         metrics.requests.labels(handled.result.value).inc()
+        if handled.result in _IN_VAIN and received.deliveries == 1:
+            size = len(received.payload) + header_bytes(received.headers)
+            cost = weight(size, repeated=handled.result is AdmissionResult.REPEATED)
+            in_vain.note(subjects.sender_of(received.subject), cost, int(clock.boot_s() * 1e6))
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()
         metrics.latency.observe(max(0.0, clock.wall_s() - received.time_us / 1e6))
@@ -124,6 +131,9 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     def laid_aside(received: Received, reason: str) -> list[Outgoing]:
         return placed(received, [dead_letter(ORIGIN, received, reason)], settings.all_pools[0], policy)
+
+    def slow(team: str) -> float:
+        return in_vain.wait_s(team, int(clock.boot_s() * 1e6))
 
     async def learn(requests: Iterable[tuple[str, bytes]]) -> None:
         await answered[0].now_and_then()
@@ -167,7 +177,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
             answered[:] = [Answered(js, DURABLE, inboxes, recent.add)]
             names[:] = [SecretNames(js)]
-            overtaking[:] = [Overtaking(js, decide, outbox, pace, learn)]
+            overtaking[:] = [Overtaking(js, decide, outbox, pace, learn, slow)]
             refusing[:] = [Refusing(settings.all_pools[0])]
             outbox.refused = refusing[0].note
 

@@ -4,6 +4,9 @@
     pass_on  decides what lies in the lanes: of each team so many as it may have undecided, in turns
     portion  asked before each part of the queue is decided: waits for room in the inboxes
 
+A team whose requests come to nothing (`libs/core/admission/in_vain.py`) is read slowly, in its lane and as the queue's
+first; then it is a crowd, however few of its requests wait, and the others have lanes.
+
 So a team with few requests waits neither for the crowd nor for its portion, and nothing is left unused: what the lanes do not
 take is the queue's. Of a long or costly request less goes at a time (`_cost`).
 """
@@ -58,10 +61,21 @@ _CATCHES_UP = 1.25
 """Times what the lane that is served most gets: so much has the queue's first team, or who fell behind stays there."""
 _LEAST = 16
 """So many a team may always have undecided: few enough that a crowd of lanes is no crowd in the inbox."""
+_SLOWLY = 8
+"""Requests at a time of a team that is read slowly."""
+_LOOK_AGAIN_S = 0.1
+"""So often it is looked whether it still has to be."""
+_HELD_UP = 1 / 4
+"""Nobody is read slowly while what was done ahead of the queue takes up so much of some team's room: it is free only when the
+queue has passed."""
+_FULL = 1 / 8
+"""Nor while the stream is so full: at twice that everybody's requests have to be smaller (`libs.bus.narrowing`)."""
 _PATIENCE_S = 1.0
 """After so long some are decided whatever is undecided: refusals must not wait for placement."""
 
 Decide = Callable[[Received], list[Outgoing]]
+Slow = Callable[[str], float]
+"""The seconds until the requests of a team may be read on."""
 Learn = Callable[[Iterable[tuple[str, bytes]]], Awaitable[None]]
 """Given teams and their requests, finds out what must be known to judge them."""
 
@@ -70,17 +84,29 @@ async def nothing_to_learn(requests: Iterable[tuple[str, bytes]]) -> None:
     """All is known."""
 
 
+def read_at_once(team: str) -> float:
+    """No team is read slowly."""
+    return 0.0
+
+
 class Overtaking:
     """`run` and `pass_on` are tasks; `ahead` knows what the queue finds done already."""
 
     def __init__(
-        self, js: JetStreamContext, decide: Decide, outbox: PacedOutbox, pace: Pace, learn: Learn = nothing_to_learn
+        self,
+        js: JetStreamContext,
+        decide: Decide,
+        outbox: PacedOutbox,
+        pace: Pace,
+        learn: Learn = nothing_to_learn,
+        slow: Slow = read_at_once,
     ) -> None:
         self.ahead = Ahead()
         self.lanes: dict[str, TeamLane] = {}  # in the order of their turns
         self._js = js
         self._decide = decide
         self._learn = learn
+        self._slow = slow
         self._outbox = outbox
         self._pace = pace
         self._crowded = asyncio.Event()
@@ -95,6 +121,7 @@ class Overtaking:
         self._turned_s = 0.0
         self._standstill = Standstill()
         self._senders = 0
+        self._fill = 0.0  # of the stream, as it was looked at last in this crowd
         self._warned_s = self._told_broken_s = float("-inf")
 
     @property
@@ -120,7 +147,9 @@ class Overtaking:
         count = len(left)
         self._pace.held_up = self.ahead.longest / WAITING_OF_A_SENDER
         now = asyncio.get_running_loop().time()
-        if left[-1].metadata.num_pending + len(left) + self._pace.undecided() > self._pace.few:
+        head = next((m for m in left if not self.ahead.is_done(m.metadata.sequence.stream)), left[-1])
+        slow = self._is_slow(_team_of(head.subject))
+        if slow or left[-1].metadata.num_pending + len(left) + self._pace.undecided() > self._pace.few:
             self._crowd_s = now
         if now - self._crowd_s >= _CALM_S:
             self._crowded.clear()
@@ -128,7 +157,6 @@ class Overtaking:
             if not self._crowded.is_set():
                 self._pace.unsure = True
                 self._crowded.set()
-            head = next((m for m in left if not self.ahead.is_done(m.metadata.sequence.stream)), left[-1])
             if (team := _team_of(head.subject)) != self._head:
                 self._head, self._owed = team, 0.0
             count, cost = self._first_of(left, due := self._due())
@@ -140,10 +168,27 @@ class Overtaking:
                     self._waits = False
                 count, cost = self._first_of(left, max(room, self._due()))
             self._owed = max(0.0, self._owed - cost)
+        if slow:
+            await self._until_read_on(self._head)
+            count, _ = self._first_of(left, min(count, _SLOWLY))
         await self._learn((_team_of(message.subject), message.data) for message in left[:count])
         if (last := _first_new(left[count - 1 :: -1])) is not None:
             self.ahead.came_to(last)
         return count
+
+    def _is_slow(self, team: str) -> bool:
+        return self._pace.held_up < _HELD_UP and self._fill < _FULL and self._slow(team) > 0
+
+    async def _until_read_on(self, team: str) -> None:
+        """Waits while the queue's first team is read slowly. Meanwhile the others are served in their lanes."""
+        self._waits = True
+        try:
+            while self._is_slow(team):
+                self._crowd_s = asyncio.get_running_loop().time()
+                await asyncio.sleep(min(self._slow(team), _LOOK_AGAIN_S))
+                self._pace.held_up = self.ahead.longest / WAITING_OF_A_SENDER
+        finally:
+            self._waits = False
 
     def _due(self) -> int:
         """How many the queue's first team may have whatever is undecided: no less than a lane gets, else a team that sends as
@@ -187,6 +232,8 @@ class Overtaking:
         now = asyncio.get_running_loop().time()
         patient = now - self._turned_s < _PATIENCE_S
         for team in [team for team in self.lanes if team != self._head and self.ahead.may_go_on(team)]:
+            if self._is_slow(team):
+                continue
             if (lane := self.lanes.pop(team, None)) is None:
                 continue  # it was closed since this turn began
             self.lanes[team] = lane  # the next turn begins with another
@@ -267,6 +314,7 @@ class Overtaking:
             try:
                 if not self._crowded.is_set() and self.lanes:
                     await self._close(list(self.lanes))
+                self._fill = 0.0
                 await self._crowded.wait()
                 if self._is_long_over():
                     self._crowded.clear()
@@ -308,7 +356,9 @@ class Overtaking:
     async def _find(self, now: float) -> None:
         """Whoever has another number of requests in the stream than before has sent something, or been trimmed."""
         pattern = subjects.anyone(subjects.COMMAND, entity="job")
-        found = (await self._js.stream_info(REQUESTS, subjects_filter=pattern)).state.subjects or {}
+        info = await self._js.stream_info(REQUESTS, subjects_filter=pattern)
+        self._fill = info.state.bytes / max(1, info.config.max_bytes or 1)
+        found = info.state.subjects or {}
         counts: dict[str, int] = {}
         users: Counter[str] = Counter()
         self._senders = len(found)

@@ -260,6 +260,62 @@ async def test_a_broker_that_is_away_in_a_turn_costs_a_lane(
     monkeypatch.undo()
 
 
+async def test_who_is_read_slowly_is_overtaken_by_others_and_goes_on_later(reader: Reader, team: str) -> None:
+    slow, made = {team}, reader.overtaking
+    made._pace = Pace(lambda pool: 0, shared=64, alone=64)
+    made._slow = lambda name: 0.01 if name in slow else 0.0
+    await reader.submit([team], each=20)
+    await reader.submit([f"{team}-other"])
+    subscription = await reader.js.pull_subscribe(f"baton.cmd.job.v1.submit.{team}.*", stream=REQUESTS)
+    waiting = await subscription.fetch(20)
+    portion = asyncio.create_task(made.portion(waiting))
+
+    async def overtaken() -> bool:
+        await made.look()
+        await made.turn()
+        return f"{team}-other" in reader.decided
+
+    await until(overtaken)
+    assert not portion.done(), "the queue waits, though no more than few lie in it"
+    assert team not in reader.decided
+    slow.clear()
+    assert await portion == overtaking._SLOWLY, "a few at a time, or it would owe more than it should"
+    assert await made.portion(waiting) == len(waiting)
+    await subscription.unsubscribe()
+
+
+async def test_a_lane_is_read_slowly_too(reader: Reader, team: str) -> None:
+    slow, made = {f"{team}-0"}, reader.overtaking
+    made._slow = lambda name: 0.01 if name in slow else 0.0
+    await reader.submit([f"{team}-0", f"{team}-1"])
+    await reader.read(lambda: len(made.held) == 2)
+    await made.turn()
+    assert reader.decided == [f"{team}-1"]
+    slow.clear()
+    await made.turn()
+    assert reader.decided == [f"{team}-1", f"{team}-0"]
+
+
+async def test_nobody_is_read_slowly_while_that_would_take_the_room_of_others(reader: Reader, team: str) -> None:
+    """What was done ahead of the queue leaves the stream when the queue has passed: the broker would refuse its team."""
+    made = reader.overtaking
+    made._slow = lambda name: 3600.0
+    await reader.submit([team])
+    subscription = await reader.js.pull_subscribe(f"baton.cmd.job.v1.submit.{team}.*", stream=REQUESTS)
+    waiting = await subscription.fetch(1)
+    portion = asyncio.create_task(made.portion(waiting))
+    await until(lambda: made._waits)
+    for number in range(overtaking.WAITING_OF_A_SENDER // 4):
+        made.ahead.took(f"{team}-other", waiting[0].metadata.sequence.stream + 1 + number)
+    assert await portion == 1
+    made.ahead.settled(2**62)
+    again = asyncio.create_task(made.portion(waiting))
+    await until(lambda: made._waits)
+    made._fill = overtaking._FULL
+    assert await again == 1, "nor while the stream fills: soon everybody's requests would have to be smaller"
+    await subscription.unsubscribe()
+
+
 async def test_what_lies_undecided_is_a_crowd_as_what_waits_is(reader: Reader, team: str) -> None:
     """Seen: a crowd that went into the inbox as fast as it came was none for two seconds, and all others waited behind it."""
     reader.overtaking._pace = few = Pace(lambda pool: 0, shared=4, alone=4)

@@ -15,6 +15,7 @@ from libs.bus import settle
 from libs.bus.dead import LEFT_OUT, replayed
 from libs.cli.exits import Exit, code_of
 from libs.client import Parked, connect
+from libs.core.admission import in_vain
 from libs.core.admission.fleet_shape import FleetShape
 from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
@@ -328,6 +329,26 @@ async def test_a_crowd_of_one_teams_requests_holds_up_no_other_team(bench: Bench
         assert [key for key in order if key.startswith("k")] == [f"k{n}" for n in range(crowd)]
         said = await until(lambda: stored(bench.js, EVENTS, subjects.event("rejected", quiet)))
         assert [JobRejected.model_validate_json(m.data).client_key for m in said] == ["wrong"]
+        await bench.rests()
+
+
+async def test_whose_requests_come_to_nothing_is_read_slowly_and_holds_up_no_other_team(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_vain, "AT_ONCE", 20.0)
+    monkeypatch.setattr(in_vain, "PER_S", 1e-6)
+    other, bad = f"{bench.team}-other", 100
+    await bench.write()
+    async with running(bench.app(batch=10)):
+        for number in range(bad):
+            await bench.submit(GOOD | {"client_key": f"bad-{number}", "job": {}})
+        for number in range(3):
+            await bench.submit(GOOD | {"client_key": f"good-{number}"}, team=other)
+        assert {job.team for job in await bench.admitted(3)} == {other}
+        answered = await stored(bench.js, EVENTS, subjects.event("rejected", bench.team))
+        assert len(answered) < bad // 2, "the others lie in the stream"
+        monkeypatch.undo()
+        assert len(await bench.rejected(bad)) == bad, "each is answered in the end"
         await bench.rests()
 
 

@@ -212,6 +212,7 @@ class _Help:
         for name in changes.joined:
             rows.update(fleet.nodes[name].rows)
         near = rows.union(*(fleet.nodes[name].rows for name in changes.nodes if name in fleet.nodes))
+        self._free: dict[int, int] = {}
         self._rows, self._near = _array(rows), _array(near)
         processors = self._near[processors_among(fleet, self._near)]  # accelerators use the same processors
         self._rows = np.union1d(self._rows, processors)
@@ -224,7 +225,7 @@ class _Help:
         team, shape = key.team, key.shape
         if tried.limited and (self._changes.joined or self._less_used(team)):
             return True
-        if tried.shut:
+        if tried.shut or not (self._changes.joined or self._enough(shape, tried)):
             return False
         if shape.spread[0] and (team, shape.spread[0]) in self._changes.peers:
             return True
@@ -235,6 +236,17 @@ class _Help:
         if not any(job_id in self._state.holds for job_id in tried.jobs):
             rows = rows[fleet.held[rows] == NOBODY]
         return _serve(fleet, rows, fleet.free_milli, shape)
+
+    def _enough(self, shape: Shape, tried: _Tried) -> bool:
+        """Whether the pool has as many devices free as the least that `shape` asks for, wherever they are. Counted once for all
+        queues, so wide gangs that wait cost next to nothing while it has not."""
+        if any(job_id in self._state.holds for job_id in tried.jobs):
+            return True
+        if shape.milli not in self._free:
+            fleet = self._state.fleet
+            free = fleet.up & (fleet.held == NOBODY) & (fleet.free_milli >= shape.milli)
+            self._free[shape.milli] = int(np.count_nonzero(free))
+        return self._free[shape.milli] >= shape.least
 
     def _less_used(self, team: str) -> bool:
         back, state = self._changes.teams, self._state

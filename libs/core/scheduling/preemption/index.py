@@ -1,6 +1,7 @@
 """What each victim would free, and where. Worked out once per computation, since a search tries hundreds of sets."""
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy.typing as npt
 from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
-from libs.core.placement.view import View
+from libs.core.placement.search.gang import LOOKS_IN_VAIN
+from libs.core.placement.view import Context, Looks, View
 from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
 from libs.core.scheduling.spared import Spared
@@ -43,6 +45,16 @@ class Holdings:
         self.state, self.t_us = state, t_us
         self.spared = spared if spared is not None else Spared(state, t_us)
         self._lower: dict[int, list[Job]] = {}
+        self._looks: dict[str, Looks] = {}
+
+    def first_look(self, job: Job) -> Context:
+        """What bears on two questions: whether `job` fits now, and whether it would if all gave way who may be asked. What a
+        team's nested gangs may look at for two noes is bounded, as in a cycle. A search among victims is not: it ends in a
+        plan."""
+        context = context_of(self.state, job, self.t_us)
+        if not job.shape.roles:
+            return context
+        return replace(context, looks=self._looks.setdefault(job.team, Looks(LOOKS_IN_VAIN)))
 
     @cached_property
     def jobs(self) -> dict[str, Job]:
@@ -226,7 +238,12 @@ class VictimIndex:
             total[self._place[victim.priority]] += self.cost[victim.id]
         return tuple(total)
 
-    def fits(self, victims: Collection[Job], inside: Bools) -> Placed | None:
+    def might_fit(self) -> bool:
+        """Whether it fits when all have given way. Of what a team's nested gangs may look at in vain a no takes something."""
+        looks = self._holdings.first_look(self._job).looks
+        return self.fits(self.victims.values(), self.possible, looks) is not None
+
+    def fits(self, victims: Collection[Job], inside: Bools, looks: Looks | None = None) -> Placed | None:
         """Where the job goes on the devices `inside` (mask of shape (D,)) when `victims` have given way: the question
         that a plan is checked by, on what `would_be_free` and within its limits."""
         shape = self._job.shape if self.room is None else self.room(self._job.shape, victims)
@@ -237,9 +254,8 @@ class VictimIndex:
         view.blocked |= ~inside
         spread = self._job.shape.spread[0]
         gone = {victim.id for victim in victims} if spread else ()
-        placed = find(
-            view, shape, context=context_of(self._holdings.state, self._job, self._holdings.t_us, without=gone)
-        )
+        context = context_of(self._holdings.state, self._job, self._holdings.t_us, without=gone)
+        placed = find(view, shape, context=replace(context, looks=looks))
         return placed if isinstance(placed, Placed) else None
 
     def elsewhere(self, rows: Ints) -> list[str]:

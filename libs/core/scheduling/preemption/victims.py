@@ -183,10 +183,9 @@ def _spared_until_us(state: State, t_us: int) -> int:
 
 def _place(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> tuple[Placed | None, VictimChoice | None]:
     """Where the job goes: without victims (then the next cycle grants it), or else after its victims."""
-    state, t_us = holdings.state, holdings.t_us
     view = holdings.empty.copy()  # processors and memory that are kept for others are not free
     view.blocked |= planned.devices
-    now = find(view, job.shape, context=context_of(state, job, t_us))
+    now = find(view, job.shape, context=holdings.first_look(job))
     if isinstance(now, Placed):
         return now, None
     choice = _who_gives_way(holdings, job, planned)
@@ -275,7 +274,7 @@ def _fits_without_all(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> 
     state, asked = holdings.state, planned.askable(holdings, job)
     least = job.but(shape=shrink(job.shape, job.shape.least) or job.shape)
     possible = usable(View.of(state.fleet), least.shape) & ~planned.devices & (state.fleet.held < 0)
-    return VictimIndex(least, asked, possible).fits(asked.victims.values(), possible) is not None
+    return VictimIndex(least, asked, possible).might_fit()
 
 
 def _evening_out(
@@ -316,7 +315,7 @@ def _best(
     state = holdings.state
     possible = usable(View.of(state.fleet), job.shape) & ~planned.devices & (state.fleet.held < 0)
     everyone = VictimIndex(job, candidates, possible, admitted, room)
-    if not everyone.victims or everyone.fits(everyone.victims.values(), possible) is None:
+    if not everyone.victims or not everyone.might_fit():
         return None
     levels = allowed_levels(job.shape, context_of(state, job, holdings.t_us))
     rows = np.flatnonzero(possible)
