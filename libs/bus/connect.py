@@ -241,6 +241,7 @@ _ANYBODY = (
 )
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
+_CROWDED = re.compile(r"maximum account active connections", re.IGNORECASE)
 _REFUSAL = re.compile(r"authorization|authentication|revoked", re.IGNORECASE)
 
 
@@ -262,6 +263,11 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         return (
             f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): {known_by}, and use a name that "
             "the certificate has (`baton credentials --hosts`)"
+        )
+    if _CROWDED.search(problems.last):
+        return (
+            f"NATS at {shown} takes no connection of this team ({problems.last}): it has as many as it may, or it sent too "
+            "much and is kept out for some minutes; your operator's `baton audit` says which"
         )
     why = f" ({problems.last})" if problems.last else ""
     return (

@@ -4,13 +4,13 @@ A reply carries `Baton-Status`: ok, invalid, not-found or failed; all but ok car
 plain JSON, or empty for "no conditions".
 """
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from faststream import AckPolicy
-from faststream.nats import NatsBroker
 from nats.errors import Error as NatsError
 from pydantic import BaseModel
 
@@ -27,10 +27,11 @@ from libs.bus.asking import (
     ask,
     ask_all,
 )
-from libs.bus.broker import undecoded
+from libs.bus.broker import Broker, Plain
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.metrics import QUERIES, QUERY_SECONDS
-from libs.bus.turns import InTurn, TooMany
+from libs.bus.turns import InTurn
+from libs.core.admission.intake import Buckets
 from schemas import subjects
 from schemas.base import Fact
 from schemas.catalog import Message
@@ -67,6 +68,11 @@ _BACKLOG = 8192
 """Questions of one kind that have come and are not looked at yet: what comes beyond is dropped, so that who asks faster than
 a service refuses does not keep it busy for minutes after it has gone."""
 
+QUESTIONS_AT_ONCE, QUESTIONS_PER_S = 10_000, 1_000
+"""Of one kind, of a team or node, to one process: each is answered as often as somebody hears it, so this bounds that, too."""
+REFUSALS_AT_ONCE, REFUSALS_PER_S = 1_000, 100
+"""So many of the refused ones are told so; the others hear nothing."""
+
 _DIGITS = 19
 """A ledger sequence has fewer."""
 
@@ -92,7 +98,7 @@ class InvalidQuestion(ValueError):
 
 
 def serve(
-    broker: NatsBroker,
+    broker: Broker,
     message: Message,
     handler: Handler,
     *,
@@ -111,19 +117,13 @@ def serve(
     it, `node` those of one node. A list is sent as so many messages (`ask_all`). Of several processes with one `queue`, one
     answers each question. `seen` is awaited first, with the ledger sequence that the asker has heard of (0: none): another
     process may have told it more than this one knows yet. At most `workers` questions are in `handler` at a
-    time; teams (or nodes) whose questions wait take turns. With `users` it is given the team's user as well.
+    time; teams (or nodes) take turns. With `users` it is given the team's user as well.
     """
 
-    turns = InTurn(workers, _EACH, _MOST)
-
     async def answered(raw: Any) -> tuple[str, Sequence[BaseModel]]:
-        try:
-            async with turns.of(_party(message, raw.subject)):
-                if seen is not None:
-                    await seen(_at_least(raw.headers))
-                return await _answer(message, handler, raw.subject, raw.headers, raw.data, users)
-        except TooMany as e:
-            return FAILED, [QueryFailed(status=FAILED, message=f"{e}: ask again in a moment")]
+        if seen is not None:
+            await seen(_at_least(raw.headers))
+        return await _answer(message, handler, raw.subject, raw.headers, raw.data, users)
 
     async def on_question(raw: Any) -> None:
         with QUERY_SECONDS.labels(message.type).time():
@@ -139,15 +139,44 @@ def serve(
                 failed = QueryFailed(status=FAILED, message=f"the answer could not be sent ({e}): ask for less")
                 await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
 
-    broker.subscriber(
-        _heard(message, pool=pool, node=node),
-        queue=queue,
-        decoder=undecoded,
-        ack_policy=AckPolicy.MANUAL,
-        max_workers=workers + _MOST,
-        pending_msgs_limit=_BACKLOG,
-        no_reply=True,  # we reply ourselves; FastStream would answer None with an empty message
-    )(on_question)
+    turns = InTurn(on_question, workers, _EACH, _MOST)
+    rates = _Rates()
+
+    async def hear(raw: Any) -> None:
+        """Some microseconds for a question that is refused, and fewer for one that is not even told so."""
+        party = _party(message, raw.subject)
+        if why := rates.over(party) or ("" if turns.put(party, raw) else f"{_EACH} of {party} wait already"):
+            QUERIES.labels(message.type, FAILED).inc()
+            if raw.reply and rates.tells(party):
+                failed = QueryFailed(status=FAILED, message=f"{why}: ask again in a moment")
+                with suppress(NatsError):
+                    await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
+
+    broker.hears(Plain(_heard(message, pool=pool, node=node), queue, hear, turns.idle, _BACKLOG))
+
+
+class _Rates:
+    """How many questions of one kind a team, or a node, may ask of one process."""
+
+    def __init__(self) -> None:
+        self._asked: Buckets[str] = Buckets()
+        self._told: Buckets[str] = Buckets()
+
+    def over(self, party: str) -> str:
+        """Counts a question; why it is too many, "" when it is not."""
+        now_us = _now_us()
+        if not self._asked.of(party, QUESTIONS_AT_ONCE, now_us).take(QUESTIONS_AT_ONCE, QUESTIONS_PER_S, now_us):
+            return ""
+        return f"{party} may ask {QUESTIONS_AT_ONCE:,} such questions at once and {QUESTIONS_PER_S:,} a second"
+
+    def tells(self, party: str) -> bool:
+        """Whether one that is refused is told so."""
+        now_us = _now_us()
+        return not self._told.of(party, REFUSALS_AT_ONCE, now_us).take(REFUSALS_AT_ONCE, REFUSALS_PER_S, now_us)
+
+
+def _now_us() -> int:
+    return int(asyncio.get_running_loop().time() * 1e6)
 
 
 def _at_least(headers: Mapping[str, str] | None) -> int:

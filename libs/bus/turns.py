@@ -2,9 +2,8 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -53,40 +52,50 @@ class Turns(Generic[T]):
         return party, item
 
 
-class TooMany(RuntimeError):
-    """So many of one party, or of all, wait already."""
+class InTurn(Generic[T]):
+    """Has what is put in dealt with by `deal`, at most `at_once` at a time, each party in its turn.
 
+    Each turn of the event loop begins one: what came meanwhile has been put in before the next party is chosen. So a crowd of
+    what `deal` need not wait for holds up no other party either. `each` of a party and `most` in all may wait besides.
+    """
 
-class InTurn:
-    """`async with in_turn.of(party)`: at most `at_once` are inside, and who waits comes in by the turn of its party."""
+    def __init__(self, deal: Callable[[T], Coroutine[Any, Any, None]], at_once: int, each: int, most: int) -> None:
+        self._deal, self._at_once, self._each, self._most = deal, at_once, each, most
+        self._turns: Turns[T] = Turns(each + at_once, most + at_once)
+        self._in_hand: set[asyncio.Task[None]] = set()
+        self._left = asyncio.Event()
+        self._begins: asyncio.Task[None] | None = None
 
-    def __init__(self, at_once: int, each: int, most: int) -> None:
-        self._free = at_once
-        self._turns: Turns[asyncio.Future[None]] = Turns(each, most)
+    def put(self, party: str, item: T) -> bool:
+        """False: so many wait already, and nothing has changed."""
+        soon = self._at_once - len(self._in_hand)
+        if self._turns.waiting(party) >= self._each + soon or len(self._turns) >= self._most + soon:
+            return False
+        self._turns.put(party, item)
+        if self._begins is None:
+            self._begins = asyncio.create_task(self._begin())
+        return True
 
-    @asynccontextmanager
-    async def of(self, party: str) -> AsyncIterator[None]:
-        """Raises TooMany at once when there is no room to wait in."""
-        if self._free:
-            self._free -= 1
-        else:
-            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if not self._turns.put(party, called):
-                raise TooMany(f"{self._turns.waiting(party)} of {party} wait already")
-            try:
-                await called
-            except asyncio.CancelledError:
-                if not called.cancelled():
-                    self._leave()
-                raise
+    async def idle(self) -> None:
+        """Returns when nothing waits, and nothing is in hand."""
+        while tasks := [*self._in_hand, *([self._begins] if self._begins is not None else [])]:
+            await asyncio.wait(tasks)
+
+    async def _begin(self) -> None:
         try:
-            yield
+            while len(self._turns):
+                while len(self._in_hand) >= self._at_once:
+                    self._left.clear()
+                    await self._left.wait()
+                turn = self._turns.take()
+                assert turn is not None, "nobody else takes"
+                task = asyncio.create_task(self._deal(turn[1]))
+                self._in_hand.add(task)
+                task.add_done_callback(self._leave)
+                await asyncio.sleep(0)
         finally:
-            self._leave()
+            self._begins = None
 
-    def _leave(self) -> None:
-        while (turn := self._turns.take()) is not None:
-            if not turn[1].done():
-                turn[1].set_result(None)
-                return
-        self._free += 1
+    def _leave(self, task: "asyncio.Task[None]") -> None:
+        self._in_hand.discard(task)
+        self._left.set()

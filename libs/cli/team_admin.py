@@ -30,7 +30,7 @@ from libs.client.where import Place, check_operator, find, read_instance, shown_
 from libs.embedded.records import write_private
 from libs.walls import claims
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
-from libs.walls.floods import Floods
+from libs.walls.floods import Floods, limits_of
 from libs.walls.keyring import Keyring
 from libs.walls.managing import AdminRefused, TeamAdmins
 from libs.walls.resolver import tell
@@ -111,8 +111,9 @@ async def boost(baton: Baton, pool: str, said: BoostJob, to: str) -> None:
 
 
 @asynccontextmanager
-async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
-    """Admins are answered, and nodes that send too much cut off, until the block ends; without keys neither is done."""
+async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> AsyncIterator[None]:
+    """Admins are answered, and nodes and teams that send too much cut off, until the block ends; without keys neither is done.
+    Raises BadFile."""
     if not ring.exists:
         yield
         return
@@ -133,9 +134,9 @@ async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
     watching = await watch()
     told, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)
     admins = TeamAdmins(nats, ring, told, booked=booked, boosts=boosts)
-    floods = Floods(ring, told, booked=booked, say=hint)
+    floods = Floods(ring, told, booked=booked, say=hint, limits=limits_of(teams_file))
     await admins.start()
-    looking = asyncio.create_task(look(floods, watching, watch), name="nodes that send too much")
+    looking = asyncio.create_task(look(floods, watching, watch), name="who sends too much")
     try:
         yield
     finally:
@@ -150,14 +151,16 @@ async def look(floods: Floods, nats: Client, again: Callable[[], Awaitable[Clien
         try:
             await floods.run(nats)
         except ConnectionClosedError:
-            hint("the connection by which it is seen how much nodes send was closed: there will be another one")
+            hint(
+                "the connection by which it is seen how much nodes and teams send was closed: there will be another one"
+            )
         finally:
             await close(nats)
         while nats.is_closed:
             try:
                 nats = await again()
             except Exception as error:
-                log.warning("it cannot be seen how much nodes send: %r", error)
+                log.warning("it cannot be seen how much nodes and teams send: %r", error)
                 await asyncio.sleep(_AGAIN_S)
 
 
@@ -168,8 +171,9 @@ def serve(ring: Keyring, folder: Path, url: str | None) -> None:
     async def forever() -> None:
         stop = asyncio.Event()
         when_asked_to_stop(stop.set)
-        async with answering(address, ring):
-            hint("answering admins of teams, and cutting off nodes that send too much; Ctrl-C ends it")
+        teams_file = os.environ.get("BATON_TEAMS_FILE")
+        async with answering(address, ring, Path(teams_file) if teams_file else None):
+            hint("answering admins of teams, and cutting off nodes and teams that send too much; Ctrl-C ends it")
             await stop.wait()
 
     asyncio.run(forever())

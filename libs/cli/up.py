@@ -138,7 +138,7 @@ async def _serve(launch: LocalStack) -> None:
         starting.result()
         _introduce(launch)
         telling = asyncio.create_task(_tell_book(launch))
-        async with answering(launch.nats_url, launch.keyring):
+        async with answering(launch.nats_url, launch.keyring, launch.options.quotas):
             await stopping
         telling.cancel()
         hint("stopping ...")

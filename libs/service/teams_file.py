@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 
 from libs.core.accelerators.kinds import problem_with
 from libs.core.admission.intake import EVERYBODY, SHIPPED, IntakeLimits
+from libs.core.admission.traffic import EVERYBODYS, TrafficLimits
 from libs.service.files import TEAMS_FILE, read
 from schemas.base import Name, Strict
 from schemas.resources import LimitKey
@@ -30,11 +31,13 @@ def _known(types: dict[str, float]) -> dict[str, float]:
 
 class TeamEntry(Strict):
     """What a team may hold at once. `devices`: accelerators of any type, null: no limit on them; `types`: besides, by device
-    type (`H100`) or device type and MIG profile (`H100:1g.10gb`). `intake`: how much it may ask for, of admission."""
+    type (`H100`) or device type and MIG profile (`H100:1g.10gb`). `intake`: how much it may ask for, of admission. `traffic`:
+    how much may pass between the broker and it, of who holds the keys."""
 
     devices: DeviceCount | None
     types: Annotated[dict[LimitKey, DeviceCount], AfterValidator(_known)] = Field(default_factory=dict)
     intake: IntakeLimits = IntakeLimits()
+    traffic: TrafficLimits = TrafficLimits()
 
 
 class TeamsFile(Strict):
@@ -42,6 +45,7 @@ class TeamsFile(Strict):
     shipped. What a team's own entry says of a limit counts in its place, and null lifts it."""
 
     intake: IntakeLimits = SHIPPED
+    traffic: TrafficLimits = EVERYBODYS
     teams: dict[Name, TeamEntry] = Field(default_factory=dict)
 
 
@@ -50,3 +54,9 @@ def load_intake(path: Path | None) -> dict[str, IntakeLimits]:
     file = read(path, TeamsFile, TEAMS_FILE) if path is not None else TeamsFile()
     named = {team: file.intake.but(entry.intake) for team, entry in file.teams.items()}
     return named if file.intake == IntakeLimits() else {EVERYBODY: file.intake, **named}
+
+
+def load_traffic(path: Path | None) -> dict[str, TrafficLimits]:
+    """The same of what may pass between the broker and each."""
+    file = read(path, TeamsFile, TEAMS_FILE) if path is not None else TeamsFile()
+    return {EVERYBODY: file.traffic, **{team: file.traffic.but(entry.traffic) for team, entry in file.teams.items()}}

@@ -162,12 +162,16 @@ def _export(subject: str) -> dict[str, Any]:
     return {**made, "response_type": "Stream"} if several else made
 
 
-def team_account(team: str, keys: Mapping[str, str], core: str, revoked: Mapping[str, int]) -> dict[str, Any]:
+def team_account(
+    team: str, keys: Mapping[str, str], core: str, revoked: Mapping[str, int], *, out: bool = False
+) -> dict[str, Any]:
     """The claim of a team's account: its own subjects of the account `core` (a public key), and nothing of its own.
 
-    `revoked`: public key of a user, or `*` for all -> what it was issued with until then is void, s.
+    `revoked`: public key of a user, or `*` for all -> what it was issued with until then is void, s. `out`: nobody of it may be
+    connected now.
     """
-    limits = _limits(connections=TEAM_CONNECTIONS, subscriptions=TEAM_SUBSCRIPTIONS, payload=MAX_BYTES + HEADER_BYTES)
+    connections = 0 if out else TEAM_CONNECTIONS
+    limits = _limits(connections=connections, subscriptions=TEAM_SUBSCRIPTIONS, payload=MAX_BYTES + HEADER_BYTES)
     return _guest(team_roles(team), keys, shared(subjects.admin_may(team)), core, revoked, limits)
 
 

@@ -1,4 +1,4 @@
-"""A node that sends more than nodes have to say is cut off by whoever holds the keys.
+"""Who sends more than anybody has to say is cut off by whoever holds the keys: a node for good, a team for a while.
 
 The broker bounds how large a node's message is and how many connections and subscriptions it has; a rate it knows none. What a
 node says is stored in the inbox of its pool, which placement decides in order, so one that was taken over could fill it, or
@@ -10,6 +10,12 @@ goes on as if the node were cut off. `baton node add` lets it in again.
 By its second credential, which answers for logs, a node is connected to the core, where no claim bounds how many connections
 one user has. So these are counted here as well: without that one node could have all that the broker takes.
 
+A team asks the services, and the broker copies what it hears for each subscription of its own. Questions that come faster than
+they can be answered, or answers that a thousand subscriptions hear, keep the broker busy for all. So what a team says and hears
+is counted likewise, each copy, and held against its `traffic` (`libs.core.admission.traffic`). A team that is far beyond keeps
+its credentials, but its claim allows no connection for a minute, then two, up to an hour; the book, the ledger and the log say
+why. What it submitted runs on.
+
 An agent that stands for a whole pool (a simulated fleet) says as much as all of its nodes, and is not looked at.
 """
 
@@ -19,15 +25,19 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 
 from libs.bus.patience import in_turns
-from libs.core.admission.intake import Bucket
+from libs.core.admission.intake import EVERYBODY, Bucket
+from libs.core.admission.traffic import AT_ONCE_S, EVERYBODYS, TrafficLimits
+from libs.service.teams_file import load_traffic
 from libs.walls.accounts import NODE_CONNECTIONS
 from libs.walls.book import Book
 from libs.walls.keyring import Keyring, NoCredential, logs_of
@@ -43,7 +53,9 @@ BYTES_PER_S: Final = 4.0 * 1024 * 1024
 """An inbox has 1 GiB, so there is room left for others when a node has used up what it may at once."""
 LOOK_S: Final = 0.25
 _NOBODY_S: Final = 1.0
-"""While no node has a credential."""
+"""While no node and no team has a credential."""
+OUT_S, MOST_OUT_S = 60, 3_600
+"""For how long a team is kept out: the first time, and the longest."""
 _AGAIN_S: Final = 2.0
 """After an error that nobody foresaw."""
 
@@ -54,15 +66,38 @@ _ASKED = 500
 _ANSWER_S, _MORE_S = 1.0, 0.05
 """For the first server of a cluster, and for each further one."""
 
-Counted = tuple[str, str, int, int]
-"""Server, account, and the messages and bytes that it has had of it."""
+Counted = tuple[str, str, "Passed"]
+"""Server, account, and what it has had of it and sent to it."""
 Tell = Callable[[list[str]], Awaitable[None]]
 """Tells the broker of these accounts (`libs.walls.resolver.tell`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What an account has said and heard."""
+
+    said: int = 0
+    said_bytes: int = 0
+    heard: int = 0
+    heard_bytes: int = 0
+
+    def plus(self, other: "Passed", times: int = 1) -> "Passed":
+        return Passed(
+            self.said + times * other.said,
+            self.said_bytes + times * other.said_bytes,
+            self.heard + times * other.heard,
+            self.heard_bytes + times * other.heard_bytes,
+        )
+
+
+def limits_of(teams_file: Path | None) -> Mapping[str, TrafficLimits]:
+    """What may pass between the broker and each team, as the file says; without one what is shipped. Raises BadFile."""
+    return load_traffic(teams_file)
+
+
 class Floods:
     """`run` is a task. `tell` tells the broker; `booked` is called in a thread when the operator's book has a new line; `say`
-    has a sentence for the operator."""
+    has a sentence for the operator. `limits`: of a team, or of `EVERYBODY`."""
 
     def __init__(
         self,
@@ -71,14 +106,19 @@ class Floods:
         booked: Callable[[], object] = lambda: None,
         say: Callable[[str], object] = lambda _: None,
         now: Callable[[], float] = time.monotonic,
+        limits: Mapping[str, TrafficLimits] | None = None,
     ) -> None:
+        self._limits = limits or {}
         self._keyring, self._tell, self._booked, self._say, self._now = keyring, tell, booked, say, now
         self._book = Book(keyring.folder)
         self._read_ns = 0
         self._nodes: dict[str, str] = {}  # public key of an account -> <pool>.<node>
+        self._teams: dict[str, str] = {}  # public key of an account -> team
+        self._out: dict[str, int] = {}  # team -> until when it is kept out, s since 1970
+        self._back: dict[str, int] = {}  # likewise, of those that were let in again
         self._servers: set[str] = set()
-        self._counted: dict[tuple[str, str], tuple[int, int]] = {}  # (server, account) -> messages and bytes so far
-        self._left: dict[str, tuple[Bucket, Bucket]] = {}
+        self._counted: dict[tuple[str, str], Passed] = {}  # (server, account) -> so far
+        self._left: dict[tuple[str, str, str], Bucket] = {}
         self._core = ""  # its public key
         self._logs: dict[str, str] = {}  # public key of a node's second credential -> <pool>.<node>
         self._usual: dict[
@@ -92,13 +132,15 @@ class Floods:
         told = ""
         while True:
             try:
-                await in_turns(lambda: self.turn(nats), LOOK_S, log, "how much nodes send is not known")
+                await in_turns(lambda: self.turn(nats), LOOK_S, log, "how much nodes and teams send is not known")
             except ConnectionClosedError:
                 raise
             except Exception as error:
                 if (why := repr(error)) != told:
-                    log.exception("how much nodes send was not seen whole")
-                    self._say(f"how much nodes send was not seen whole ({why}): it is looked at again and again")
+                    log.exception("how much nodes and teams send was not seen whole")
+                    self._say(
+                        f"how much nodes and teams send was not seen whole ({why}): it is looked at again and again"
+                    )
                 told = why
                 await asyncio.sleep(_AGAIN_S)
 
@@ -108,17 +150,18 @@ class Floods:
         await self._tell_untold()
         if self._keyring.exists and self._keyring.changed_ns != self._read_ns:
             await asyncio.to_thread(self._reread)
-        accounts, servers, failed = list(self._nodes), set[str](), list[Exception]()
-        too_many = await self._crowding(nats) if accounts else {}
+        self._let_in()
+        accounts, servers, failed = [*self._nodes, *self._teams], set[str](), list[Exception]()
+        too_many = await self._crowding(nats) if self._nodes else {}
         for at in range(0, len(accounts), _ASKED):
-            answers = await self._asked(nats, accounts[at : at + _ASKED])
-            servers |= {server for server, _, _, _ in answers}
-            for account, sent in self._since(answers).items():
-                if why := self._over(account, *sent):
-                    too_many[self._nodes[account]] = why
+            asked, answers = await self._asked(nats, accounts[at : at + _ASKED])
+            servers |= asked
+            for account, passed in self._since(answers).items():
+                if why := self._over(account, passed):
+                    too_many[self._nodes.get(account) or self._teams[account]] = why
         for name, why in too_many.items():
             try:
-                await self._cut(name, why)
+                await (self._cut(name, why) if "." in name else self._keep_out(name, why))
             except Exception as error:
                 failed.append(error)
         self._servers |= servers
@@ -136,17 +179,25 @@ class Floods:
         self._nodes = {
             known.get(name) or keys.public: name for name, keys in nodes.items() if "." in name and keys.users
         }
-        self._left = {public: left for public, left in self._left.items() if public in self._nodes}
-        self._counted = {key: sent for key, sent in self._counted.items() if key[1] in self._nodes}
+        known = {name: public for public, name in self._teams.items()}
+        self._teams = {known.get(name) or keys.public: name for name, keys in keys.teams.items() if keys.users}
+        out = {name: owner.out_until_s for name, owner in keys.teams.items() if owner.out_until_s}
+        self._out = {name: until_s for name, until_s in out.items() if self._back.get(name) != until_s}
+        watched = self._nodes.keys() | self._teams.keys()
+        self._left = {key: left for key, left in self._left.items() if key[0] in watched}
+        self._counted = {key: passed for key, passed in self._counted.items() if key[1] in watched}
         self._read_ns = changed_ns
 
-    async def _asked(self, nats: Client, accounts: list[str]) -> list[Counted]:
-        """What the servers have counted of those of `accounts` that somebody uses."""
-        found = list[Counted]()
+    async def _asked(self, nats: Client, accounts: list[str]) -> tuple[set[str], list[Counted]]:
+        """The servers, and what they have counted of those of `accounts` that somebody uses."""
+        servers, found = set[str](), list[Counted]()
         for told in await _answers(nats, _STATZ, {"accounts": accounts}):
+            servers.add(told.get("server_id", ""))
             for one in told.get("account_statz", ()):
-                found.append((told["server_id"], one["acc"], one["received"]["msgs"], one["received"]["bytes"]))
-        return found
+                said, heard = one["received"], one["sent"]
+                passed = Passed(said["msgs"], said["bytes"], heard["msgs"], heard["bytes"])
+                found.append((told["server_id"], one["acc"], passed))
+        return servers, found
 
     async def _crowding(self, nats: Client) -> dict[str, str]:
         """Nodes with more connections to the core than a node may have, and why each is cut off. Whose they are is asked when
@@ -172,28 +223,63 @@ class Floods:
             if many > NODE_CONNECTIONS
         }
 
-    def _since(self, answers: list[Counted]) -> Mapping[str, tuple[int, int]]:
-        """Messages and bytes of each account since the last look. What a server has counted before it was asked for the first
-        time is nobody's fault, and one that was started anew counts from nothing."""
-        found: dict[str, tuple[int, int]] = {}
-        for server, account, messages, size in answers:
-            before = self._counted.get((server, account), (0, 0))
-            self._counted[server, account] = messages, size
+    def _since(self, answers: list[Counted]) -> Mapping[str, Passed]:
+        """Of each account since the last look. What a server has counted before it was asked for the first time is nobody's
+        fault, and one that was started anew counts from nothing."""
+        found: dict[str, Passed] = {}
+        for server, account, passed in answers:
+            before = self._counted.get((server, account), Passed())
+            self._counted[server, account] = passed
             if server in self._servers:
-                before = before if messages >= before[0] else (0, 0)
-                so_far = found.get(account, (0, 0))
-                found[account] = so_far[0] + messages - before[0], so_far[1] + size - before[1]
+                before = before if passed.said >= before.said and passed.heard >= before.heard else Passed()
+                found[account] = found.get(account, Passed()).plus(passed).plus(before, -1)
         return found
 
-    def _over(self, account: str, messages: int, size: int) -> str:
-        """Counts what an account has sent; why that is too much, "" when it is not."""
-        at_us = int(self._now() * 1e6)
-        both = self._left.setdefault(account, (Bucket(MESSAGES_AT_ONCE, at_us), Bucket(BYTES_AT_ONCE, at_us)))
-        for bucket, amount, most, per_s, what in _allowed(both, messages, size):
-            bucket.owe(most, per_s, at_us, amount)
-            if bucket.wait_s(most, per_s, at_us) > 1 / per_s:
-                return f"it sent more than a node may: {what}"
-        return ""
+    def _over(self, account: str, passed: Passed) -> str:
+        """Counts what an account has said and heard; why that is too much, "" when it is not."""
+        team = self._teams.get(account)
+        if team in self._out:
+            return ""
+        at_us, why = int(self._now() * 1e6), ""
+        rates = _of_node(passed) if team is None else _of_team(passed, self._traffic(team))
+        for rate in rates:
+            bucket = self._left.setdefault((account, rate.what, rate.unit), Bucket(rate.most, at_us))
+            bucket.owe(rate.most, rate.per_s, at_us, rate.amount)
+            if not why and bucket.wait_s(rate.most, rate.per_s, at_us) > 1 / rate.per_s:
+                why = rate.text()
+        return why
+
+    def _traffic(self, team: str) -> TrafficLimits:
+        return self._limits.get(team) or self._limits.get(EVERYBODY, EVERYBODYS)
+
+    def _let_in(self) -> None:
+        """Those whose time is over: the broker is told at once."""
+        for team, until_s in list(self._out.items()):
+            if self._keyring.is_over(until_s):
+                self._back[team] = self._out.pop(team)
+                self._untold[team] = None
+                log.warning("team %s is let in again", team)
+
+    async def _keep_out(self, team: str, why: str) -> None:
+        try:
+            out_s = await asyncio.to_thread(self._shut, team, why)
+        except NoCredential:  # it has left
+            return
+        self._untold[team] = None
+        for key in [key for key in self._left if self._teams.get(key[0]) == team]:
+            del self._left[key]
+        await asyncio.to_thread(self._reread)
+        line = f"team {team} is kept out for {out_s} s: {why}. What it submitted runs on"
+        log.error("%s", line)
+        self._say(line)
+        await self._tell_untold()
+        await asyncio.to_thread(self._booked)
+
+    def _shut(self, team: str, why: str) -> int:
+        with self._book.entry(_line("team.keep-out", team, why)) as more:
+            out_s = self._keyring.keep_out(team, OUT_S, MOST_OUT_S)
+            more["detail"] = f"for {out_s} s"
+        return out_s
 
     async def _cut(self, name: str, why: str) -> None:
         pool, _, node = name.partition(".")
@@ -220,11 +306,7 @@ class Floods:
             self._untold.clear()
 
     def _revoke(self, pool: str, node: str, why: str) -> list[str]:
-        said = {
-            "what": "node.revoke", "target": f"{pool}/{node}", "reason": why, "at_us": time.time_ns() // 1000,
-            "host": socket.gethostname()[:255], "login": "", "tool": "",
-        }  # fmt: skip
-        with self._book.entry(said):
+        with self._book.entry(_line("node.revoke", f"{pool}/{node}", why)):
             return self._keyring.revoke_node(pool, node)
 
 
@@ -243,16 +325,53 @@ async def _answers(nats: Client, subject: str, body: Mapping[str, Any]) -> list[
     return found
 
 
-def _allowed(
-    both: tuple[Bucket, Bucket], messages: int, size: int
-) -> Iterator[tuple[Bucket, float, float, float, str]]:
-    """(what is left, what it sent now, what it may at once, and in a second, in words)."""
-    yield (
-        both[0], messages, MESSAGES_AT_ONCE, MESSAGES_PER_S,
-        f"{messages:,} messages in a moment beyond {MESSAGES_AT_ONCE:,.0f} at once and {MESSAGES_PER_S:g} a second",
-    )  # fmt: skip
-    mib = 1024 * 1024
-    yield (
-        both[1], size, BYTES_AT_ONCE, BYTES_PER_S,
-        f"{size / mib:,.1f} MiB in a moment beyond {BYTES_AT_ONCE / mib:g} at once and {BYTES_PER_S / mib:g} a second",
-    )  # fmt: skip
+def _line(what: str, target: str, why: str) -> dict[str, Any]:
+    """Of the operator's book."""
+    return {
+        "what": what, "target": target, "reason": why, "at_us": time.time_ns() // 1000,
+        "host": socket.gethostname()[:255], "login": "", "tool": "",
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """What passed now, what may pass at once, and in a second."""
+
+    what: str
+    who: str
+    amount: float
+    most: float
+    per_s: float
+    unit: str
+    """As it is told."""
+    in_one: int = 1
+
+    def text(self) -> str:
+        now, most, per_s = (f"{one / self.in_one:,.0f}" for one in (self.amount, self.most, self.per_s))
+        beyond = f"{now} {self.unit} in a moment beyond {most} at once and {per_s} a second"
+        return f"it {self.what} more than a {self.who} may: {beyond}"
+
+
+_MIB = 1024 * 1024
+
+
+def _of_node(passed: Passed) -> Sequence[_Flow]:
+    return (
+        _Flow("sent", "node", passed.said, MESSAGES_AT_ONCE, MESSAGES_PER_S, "messages"),
+        _Flow("sent", "node", passed.said_bytes, BYTES_AT_ONCE, BYTES_PER_S, "MiB", _MIB),
+    )
+
+
+def _of_team(passed: Passed, limits: TrafficLimits) -> Sequence[_Flow]:
+    """Those that there is a limit for."""
+    rates = (
+        ("said", passed.said, limits.said_per_s, "messages", 1),
+        ("said", passed.said_bytes, limits.said_bytes_per_s, "MiB", _MIB),
+        ("heard", passed.heard, limits.heard_per_s, "messages", 1),
+        ("heard", passed.heard_bytes, limits.heard_bytes_per_s, "MiB", _MIB),
+    )
+    return [
+        _Flow(what, "team", amount, AT_ONCE_S * per_s, per_s, unit, in_one)
+        for what, amount, per_s, unit, in_one in rates
+        if per_s is not None
+    ]

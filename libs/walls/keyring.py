@@ -74,6 +74,9 @@ class AccountKeys(BaseModel):
     """Those of `users` that manage the others (`libs.walls.managing`)."""
     revoked: dict[str, int] = {}
     """Public key, or `*` -> what was issued until then is void, s."""
+    out_until_s: int = 0
+    out_for_s: int = 0
+    """Until when nobody of a team may be connected, and for how long that was: it had sent too much (`libs.walls.floods`)."""
     issued_s: int = 0
     """When the newest claim was signed: the broker keeps the newest, so that time never stands still here."""
 
@@ -391,6 +394,19 @@ class Keyring:
             for each in gone:
                 (self.creds / f"{each}.creds").unlink(missing_ok=True)
 
+    def keep_out(self, team: str, least_s: int, most_s: int) -> int:
+        """Nobody of the team may be connected for so many seconds, once the broker is told: `least_s`, and each further time
+        within `most_s` twice as long as before, up to that. Raises NoCredential."""
+        with self._changing() as keys:
+            owner, now_s = _team(keys, team), int(self._now())
+            again = owner.out_for_s and now_s - owner.out_until_s < most_s
+            owner.out_for_s = min(most_s, 2 * owner.out_for_s) if again else least_s
+            owner.out_until_s = now_s + owner.out_for_s
+        return owner.out_for_s
+
+    def is_over(self, until_s: int) -> bool:
+        return until_s <= self._now()
+
     def revoke_node(self, pool: str, node: str = "") -> list[str]:
         """The credentials of a node, or without one those of the agents of a whole pool; the accounts that are to be told.
         Raises NoCredential."""
@@ -454,7 +470,8 @@ class Keyring:
                 said = accounts.node_account(pool, node or "*", public, core, owner.revoked)
             else:
                 public = owner.public_roles(list(accounts.team_roles(name)))
-                said = accounts.team_account(name, public, core, owner.revoked)
+                out = owner.out_until_s > self._now()
+                said = accounts.team_account(name, public, core, owner.revoked, out=out)
             signed = claims.claim(KeyPair(keys.operator), owner.public, name, said, issued_s=self._tick(owner))
             return owner.public, signed
 

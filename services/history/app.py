@@ -5,12 +5,11 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from faststream.asgi import AsgiFastStream
-from faststream.nats import NatsBroker
 from prometheus_client import CollectorRegistry
 
 from libs.adapters.mongo.proofs import ProofStore
 from libs.adapters.mongo.store import JobStore
-from libs.bus.broker import make_broker
+from libs.bus.broker import Broker, make_broker
 from libs.bus.connect import BusConnection
 from libs.bus.leader import Leadership
 from libs.bus.queries import NothingFound, serve
@@ -112,7 +111,7 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
     return make_asgi(broker, name="history", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
 
 
-def _serve_questions(broker: NatsBroker, history: History, pool: str) -> None:
+def _serve_questions(broker: Broker, history: History, pool: str) -> None:
     serve(
         broker,
         BY_TYPE["io.baton.job.get.query.v1"],

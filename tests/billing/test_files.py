@@ -7,9 +7,10 @@ import pytest
 from libs.core.accelerators.catalog import catalog, models
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.admission.intake import EVERYBODY, SHIPPED, Intake, IntakeLimits
+from libs.core.admission.traffic import EVERYBODYS, TrafficLimits
 from libs.core.state.limits import Limits
 from libs.service.files import read, read_prices
-from libs.service.teams_file import load_intake
+from libs.service.teams_file import load_intake, load_traffic
 from schemas.billing import PriceBook
 from services.admission.settings import AdmissionSettings
 from services.quota_billing.files import BadFile, load_quotas, quota_changes
@@ -194,3 +195,17 @@ def test_what_a_team_may_ask_for_stands_in_the_same_file(tmp_path: Path) -> None
     path.write_text("teams:\n  a: {devices: 1, intake: {queue: 5}}\n")
     with pytest.raises(BadFile, match=r"teams.a.intake.queue: 5: unknown field: remove it"):
         load_intake(path)
+
+
+def test_what_may_pass_is_what_is_shipped_but_for_what_the_file_says(tmp_path: Path) -> None:
+    assert load_traffic(None) == {EVERYBODY: EVERYBODYS}
+    assert load_traffic(ROOT / "deploy/teams.yaml")[EVERYBODY] == EVERYBODYS
+    path = tmp_path / "teams.yaml"
+    path.write_text(
+        "traffic: {said_per_s: 7}\nteams:\n  a: {devices: 1, traffic: {heard_per_s: null}}\n  b: {devices: 1}\n"
+    )
+    all_may = TrafficLimits(said_per_s=7)
+    assert load_traffic(path) == {EVERYBODY: all_may, "a": TrafficLimits(said_per_s=7, heard_per_s=None), "b": all_may}
+    path.write_text("traffic: {said: 7}\nteams: {}\n")
+    with pytest.raises(BadFile, match=r"traffic.said: 7: unknown field: remove it"):
+        load_traffic(path)

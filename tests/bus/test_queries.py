@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -236,6 +237,49 @@ async def test_a_crowd_of_one_teams_questions_holds_up_no_other_teams(broker: Br
         release.release()
     assert (await green).text == "green"
     await asyncio.wait(crowd)
+
+
+async def test_a_crowd_of_questions_that_nobody_waits_for_holds_up_no_other_teams(
+    broker: Broker, nats: BusConnection
+) -> None:
+    """What is answered at once was answered in the order in which it came: of 2,000 a second others' waited a second."""
+    begun: list[str] = []
+
+    def soon(query: ExplainQuery, team: str) -> Explanation:
+        time.sleep(0.002)  # it keeps the event loop busy, as an answer does
+        begun.append(team)
+        return Explanation(job_id=query.job_id, state="queued", reason="quota", text=team)
+
+    serve(broker, EXPLAIN, soon, queue="placement", workers=2_048)
+    await broker.start()
+    for team in ["blue"] * queries._EACH + ["green"]:
+        subject = subjects.fill(EXPLAIN.subject, **asker(team))
+        await nats.publish(subject, ExplainQuery(job_id=job(9)).model_dump_json().encode(), reply=nats.new_inbox())
+    await nats.flush()
+    await until(lambda: len(begun) == queries._EACH + 1, 60)
+    assert begun.index("green") < queries._EACH / 2
+
+
+async def test_a_team_may_ask_so_often_and_of_what_is_refused_it_is_told_a_part(
+    broker: Broker, nats: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "QUESTIONS_AT_ONCE", 20)
+    monkeypatch.setattr(queries, "QUESTIONS_PER_S", 0.001)
+    monkeypatch.setattr(queries, "REFUSALS_AT_ONCE", 5)
+    monkeypatch.setattr(queries, "REFUSALS_PER_S", 0.001)
+    serve(broker, EXPLAIN, explain, queue="placement")
+    await broker.start()
+    heard = await nats.subscribe(inbox := nats.new_inbox())
+    for _ in range(100):
+        subject = subjects.fill(EXPLAIN.subject, **asker("blue"))
+        await nats.publish(subject, ExplainQuery(job_id=job(9)).model_dump_json().encode(), reply=inbox)
+    await until(lambda: heard.pending_msgs >= 25)
+    answer = await ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), timeout_s=60, **asker("green"))
+    assert answer.text == "green"
+    said = [await heard.next_msg() for _ in range(heard.pending_msgs)]
+    refused = [one.data.decode() for one in said if (one.headers or {})[STATUS] == "failed"]
+    assert (len(said) - len(refused), len(refused)) == (20, 5)
+    assert "blue may ask 20 such questions at once" in refused[0]
 
 
 async def test_what_is_asked_faster_than_it_is_refused_is_dropped(

@@ -1,8 +1,8 @@
 """A node that was taken over sends without end: it is cut off, told and shown, and the others of its pool go on."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,17 +19,20 @@ from libs.bus.outbox import Outbox
 from libs.cli.launch import LaunchOptions, LocalStack
 from libs.cli.team_admin import answering, look
 from libs.client import connect as connect_client
+from libs.core.admission.intake import EVERYBODY
+from libs.core.admission.traffic import TrafficLimits
 from libs.walls import floods
-from libs.walls.accounts import LOGS_SUBSCRIPTIONS, NODE_CONNECTIONS
+from libs.walls.accounts import LOGS_SUBSCRIPTIONS, NODE_CONNECTIONS, TEAM_SUBSCRIPTIONS
 from libs.walls.book import Book
 from libs.walls.floods import Floods
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import NotTold, tell
 from schemas import subjects
+from schemas.catalog import BY_TYPE
 from schemas.jobs import JobSpec, Simulation
 from schemas.resources import Resources
 from tests.kit.waiting import until
-from tests.walls.world import NODE, broker
+from tests.walls.world import ANSWERED, NODE, broker
 
 FLEET = "groups:\n  - {name: 'n-{i:02d}', count: 1, devices: {model: H100, count: 8, memory_gib: 80}}\n"
 EVIL = {"small": 20, "large": 200_000}
@@ -264,3 +267,112 @@ async def test_a_question_for_logs_is_copied_for_few_subscriptions_of_a_node(tmp
         await node.subscribe(subject, cb=hears)
         await until(lambda: node.is_closed)
         assert "maximum subscriptions exceeded" in str(node.last_error)
+
+
+LIMITS = {EVERYBODY: TrafficLimits(said_per_s=200, heard_per_s=1_000)}
+
+
+@asynccontextmanager
+async def watched(url: str, ring: Keyring, limits: Mapping[str, TrafficLimits]) -> AsyncIterator[list[str]]:
+    """Who sends too much is looked for; what the operator is told."""
+    said: list[str] = []
+
+    async def again() -> Client:
+        return await connect(Address(url, ring.claims_credential(lasting=True)), name="floods")
+
+    found = Floods(ring, partial(tell, url, ring), say=said.append, limits=limits)
+    looking = asyncio.create_task(look(found, await again(), again))
+    try:
+        yield said
+    finally:
+        await cancel(looking)
+
+
+async def teams_client(url: str, ring: Keyring, team: str) -> Client:
+    async def note(error: Exception) -> None: ...
+
+    return await nats.connect(url, error_cb=note, allow_reconnect=False, **Address("", ring.team(team)).options())
+
+
+async def asks(client: Client, team: str, many: int, reply: str = "") -> None:
+    """As fast as it goes, and hears nothing."""
+    subject = subjects.fill(BY_TYPE["io.baton.pool.status.query.v1"].subject, pool="main", team=team, user="eve")
+    with suppress(nats.errors.Error, OSError):
+        for number in range(many):
+            await client.publish(subject, b"{}", reply=reply or f"_INBOX_{team}.eve.x")
+            if not number % 100:
+                await client.flush()
+
+
+async def test_a_team_that_asks_without_end_is_kept_out_for_a_while_and_longer_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """46,000 questions a second, whose answers it did not read: a job of another team took 180 ms in place of 16, and no other
+    question was answered."""
+    monkeypatch.setattr(floods, "OUT_S", 3)
+    with broker(tmp_path) as (url, ring):
+        green, blue = await teams_client(url, ring, "green"), await teams_client(url, ring, "blue")
+        async with watched(url, ring, LIMITS) as said:
+            await asyncio.sleep(2 * floods.LOOK_S)
+            await asks(blue, "blue", 300)
+            await asyncio.sleep(3 * floods.LOOK_S)
+            assert blue.is_connected, "so much it may"
+            await asks(blue, "blue", 10_000)
+            await until(lambda: blue.is_closed)
+            with pytest.raises(BusUnavailable, match=r"takes no connection of this team .*kept out for some minutes"):
+                await connect(Address(url, ring.team("blue")), name="blue", wait_s=0.5)
+            await asks(green, "green", 10)
+            assert green.is_connected, "another team is not touched"
+            back = await connect(Address(url, ring.team("blue")), name="blue", wait_s=30)
+            await asyncio.sleep(3 * floods.LOOK_S)
+            assert back.is_connected, "what it had sent before counts no more"
+            again = await teams_client(url, ring, "blue")
+            await asks(again, "blue", 10_000)
+            await until(lambda: again.is_closed)
+            await close(back)
+        cut = [line for line in Book(ring.folder).lines() if line.what == "team.keep-out"]
+        assert [(line.target, line.detail) for line in cut] == [("blue", "for 3 s"), ("blue", "for 6 s")]
+        assert "it said more than a team may" in cut[0].reason
+        assert sum("team blue is kept out" in line for line in said) == 2
+
+
+async def test_a_team_whose_answers_are_heard_by_a_thousand_subscriptions_is_kept_out(tmp_path: Path) -> None:
+    """Each copy counts. A question has one answer, and a connection may hear it eight times."""
+    limits = {EVERYBODY: TrafficLimits(said_per_s=None, heard_per_s=1_000)}
+    with broker(tmp_path) as (url, ring):
+        core = await nats.connect(url, **Address("", ring.service()).options())
+
+        async def answers(message: Msg) -> None:
+            await message.respond(b"x" * 100)
+
+        async def hears(_: Msg) -> None: ...
+
+        await core.subscribe(ANSWERED[1], cb=answers)
+        async with watched(url, ring, limits):
+            crowd = [await teams_client(url, ring, "blue") for _ in range(20)]
+            for one in crowd:
+                for _ in range(TEAM_SUBSCRIPTIONS):
+                    await one.subscribe("_INBOX_blue.>", cb=hears)
+                await one.flush()
+            for _ in range(
+                20
+            ):  # of 100, which are 16,000 copies each time; what comes before the first look is not counted
+                await asks(crowd[0], "blue", 100, "_INBOX_blue.eve.x")
+                await asyncio.sleep(2 * floods.LOOK_S)
+                if crowd[0].is_closed:
+                    break
+            await until(lambda: all(one.is_closed for one in crowd))
+        (cut,) = (line for line in Book(ring.folder).lines() if line.what == "team.keep-out")
+        assert "it heard more than a team may" in cut.reason
+        await core.close()
+
+
+async def test_a_team_is_let_in_again_by_whoever_holds_the_keys_then(tmp_path: Path) -> None:
+    """The process that kept it out ended meanwhile."""
+    with broker(tmp_path) as (url, ring):
+        ring.keep_out("blue", 2, 60)
+        await tell(url, ring, ["blue"])
+        with pytest.raises(BusUnavailable):
+            await connect(Address(url, ring.team("blue")), name="blue", wait_s=0.3)
+        async with watched(url, ring, LIMITS):
+            await close(await connect(Address(url, ring.team("blue")), name="blue", wait_s=30))

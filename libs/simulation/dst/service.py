@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from nats.aio.msg import Msg
 
+from libs.bus.broker import Plain
+
 if TYPE_CHECKING:
     from libs.simulation.dst.client import SimClient
     from libs.simulation.dst.process import Process
@@ -22,6 +24,7 @@ class SimBroker:
     def __init__(self, process: "Process", name: str) -> None:
         self.process, self.name = process, name
         self._registered: list[tuple[str, dict[str, Any], Handler]] = []
+        self._plain: list[Plain] = []
         self._client: SimClient | None = None
 
     def subscriber(self, subject: str, **options: Any) -> Callable[[Handler], Handler]:
@@ -30,6 +33,9 @@ class SimBroker:
             return handler
 
         return register
+
+    def hears(self, plain: Plain) -> None:
+        self._plain.append(plain)
 
     async def connect(self) -> "SimClient":
         if self._client is None:
@@ -41,6 +47,8 @@ class SimBroker:
 
     async def start(self) -> None:
         client = await self.connect()
+        for plain in self._plain:
+            await client.subscribe(plain.subject, plain.queue, cb=plain.hear)
         for subject, options, handler in self._registered:
             if "pull_sub" in options:
                 self.process.world.loop.create_task(self._pull(client, options, handler))
