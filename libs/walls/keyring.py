@@ -57,7 +57,11 @@ MOST_USERS, MOST_REVOKED = 1_000, 5_000
 """Of one team: a claim goes to the broker as one message, and has a line of 70 bytes for each void key."""
 
 
-class AccountKeys(BaseModel):
+class NewerKeys(ValueError):
+    """The keys were written by a Baton that this one cannot follow."""
+
+
+class AccountKeys(BaseModel, extra="allow"):
     """Of one account: its seed, one for each role, the credentials in use, and which are void."""
 
     seed: str = Field(repr=False)
@@ -113,10 +117,11 @@ class AccountKeys(BaseModel):
         return KeyPair(self.seed).public
 
 
-class Keys(BaseModel):
-    """The whole file."""
+class Keys(BaseModel, extra="allow"):
+    """The whole file. What a newer version has added to it, or to an account, is kept when it is written here."""
 
     version: int = 1
+    """A higher one is of files that may not be written without understanding all of them."""
     operator: str = Field(repr=False)
     system: AccountKeys
     core: AccountKeys
@@ -191,8 +196,14 @@ class Keyring:
         return self._file.is_file()
 
     def keys(self) -> Keys:
-        """What is written now. Raises FileNotFoundError when nothing is; ValueError when it cannot be read."""
-        return Keys.model_validate_json(self._file.read_text())
+        """What is written now. Raises FileNotFoundError when nothing is; ValueError when it cannot be read, NewerKeys when
+        it may not be written by this version."""
+        keys = Keys.model_validate_json(self._file.read_text())
+        if keys.version > (known := Keys.model_fields["version"].default):
+            raise NewerKeys(
+                f"{self._file} is of version {keys.version}, and this Baton knows {known}: use the newer Baton that wrote it"
+            )
+        return keys
 
     @property
     def ca(self) -> Path | None:

@@ -1,5 +1,6 @@
 """Keys, claims and the keyring, without a broker."""
 
+import json
 import re
 import stat
 from pathlib import Path
@@ -12,6 +13,8 @@ from libs.walls import accounts, claims, keyring
 from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.leavers import Leavers
+from libs.walls.people import People
 from schemas import subjects
 from tests.walls.claimed import said_by
 
@@ -87,6 +90,36 @@ def test_credentials_stay_the_same_until_they_are_changed(tmp_path: Path) -> Non
         ring.rotate("green.eve")
     with pytest.raises(NoCredential, match=r"blue\.ana"):
         ring.revoke("blue.ana")
+
+
+def test_what_a_newer_version_wrote_stays_in_the_keys(tmp_path: Path) -> None:
+    ring, file = Keyring(tmp_path), tmp_path / "keys.json"
+    ring.team("blue")
+    written = json.loads(file.read_text())
+    written["auditors"] = {"seed": "s", "users": {"ana": "U"}}
+    written["teams"]["blue"]["colour"] = "of the sky"
+    file.write_text(json.dumps(written))
+    ring.rotate("blue")
+    after = json.loads(file.read_text())
+    assert after["auditors"] == written["auditors"]
+    assert after["teams"]["blue"]["colour"] == "of the sky"
+    for name, write in (
+        ("people.json", lambda: People(tmp_path).pseudonym("blue", "ana")),
+        ("left.json", lambda: Leavers(tmp_path).note("red", 1.0)),
+    ):
+        (tmp_path / name).write_text('{"newer": 3}')
+        write()
+        assert json.loads((tmp_path / name).read_text())["newer"] == 3
+
+
+def test_keys_that_only_a_newer_version_understands_are_left_alone(tmp_path: Path) -> None:
+    ring, file = Keyring(tmp_path), tmp_path / "keys.json"
+    ring.team("blue")
+    newer = file.read_text().replace('"version": 1', '"version": 2')
+    file.write_text(newer)
+    with pytest.raises(keyring.NewerKeys, match=r"keys\.json is of version 2.*newer Baton"):
+        ring.rotate("blue")
+    assert file.read_text() == newer
 
 
 def test_a_credential_may_end_by_itself_and_rotating_gives_as_much_again(tmp_path: Path) -> None:
