@@ -239,12 +239,18 @@ class Keyring:
     # -------------------------------------------------------------------------------------------------------- credentials
 
     def operator(self) -> Path:
-        return self._credential(CORE, OPERATOR, OPERATOR, self.creds / f"{OPERATOR}.creds")
+        return self._credential(CORE, OPERATOR, OPERATOR, self._of_operator)
+
+    @property
+    def _of_operator(self) -> Path:
+        return self.creds / f"{OPERATOR}.creds"
 
     def service(self, name: str = SERVICES) -> Path:
         """Of a service; by default that of who may do everything. Each has a folder, which can be given to it alone."""
-        path = self.creds / SERVICES / name / _ONE
-        return self._credential(CORE, name, f"service {name}", path, called=name)
+        return self._credential(CORE, name, f"service {name}", self._of_service(name), called=name)
+
+    def _of_service(self, name: str) -> Path:
+        return self.creds / SERVICES / name / _ONE
 
     def finance(self, user: str) -> Path:
         """Of somebody who reads all bills, and does nothing. Raises ValueError for a name that cannot be a subject token."""
@@ -260,10 +266,15 @@ class Keyring:
     def revoke_finance(self, user: str) -> None:
         """The credential is void once the broker is told of `$finance`. Raises NoCredential."""
         with self._changing() as keys:
-            if keys.finance is None:
-                raise NoCredential("nobody has a credential of finance: `baton finance add NAME` makes one")
-            self._void(keys.finance, f"{subjects.FINANCE}.{user}")
+            self._void(_account(keys, FINANCE), f"{subjects.FINANCE}.{user}")
             self._of_finance(user).unlink(missing_ok=True)
+
+    def rotate_finance(self, user: str) -> Path:
+        """A new credential in the old one's place, which is void once the broker is told of `$finance`. Raises NoCredential."""
+        with self._changing() as keys:
+            path, known_as = self._of_finance(user), f"{subjects.FINANCE}.{user}"
+            self._replace(_account(keys, FINANCE), READER, known_as, path)
+        return path
 
     def _of_finance(self, user: str) -> Path:
         return self.creds / "finance" / f"{user}.creds"
@@ -371,6 +382,15 @@ class Keyring:
         self._private(path.parent)
         write_private(path, claims.credentials(said, key))
 
+    def _replace(
+        self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str = "", lasts_s: int | None = None
+    ) -> None:
+        """A new credential in the old one's place. The file comes first and the keys at the end of the change: who is cut off
+        between the two has a file that is good, and never none."""
+        lasts_s = owner.lasts.get(known_as) if lasts_s is None else lasts_s
+        self._void(owner, known_as)
+        self._issue(owner, role, known_as, path, called or known_as, lasts_s)
+
     def rotate(self, name: str, *, lasts_s: int | None = None) -> Path:
         """A new credential for a team, or a user of one, in its file's place; the old one is void once the broker is told.
         `lasts_s`: how long the new one is good; by default as long as the old one was.
@@ -381,11 +401,9 @@ class Keyring:
             owner = _team(keys, name.partition(".")[0])
             if name != owner.oldest:
                 _check_revoked(owner)
-            lasts_s = owner.lasts.get(name) if lasts_s is None else lasts_s
-            self._void(owner, name)
             path = self.creds / f"{name}.creds"
             role = ADMIN if name in owner.admins else USER if "." in name else TEAM
-            self._issue(owner, role, name, path, name, lasts_s)
+            self._replace(owner, role, name, path, lasts_s=lasts_s)
         return path
 
     def revoke(self, name: str) -> None:
@@ -407,12 +425,7 @@ class Keyring:
         Raises NoCredential."""
         name = f"{pool}.{node}" if node else pool
         with self._changing() as keys:
-            owner = _account(keys, f"{_NODE}{name}")
-            if node and name not in owner.users:
-                raise NoCredential(
-                    f"node {node!r} was revoked and has no credential: `baton node add {node} --pool {pool}` makes one"
-                )
-            self._void(owner, name)
+            self._void(_agents(keys, pool, node), name)
             self._void(keys.core, logs_of(name))
             for file in (_ONE, LOGS_CREDS):
                 (self.creds / "nodes" / name / file).unlink(missing_ok=True)
@@ -426,17 +439,20 @@ class Keyring:
     def rotate_node(self, pool: str, node: str = "") -> list[str]:
         """New credentials in the place of those that `revoke_node` makes void; the accounts that are to be told. Raises
         NoCredential."""
-        told = self.revoke_node(pool, node)
-        self._agent(f"{pool}.{node}" if node else pool)
-        return told
+        name = f"{pool}.{node}" if node else pool
+        folder, logs = self.creds / "nodes" / name, LOGS if node else POOL_LOGS
+        with self._changing() as keys:
+            self._replace(_agents(keys, pool, node), NODE, name, folder / _ONE)
+            self._replace(keys.core, logs, logs_of(name), folder / LOGS_CREDS, called=name)
+        return self.node_accounts(pool, node)
 
     def rotate_own(self, name: str) -> Path:
         """A new credential for the operator or a service, in its file's place; the old one is void once the broker is told of
         `$baton`. Raises NoCredential."""
-        role, known_as = (OPERATOR, OPERATOR) if name == OPERATOR else (name, f"service {name}")
+        known_as, path = (name, self._of_operator) if name == OPERATOR else (f"service {name}", self._of_service(name))
         with self._changing() as keys:
-            self._void(keys.core, known_as)
-        return self.operator() if role == OPERATOR else self.service(name)
+            self._replace(keys.core, name, known_as, path, called=name)
+        return path
 
     def _void(self, owner: AccountKeys, name: str) -> None:
         if name not in owner.users:
@@ -561,6 +577,17 @@ def _room(owner: AccountKeys, team: str) -> None:
             f"team {team} has {len(owner.users)} credentials and {len(owner.revoked)} void ones; the account's claim "
             f"takes {MOST_USERS} and {MOST_REVOKED}: ask an operator"
         )
+
+
+def _agents(keys: Keys, pool: str, node: str) -> AccountKeys:
+    """Of a node's agent, or without one of those of a whole pool. Raises NoCredential."""
+    name = f"{pool}.{node}" if node else pool
+    owner = _account(keys, f"{_NODE}{name}")
+    if node and name not in owner.users:
+        raise NoCredential(
+            f"node {node!r} was revoked and has no credential: `baton node add {node} --pool {pool}` makes one"
+        )
+    return owner
 
 
 def _team(keys: Keys, name: str) -> AccountKeys:
