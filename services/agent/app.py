@@ -178,6 +178,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         local_nodes=names,
         secrets=SecretSource(nats, settings.pool, settings.secrets_wait_s),
         secret_folders=SecretFolders(state_dir, settings.secrets),
+        shares_checkpoints=settings.checkpoints is not None,
         trusted_team=settings.trusted_team,
         memory_base=_limit_base("memory", settings, host, roots),
         process_base=_limit_base("pids", settings, host, roots),

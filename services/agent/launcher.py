@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +66,8 @@ class Launcher:
     """The same for processes."""
     job_disk: int = 0
     """Bytes that the folders of one attempt may hold."""
+    shares_checkpoints: bool = True
+    """Other agents may have attempts that use the same folders of checkpoints."""
     trusted_team: str = ""
     """The only team that is served where nothing holds the processes of a job together, or keeps teams apart."""
     timed: dict[str, int] = field(default_factory=dict)
@@ -355,3 +357,11 @@ def prune(folders: Sequence[Path]) -> None:
         if folder.parent.name != OWN:
             with suppress(OSError):  # another attempt is still there
                 folder.parent.rmdir()
+
+
+def remove_unsaved(checkpoints: Path, pruned: Sequence[Path], kept: Collection[str]) -> None:
+    """Of jobs whose last attempts here were pruned the folder of checkpoints, where nothing is in it. On the event loop, not
+    in a thread: no attempt that begins meanwhile may find its folder gone."""
+    for job_id in {folder.name.partition(".")[0] for folder in pruned}.difference(kept):
+        with suppress(OSError):  # something was saved
+            os.rmdir(checkpoints / job_id)
