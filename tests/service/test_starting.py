@@ -102,6 +102,15 @@ def test_a_service_says_that_its_url_is_none(monkeypatch: pytest.MonkeyPatch) ->
             "'garbage', and its scheme is not redis, rediss or unix: write redis://HOST:PORT",
         ),
         ("BATON_REDIS_URL", "redis://a:se,cret@127.0.0.1:99999", "'redis://a:***@127.0.0.1:99999', and its port is no"),
+        *(
+            (
+                "BATON_REDIS_URL",
+                f"redis://a:{password}@127.0.0.1:6379/0",
+                "'redis://a:***@127.0.0.1:6379/0', and its password holds /, ?, #, [ or ]: write them as %2F, %3F, %23, %5B",
+            )
+            for password in ("sec/ret", "1/cret", "se#cret", "se?cret", "[cret]")
+        ),
+        ("BATON_MONGO_URL", "mongodb://a:se/cret@host", "'mongodb://a:***@host', and its password holds"),
         (
             "BATON_MONGO_URL",
             "http://a:secret@host",
