@@ -35,7 +35,7 @@ from services.agent.metrics import AgentMetrics
 from services.agent.node import NodeCounts, NodeRunner
 from services.agent.nodes import Hosted, hosted
 from services.agent.quarantine import QuarantineFile
-from services.agent.reports import Reports
+from services.agent.reports import Reports, check_registration
 from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
 from services.agent.state import AgentState, folder_in, group_name
@@ -194,6 +194,8 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
     metrics = AgentMetrics(registry)
     tasks = Tasks()
     found = hosted(settings)
+    for one in found:
+        check_registration(one.inventory, settings.lease_s)
     real = not all(one.inventory.simulated for one in found)
     if real and (why := missing()) and find.running(folder_in(settings.state_path())) is None:
         raise find.NoKeeper(why)
