@@ -14,13 +14,10 @@ was handed out stays good until it is rotated or revoked; what its role may do f
 
 import fcntl
 import json
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.bus.wire import CA_FILE
@@ -29,13 +26,12 @@ from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
 from libs.walls.accounts import ADMIN, CORE, FINANCE, LOGS, NODE, POOL_LOGS, READER, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import KeyKind, KeyPair
+from libs.walls.keyfile import KEYS_FILE, AccountKeys, Keys, NewerKeys, new_key, new_keys
+from libs.walls.names import check_numbers, check_teams, checked
 from libs.walls.people import People
 from schemas import subjects
-from schemas.base import Name, NodeName
-from schemas.ids import team_uid
 from schemas.subjects import OPERATOR, token
 
-KEYS_FILE = "keys.json"
 _MINUTE = 60
 _OPERATOR_ISSUED_S = 1_767_225_600
 """2026-01-01: what the claim says never changes."""
@@ -55,132 +51,6 @@ class TooManyUsers(NoCredential):
 
 MOST_USERS, MOST_REVOKED = 1_000, 5_000
 """Of one team: a claim goes to the broker as one message, and has a line of 70 bytes for each void key."""
-
-
-class NewerKeys(ValueError):
-    """The keys were written by a Baton that this one cannot follow."""
-
-
-class AccountKeys(BaseModel, extra="allow"):
-    """Of one account: its seed, one for each role, the credentials in use, and which are void."""
-
-    seed: str = Field(repr=False)
-    roles: dict[str, str] = Field(default_factory=dict, repr=False)
-    users: dict[str, str] = {}
-    """Of each credential its public key."""
-    since: dict[str, int] = {}
-    """When each of `users` was issued, s; not there: before this was written down."""
-    lasts: dict[str, int] = {}
-    """How long those of `users` are good that end by themselves, s from `since`; all others are good until they are void."""
-    elsewhere: list[str] = []
-    """Those of `users` whose key was made elsewhere: there is no file of theirs here, and only rotating makes another."""
-    admins: list[str] = []
-    """Those of `users` that manage the others (`libs.walls.managing`)."""
-    revoked: dict[str, int] = {}
-    """Public key, or `*` -> what was issued until then is void, s."""
-    issued_s: int = 0
-    """When the newest claim was signed: the broker keeps the newest, so that time never stands still here."""
-
-    def issue(self, name: str, public: str, at_s: int) -> None:
-        self.users[name], self.since[name] = public, at_s
-
-    def ends_s(self, name: str) -> int | None:
-        """When the credential ends by itself, seconds since 1970; None: never."""
-        lasts = self.lasts.get(name)
-        return None if lasts is None else self.since.get(name, 0) + lasts
-
-    def void(self, name: str, at_s: int) -> None:
-        """What was issued to `name` so far. Lines of before the oldest credential that still counts become one."""
-        self.revoked[self.users.pop(name)] = at_s
-        self.since.pop(name, None)
-        self.lasts.pop(name, None)
-        before = min((self.since.get(one, 0) for one in self.users), default=at_s + 1) - 1
-        if gone := {key for key, until_s in self.revoked.items() if until_s <= before}:
-            self.revoked = {key: until_s for key, until_s in self.revoked.items() if key not in gone}
-            self.revoked["*"] = before
-
-    @property
-    def oldest(self) -> str:
-        """Whose credential stands longest: after it is rotated void ones of before need no lines."""
-        return min(self.users, key=lambda name: self.since.get(name, 0), default="")
-
-    def role(self, name: str) -> KeyPair:
-        if name not in self.roles:
-            self.roles[name] = _new(KeyKind.ACCOUNT).seed
-        return KeyPair(self.roles[name])
-
-    def public_roles(self, names: Sequence[str]) -> dict[str, str]:
-        return {name: self.role(name).public for name in names}
-
-    @property
-    def public(self) -> str:
-        return KeyPair(self.seed).public
-
-
-class Keys(BaseModel, extra="allow"):
-    """The whole file. What a newer version has added to it, or to an account, is kept when it is written here."""
-
-    version: int = 1
-    """A higher one is of files that may not be written without understanding all of them."""
-    operator: str = Field(repr=False)
-    system: AccountKeys
-    core: AccountKeys
-    teams: dict[str, AccountKeys] = {}
-    finance: AccountKeys | None = None
-    """Once somebody reads bills."""
-    nodes: dict[str, AccountKeys] = {}
-    """By `<pool>.<node>`, or `<pool>` for all nodes of a pool."""
-
-    @property
-    def pools(self) -> list[str]:
-        """Those whose agents were given credentials."""
-        return sorted({name.partition(".")[0] for name in self.nodes})
-
-
-_NAMES: dict[str, TypeAdapter[str]] = {
-    "team": TypeAdapter(Name), "pool": TypeAdapter(Name), "node": TypeAdapter(NodeName)
-}  # fmt: skip
-
-
-def _name(what: str, name: str) -> str:
-    """`name`, if messages may name a team, pool or node so: a credential for another could say nothing that is taken. Raises
-    ValueError with the fix."""
-    try:
-        return _NAMES[what].validate_python(token(name))
-    except ValidationError:
-        letters = "letters, digits, '-' and '_'" if what == "node" else "lower-case letters, digits and '-'"
-        raise ValueError(
-            f"{name!r} is not a {what}'s name: use {letters}, with a letter or a digit first and last"
-        ) from None
-
-
-def check_teams(teams: Sequence[str]) -> None:
-    """Raises ValueError when a team's name is taken, stands twice, or is none that messages may have."""
-    for team in teams:
-        if _name("team", team) in accounts.RESERVED:
-            raise ValueError(f"a team cannot be called {team!r}: that name is Baton's own; choose another")
-    if twice := {team for team in teams if list(teams).count(team) > 1}:
-        raise ValueError(f"teams named twice: {', '.join(sorted(twice))}")
-
-
-def check_numbers(teams: Iterable[str]) -> None:
-    """Raises ValueError when the processes of two teams would have one user id on nodes: then they could read each other's
-    files, and a node that has served one refuses the other."""
-    by_number: dict[int, str] = {}
-    for team in dict.fromkeys(teams):
-        if (other := by_number.setdefault(number := team_uid(team), team)) != team:
-            raise ValueError(
-                f"team {team!r} would have the user id of team {other!r} on nodes, {number}: give one of them another name"
-            )
-
-
-def check_users(users: Sequence[str], teams: Sequence[str]) -> None:
-    """Raises ValueError for a user that is not `<team>.<user>` of one of `teams`."""
-    for name in users:
-        team, dot, user = name.partition(".")
-        if not dot or team not in teams:
-            raise ValueError(f"{name!r} is no user of a team: write <team>.<user>, the team one of {', '.join(teams)}")
-        token(user)
 
 
 class Keyring:
@@ -281,11 +151,11 @@ class Keyring:
 
     def nodes(self, pool: str) -> Path:
         """Of agents that stand for every node of a pool: a simulated fleet."""
-        return self._agent(_name("pool", pool))
+        return self._agent(checked("pool", pool))
 
     def node(self, pool: str, node: str) -> Path:
         """Of one node, which speaks for itself only."""
-        return self._agent(f"{_name('pool', pool)}.{_name('node', node)}")
+        return self._agent(f"{checked('pool', pool)}.{checked('node', node)}")
 
     def _agent(self, name: str) -> Path:
         folder = self.creds / "nodes" / name
@@ -371,7 +241,7 @@ class Keyring:
     def _issue(
         self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str, lasts_s: int | None = None
     ) -> None:
-        key = _new(KeyKind.USER)
+        key = new_key(KeyKind.USER)
         issued_s = self._tick(owner)
         owner.issue(known_as, key.public, issued_s)
         if lasts_s is not None:
@@ -495,7 +365,7 @@ class Keyring:
         """The text of a credential that may tell the broker of accounts and ask what they have sent, for a minute; or for good,
         for a process that holds the keys anyway."""
         with self._changing() as keys:
-            key, owner, now = _new(KeyKind.USER), keys.system, int(self._now())
+            key, owner, now = new_key(KeyKind.USER), keys.system, int(self._now())
             signer = owner.role(accounts.CLAIMS)
             ends_s = None if lasting else now + _MINUTE
             said = claims.user(signer, owner.public, key.public, "baton team", issued_s=now, expires_s=ends_s)
@@ -513,7 +383,7 @@ class Keyring:
         self._private(self.folder)
         with open(self.folder / f"{KEYS_FILE}.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            keys = self.keys() if self.exists else _new_keys()
+            keys = self.keys() if self.exists else new_keys()
             before = keys.model_dump() if self.exists else None
             yield keys
             if before is None:
@@ -539,27 +409,18 @@ def logs_of(name: str) -> str:
     return f"logs {name}" if "." in name else f"logs of all of {name}"
 
 
-def _new(kind: KeyKind) -> KeyPair:
-    return KeyPair.of(kind, secrets.token_bytes(claims.SEED_BYTES))
-
-
-def _new_keys() -> Keys:
-    account = lambda: AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)  # noqa: E731
-    return Keys(operator=_new(KeyKind.OPERATOR).seed, system=account(), core=account())
-
-
 def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
     if name in (SYSTEM, CORE):
         return keys.system if name == SYSTEM else keys.core
     if name == FINANCE:
         if keys.finance is None and make:
-            keys.finance = AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)
+            keys.finance = AccountKeys(seed=new_key(KeyKind.ACCOUNT).seed)
         if keys.finance is None:
             raise NoCredential("nobody has a credential of finance: `baton finance add NAME` makes one")
         return keys.finance
     known, plain = (keys.nodes, name.removeprefix(_NODE)) if name.startswith(_NODE) else (keys.teams, name)
     if make and plain not in known:
-        known[plain] = AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)
+        known[plain] = AccountKeys(seed=new_key(KeyKind.ACCOUNT).seed)
     if plain not in known:
         there = f"there are: {', '.join(sorted(known)) or 'none'}"
         if known is keys.nodes:

@@ -15,6 +15,7 @@ from libs.embedded.records import write_private
 from libs.walls import accounts, claims, keyring
 from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
+from libs.walls.keyfile import NewerKeys
 from libs.walls.keyring import Keyring, NoCredential
 from libs.walls.leavers import Leavers
 from libs.walls.people import People
@@ -120,7 +121,7 @@ def test_keys_that_only_a_newer_version_understands_are_left_alone(tmp_path: Pat
     ring.team("blue")
     newer = file.read_text().replace('"version": 1', '"version": 2')
     file.write_text(newer)
-    with pytest.raises(keyring.NewerKeys, match=r"keys\.json is of version 2.*newer Baton"):
+    with pytest.raises(NewerKeys, match=r"keys\.json is of version 2.*newer Baton"):
         ring.rotate("blue")
     assert file.read_text() == newer
 
