@@ -4,7 +4,9 @@ python3 deploy/passwords.py
 """
 
 import os
+import re
 import secrets
+import sys
 from pathlib import Path
 
 NAMES = (
@@ -19,10 +21,19 @@ NAMES = (
 )
 
 
+IN_URLS = ("REDIS_PLACEMENT_PASSWORD", "REDIS_TELEMETRY_PASSWORD", "MONGO_HISTORY_PASSWORD", "MONGO_BILLS_PASSWORD")
+"""They stand in URLs and in Redis' list of users as they are."""
+
+
 def make(file: Path) -> list[str]:
-    """Adds what is missing to `file`; the names of what was made."""
+    """Adds what is missing to `file`; the names of what was made. Exits when one that is there would not do."""
     known = file.read_text() if file.exists() else ""
-    there = {line.split("=", 1)[0].strip() for line in known.splitlines()}
+    lines = (line.partition("=") for line in known.splitlines())
+    there = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
+    if wrong := [name for name in IN_URLS if name in there and not re.fullmatch(r"[A-Za-z0-9._~,-]+", there[name])]:
+        sys.exit(
+            f"{', '.join(wrong)} in {file}: use letters, digits and . _ ~ , - alone, or remove the line for one to be made"
+        )
     missing = [name for name in NAMES if name not in there]
     if missing:
         text = known + ("\n" if known and not known.endswith("\n") else "")

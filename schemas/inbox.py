@@ -6,7 +6,7 @@ Decided is not observed: only what an agent saw (`NodeObserved`) or a node's abs
 frees a device.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import FailFast, Field
 
@@ -132,6 +132,8 @@ class Refused(Fact):
 
 
 Observation = Annotated[Started | CheckpointTaken | Released | Refused, Field(discriminator="kind")]
+OBSERVATION_KINDS: Final = frozenset(model.model_fields["kind"].default for model in get_args(get_args(Observation)[0]))
+"""Every kind of observation that this version knows."""
 
 
 class ProgressSeen(Fact):
@@ -147,7 +149,10 @@ SeenOfPart = Observation | ProgressSeen
 
 
 class NodeObserved(Fact):
-    """What an agent saw on its node, in order. Sent by the agent, repeated until the ledger shows it."""
+    """What an agent saw on its node, in order. Sent by the agent, repeated until the ledger shows it.
+
+    An observation whose `kind` a reader does not know is left out, and the others count.
+    """
 
     node: NodeName
     incarnation: int = Field(ge=1)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
 from pydantic import BaseModel
 
 from libs.bus.asking import (
@@ -134,8 +135,13 @@ def serve(
                 for answer in answers:
                     await raw._client.publish(raw.reply, answer.model_dump_json().encode(), headers={STATUS: status})
             except NatsError as e:
-                # The asker will ask again; an answer too large for the server must not look like silence.
                 log.error("the answer to %s could not be sent: %s", raw.subject, e)
+                if isinstance(e, MaxPayloadError):  # must not look like silence: the asker would ask again
+                    why = (
+                        f"the answer is larger than a message may be ({raw._client.max_payload:,} bytes): ask for less"
+                    )
+                    told = QueryFailed(status=FAILED, message=why)
+                    await raw._client.publish(raw.reply, told.model_dump_json().encode(), headers={STATUS: FAILED})
                 failed = QueryFailed(status=FAILED, message=f"the answer could not be sent ({e}): ask for less")
                 await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
 

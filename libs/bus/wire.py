@@ -46,19 +46,29 @@ def check_form(urls: str, variable: str = "BATON_NATS_URL (or --url)", schemes: 
 def check_store(url: str, variable: str, schemes: Sequence[str]) -> None:
     """The same of a store: Redis has one server, MongoDB's client reads its own form of several. Raises BadAddress."""
     scheme, mark, _ = url.partition("://")
-    wrong = "" if mark and scheme in schemes else _no_scheme(schemes)
-    if not wrong and not (scheme.startswith("mongodb") and "," in url):
+    wrong, fix = "", f"write {schemes[0]}://HOST:PORT"
+    if not mark or scheme not in schemes:
+        wrong = _no_scheme(schemes)
+    elif _cut_short(url):
+        wrong, fix = "its password holds /, ?, #, [ or ]", "write them as %2F, %3F, %23, %5B or %5D"
+    elif not (scheme.startswith("mongodb") and "," in url):
         try:
             urlsplit(url).port  # noqa: B018 - it is read for what it raises
         except ValueError:
             wrong = _NO_PORT
     if wrong:
-        raise BadAddress(f"{variable} is {_shown(url)!r}, and {wrong}: write {schemes[0]}://HOST:PORT")
+        raise BadAddress(f"{variable} is {_shown(url)!r}, and {wrong}: {fix}")
 
 
 def without_password(url: str) -> str:
     """`url` as it may be shown: `nats://user:***@host:4222`."""
-    return ",".join(_shown(part.strip()) for part in url.split(","))
+    parts = list[str]()
+    for part in url.split(","):
+        if parts and "@" in part and "://" not in part and "@" not in parts[-1]:
+            parts[-1] += f",{part}"  # the comma may be one of a password: rather too much is hidden
+        else:
+            parts.append(part)
+    return ",".join(_shown(part.strip()) for part in parts)
 
 
 def check(urls: str, *, allowed: Collection[str] = (), insecure: bool = False) -> None:
@@ -128,7 +138,7 @@ def _no_scheme(schemes: Sequence[str]) -> str:
 
 
 def _shown(url: str) -> str:
-    scheme, mark, rest = url.rpartition("://")
+    scheme, mark, rest = url.partition("://") if "://" in url else ("", "", url)
     credential, at, host = rest.rpartition("@")
     user, colon, _ = credential.partition(":")
     return f"{scheme}{mark}{user + ':' if colon else ''}***@{host}" if at else url
@@ -140,9 +150,29 @@ def _worth_saying(record: logging.LogRecord) -> bool:
     return "eof_received() has no effect" not in record.getMessage()
 
 
+def _cut_short(url: str) -> bool:
+    """Whether a store's password holds what ends the name of a server."""
+    scheme, _, rest = url.partition("://")
+    if scheme.startswith("mongodb"):
+        rest = rest.partition("?")[0]  # an option may have an @
+    return scheme != "unix" and any(mark in rest.rpartition("@")[0] for mark in "/?#[]")
+
+
+def _servers(urls: str) -> list[str]:
+    """Each server of a URL of several. Redis has one, and a comma in a password of MongoDB's separates nothing."""
+    scheme, _, rest = urls.partition("://")
+    if scheme in ("redis", "rediss", "unix"):
+        return [urls]
+    if not scheme.startswith("mongodb"):
+        return urls.split(",")
+    credential, at, hosts = rest.rpartition("@")
+    first, *others = hosts.split(",")
+    return [f"{scheme}://{credential}{at}{first}", *others]
+
+
 def _plain(urls: str) -> Iterator[tuple[str, str]]:
     scheme = query = ""
-    for text in urls.split(","):
+    for text in _servers(urls):
         found = urlsplit(text.strip() if "://" in text else f"{scheme or 'nats'}://{text.strip()}")
         scheme, query = found.scheme, found.query or urlsplit(urls).query
         options = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}

@@ -35,7 +35,8 @@ from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.records import write_private
 from libs.embedded.servers import NATS
 from libs.walls.book import BOOK_FILE
-from libs.walls.keyring import KEYS_FILE, Keyring
+from libs.walls.keyfile import KEYS_FILE
+from libs.walls.keyring import Keyring
 from libs.walls.leavers import LEAVERS_FILE
 from libs.walls.managing import AUDIT_FILE
 from libs.walls.people import PEOPLE_FILE

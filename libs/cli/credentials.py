@@ -15,7 +15,8 @@ from libs.cli.telling import ring_of, staying, tell_broker
 from libs.client.where import state_dir
 from libs.walls import roles
 from libs.walls.accounts import CORE, PROVISION, SERVICES
-from libs.walls.keyring import Keyring, check_numbers, check_teams, check_users
+from libs.walls.keyring import Keyring
+from libs.walls.names import check_numbers, check_teams, check_users
 from libs.walls.wire import Wire
 from schemas.subjects import OPERATOR
 

@@ -96,7 +96,7 @@ _CODES: dict[str, int] = {
     # the command line and its files
     "UsageFault": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
     "PermissionError": Exit.DENIED, "IsADirectoryError": Exit.USAGE, "UnicodeDecodeError": Exit.USAGE,
-    "NoSuchPerson": Exit.NOT_FOUND,
+    "NoSuchPerson": Exit.NOT_FOUND, "NewerKeys": Exit.CONFLICT,
     "NotCopied": Exit.FAILED, "NotFenced": Exit.CONFLICT,
     "NoCredential": Exit.NOT_FOUND, "BadCredential": Exit.USAGE, "NotTold": Exit.UNREACHABLE, "NoKeyLibrary": Exit.FAILED,
     # the bus, the ledger, the embedded servers

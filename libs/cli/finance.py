@@ -41,8 +41,7 @@ def rotate(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: U
     """Make a new credential in the old one's place; whoever still uses the old one is cut off."""
     ring = ring_of(folder)
     with acting("finance.rotate", name, reason, folder=ring.folder, url=url):
-        ring.revoke_finance(name)
-        path = ring.finance(name)
+        path = ring.rotate_finance(name)
         tell_broker(ring, [FINANCE], folder, url)
     say(str(path))
 

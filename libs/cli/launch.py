@@ -27,6 +27,7 @@ from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli import forking
 from libs.cli.backup_use import UseAway, take_in_use
+from libs.cli.exits import UsageFault
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch_options import SERVICES, LaunchOptions
 from libs.cli.stores import MONGO_SERVICES, REDIS_RIGHTS, redis_user, redis_users
@@ -47,6 +48,7 @@ from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from libs.embedded.spread import make_apart
+from libs.ports.folders import unwritable
 from libs.walls.accounts import SERVICES as ADMIN
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
@@ -196,6 +198,10 @@ class LocalStack:
         Raises what `Servers.start` raises, StartFailed (a process ended before it answered), NotReady.
         """
         options = self.options
+        if why := unwritable(self.state_dir):
+            raise UsageFault(
+                f"the state folder {self.state_dir} cannot be used, {why}, or name another with --state-dir"
+            )
         if wait_s := self.fenced_s():
             log.warning("restored: leases of the instance before may last for another %.0f s", wait_s)
             await asyncio.sleep(wait_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from libs.walls import roles
-from libs.walls.keyring import check_numbers, check_teams, check_users
+from libs.walls.names import check_numbers, check_teams, check_users
 from schemas.subjects import token
 
 SERVICES = roles.SERVICES

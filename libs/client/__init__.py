@@ -13,6 +13,7 @@ from libs.client.errors import (
     Conflict,
     Denied,
     Failed,
+    HasEnded,
     Invalid,
     NotFound,
     Parked,

@@ -19,7 +19,7 @@ from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
 from libs.client import following, listing, logs, secrets
 from libs.client.asking import ask
-from libs.client.errors import ClientError, Invalid, NotFound, Parked, TimedOut, Unreachable
+from libs.client.errors import ClientError, HasEnded, Invalid, NotFound, Parked, TimedOut, Unreachable
 from libs.client.hearing import Hearing
 from libs.client.sending import RETRY_AFTER_S, command, deliver, store, valid
 from libs.client.verdict import Verdict
@@ -380,17 +380,25 @@ class Baton:
 
     async def explain(self, job_id: str) -> Explanation:
         """Why a job is where it is, and the smallest change that would let it run. Our pool is asked first; of a job that
-        it does not know, the pool that history says has it."""
+        it does not know, the pool that history says has it.
+
+        Raises HasEnded for a job that has, NotFound for one that nobody knows."""
         query = valid(ExplainQuery, job_id=job_id)
         try:
             reply: Explanation = await ask(self.nats, "job.explain", self.place, query)
-        except (NotFound, Unreachable):
-            with contextlib.suppress(ClientError):
+        except (NotFound, Unreachable) as unknown:
+            try:
                 document = await self.get(job_id)
-                if document.pool not in ("", self.place.pool):
-                    elsewhere: Explanation = await ask(self.nats, "job.explain", self.place, query, pool=document.pool)
-                    return elsewhere
-            raise
+            except ClientError as error:
+                if isinstance(error, NotFound) and isinstance(unknown, NotFound):
+                    why = "it neither waits nor runs, nor does history have it; another team's looks the same"
+                    raise NotFound(f"no job {job_id} is known", why, "check the id and the team") from None
+                raise unknown from None
+            if document.state.terminal:
+                raise HasEnded(document) from None
+            if document.pool in ("", self.place.pool):
+                raise
+            reply = await ask(self.nats, "job.explain", self.place, query, pool=document.pool)
         return reply
 
     async def plan(self, spec: JobSpec, *, steps: float | None = None) -> PlanReply:

@@ -1,8 +1,10 @@
 """What can go wrong for a client, each with what happened, why, and what to do. The CLI maps them to exit codes."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from schemas.jobs import Reason
+from schemas.queries import JobDocument
 
 
 class ClientError(Exception):
@@ -37,6 +39,21 @@ class NeedsOperator(Denied):
 
 class NotFound(ClientError):
     """No such job, node or log; another team's looks exactly like one that does not exist."""
+
+
+class HasEnded(NotFound):
+    """The job neither waits nor runs any more; `document` is all that history has of it."""
+
+    def __init__(self, document: JobDocument) -> None:
+        at_us, number = document.finished_us, len(document.attempts)
+        at = "" if at_us is None else f" at {datetime.fromtimestamp(at_us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        tried = "" if not number else f", after {number} attempt{'' if number == 1 else 's'}"
+        super().__init__(
+            f"{document.job_id} has ended: {document.state.value}{at}{tried}",
+            document.reason,
+            f"`baton describe job {document.job_id}` has its history, `baton logs` what it wrote while its node keeps that",
+        )
+        self.document = document
 
 
 class Failed(ClientError):

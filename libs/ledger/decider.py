@@ -66,3 +66,4 @@ class Counters:
     clock_jumps: int = 0
     hook_failures: int = 0
     faults: int = 0
+    unknown_observations: int = 0

@@ -1,5 +1,6 @@
 """What the inbox holds, decoded for the decider. A message that cannot be read is an item with an error, never a stop."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from libs.bus.json_checks import MAX_BYTES
 from libs.ledger.tail import Stored
 from schemas import envelope, subjects
-from schemas.catalog import CATALOG
+from schemas.catalog import CATALOG, TYPE_OF
 from schemas.inbox import (
+    OBSERVATION_KINDS,
     ActionTold,
     ApplyBudgets,
     ApplyPrices,
@@ -20,6 +22,7 @@ from schemas.inbox import (
     CordonNode,
     InboxMessage,
     NodeDead,
+    NodeObserved,
     NodeRegistered,
     QuarantineLifted,
     ResumeTeam,
@@ -62,6 +65,8 @@ class InboxItem:
     time_us: int
     message: InboxMessage | None
     error: str
+    unknown: tuple[str, ...] = ()
+    """Of what a node observed the kinds that this version does not know: a later one's, left out of `message`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ def read_input(stored: Stored, pool: str) -> InboxItem:
     """The item that `stored` is. Its subject decides what it must be and which node it speaks of; the broker's
     permissions guard the subject."""
     kind = _KINDS.get(subjects.stem(stored.subject))
-    message, error = None, ""
+    message, error, unknown = None, "", tuple[str, ...]()
     try:
         if kind is None:
             raise ValueError(f"subject {stored.subject!r} is none of {', '.join(sorted(_KINDS))}, each with its keys")
@@ -91,7 +96,7 @@ def read_input(stored: Stored, pool: str) -> InboxItem:
             raise ValueError(f"subject {stored.subject!r} is of another pool than {pool!r}")
         if len(stored.payload) > MAX_INPUT_BYTES:
             raise ValueError(f"payload has {len(stored.payload)} bytes; the limit is {MAX_INPUT_BYTES}")
-        message = kind.parse(_data(stored, kind.type))
+        message, unknown = _parsed(kind, _data(stored, kind.type))
         if (problem := foreign(message, keys.get("node"))) is not None:
             message, error = None, problem
         elif isinstance(message, _OPERATORS_SAY):
@@ -100,7 +105,7 @@ def read_input(stored: Stored, pool: str) -> InboxItem:
             message = message.model_copy(update={"user": keys["user"], **whose})  # the subject says who speaks
     except ValueError as problem:  # of the subject, the envelope (EnvelopeError) or the body (ValidationError)
         error = _describe(problem)
-    return InboxItem(stored.seq, stored.subject, kind.type if kind else "", stored.time_us, message, error)
+    return InboxItem(stored.seq, stored.subject, kind.type if kind else "", stored.time_us, message, error, unknown)
 
 
 def foreign(message: InboxMessage, node: str | None) -> str | None:
@@ -112,6 +117,30 @@ def foreign(message: InboxMessage, node: str | None) -> str | None:
     if named == node:
         return None
     return f"it speaks of node {named!r} on the subject of node {node!r}: a node speaks for itself only"
+
+
+def _parsed(kind: _InboxKind, data: bytes) -> tuple[Any, tuple[str, ...]]:
+    """The message, and which kinds of observations were left out of it. Raises ValidationError."""
+    try:
+        return kind.parse(data), ()
+    except ValidationError as problem:
+        if kind.type != TYPE_OF[NodeObserved] or not _of_unknown_kind(problem):
+            raise
+    body, known, unknown = json.loads(data), list[Any](), list[str]()
+    for seen in body["observations"]:
+        of_kind = seen.get("kind") if isinstance(seen, dict) else None
+        if isinstance(of_kind, str) and of_kind not in OBSERVATION_KINDS:
+            unknown.append(of_kind)
+        else:
+            known.append(seen)
+    return kind.parse(json.dumps(body | {"observations": known}).encode()), tuple(unknown)
+
+
+def _of_unknown_kind(problem: ValidationError) -> bool:
+    """Of a list that is read up to its first mistake."""
+    if problem.error_count() > _MOST_PROBLEMS:
+        return False
+    return any(e["type"] == "union_tag_invalid" for e in problem.errors(include_url=False, include_context=False))
 
 
 def _data(stored: Stored, expected: str) -> bytes:

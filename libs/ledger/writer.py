@@ -34,6 +34,7 @@ from libs.ledger.culprits import Culprits
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.folded import EncodedRecord, FoldedLedger
+from libs.ledger.inputs import InboxItem
 from libs.ledger.pieces import RECORD_BYTES, Piece, pieces
 from libs.ledger.readers import Declarer
 from libs.ledger.rolling import Rolling
@@ -288,6 +289,7 @@ class LedgerWriter(Generic[D]):
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
         """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
         items = [self._culprits.read(message) for message in stored]
+        self._left_out(items)
         for place, item in enumerate(items):
             if isinstance(item.message, ClosePeriod):
                 looks = partial(unknown_ledger, self._js, self.pool, self.head, item.message.period)
@@ -324,6 +326,17 @@ class LedgerWriter(Generic[D]):
             self.counters.rejected += 1
             await bury(self._js, inbox_stream(self.pool), message, reason, stack, teams.get(message.seq, ""))
         return await self._commit(first, rest, len(stored))
+
+    def _left_out(self, items: Sequence[InboxItem]) -> None:
+        """Told once: a newer agent says such a thing again and again, and the counter has the rest."""
+        for item in items:
+            if item.unknown and not self.counters.unknown_observations:
+                kinds = ", ".join(sorted({kind[:40] for kind in item.unknown[:8]}))
+                log.warning(
+                    "input %d on %s tells of kinds that only a newer version knows (%s): they are left out",
+                    item.seq, item.subject, kinds,
+                )  # fmt: skip
+            self.counters.unknown_observations += len(item.unknown)
 
     def _records(
         self, events: Sequence[LedgerEvent], before: int, inputs: Sequence[int]

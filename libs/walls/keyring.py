@@ -14,13 +14,10 @@ was handed out stays good until it is rotated or revoked; what its role may do f
 
 import fcntl
 import json
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.bus.wire import CA_FILE
@@ -29,13 +26,12 @@ from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
 from libs.walls.accounts import ADMIN, CORE, FINANCE, LOGS, NODE, POOL_LOGS, READER, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import KeyKind, KeyPair
+from libs.walls.keyfile import KEYS_FILE, AccountKeys, Keys, NewerKeys, new_key, new_keys
+from libs.walls.names import check_numbers, check_teams, checked
 from libs.walls.people import People
 from schemas import subjects
-from schemas.base import Name, NodeName
-from schemas.ids import team_uid
 from schemas.subjects import OPERATOR, token
 
-KEYS_FILE = "keys.json"
 _MINUTE = 60
 _OPERATOR_ISSUED_S = 1_767_225_600
 """2026-01-01: what the claim says never changes."""
@@ -57,130 +53,6 @@ MOST_USERS, MOST_REVOKED = 1_000, 5_000
 """Of one team: a claim goes to the broker as one message, and has a line of 70 bytes for each void key."""
 
 
-class AccountKeys(BaseModel):
-    """Of one account: its seed, one for each role, the credentials in use, and which are void."""
-
-    seed: str = Field(repr=False)
-    roles: dict[str, str] = Field(default_factory=dict, repr=False)
-    users: dict[str, str] = {}
-    """Of each credential its public key."""
-    since: dict[str, int] = {}
-    """When each of `users` was issued, s; not there: before this was written down."""
-    lasts: dict[str, int] = {}
-    """How long those of `users` are good that end by themselves, s from `since`; all others are good until they are void."""
-    elsewhere: list[str] = []
-    """Those of `users` whose key was made elsewhere: there is no file of theirs here, and only rotating makes another."""
-    admins: list[str] = []
-    """Those of `users` that manage the others (`libs.walls.managing`)."""
-    revoked: dict[str, int] = {}
-    """Public key, or `*` -> what was issued until then is void, s."""
-    out_until_s: int = 0
-    out_for_s: int = 0
-    """Until when nobody of a team may be connected, and for how long that was: it had sent too much (`libs.walls.floods`)."""
-    issued_s: int = 0
-    """When the newest claim was signed: the broker keeps the newest, so that time never stands still here."""
-
-    def issue(self, name: str, public: str, at_s: int) -> None:
-        self.users[name], self.since[name] = public, at_s
-
-    def ends_s(self, name: str) -> int | None:
-        """When the credential ends by itself, seconds since 1970; None: never."""
-        lasts = self.lasts.get(name)
-        return None if lasts is None else self.since.get(name, 0) + lasts
-
-    def void(self, name: str, at_s: int) -> None:
-        """What was issued to `name` so far. Lines of before the oldest credential that still counts become one."""
-        self.revoked[self.users.pop(name)] = at_s
-        self.since.pop(name, None)
-        self.lasts.pop(name, None)
-        before = min((self.since.get(one, 0) for one in self.users), default=at_s + 1) - 1
-        if gone := {key for key, until_s in self.revoked.items() if until_s <= before}:
-            self.revoked = {key: until_s for key, until_s in self.revoked.items() if key not in gone}
-            self.revoked["*"] = before
-
-    @property
-    def oldest(self) -> str:
-        """Whose credential stands longest: after it is rotated void ones of before need no lines."""
-        return min(self.users, key=lambda name: self.since.get(name, 0), default="")
-
-    def role(self, name: str) -> KeyPair:
-        if name not in self.roles:
-            self.roles[name] = _new(KeyKind.ACCOUNT).seed
-        return KeyPair(self.roles[name])
-
-    def public_roles(self, names: Sequence[str]) -> dict[str, str]:
-        return {name: self.role(name).public for name in names}
-
-    @property
-    def public(self) -> str:
-        return KeyPair(self.seed).public
-
-
-class Keys(BaseModel):
-    """The whole file."""
-
-    version: int = 1
-    operator: str = Field(repr=False)
-    system: AccountKeys
-    core: AccountKeys
-    teams: dict[str, AccountKeys] = {}
-    finance: AccountKeys | None = None
-    """Once somebody reads bills."""
-    nodes: dict[str, AccountKeys] = {}
-    """By `<pool>.<node>`, or `<pool>` for all nodes of a pool."""
-
-    @property
-    def pools(self) -> list[str]:
-        """Those whose agents were given credentials."""
-        return sorted({name.partition(".")[0] for name in self.nodes})
-
-
-_NAMES: dict[str, TypeAdapter[str]] = {
-    "team": TypeAdapter(Name), "pool": TypeAdapter(Name), "node": TypeAdapter(NodeName)
-}  # fmt: skip
-
-
-def _name(what: str, name: str) -> str:
-    """`name`, if messages may name a team, pool or node so: a credential for another could say nothing that is taken. Raises
-    ValueError with the fix."""
-    try:
-        return _NAMES[what].validate_python(token(name))
-    except ValidationError:
-        letters = "letters, digits, '-' and '_'" if what == "node" else "lower-case letters, digits and '-'"
-        raise ValueError(
-            f"{name!r} is not a {what}'s name: use {letters}, with a letter or a digit first and last"
-        ) from None
-
-
-def check_teams(teams: Sequence[str]) -> None:
-    """Raises ValueError when a team's name is taken, stands twice, or is none that messages may have."""
-    for team in teams:
-        if _name("team", team) in accounts.RESERVED:
-            raise ValueError(f"a team cannot be called {team!r}: that name is Baton's own; choose another")
-    if twice := {team for team in teams if list(teams).count(team) > 1}:
-        raise ValueError(f"teams named twice: {', '.join(sorted(twice))}")
-
-
-def check_numbers(teams: Iterable[str]) -> None:
-    """Raises ValueError when the processes of two teams would have one user id on nodes: then they could read each other's
-    files, and a node that has served one refuses the other."""
-    by_number: dict[int, str] = {}
-    for team in dict.fromkeys(teams):
-        if (other := by_number.setdefault(number := team_uid(team), team)) != team:
-            raise ValueError(
-                f"team {team!r} would have the user id of team {other!r} on nodes, {number}: give one of them another name"
-            )
-
-
-def check_users(users: Sequence[str], teams: Sequence[str]) -> None:
-    """Raises ValueError for a user that is not `<team>.<user>` of one of `teams`."""
-    for name in users:
-        team, dot, user = name.partition(".")
-        if not dot or team not in teams:
-            raise ValueError(f"{name!r} is no user of a team: write <team>.<user>, the team one of {', '.join(teams)}")
-        token(user)
-
-
 class Keyring:
     """See above. Every change is made under a lock and written before the method returns: several processes may work on one
     folder. `now` gives seconds since 1970."""
@@ -194,8 +66,14 @@ class Keyring:
         return self._file.is_file()
 
     def keys(self) -> Keys:
-        """What is written now. Raises FileNotFoundError when nothing is; ValueError when it cannot be read."""
-        return Keys.model_validate_json(self._file.read_text())
+        """What is written now. Raises FileNotFoundError when nothing is; ValueError when it cannot be read, NewerKeys when
+        it may not be written by this version."""
+        keys = Keys.model_validate_json(self._file.read_text())
+        if keys.version > (known := Keys.model_fields["version"].default):
+            raise NewerKeys(
+                f"{self._file} is of version {keys.version}, and this Baton knows {known}: use the newer Baton that wrote it"
+            )
+        return keys
 
     @property
     def ca(self) -> Path | None:
@@ -231,12 +109,18 @@ class Keyring:
     # -------------------------------------------------------------------------------------------------------- credentials
 
     def operator(self) -> Path:
-        return self._credential(CORE, OPERATOR, OPERATOR, self.creds / f"{OPERATOR}.creds")
+        return self._credential(CORE, OPERATOR, OPERATOR, self._of_operator)
+
+    @property
+    def _of_operator(self) -> Path:
+        return self.creds / f"{OPERATOR}.creds"
 
     def service(self, name: str = SERVICES) -> Path:
         """Of a service; by default that of who may do everything. Each has a folder, which can be given to it alone."""
-        path = self.creds / SERVICES / name / _ONE
-        return self._credential(CORE, name, f"service {name}", path, called=name)
+        return self._credential(CORE, name, f"service {name}", self._of_service(name), called=name)
+
+    def _of_service(self, name: str) -> Path:
+        return self.creds / SERVICES / name / _ONE
 
     def finance(self, user: str) -> Path:
         """Of somebody who reads all bills, and does nothing. Raises ValueError for a name that cannot be a subject token."""
@@ -252,21 +136,26 @@ class Keyring:
     def revoke_finance(self, user: str) -> None:
         """The credential is void once the broker is told of `$finance`. Raises NoCredential."""
         with self._changing() as keys:
-            if keys.finance is None:
-                raise NoCredential("nobody has a credential of finance: `baton finance add NAME` makes one")
-            self._void(keys.finance, f"{subjects.FINANCE}.{user}")
+            self._void(_account(keys, FINANCE), f"{subjects.FINANCE}.{user}")
             self._of_finance(user).unlink(missing_ok=True)
+
+    def rotate_finance(self, user: str) -> Path:
+        """A new credential in the old one's place, which is void once the broker is told of `$finance`. Raises NoCredential."""
+        with self._changing() as keys:
+            path, known_as = self._of_finance(user), f"{subjects.FINANCE}.{user}"
+            self._replace(_account(keys, FINANCE), READER, known_as, path)
+        return path
 
     def _of_finance(self, user: str) -> Path:
         return self.creds / "finance" / f"{user}.creds"
 
     def nodes(self, pool: str) -> Path:
         """Of agents that stand for every node of a pool: a simulated fleet."""
-        return self._agent(_name("pool", pool))
+        return self._agent(checked("pool", pool))
 
     def node(self, pool: str, node: str) -> Path:
         """Of one node, which speaks for itself only."""
-        return self._agent(f"{_name('pool', pool)}.{_name('node', node)}")
+        return self._agent(f"{checked('pool', pool)}.{checked('node', node)}")
 
     def _agent(self, name: str) -> Path:
         folder = self.creds / "nodes" / name
@@ -352,7 +241,7 @@ class Keyring:
     def _issue(
         self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str, lasts_s: int | None = None
     ) -> None:
-        key = _new(KeyKind.USER)
+        key = new_key(KeyKind.USER)
         issued_s = self._tick(owner)
         owner.issue(known_as, key.public, issued_s)
         if lasts_s is not None:
@@ -362,6 +251,15 @@ class Keyring:
         owner.elsewhere = [one for one in owner.elsewhere if one != known_as]
         self._private(path.parent)
         write_private(path, claims.credentials(said, key))
+
+    def _replace(
+        self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str = "", lasts_s: int | None = None
+    ) -> None:
+        """A new credential in the old one's place. The file comes first and the keys at the end of the change: who is cut off
+        between the two has a file that is good, and never none."""
+        lasts_s = owner.lasts.get(known_as) if lasts_s is None else lasts_s
+        self._void(owner, known_as)
+        self._issue(owner, role, known_as, path, called or known_as, lasts_s)
 
     def rotate(self, name: str, *, lasts_s: int | None = None) -> Path:
         """A new credential for a team, or a user of one, in its file's place; the old one is void once the broker is told.
@@ -373,11 +271,9 @@ class Keyring:
             owner = _team(keys, name.partition(".")[0])
             if name != owner.oldest:
                 _check_revoked(owner)
-            lasts_s = owner.lasts.get(name) if lasts_s is None else lasts_s
-            self._void(owner, name)
             path = self.creds / f"{name}.creds"
             role = ADMIN if name in owner.admins else USER if "." in name else TEAM
-            self._issue(owner, role, name, path, name, lasts_s)
+            self._replace(owner, role, name, path, lasts_s=lasts_s)
         return path
 
     def revoke(self, name: str) -> None:
@@ -412,12 +308,7 @@ class Keyring:
         Raises NoCredential."""
         name = f"{pool}.{node}" if node else pool
         with self._changing() as keys:
-            owner = _account(keys, f"{_NODE}{name}")
-            if node and name not in owner.users:
-                raise NoCredential(
-                    f"node {node!r} was revoked and has no credential: `baton node add {node} --pool {pool}` makes one"
-                )
-            self._void(owner, name)
+            self._void(_agents(keys, pool, node), name)
             self._void(keys.core, logs_of(name))
             for file in (_ONE, LOGS_CREDS):
                 (self.creds / "nodes" / name / file).unlink(missing_ok=True)
@@ -431,17 +322,20 @@ class Keyring:
     def rotate_node(self, pool: str, node: str = "") -> list[str]:
         """New credentials in the place of those that `revoke_node` makes void; the accounts that are to be told. Raises
         NoCredential."""
-        told = self.revoke_node(pool, node)
-        self._agent(f"{pool}.{node}" if node else pool)
-        return told
+        name = f"{pool}.{node}" if node else pool
+        folder, logs = self.creds / "nodes" / name, LOGS if node else POOL_LOGS
+        with self._changing() as keys:
+            self._replace(_agents(keys, pool, node), NODE, name, folder / _ONE)
+            self._replace(keys.core, logs, logs_of(name), folder / LOGS_CREDS, called=name)
+        return self.node_accounts(pool, node)
 
     def rotate_own(self, name: str) -> Path:
         """A new credential for the operator or a service, in its file's place; the old one is void once the broker is told of
         `$baton`. Raises NoCredential."""
-        role, known_as = (OPERATOR, OPERATOR) if name == OPERATOR else (name, f"service {name}")
+        known_as, path = (name, self._of_operator) if name == OPERATOR else (f"service {name}", self._of_service(name))
         with self._changing() as keys:
-            self._void(keys.core, known_as)
-        return self.operator() if role == OPERATOR else self.service(name)
+            self._replace(keys.core, name, known_as, path, called=name)
+        return path
 
     def check_user(self, name: str) -> None:
         """Raises NoCredential when the user `<team>.<user>` has none."""
@@ -488,7 +382,7 @@ class Keyring:
         """The text of a credential that may tell the broker of accounts and ask what they have sent, for a minute; or for good,
         for a process that holds the keys anyway."""
         with self._changing() as keys:
-            key, owner, now = _new(KeyKind.USER), keys.system, int(self._now())
+            key, owner, now = new_key(KeyKind.USER), keys.system, int(self._now())
             signer = owner.role(accounts.CLAIMS)
             ends_s = None if lasting else now + _MINUTE
             said = claims.user(signer, owner.public, key.public, "baton team", issued_s=now, expires_s=ends_s)
@@ -506,7 +400,7 @@ class Keyring:
         self._private(self.folder)
         with open(self.folder / f"{KEYS_FILE}.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            keys = self.keys() if self.exists else _new_keys()
+            keys = self.keys() if self.exists else new_keys()
             before = keys.model_dump() if self.exists else None
             yield keys
             if before is None:
@@ -532,27 +426,18 @@ def logs_of(name: str) -> str:
     return f"logs {name}" if "." in name else f"logs of all of {name}"
 
 
-def _new(kind: KeyKind) -> KeyPair:
-    return KeyPair.of(kind, secrets.token_bytes(claims.SEED_BYTES))
-
-
-def _new_keys() -> Keys:
-    account = lambda: AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)  # noqa: E731
-    return Keys(operator=_new(KeyKind.OPERATOR).seed, system=account(), core=account())
-
-
 def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
     if name in (SYSTEM, CORE):
         return keys.system if name == SYSTEM else keys.core
     if name == FINANCE:
         if keys.finance is None and make:
-            keys.finance = AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)
+            keys.finance = AccountKeys(seed=new_key(KeyKind.ACCOUNT).seed)
         if keys.finance is None:
             raise NoCredential("nobody has a credential of finance: `baton finance add NAME` makes one")
         return keys.finance
     known, plain = (keys.nodes, name.removeprefix(_NODE)) if name.startswith(_NODE) else (keys.teams, name)
     if make and plain not in known:
-        known[plain] = AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)
+        known[plain] = AccountKeys(seed=new_key(KeyKind.ACCOUNT).seed)
     if plain not in known:
         there = f"there are: {', '.join(sorted(known)) or 'none'}"
         if known is keys.nodes:
@@ -575,6 +460,17 @@ def _room(owner: AccountKeys, team: str) -> None:
 def _check_user(owner: AccountKeys, name: str) -> None:
     if name not in owner.users:
         raise NoCredential(f"{name!r} has no credential; there are: {', '.join(sorted(owner.users)) or 'none'}")
+
+
+def _agents(keys: Keys, pool: str, node: str) -> AccountKeys:
+    """Of a node's agent, or without one of those of a whole pool. Raises NoCredential."""
+    name = f"{pool}.{node}" if node else pool
+    owner = _account(keys, f"{_NODE}{name}")
+    if node and name not in owner.users:
+        raise NoCredential(
+            f"node {node!r} was revoked and has no credential: `baton node add {node} --pool {pool}` makes one"
+        )
+    return owner
 
 
 def _team(keys: Keys, name: str) -> AccountKeys:

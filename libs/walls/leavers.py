@@ -20,7 +20,7 @@ class TeamLeft(ValueError):
     """A team of that name has left; the text says when, what is kept of it, and what to do."""
 
 
-class _Left(BaseModel):
+class _Left(BaseModel, extra="allow"):
     version: Literal[1] = 1
     left_s: dict[str, int] = {}
     """Team -> when it left, seconds since 1970."""

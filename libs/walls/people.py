@@ -33,7 +33,9 @@ class NoSuchPerson(LookupError):
     """Nobody of that name has a pseudonym; the text says which team was looked at."""
 
 
-class _Mapping(BaseModel):
+class _Mapping(BaseModel, extra="allow"):
+    """The file. What a newer version has added is kept."""
+
     version: int = 1
     by_default: bool = False
     """New people get a pseudonym unless a plain name is asked for: so in every instance that was begun with this version."""

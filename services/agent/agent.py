@@ -27,7 +27,7 @@ from schemas.queries import LogPiece, LogQuery
 from services.agent.asking import Asker
 from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
-from services.agent.launcher import Launcher, make_room, prune
+from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
 from services.agent.node import NodeRunner
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings, OnStop
@@ -314,7 +314,10 @@ class Agent:
             await asyncio.sleep(_PRUNE_S)
             if self.launcher.memory_base is not None:
                 await asyncio.to_thread(groups.look)
-            await asyncio.to_thread(prune, self.launcher.logs.prune())
+            pruned = self.launcher.logs.prune()
+            await asyncio.to_thread(prune, pruned)
+            if not self.launcher.shares_checkpoints:
+                remove_unsaved(self.launcher.checkpoints, pruned, self.launcher.logs.jobs())
             await asyncio.to_thread(make_room, self.launcher.workdir, self.launcher.logs.left)
 
     def read_log(self, query: LogQuery, team: str) -> LogPiece | None:

@@ -36,7 +36,7 @@ from services.agent.metrics import AgentMetrics
 from services.agent.node import NodeCounts, NodeRunner
 from services.agent.nodes import Hosted, hosted
 from services.agent.quarantine import QuarantineFile
-from services.agent.reports import Reports
+from services.agent.reports import Reports, check_registration
 from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
 from services.agent.state import AgentState, folder_in, group_name
@@ -179,6 +179,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         local_nodes=names,
         secrets=SecretSource(nats, settings.pool, settings.secrets_wait_s),
         secret_folders=SecretFolders(state_dir, settings.secrets),
+        shares_checkpoints=settings.checkpoints is not None,
         trusted_team=settings.trusted_team,
         memory_base=_limit_base("memory", settings, host, roots),
         process_base=_limit_base("pids", settings, host, roots),
@@ -195,6 +196,8 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
     metrics = AgentMetrics(registry)
     tasks = Tasks()
     found = hosted(settings)
+    for one in found:
+        check_registration(one.inventory, settings.lease_s)
     real = not all(one.inventory.simulated for one in found)
     if real and (why := missing()) and find.running(folder_in(settings.state_path())) is None:
         raise find.NoKeeper(why)

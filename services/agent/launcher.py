@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,8 @@ class Launcher:
     """Bytes that the folders of one attempt may hold."""
     job_sockets: int = 0
     """How many one attempt may have open, where it has the host's network; 0: as many as it likes."""
+    shares_checkpoints: bool = True
+    """Other agents may have attempts that use the same folders of checkpoints."""
     trusted_team: str = ""
     """The only team that is served where nothing holds the processes of a job together, or keeps teams apart."""
     timed: dict[str, int] = field(default_factory=dict)
@@ -356,3 +358,11 @@ def prune(folders: Sequence[Path]) -> None:
         if folder.parent.name != OWN:
             with suppress(OSError):  # another attempt is still there
                 folder.parent.rmdir()
+
+
+def remove_unsaved(checkpoints: Path, pruned: Sequence[Path], kept: Collection[str]) -> None:
+    """Of jobs whose last attempts here were pruned the folder of checkpoints, where nothing is in it. On the event loop, not
+    in a thread: no attempt that begins meanwhile may find its folder gone."""
+    for job_id in {folder.name.partition(".")[0] for folder in pruned}.difference(kept):
+        with suppress(OSError):  # something was saved
+            os.rmdir(checkpoints / job_id)

@@ -126,6 +126,10 @@ class LogStore:
             )
         ]
 
+    def jobs(self) -> set[str]:
+        """Those with attempts here, running or ended, that are not pruned."""
+        return {job_id for job_id, _, _ in self._kept().values()}
+
     def left(self) -> list[Path]:
         """What ended attempts left beside their output: their jobs' own folders."""
         return [

@@ -27,6 +27,7 @@ from schemas.inbox import (
     ProgressSeen,
     SeenOfPart,
 )
+from schemas.resources import Inventory
 
 log = logging.getLogger("baton.agent")
 
@@ -197,6 +198,17 @@ def _shortened(seen: SeenOfPart) -> SeenOfPart | None:
         return None
     note = "its reason was too long to be told; the job's log has it"
     return seen.model_copy(update={"reason": note}) if hasattr(seen, "reason") else seen
+
+
+def check_registration(inventory: Inventory, lease_s: float) -> None:
+    """Raises ValueError when what the node has would not fit into the one message in which it is told."""
+    alone = NodeRegistered(incarnation=1, inventory=inventory.model_copy(update={"contents": ()}), lease_s=lease_s)
+    if (size := _size(alone)) > LARGEST_BYTES:
+        raise ValueError(
+            f"node {inventory.node} cannot be told of in one message: with its {len(inventory.devices)} devices and "
+            f"{len(inventory.boards)} boards that has {size:,} bytes, and {LARGEST_BYTES:,} are the most (some 800 devices): "
+            "offer fewer, see BATON_AGENT_DEVICES and BATON_AGENT_LABELS"
+        )
 
 
 def _bounded(model: Whole, most: int) -> Whole:

@@ -21,6 +21,7 @@ _TEXTS = {
     "baton_writer_voids": "records that do not continue the chain",
     "baton_writer_expired": "inputs that left the inbox before they were decided",
     "baton_writer_clock_jumps": "times that the broker's clock was set",
+    "baton_writer_unknown_observations": "what nodes observed of kinds that this version does not know, left out",
     "baton_writer_hook_failures": "errors in what follows a commit: telling nodes, answering",
     "baton_writer_faults": "errors of ours that decisions met; each rejected an input or ended a job, with its stack in DEAD",
 }

@@ -11,7 +11,7 @@ import pytest
 from schemas.ids import job_id
 from schemas.queries import LogQuery
 from services.agent.failures import why_failed
-from services.agent.launcher import prune
+from services.agent.launcher import prune, remove_unsaved
 from services.agent.logs import LogStore
 
 JOB = job_id("blue", "a")
@@ -72,6 +72,22 @@ def test_old_attempts_are_removed_and_running_ones_stay(store, tmp_path):
     prune(store.prune())
     assert sorted(p.name for p in tmp_path.glob("job-*")) == [f"{JOB}.{n}" for n in (1, 4, 5)]
     assert sorted(p.name for p in (tmp_path / ".agent").iterdir()) == [f"{JOB}.{n}.blue" for n in (1, 4, 5)]
+
+
+def test_an_empty_folder_of_checkpoints_goes_with_the_last_attempt_of_its_job(store, tmp_path):
+    """Seen: a node kept a folder for each job that it had ever run."""
+    saved, unsaved, runs_again = (job_id("blue", key) for key in ("saved", "unsaved", "again"))
+    checkpoints = tmp_path / "checkpoints"
+    for job in (saved, unsaved, runs_again):
+        store.begin(job, 1, "blue")
+        (checkpoints / job).mkdir(parents=True)
+    (checkpoints / saved / "step-3").touch()
+    store.begin(runs_again, 2, "blue"), store.begin(JOB, 1, "blue")
+    pruned = store.prune()
+    assert {folder.name for folder in pruned} >= {f"{job}.1" for job in (saved, unsaved, runs_again)}
+    prune(pruned)
+    remove_unsaved(checkpoints, pruned, store.jobs())
+    assert {folder.name for folder in checkpoints.iterdir()} == {saved, runs_again}
 
 
 def test_a_clock_that_is_set_back_does_not_make_the_newest_output_the_oldest(store, tmp_path):

@@ -2,13 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from libs.bus.cancel import cancel
 from libs.ledger.inputs import MAX_INPUT_BYTES, read_input
 from libs.ledger.tail import Stored
 from schemas.ids import job_id
 from schemas.inbox import CheckpointTaken, NodeRegistered, Released, Started
 from schemas.jobs import Checkpoint
-from services.agent.reports import Reports
+from services.agent.reports import Reports, check_registration
 from services.agent.timers import TimerPart, Timers
 from tests.agent.build import inventory, part, simulated
 from tests.agent.conftest import until
@@ -63,6 +65,19 @@ async def test_a_node_with_more_contents_than_fit_joins_with_some_of_them():
     (registered,) = await published(NodeRegistered(incarnation=1, inventory=whole, lease_s=10))
     assert 1000 < len(registered.inventory.contents) < 6000
     assert registered.inventory.contents == names[: len(registered.inventory.contents)]
+
+
+def test_a_node_of_too_many_devices_is_refused_at_its_start_and_not_by_the_broker():
+    """The broker takes no such message of a node, and the agent would have sent it for ever."""
+    one = inventory().devices[0]
+
+    def of(count):
+        devices = tuple(one.model_copy(update={"id": f"n0-{n}", "index": n}) for n in range(count))
+        return inventory().model_copy(update={"devices": devices})
+
+    check_registration(of(500).model_copy(update={"contents": ("x" * 500_000,)}), 10)
+    with pytest.raises(ValueError, match=r"node n0 .* 12000 devices .* 240,000 are the most"):
+        check_registration(of(12_000), 10)
 
 
 async def test_a_lone_start_is_told_at_once_with_the_end_of_its_turn():

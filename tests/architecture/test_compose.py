@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import stat
 import subprocess
 import sys
@@ -137,6 +138,10 @@ def test_passwords_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> No
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     asked = set(re.findall(r"(?<!\$)\$\{(\w+):\?", (ROOT / "compose.yaml").read_text()))
     assert asked == known.keys(), "compose asks for these, and for no other"
+    (tmp_path / ".env").write_text("REDIS_PLACEMENT_PASSWORD='se,cret/'\nGRAFANA_PASSWORD=se/cret\n")
+    with pytest.raises(SystemExit, match=r"REDIS_PLACEMENT_PASSWORD in .*\.env: use letters, digits") as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert "cret" not in str(ended.value)
     assert "deploy/passwords.py" in (ROOT / "justfile").read_text()
     assert ".env" in (ROOT / ".gitignore").read_text().split()
 

@@ -38,6 +38,8 @@ def explain(query: ExplainQuery, team: str) -> Explanation:
         raise NothingFound("no such job")
     if query.job_id == job(2):
         raise InvalidQuestion([Reason(field="job_id", value="2", problem="is even", fix="ask for an odd one")])
+    if query.job_id == job(77):
+        return Explanation(job_id=query.job_id, state="queued", reason="quota", text="x" * 100_000_000)
     if query.job_id == job(3):
         raise ZeroDivisionError("secret detail")
     return Explanation(job_id=query.job_id, state="queued", reason="quota", text=team)
@@ -85,6 +87,8 @@ async def test_a_bug_is_answered_without_its_details_and_the_service_lives(nats:
     assert end.value.status == "failed"
     assert "secret" not in str(end.value)
     assert (await ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), **asker(team))).text == team
+    with pytest.raises(QueryError, match=r"the answer is larger than a message may be \([\d,]+ bytes\): ask for less"):
+        await ask(nats, EXPLAIN, ExplainQuery(job_id=job(77)), **asker(team))
 
 
 @pytest.mark.usefixtures("explaining")

@@ -30,7 +30,8 @@ from libs.ledger.readers import Declared, Readers
 from libs.ledger.segments import last_seq, stored_at
 from libs.ledger.tail import Stored
 from libs.ledger.writer import LedgerWriter
-from libs.walls.keyring import KEYS_FILE, Keyring
+from libs.walls.keyfile import KEYS_FILE
+from libs.walls.keyring import Keyring
 from schemas.billing import QuotaSnapshot, TeamUsage
 from schemas.catalog import BY_TYPE, TYPE_OF
 from schemas.ids import content_hash

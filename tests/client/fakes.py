@@ -21,6 +21,8 @@ from schemas.queries import (
     AttemptDocument,
     EventList,
     EventListQuery,
+    ExplainQuery,
+    Explanation,
     JobDocument,
     JobGet,
     JobList,
@@ -59,10 +61,13 @@ class Fakes:
         for what, answer in (
             ("job.get", self._get),
             ("job.list", self._list),
+            ("job.explain", self._explain),
             ("event.list", self._events),
             ("log.read", self._read),
         ):
-            serve(self._broker, BY_TYPE[f"io.baton.{what}.query.v1"], answer, queue=what)
+            message = BY_TYPE[f"io.baton.{what}.query.v1"]
+            pool = "main" if "{pool}" in message.subject else ""
+            serve(self._broker, message, answer, queue=what, pool=pool)
         await self._broker.start()
         return self
 
@@ -97,6 +102,9 @@ class Fakes:
         self.jobs[job_id] = job.model_copy(update={"attempts": attempts})
         self.logs[job_id, attempt, 0] = output
         await self.happens(job_id, "running", attempt=attempt)
+
+    def _explain(self, query: ExplainQuery, team: str) -> Explanation:
+        raise NothingFound(f"no job {query.job_id} is waiting or running")
 
     async def _command(self, message: Msg) -> None:
         asked = subjects.read(subjects.COMMAND, message.subject)

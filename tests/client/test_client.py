@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from libs.bus.connect import Address
-from libs.client import Baton, Conflict, Denied, Invalid, NotFound, Rejected, TimedOut, Unreachable, connect, following
+from libs.client import (
+    Baton,
+    Conflict,
+    Denied,
+    HasEnded,
+    Invalid,
+    NotFound,
+    Rejected,
+    TimedOut,
+    Unreachable,
+    connect,
+    following,
+)
 from libs.client.hearing import Hearing
 from libs.walls.keyring import Keyring
 from schemas import subjects
@@ -65,6 +77,31 @@ async def test_a_conflict_is_told_again_when_it_is_sent_again(blue: Baton, fakes
     for _ in range(2):
         with pytest.raises(Conflict):
             await blue.submit(JobSpec(name="other", command=("x",)), key, answer_s=math.inf)
+
+
+async def test_what_became_of_a_job_that_has_ended_is_said_in_place_of_why_it_waits(
+    blue: Baton, fakes: Fakes, key: str
+) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.starts(job, 1, "")
+    await fakes.starts(job, 2, "")
+    with pytest.raises(NotFound, match="is waiting or running"):
+        await blue.explain(job)
+    await fakes.happens(job, "failed")
+    fakes.jobs[job] = fakes.jobs[job].model_copy(
+        update={"reason": "it ended with exit code 3", "finished_us": 1_700_000_000_000_000}
+    )
+    with pytest.raises(HasEnded) as told:
+        await blue.explain(job)
+    assert told.value.document == await blue.get(job)
+    assert (told.value.what, told.value.why) == (
+        f"{job} has ended: failed at 2023-11-14 22:13:20 UTC, after 2 attempts",
+        "it ended with exit code 3",
+    )
+    assert f"`baton describe job {job}`" in told.value.fix
+    unknown = job_id_of("blue", "nobody's")
+    with pytest.raises(NotFound, match=f"no job {unknown} is known.*nor does history have it"):
+        await blue.explain(unknown)
 
 
 async def test_a_connection_has_one_subscription_for_all_that_wait(blue: Baton, fakes: Fakes, key: str) -> None:

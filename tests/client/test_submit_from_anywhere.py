@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import nats
+
 from libs.bus.connect import Address
 from schemas.ids import job_id as job_id_of
 from tests.client.fakes import Fakes, until
@@ -64,3 +66,18 @@ async def test_events_can_be_read(urls: dict[str, Address], fakes: Fakes) -> Non
     await fakes.happens(job, "succeeded")
     out, error = await reader.communicate()
     assert out.decode().splitlines()[-1] == f"io.baton.job.succeeded.v1 {job}", error.decode()
+
+
+async def test_a_connection_is_told_why_its_ninth_subscription_ends_it(urls: dict[str, Address]) -> None:
+    """The page says how many, what a client sees, and where the reason is."""
+    at, creds = urls["blue"], str(urls["blue"].creds)
+    bare = await nats.connect(at.url, user_credentials=creds, inbox_prefix="_INBOX_blue.ana")
+    for n in range(8):
+        await bare.subscribe(f"baton.evt.job.v1.kind-{n}.blue")
+    await bare.flush()
+    assert bare.is_connected
+    await bare.subscribe("baton.evt.job.v1.kind-8.blue")
+    await until(lambda: bare.is_closed)
+    said = str(bare.last_error)
+    assert "maximum subscriptions exceeded" in said
+    assert all(text in PAGE.read_text() for text in ("at most 8 subscriptions", "maximum subscriptions exceeded"))

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from libs.ledger.inputs import MAX_INPUT_BYTES, read_input
+from libs.ledger.inputs import MAX_INPUT_BYTES, InboxItem, read_input
 from libs.ledger.tail import Stored
 from libs.ledger.writer import MAX_RECORD_BYTES
 from schemas.catalog import TYPE_OF
-from schemas.inbox import NodeObserved, NodeRegistered
+from schemas.inbox import NodeObserved, NodeRegistered, Released, Started
 from schemas.jobs import JobState
 from schemas.nodes import DeviceSample
 from schemas.queries import JobListQuery
@@ -59,6 +59,30 @@ def test_one_mistake_after_the_other_is_not_made_ready_to_be_told(inventory: dic
 def test_a_number_of_thousands_of_digits_reaches_no_ledger(observation: dict[str, Any], problem: str) -> None:
     body = {"node": "n0", "incarnation": 1, "observations": [{"job_id": JOB, "attempt": 1, **observation}]}
     assert problem in error("observed", NodeObserved, body)
+
+
+def observed(*observations: dict[str, Any]) -> InboxItem:
+    said = [{"job_id": JOB, "attempt": 1, **observation} for observation in observations]
+    payload = json.dumps({"node": "n0", "incarnation": 1, "observations": said}).encode()
+    headers = {"ce-type": TYPE_OF[NodeObserved], "ce-specversion": "1.0", "ce-id": "i", "ce-source": "s"}
+    return read_input(Stored(1, node_inbox("observed", "main", "n0"), headers, payload, 0), "main")
+
+
+RELEASED = {"kind": "released", "exit_code": 0, "own_exit": True}
+
+
+def test_observations_of_a_later_versions_kinds_are_left_out_and_the_others_count() -> None:
+    item = observed({"kind": "started"}, {"kind": "warmed", "by": 3}, RELEASED, {"kind": "cooled"})
+    assert (item.error, item.unknown) == ("", ("warmed", "cooled"))
+    assert isinstance(item.message, NodeObserved)
+    assert [type(seen) for seen in item.message.observations] == [Started, Released]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"kind": 7}, {"kind": None}, {"kind": ["warmed"]}, RELEASED | {"exit_code": ""}])
+def test_what_is_wrong_beside_an_unknown_kind_is_still_an_error(wrong: dict[str, Any]) -> None:
+    for said in (observed(wrong), observed({"kind": "warmed"}, wrong), observed(wrong, {"kind": "warmed"})):
+        assert said.message is None
+        assert "observations." in said.error
 
 
 def test_a_sample_has_numbers_that_can_be_shown() -> None:

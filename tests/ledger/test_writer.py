@@ -55,6 +55,24 @@ async def test_inputs_are_decided_in_order_and_once(world: World) -> None:
     assert vars(toy) == vars(writer.decider) | {"inbox_seq": toy.inbox_seq, "t_us": toy.t_us, "record_ends": []}
 
 
+async def test_what_only_a_newer_version_observes_lays_nothing_aside(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen: an older placement lost all that an agent of the next version reported."""
+    writer = world.writer("w1")
+    world.start(writer)
+    message = input_message(inbox.NodeObserved(node="n0", incarnation=1, observations=()), "1")
+    warmed = message.payload.replace(b'"observations":[]', b'"observations":[{"kind":"warmed"}]')
+    assert warmed != message.payload
+    for _ in range(2):
+        await world.put_raw(message.subject, warmed, message.headers | {"Nats-Msg-Id": f"id-{world.inputs}"})
+    await world.put(admitted(0))
+    await world.decided(writer)
+    assert (writer.counters.unknown_observations, writer.counters.rejected) == (2, 0)
+    assert (await world.folded()).seen == {job(0): 1}
+    assert len([said for said in caplog.messages if "(warmed): they are left out" in said]) == 1
+
+
 async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: World) -> None:
     writer = world.writer("w1", batch=3)
     world.start(writer)

@@ -2,11 +2,14 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
 from libs.adapters.redis import Projection, keys
+from libs.bus.wire import check, check_store
 from libs.cli.stores import REDIS_RIGHTS, redis_user, redis_users
 from libs.core.projections.hot_state import HotState
 from libs.embedded import ServerOptions, Servers, ValkeyOptions
@@ -54,3 +57,17 @@ async def test_each_service_can_do_its_work_and_no_more(valkey: Servers) -> None
         await of_west.close()
     await writer.close()
     await reader.close()
+
+
+async def test_a_password_may_hold_anything_that_its_url_writes_out(valkey: Servers) -> None:
+    odd = "p,a@s/s#w?o%r:d[é]&"
+    admin = Redis.from_url(valkey.redis_url)
+    await admin.execute_command("ACL", "SETUSER", "odd", "on", f">{odd}", "~*", "+@all")
+    await admin.aclose()
+    for password in (quote(odd, safe=""), quote(odd, safe=",")):
+        url = f"unix://odd:{password}@{valkey.redis_url.rpartition('@')[2]}"
+        check_store(url, "BATON_REDIS_URL", ("unix",))
+        check(url)
+        reader = Projection(url, "main")
+        assert await reader.head() == (0, "")
+        await reader.close()

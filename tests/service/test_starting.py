@@ -4,12 +4,16 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import lease_terms
+from libs.cli.launch import LaunchOptions, LocalStack
+from libs.ports.folders import unwritable
 from libs.service.settings import ServiceSettings
 from libs.service.starting import read_settings, starting
 from libs.walls.keyring import Keyring
@@ -45,6 +49,43 @@ def test_a_service_refuses_the_credential_of_another(
         assert read_settings(ServiceSettings, service).nats_creds == good
 
 
+@pytest.fixture
+def read_only() -> Iterator[Path]:
+    """A folder that this process may not write, whoever runs it; below it nothing can be made."""
+    folder, user = Path(mkdtemp()), os.geteuid()
+    folder.chmod(0o555)
+    if user == 0:
+        os.seteuid(65534)
+    yield folder
+    os.seteuid(user)
+    folder.rmdir()
+
+
+def test_a_folder_says_why_it_cannot_be_written(read_only: Path) -> None:
+    may_not = f"user {os.geteuid()} may not write {read_only}: give it to that user"
+    assert unwritable(read_only) == unwritable(read_only / "below" / "it") == may_not
+    (file := read_only.with_suffix(".file")).touch()
+    assert unwritable(file / "below") == f"{file} is no folder: remove it"
+    file.unlink()
+    assert unwritable(read_only.parent) == unwritable(read_only.parent / "new" / "folder") == ""
+
+
+def test_an_agent_names_the_state_folder_that_it_cannot_write(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: a traceback at every start, and none of its lines named a variable."""
+    monkeypatch.setenv("BATON_STATE_DIR", str(read_only))
+    monkeypatch.setenv("BATON_AGENT_DEVICES", "cpu")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("services.agent", run_name="__main__")
+    told = str(ended.value.code)
+    assert f"agent: its state folder {read_only}/agent cannot be used, user " in told
+    assert told.endswith("or name another with BATON_STATE_DIR")
+
+
+async def test_up_names_the_state_folder_that_it_cannot_write(read_only: Path) -> None:
+    with pytest.raises(UsageFault, match=rf"{read_only} cannot be used, user .* another with --state-dir"):
+        await LocalStack(LaunchOptions(state_dir=read_only)).start()
+
+
 def test_a_service_says_that_its_url_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_NATS_URL", "nats://a:secret@127.0.0.1:99999")
     with pytest.raises(SystemExit) as ended, starting("admission"):
@@ -61,6 +102,15 @@ def test_a_service_says_that_its_url_is_none(monkeypatch: pytest.MonkeyPatch) ->
             "'garbage', and its scheme is not redis, rediss or unix: write redis://HOST:PORT",
         ),
         ("BATON_REDIS_URL", "redis://a:se,cret@127.0.0.1:99999", "'redis://a:***@127.0.0.1:99999', and its port is no"),
+        *(
+            (
+                "BATON_REDIS_URL",
+                f"redis://a:{password}@127.0.0.1:6379/0",
+                "'redis://a:***@127.0.0.1:6379/0', and its password holds /, ?, #, [ or ]: write them as %2F, %3F, %23, %5B",
+            )
+            for password in ("sec/ret", "1/cret", "se#cret", "se?cret", "[cret]")
+        ),
+        ("BATON_MONGO_URL", "mongodb://a:se/cret@host", "'mongodb://a:***@host', and its password holds"),
         (
             "BATON_MONGO_URL",
             "http://a:secret@host",

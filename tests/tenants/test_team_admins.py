@@ -18,8 +18,9 @@ from libs.cli.team_admin import answering
 from libs.walls import claims
 from libs.walls.book import Book
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
-from libs.walls.keyring import Keyring, check_numbers
+from libs.walls.keyring import Keyring
 from libs.walls.managing import AUDIT_FILE
+from libs.walls.names import check_numbers
 from libs.walls.resolver import tell
 from libs.walls.wire import Wire
 from schemas import ledger, subjects

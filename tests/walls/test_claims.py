@@ -1,17 +1,24 @@
 """Keys, claims and the keyring, without a broker."""
 
+import errno
+import json
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from libs.bus.creds import Address, BadCredential, speaker
+from libs.embedded.records import write_private
 from libs.walls import accounts, claims, keyring
 from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
+from libs.walls.keyfile import NewerKeys
 from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.leavers import Leavers
+from libs.walls.people import People
 from schemas import subjects
 from tests.walls.claimed import said_by
 
@@ -87,6 +94,86 @@ def test_credentials_stay_the_same_until_they_are_changed(tmp_path: Path) -> Non
         ring.rotate("green.eve")
     with pytest.raises(NoCredential, match=r"blue\.ana"):
         ring.revoke("blue.ana")
+
+
+def test_what_a_newer_version_wrote_stays_in_the_keys(tmp_path: Path) -> None:
+    ring, file = Keyring(tmp_path), tmp_path / "keys.json"
+    ring.team("blue")
+    written = json.loads(file.read_text())
+    written["auditors"] = {"seed": "s", "users": {"ana": "U"}}
+    written["teams"]["blue"]["colour"] = "of the sky"
+    file.write_text(json.dumps(written))
+    ring.rotate("blue")
+    after = json.loads(file.read_text())
+    assert after["auditors"] == written["auditors"]
+    assert after["teams"]["blue"]["colour"] == "of the sky"
+    for name, write in (
+        ("people.json", lambda: People(tmp_path).pseudonym("blue", "ana")),
+        ("left.json", lambda: Leavers(tmp_path).note("red", 1.0)),
+    ):
+        (tmp_path / name).write_text('{"newer": 3}')
+        write()
+        assert json.loads((tmp_path / name).read_text())["newer"] == 3
+
+
+def test_keys_that_only_a_newer_version_understands_are_left_alone(tmp_path: Path) -> None:
+    ring, file = Keyring(tmp_path), tmp_path / "keys.json"
+    ring.team("blue")
+    newer = file.read_text().replace('"version": 1', '"version": 2')
+    file.write_text(newer)
+    with pytest.raises(NewerKeys, match=r"keys\.json is of version 2.*newer Baton"):
+        ring.rotate("blue")
+    assert file.read_text() == newer
+
+
+@pytest.mark.parametrize(
+    ("rotate", "path"),
+    [
+        (lambda ring: ring.rotate("blue"), "blue.creds"),
+        (lambda ring: ring.rotate_finance("fay"), "finance/fay.creds"),
+        (lambda ring: ring.rotate_own("operator"), "operator.creds"),
+        (lambda ring: ring.rotate_own("placement"), "services/placement/nats.creds"),
+        (lambda ring: ring.rotate_node("main", "n1"), "nodes/main.n1/nats.creds"),
+        (lambda ring: ring.rotate_node("main", "n1"), "nodes/main.n1/logs.creds"),
+        (lambda ring: ring.rotate_node("main"), "nodes/main/nats.creds"),
+    ],
+)
+def test_a_rotation_that_is_cut_short_leaves_the_old_credential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rotate: Callable[[Keyring], object], path: str
+) -> None:
+    ring = Keyring(tmp_path)
+    for made in (ring.team("blue"), ring.finance("fay"), ring.operator(), ring.service("placement")):
+        assert made.is_file()
+    ring.node("main", "n1"), ring.nodes("main")
+    before, keys = (ring.creds / path).read_text(), ring.keys()
+
+    def full(file: Path, text: str) -> None:
+        if file == ring.creds / path:
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+        write_private(file, text)
+
+    monkeypatch.setattr(keyring, "write_private", full)
+    with pytest.raises(OSError):
+        rotate(ring)
+    assert (ring.keys(), (ring.creds / path).read_text()) == (keys, before), "it is as good as it was"
+    monkeypatch.undo()
+    rotate(ring)
+    assert (ring.creds / path).read_text() != before
+
+
+def test_only_what_there_is_is_rotated(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path)
+    ring.operator()
+    for nobody in (
+        lambda: ring.rotate_finance("fay"),
+        lambda: ring.rotate_own("placement"),
+        lambda: ring.rotate_node("main"),
+    ):
+        with pytest.raises(NoCredential):
+            nobody()
+    ring.node("main", "n1"), ring.revoke_node("main", "n1")
+    with pytest.raises(NoCredential, match="was revoked"):
+        ring.rotate_node("main", "n1")
 
 
 def test_a_credential_may_end_by_itself_and_rotating_gives_as_much_again(tmp_path: Path) -> None:

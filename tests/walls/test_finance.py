@@ -11,7 +11,8 @@ from nats.errors import NoRespondersError
 
 from libs.bus.connect import Address
 from libs.walls.accounts import CORE, FINANCE
-from libs.walls.keyring import Keyring, NoCredential, check_teams
+from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.names import check_teams
 from libs.walls.resolver import tell
 from schemas import subjects
 from schemas.subjects import OPERATOR, reply_prefix

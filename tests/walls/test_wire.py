@@ -138,6 +138,10 @@ def shown(url: str) -> bytes:
         ("gpu-1:4222", False),
         ("redis://user:word@stores:6379/0", False),
         ("rediss://user:word@stores:6379/0", True),
+        ("redis://user:wo,rd@127.0.0.1:6379/0", True),
+        ("redis://user:wo,rd@stores:6379/0", False),
+        ("mongodb://user:wo,rd@127.0.0.1:27017/baton", True),
+        ("mongodb://user:wo,rd@127.0.0.1:1,stores:2/baton", False),
         ("mongodb://stores:27017/?tls=false", False),
         ("mongodb://a:1,b:2/?tls=true", True),
         ("mongodb+srv://stores/", True),
@@ -159,6 +163,21 @@ def test_plain_urls_of_other_hosts_are_refused(url: str, fine: bool) -> None:
         wire.check(url)
     wire.check(url, insecure=True)
     wire.check(url, allowed=("gpu-1", "gpu-2", "10.0.0.5", "stores"))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:wo,rd@h:1/0", "redis://u:***@h:1/0"),
+        ("redis://u:wo://rd@h:1/0", "redis://u:***@h:1/0"),
+        ("nats://u:wo,rd@h:1,nats://v:word@i:2,j:3", "nats://u:***@h:1,nats://v:***@i:2,j:3"),
+        ("u:word@h:1", "u:***@h:1"),
+        ("word@h:1,i:2", "***@h:1,i:2"),
+        ("nats://h:1,i:2", "nats://h:1,i:2"),
+    ],
+)
+def test_no_part_of_a_password_is_shown(url: str, shown: str) -> None:
+    assert wire.without_password(url) == shown
 
 
 async def test_services_and_clients_hold_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
