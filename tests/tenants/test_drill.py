@@ -4,8 +4,10 @@ team leaves, and nothing that is left says who its people were."""
 import asyncio
 import json
 import shutil
+import socket
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -86,6 +88,15 @@ async def too_few_are_free_for_a_gang(cluster: LocalStack, red: Baton) -> None:
     await free(idle=2.0, fragmented=0.0)
 
 
+@asynccontextmanager
+async def elsewhere(url: str) -> AsyncIterator[None]:
+    """Nothing that starts meanwhile has this address, not by chance either."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may still be there
+        taken.bind(("127.0.0.1", int(url.rpartition(":")[2])))
+        yield
+
+
 async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
     fleet, folder, home = tmp_path / "fleet.yaml", tmp_path / "backup", tmp_path / "again"
     fleet.write_text(FLEET)
@@ -117,7 +128,7 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
     began = time.monotonic()
     told = await put_into(folder, home, Fence(time.time(), "the test stopped every agent"))
     assert (told["main"]["nodes"], told["main"]["not_before_s"]) == (2, 0)
-    async with LocalStack(options(home, fleet)) as again:
+    async with elsewhere(old_url), LocalStack(options(home, fleet)) as again:
         assert again.nats_url != old_url
         async with await connect(Address(again.nats_url, key)) as red:
             await reaches(red, done.job_id, JobState.SUCCEEDED)

@@ -294,6 +294,18 @@ async def teams_client(url: str, ring: Keyring, team: str) -> Client:
     return await nats.connect(url, error_cb=note, allow_reconnect=False, **Address("", ring.team(team)).options())
 
 
+async def why_not_connected(address: Address) -> str:
+    """What a client is told. A connection that is reset before the broker's word came says nothing of it, so it tries again."""
+    said = ""
+    for _ in range(10):
+        with pytest.raises(BusUnavailable) as refused:
+            await connect(address, name="blue", wait_s=0.2)
+        if "reset by peer" not in (said := str(refused.value)):
+            break
+    assert "kept out for some minutes" in said
+    return said
+
+
 async def asks(client: Client, team: str, many: int, reply: str = "") -> None:
     """As fast as it goes, and hears nothing."""
     subject = subjects.fill(BY_TYPE["io.baton.pool.status.query.v1"].subject, pool="main", team=team, user="eve")
@@ -309,7 +321,7 @@ async def test_a_team_that_asks_without_end_is_kept_out_for_a_while_and_longer_t
 ) -> None:
     """46,000 questions a second, whose answers it did not read: a job of another team took 180 ms in place of 16, and no other
     question was answered."""
-    monkeypatch.setattr(floods, "OUT_S", 3)
+    monkeypatch.setattr(floods, "OUT_S", 6)
     with broker(tmp_path) as (url, ring):
         green, blue = await teams_client(url, ring, "green"), await teams_client(url, ring, "blue")
         async with watched(url, ring, LIMITS) as said:
@@ -319,8 +331,7 @@ async def test_a_team_that_asks_without_end_is_kept_out_for_a_while_and_longer_t
             assert blue.is_connected, "so much it may"
             await asks(blue, "blue", 10_000)
             await until(lambda: blue.is_closed)
-            with pytest.raises(BusUnavailable, match=r"takes no connection of this team .*kept out for some minutes"):
-                await connect(Address(url, ring.team("blue")), name="blue", wait_s=0.5)
+            assert "takes no connection of this team" in await why_not_connected(Address(url, ring.team("blue")))
             await asks(green, "green", 10)
             assert green.is_connected, "another team is not touched"
             back = await connect(Address(url, ring.team("blue")), name="blue", wait_s=30)
@@ -331,7 +342,7 @@ async def test_a_team_that_asks_without_end_is_kept_out_for_a_while_and_longer_t
             await until(lambda: again.is_closed)
             await close(back)
         cut = [line for line in Book(ring.folder).lines() if line.what == "team.keep-out"]
-        assert [(line.target, line.detail) for line in cut] == [("blue", "for 3 s"), ("blue", "for 6 s")]
+        assert [(line.target, line.detail) for line in cut] == [("blue", "for 6 s"), ("blue", "for 12 s")]
         assert "it said more than a team may" in cut[0].reason
         assert sum("team blue is kept out" in line for line in said) == 2
 
