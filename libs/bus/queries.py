@@ -126,6 +126,11 @@ def serve(
             await seen(_at_least(raw.headers))
         return await _answer(message, handler, raw.subject, raw.headers, raw.data, users)
 
+    async def fail(raw: Any, why: str) -> None:
+        failed = QueryFailed(status=FAILED, message=why)
+        with suppress(NatsError):
+            await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
+
     async def on_question(raw: Any) -> None:
         with QUERY_SECONDS.labels(message.type).time():
             status, answers = await answered(raw)
@@ -136,14 +141,10 @@ def serve(
                     await raw._client.publish(raw.reply, answer.model_dump_json().encode(), headers={STATUS: status})
             except NatsError as e:
                 log.error("the answer to %s could not be sent: %s", raw.subject, e)
-                if isinstance(e, MaxPayloadError):  # must not look like silence: the asker would ask again
-                    why = (
-                        f"the answer is larger than a message may be ({raw._client.max_payload:,} bytes): ask for less"
-                    )
-                    told = QueryFailed(status=FAILED, message=why)
-                    await raw._client.publish(raw.reply, told.model_dump_json().encode(), headers={STATUS: FAILED})
-                failed = QueryFailed(status=FAILED, message=f"the answer could not be sent ({e}): ask for less")
-                await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
+                why = f"the answer could not be sent ({e})"
+                if isinstance(e, MaxPayloadError):
+                    why = f"the answer is larger than a message may be ({raw._client.max_payload:,} bytes)"
+                await fail(raw, f"{why}: ask for less")  # silence would make the asker ask again
 
     turns = InTurn(on_question, workers, _EACH, _MOST)
     rates = _Rates()
@@ -154,9 +155,7 @@ def serve(
         if why := rates.over(party) or ("" if turns.put(party, raw) else f"{_EACH} of {party} wait already"):
             QUERIES.labels(message.type, FAILED).inc()
             if raw.reply and rates.tells(party):
-                failed = QueryFailed(status=FAILED, message=f"{why}: ask again in a moment")
-                with suppress(NatsError):
-                    await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
+                await fail(raw, f"{why}: ask again in a moment")
 
     broker.hears(Plain(_heard(message, pool=pool, node=node), queue, hear, turns.idle, _BACKLOG))
 

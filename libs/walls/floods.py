@@ -121,9 +121,7 @@ class Floods:
         self._left: dict[tuple[str, str, str], Bucket] = {}
         self._core = ""  # its public key
         self._logs: dict[str, str] = {}  # public key of a node's second credential -> <pool>.<node>
-        self._usual: dict[
-            str, int
-        ] = {}  # server -> connections of the core there, less the most that one node had of them
+        self._usual: dict[str, int] = {}  # server -> connections of the core there, less the most of one node
         self._untold: dict[str, None] = {}  # accounts that were cut off, and the broker may not know yet
 
     async def run(self, nats: Client) -> None:
