@@ -223,7 +223,8 @@ class _Problems:
 
     async def report(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
-        self.last = text
+        if not (_CROWDED.search(self.last) and isinstance(error, ConnectionError)):  # the broker's own word says more
+            self.last = text
         ERRORS.labels(type(error).__name__).inc()
         if not self.connected and _REFUSAL.search(text):
             self.refused.set()

@@ -164,9 +164,8 @@ def erase(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Ur
     ring = ring_of(folder)
     team, _, user = name.partition(".")
     if user:
-        People(ring.folder).check(
-            team, user
-        )  # before the book has a line: a name that nobody has here is somebody's all the same
+        # Before the book has a line: a name that nobody has here is somebody's all the same.
+        People(ring.folder).check(team, user)
     with acting("team.erase", _person(ring, name), reason, folder=ring.folder, url=url):  # never the name itself
         gone = [f"{team}.{one}" for one in People(ring.folder).erase(team, user)]
         for one in gone:
