@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.agent import folders, launcher, limits
-from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
+from services.agent.acknowledge import Acknowledgement, BadAcknowledgement, ProgressFile
 from services.agent.folders import disk_used, files_below, held_open, remove_tree
 from services.agent.secrets import SecretFolders
 
@@ -262,3 +262,35 @@ def test_an_acknowledgement_that_is_nested_too_deep_is_told_like_any_bad_one(tmp
     file.path.write_text("[" * 16_000)
     with pytest.raises(BadAcknowledgement, match="is not JSON"):
         file.news()
+
+
+def _pipe(path: Path) -> int:
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR)  # as its job holds it: there is nothing to read, and no end
+
+
+@pytest.mark.parametrize("file", [Acknowledgement, ProgressFile])
+def test_a_pipe_in_the_place_of_what_a_job_says_is_told_like_any_bad_one(
+    tmp_path: Path, file: type[Acknowledgement | ProgressFile]
+) -> None:
+    """Seen: it ended the agent's part, and the job counted as lost with its node, again and again."""
+    one = file(tmp_path / "rank-0.json")
+    held = _pipe(one.path)
+    with pytest.raises(BadAcknowledgement, match="is not a regular file"):
+        one.news()
+    assert one.news() is None, "it is told once"
+    os.close(held)
+
+
+@pytest.mark.parametrize("file", [Acknowledgement, ProgressFile])
+def test_nothing_is_looked_at_behind_a_link_in_the_place_of_what_a_job_says(
+    tmp_path: Path, file: type[Acknowledgement | ProgressFile]
+) -> None:
+    """Its size and times neither: the job would be told what only the agent may see, and a disk that hangs would hold that up."""
+    one = file(tmp_path / "rank-0.json")
+    (tmp_path / "another").write_bytes(bytes(20_000))
+    one.path.symlink_to("another")
+    with pytest.raises(BadAcknowledgement, match="cannot be read"):
+        one.news()
+    (tmp_path / "another").write_bytes(bytes(30_000))
+    assert one.news() is None, "what is behind it is news to nobody"
