@@ -286,7 +286,7 @@ def test_a_pipe_in_the_place_of_what_a_job_says_is_told_like_any_bad_one(
 def test_nothing_is_looked_at_behind_a_link_in_the_place_of_what_a_job_says(
     tmp_path: Path, file: type[Acknowledgement | ProgressFile]
 ) -> None:
-    """Its size and times neither: the job would be told what only the agent may see, and a disk that hangs would hold that up."""
+    """Its size and times neither: the job would be told what only the agent may see, and a disk that hangs holds that up."""
     one = file(tmp_path / "rank-0.json")
     (tmp_path / "another").write_bytes(bytes(20_000))
     one.path.symlink_to("another")
