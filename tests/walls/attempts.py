@@ -444,8 +444,8 @@ ATTEMPTS = (
             "tests/agent/test_processes.py::test_a_job_that_saves_all_the_time_is_told_of_at_times_and_of_its_last_word_at_once"),
     Attempt(0, _JOB, "a checkpoint that no later attempt could be given", "it is not believed",
             "tests/agent/test_folders.py::test_what_no_attempt_could_go_on_with_is_not_believed"),
-    Attempt(5, _JOB, "a hundred attempts that fail at once, each with a long word of its checkpoint, so that history writes and "
-            "holds megabytes of a job", "the word is kept of twenty",
+    Attempt(5, _JOB, "a hundred attempts that fail at once, each with a long word of its checkpoint, so that history writes "
+            "and holds megabytes of a job", "the word is kept of twenty",
             "tests/core/test_history.py::"
             "test_what_a_job_says_of_its_checkpoints_does_not_make_its_document_grow_with_its_attempts"),
     Attempt(2, _JOB, "... by empty files, of which a disk has so many", "500,000 of an attempt; who left most makes room first",
