@@ -28,6 +28,10 @@ LONG_S = 10.0
 """In a longer gap between two looks a job can make very many files."""
 
 
+_PIDS = 4_194_304
+"""The most that a kernel numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `processes`:
@@ -71,6 +75,15 @@ def ports_of_machine() -> int:
     except (OSError, ValueError):
         return 28_232
     return last - first + 1
+
+
+def processes_of_machine() -> int:
+    """So many processes and threads it can have together, of all users."""
+    most = _PIDS
+    for name in ("pid_max", "threads-max"):
+        with suppress(OSError, ValueError):
+            most = min(most, int(proc.read_text(f"/proc/sys/kernel/{name}")))
+    return most
 
 
 def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str, sockets: int) -> AttemptLimits:

@@ -217,6 +217,13 @@ time.sleep(600)
         await until(lambda: "up" in node.says(second))
 
 
+def test_two_teams_together_cannot_have_all_processes_of_the_machine(tmp_path):
+    """Where the kernel has its own 32,768, two with 16,384 each would leave none to the agent and to others."""
+    most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
+    assert view_of([tmp_path], AgentSettings()).processes <= most // 4
+    assert view_of([tmp_path], AgentSettings(job_processes=20_000)).processes == 20_000, "who says it means it"
+
+
 async def test_a_checkpoint_stays_its_teams(start, tmp_path):
     """What an attempt without walls has left is handed over, but nothing that has a second name."""
     async with start() as node:

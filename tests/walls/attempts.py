@@ -427,6 +427,8 @@ ATTEMPTS = (
             f"{_FULL}::test_a_daemon_is_gone_with_its_job"),
     Attempt(2, _JOB, "processes without end", "a limit for each team",
             f"{_FULL}::test_who_starts_without_end_is_stopped"),
+    Attempt(2, _JOB, "... of two teams together, until the machine has no numbers left for others'", "a quarter for each",
+            f"{_FULL}::test_two_teams_together_cannot_have_all_processes_of_the_machine"),
     Attempt(2, _JOB, "more processes, open files, `/tmp` than it asked for", "a cgroup, limits, a sized tmpfs",
             f"{_FULL}::test_a_job_is_held_to_the_limits_that_it_asked_for", "EAGAIN"),
     Attempt(2, _JOB, "a full disk", "its folders are watched; it is ended, with the figures",
