@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,25 @@ async def test_who_takes_very_many_ports_is_looked_at_before_its_time(
         one.close()
     assert ended is not None
     assert ended[0].startswith("socket limit: it had 3"), ended
+
+
+async def test_who_opens_very_many_files_is_looked_at_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: a job had all 2,466,193 open files of a machine for a minute, since the looks lay minutes apart, and the other
+    team's could open none."""
+    watched = limits.Watched(limits.AttemptLimits(memory=1, disk=MIB, memory_group="held by a cgroup"), [tmp_path])
+    assert await watched.exceeded(0) is None
+    monkeypatch.setattr(limits.proc, "descendants", lambda pids: {os.getpid()})
+    monkeypatch.setattr(limits, "open_files_of_machine", lambda: 4 * 2_000)
+    watched._next, watched._gap_s = sys.maxsize, limits.LONG_S
+    assert await watched.exceeded(1) is None
+    with ExitStack() as taken:
+        for _ in range(6_000):  # more than others on this machine may close meanwhile
+            taken.enter_context(open(os.devnull))
+        ended = await watched.exceeded(1)
+    assert ended is not None
+    assert ended[0] == "disk limit: it has more than 2,000 files open"
 
 
 OWN_TABLE = """
