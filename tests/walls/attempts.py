@@ -474,6 +474,8 @@ ATTEMPTS = (
             "its sockets are counted; it is ended", f"{_FULL}::test_a_job_that_takes_the_ports_of_all_is_ended"),
     Attempt(2, _JOB, "... while looks at it lie minutes apart", "it is looked at when the machine has as many more",
             "tests/agent/test_folders.py::test_who_takes_very_many_ports_is_looked_at_before_its_time"),
+    Attempt(2, _JOB, "all terminals of the machine", "256 of an attempt",
+            f"{_FULL}::test_a_job_has_so_many_terminals_and_leaves_the_others"),
     Attempt(2, _JOB, "all files that the machine can have open, so that no other team's job opens one",
             "a quarter is the most; it is looked at when the machine has as many more",
             "tests/agent/test_folders.py::test_who_opens_very_many_files_is_looked_at_before_its_time"),
