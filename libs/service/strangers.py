@@ -3,15 +3,45 @@
 A connection costs a descriptor before anything is said on it, and uvicorn lets it say nothing for ever. So each lives for a
 while only, and there are so many at once: the oldest that is not being answered gives way, so that who asks at once is always
 answered. Probes and scrapes take milliseconds, and connect anew.
+
+uvicorn also logs each request that it cannot read or answer, so who sends nothing else would have the log hold nothing else. Of
+these lines some are written, and how many were not.
 """
 
 import asyncio
+import logging
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from libs.core.admission.intake import Bucket
+from libs.ports import clock
+
 LONGEST_S = 30.0
 MOST = 64
+LINES, LINES_PER_S = 10, 1 / 60
+
+log = logging.getLogger("baton.strangers")
+
+
+class _Some(logging.Filter):
+    """Lets `LINES` through at once and then one a minute, which says how many were left out before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bucket, self._left_out = Bucket(LINES, 0), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._bucket.take(LINES, LINES_PER_S, int(clock.boot_s() * 1e6)):
+            self._left_out += 1
+            return False
+        if self._left_out:
+            record.msg, record.args = f"{record.getMessage()} ({self._left_out} such lines were left out before)", None
+        self._left_out = 0
+        return True
+
+
+log.addFilter(_Some())
 
 
 class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses the class when it is imported
@@ -19,6 +49,10 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn 
 
     _open: ClassVar[dict["Impatient", asyncio.TimerHandle]] = {}
     """Of this process, the oldest first, and when each ends."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.logger = log
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,29 +31,28 @@ class Acknowledgement:
     def news(self) -> Checkpoint | None:
         """The checkpoint, if the file was replaced since the last call. Raises BadAcknowledgement, once per version."""
         try:
-            stat = os.stat(self.path)
+            found = os.stat(self.path, follow_symlinks=False)
         except OSError:
             return None
-        identity = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        identity = (found.st_ino, found.st_mtime_ns, found.st_size)
         if identity == self.seen:
             return None
         self.seen = identity
-        return self._read(stat.st_size)
+        return self._read(found.st_size)
 
     def _read(self, size: int) -> Checkpoint:
         if size > _LARGEST:
             raise BadAcknowledgement(f"{self.path.name} has {size} bytes; write at most {_LARGEST}, in one rename")
         try:
-            with open(self.path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-                said = Checkpoint.model_validate(json.loads(file.read(_LARGEST)))
-        except OSError as e:
-            raise BadAcknowledgement(f"{self.path.name} cannot be read ({e.strerror}); write a regular file") from None
+            said = Checkpoint.model_validate(json.loads(_written(self.path, _LARGEST)))
         except ValidationError as e:
             error = e.errors()[0]
             field = ".".join(str(part) for part in error["loc"]) or "the whole"
             raise BadAcknowledgement(
                 f'{self.path.name}: {field}: {error["msg"]}; write {{"step": <integer>, "reference": <text>}}'
             ) from None
+        except BadAcknowledgement:
+            raise
         except (ValueError, RecursionError) as e:
             raise BadAcknowledgement(
                 f"{self.path.name} is not JSON ({e}); write to another name and rename it, so that it is never half there"
@@ -73,22 +73,33 @@ class ProgressFile:
         """What is written there, if that changed since the last call; else None. A line that is half written is left for the
         next call. Raises BadAcknowledgement for what is no line of this kind."""
         try:
-            stat = os.stat(self.path, follow_symlinks=False)
+            found = os.stat(self.path, follow_symlinks=False)
         except OSError:
             return None
-        identity = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        identity = (found.st_ino, found.st_mtime_ns, found.st_size)
         if identity == self._seen:
             return None
-        if stat.st_size > _LINE:
+        if found.st_size > _LINE:
             self._seen = identity
-            raise BadAcknowledgement(f"{self.path.name} has {stat.st_size} bytes; write one line of at most {_LINE}")
+            raise BadAcknowledgement(f"{self.path.name} has {found.st_size} bytes; write one line of at most {_LINE}")
         try:
-            with open(self.path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-                said = json.loads(file.read(_LINE))
-        except OSError as e:
+            said = json.loads(_written(self.path, _LINE))
+        except BadAcknowledgement:
             self._seen = identity
-            raise BadAcknowledgement(f"{self.path.name} cannot be read ({e.strerror}); write a regular file") from None
+            raise
         except (ValueError, RecursionError):
             return None
         self._seen = identity
         return said
+
+
+def _written(path: Path, most: int) -> bytes:
+    """The first bytes of a regular file: of a pipe that its job holds open there is neither something to read nor an end.
+    Raises BadAcknowledgement."""
+    try:
+        with open(path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadAcknowledgement(f"{path.name} is not a regular file; write one and rename it")
+            return file.read(most)
+    except OSError as e:
+        raise BadAcknowledgement(f"{path.name} cannot be read ({e.strerror}); write a regular file") from None

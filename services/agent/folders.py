@@ -93,30 +93,33 @@ def files_below(folder: Path) -> int:
     return entries
 
 
-def held_open(pids: Iterable[int], folders: Iterable[Path]) -> HeldOpen:
+def held_open(pids: Iterable[int], folders: Iterable[Path], most: int | None = None) -> HeldOpen:
     """Files on these folders' disks that have no name any more, which these processes hold open or have mapped: they take room
-    until they are closed, and no folder shows them. And their sockets, each once. Who has more open than is looked at counts as
-    full."""
+    until they are closed, and no folder shows them. And their sockets, each once. Who has more open than `most`, or than is
+    looked at, counts as full."""
+    most = MOST_ENTRIES if most is None else min(most, MOST_ENTRIES)
     disks = set[int]()
     for folder in folders:
         with suppress(OSError):
             disks.add(os.stat(folder).st_dev)
+    places = [at for pid in pids for at in (*_open_files(pid), f"/proc/{pid}/map_files")]
+    entries = 0
+    for at in places:  # before any of them is looked at, which takes ten times as long
+        with suppress(OSError):  # it has ended; or only root may look
+            entries += len(os.listdir(at))
+        if entries > most:
+            return HeldOpen(0, 0, f"it has more than {most:,} files open")
     held: dict[tuple[int, int], int] = {}
     sockets = set[int]()
-    entries = 0
-    for pid in pids:
-        for at in (*_open_files(pid), f"/proc/{pid}/map_files"):
-            with suppress(OSError):  # it has ended; or only root may look
-                for name in os.listdir(at):
-                    entries += 1
-                    with suppress(OSError):
-                        found = os.stat(f"{at}/{name}")
-                        if stat.S_ISSOCK(found.st_mode):
-                            sockets.add(found.st_ino)
-                        if found.st_nlink == 0 and stat.S_ISREG(found.st_mode) and found.st_dev in disks:
-                            held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
-            if entries > MOST_ENTRIES:
-                return HeldOpen(sum(held.values()), len(sockets), f"it has more than {MOST_ENTRIES:,} files open")
+    for at in places:
+        with suppress(OSError):
+            for name in os.listdir(at):
+                with suppress(OSError):
+                    found = os.stat(f"{at}/{name}")
+                    if stat.S_ISSOCK(found.st_mode):
+                        sockets.add(found.st_ino)
+                    if found.st_nlink == 0 and stat.S_ISREG(found.st_mode) and found.st_dev in disks:
+                        held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
     return HeldOpen(sum(held.values()), len(sockets))
 
 

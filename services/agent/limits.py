@@ -3,6 +3,7 @@ no cgroup holds is looked at from time to time, and an attempt that has taken mo
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -24,8 +25,14 @@ _KEPT_FREE = 20
 """Of the machine's memory, a twentieth is no job's."""
 SHARE = 20
 """A look at an attempt's folders may cost a twentieth of the time."""
+_OPEN_SHARE = 4
+"""Of all files that the machine's processes can have open an attempt may have a quarter, and never more than are looked at."""
 LONG_S = 10.0
 """In a longer gap between two looks a job can make very many files."""
+
+
+_PIDS = 4_194_304
+"""The most that a kernel numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,30 @@ def ports_of_machine() -> int:
     return last - first + 1
 
 
+def open_files_of_machine() -> int:
+    """So many its processes can have open together, but root's."""
+    try:
+        return int(proc.read_text("/proc/sys/fs/file-max"))
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def _open_on_machine() -> int:
+    try:
+        return int(proc.read_text("/proc/sys/fs/file-nr").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def processes_of_machine() -> int:
+    """So many processes and threads it can have together, of all users."""
+    most = _PIDS
+    for name in ("pid_max", "threads-max"):
+        with suppress(OSError, ValueError):
+            most = min(most, int(proc.read_text(f"/proc/sys/kernel/{name}")))
+    return most
+
+
 def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str, sockets: int) -> AttemptLimits:
     """What a part is held to: what its job asked for, of the disk no more than `disk` bytes, and of the host's network so many
     sockets."""
@@ -93,13 +124,13 @@ class Watched:
     def __init__(self, limits: AttemptLimits, folders: Sequence[Path]) -> None:
         self.limits, self.folders = limits, folders
         self._next = self._gap_s = 0.0
-        self._free = self._sockets = 0
+        self._free = self._sockets = self._open = 0
 
     async def exceeded(self, shim: int) -> tuple[str, KnownOfPart] | None:
         """What it has taken too much of, in words, and the category of that; None: nothing.
 
         It is looked at earlier when its disk has lost as many files since the last look as one attempt may have, or the machine
-        has as many more sockets: of a million files the looks lie minutes apart.
+        has as many more sockets or open files: of a million files the looks lie minutes apart.
         """
         if time.monotonic() < self._next and (self._gap_s < LONG_S or not await asyncio.to_thread(self._many_more)):
             return None
@@ -108,10 +139,13 @@ class Watched:
     def _many_more(self) -> bool:
         if self.limits.sockets and _sockets_of_machine() - self._sockets > self.limits.sockets:
             return True
+        if _open_on_machine() - self._open > open_files_of_machine() // _OPEN_SHARE:
+            return True
         return self._free - _files_free(self.folders) >= MOST_ENTRIES
 
     def _look(self, shim: int) -> tuple[str, KnownOfPart] | None:
         began, self._free, self._sockets = time.monotonic(), _files_free(self.folders), _sockets_of_machine()
+        self._open = _open_on_machine()
         try:
             limits = self.limits
             if limits.processes and not limits.process_group and shim:
@@ -128,7 +162,8 @@ class Watched:
                         f"it used {mib(used)} of memory, and may use {mib(self.limits.memory)}",
                         Category.OUT_OF_MEMORY,
                     )
-            held = held_open(proc.descendants([shim]) if shim else (), self.folders)
+            most = open_files_of_machine() // _OPEN_SHARE
+            held = held_open(proc.descendants([shim]) if shim else (), self.folders, most)
             if limits.sockets and held.sockets > limits.sockets:
                 return (
                     f"socket limit: it had {held.sockets} sockets open, and may have {limits.sockets}: all processes of the "

@@ -153,11 +153,12 @@ class AgentSettings(ServiceSettings):
         le=3600,
         description="how long vault may be away before a part that names secrets is given up, s",
     )
-    job_processes: int = Field(
-        default=16_384,
+    job_processes: int | None = Field(
+        default=None,
         ge=16,
         le=4_000_000,
-        description="processes and threads that a team's jobs may have here, with walls",
+        description="processes and threads that a team's jobs may have here, with walls; by default 16,384, or a quarter of "
+        "all that the machine can have where that is less",
     )
     job_disk_mib: int = Field(
         default=0,

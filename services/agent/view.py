@@ -18,6 +18,7 @@ import psutil
 
 from schemas.jobs import JobLimits
 from services.agent.keeper import walls
+from services.agent.limits import processes_of_machine
 from services.agent.settings import AgentSettings
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
@@ -26,6 +27,9 @@ _SYS = ("bus", "class", "dev", "module", "block")
 kernel."""
 _MIB = 1024 * 1024
 _MOST_SHARED = 64
+_PROCESSES, _TEAMS = 16_384, 4
+"""Of one team, unless so many teams would take all numbers of processes that there are: a kernel that nobody told otherwise has
+32,768."""
 
 
 class Exposed(ValueError):
@@ -182,7 +186,7 @@ def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")
         own_folders,
         tuple(map(str, settings.device_files)),
         scratch_mib,
-        settings.job_processes,
+        settings.job_processes or min(_PROCESSES, processes_of_machine() // _TEAMS),
     )
 
 

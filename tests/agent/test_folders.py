@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from services.agent import folders, launcher, limits
-from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
+from services.agent.acknowledge import Acknowledgement, BadAcknowledgement, ProgressFile
 from services.agent.folders import disk_used, files_below, held_open, remove_tree
 from services.agent.secrets import SecretFolders
 
@@ -168,6 +169,25 @@ async def test_who_takes_very_many_ports_is_looked_at_before_its_time(
     assert ended[0].startswith("socket limit: it had 3"), ended
 
 
+async def test_who_opens_very_many_files_is_looked_at_before_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: a job had all 2,466,193 open files of a machine for a minute, since the looks lay minutes apart, and the other
+    team's could open none."""
+    watched = limits.Watched(limits.AttemptLimits(memory=1, disk=MIB, memory_group="held by a cgroup"), [tmp_path])
+    assert await watched.exceeded(0) is None
+    monkeypatch.setattr(limits.proc, "descendants", lambda pids: {os.getpid()})
+    monkeypatch.setattr(limits, "open_files_of_machine", lambda: 4 * 2_000)
+    watched._next, watched._gap_s = sys.maxsize, limits.LONG_S
+    assert await watched.exceeded(1) is None
+    with ExitStack() as taken:
+        for _ in range(6_000):  # more than others on this machine may close meanwhile
+            taken.enter_context(open(os.devnull))
+        ended = await watched.exceeded(1)
+    assert ended is not None
+    assert ended[0] == "disk limit: it has more than 2,000 files open"
+
+
 OWN_TABLE = """
 import ctypes, os, sys, threading, time
 def hide():
@@ -262,3 +282,35 @@ def test_an_acknowledgement_that_is_nested_too_deep_is_told_like_any_bad_one(tmp
     file.path.write_text("[" * 16_000)
     with pytest.raises(BadAcknowledgement, match="is not JSON"):
         file.news()
+
+
+def _pipe(path: Path) -> int:
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR)  # as its job holds it: there is nothing to read, and no end
+
+
+@pytest.mark.parametrize("file", [Acknowledgement, ProgressFile])
+def test_a_pipe_in_the_place_of_what_a_job_says_is_told_like_any_bad_one(
+    tmp_path: Path, file: type[Acknowledgement | ProgressFile]
+) -> None:
+    """Seen: it ended the agent's part, and the job counted as lost with its node, again and again."""
+    one = file(tmp_path / "rank-0.json")
+    held = _pipe(one.path)
+    with pytest.raises(BadAcknowledgement, match="is not a regular file"):
+        one.news()
+    assert one.news() is None, "it is told once"
+    os.close(held)
+
+
+@pytest.mark.parametrize("file", [Acknowledgement, ProgressFile])
+def test_nothing_is_looked_at_behind_a_link_in_the_place_of_what_a_job_says(
+    tmp_path: Path, file: type[Acknowledgement | ProgressFile]
+) -> None:
+    """Its size and times neither: the job would be told what only the agent may see, and a disk that hangs holds that up."""
+    one = file(tmp_path / "rank-0.json")
+    (tmp_path / "another").write_bytes(bytes(20_000))
+    one.path.symlink_to("another")
+    with pytest.raises(BadAcknowledgement, match="cannot be read"):
+        one.news()
+    (tmp_path / "another").write_bytes(bytes(30_000))
+    assert one.news() is None, "what is behind it is news to nobody"

@@ -10,7 +10,7 @@ from libs.core.projections.history import Feed, JobStory, UnknownJob, advance, a
 from libs.core.state import parts
 from schemas import inbox
 from schemas import ledger as led
-from schemas.jobs import JobEvent, JobState
+from schemas.jobs import Checkpoint, JobEvent, JobState
 from tests.core.builders import World, job, node
 from tests.core.histories import drive, steps
 
@@ -115,6 +115,36 @@ def test_a_job_that_is_preempted_for_ever_keeps_a_bounded_document() -> None:
     assert sum(bool(a.devices) for a in attempts) == history.KEEP_DEVICES
     assert len(story.events) == history.KEEP_EVENTS
     assert [bool(e.devices) for e in tell(story) if e.what == "granted"][-1] is True
+
+
+def test_what_a_job_says_of_its_checkpoints_does_not_make_its_document_grow_with_its_attempts() -> None:
+    """Seen: 3 MB after a hundred attempts that failed at once, written anew for each change, and read for each look."""
+    target, story, words = "job-" + "2" * 32, None, "\x01" * 2600
+    claim = led.Claim(device="a-gpu0", node="a", milli=1000, memory_mib=0, epoch=1)
+    queued = led.JobQueued(
+        job_id=target, team="red", spec=job("talkative").spec, spec_hash="", client_key="k", priority=0, preempts=False,
+        submitted_us=1,
+    )  # fmt: skip
+    events: list[led.LedgerEvent] = [queued]
+    rounds = 101
+    for n in range(1, rounds + 1):
+        last = Checkpoint(step=n - 1, reference=words) if n > 1 else None
+        events.append(led.JobGranted(job_id=target, attempt=n, claims=(claim,), resume=last))
+        saved = Checkpoint(step=n, reference=words)
+        events.append(led.AttemptCheckpointed(job_id=target, attempt=n, checkpoint=saved))
+        events.append(led.JobRequeued(job_id=target, reason="failed", resume=saved))
+    for seq, event in enumerate(events, 1):
+        story = advance(story, [event], seq, seq)
+    assert story is not None
+    attempts = story.document.attempts
+    saved_by = [a.checkpoint for a in attempts if a.checkpoint is not None]
+    assert [c.step for c in saved_by] == list(range(1, rounds + 1)), "steps stay"
+    assert [bool(c.reference) for c in saved_by].count(True) == history.KEEP_DEVICES
+    assert attempts[-1].resume == Checkpoint(step=rounds - 1, reference=words)
+    told = [event.checkpoint for event in story.events if event.checkpoint is not None]
+    assert [bool(c.reference) for c in told] == [n >= len(told) - history.KEEP_REFERENCES for n in range(len(told))]
+    size = len(story.document.model_dump_json()) + sum(len(event.model_dump_json()) for event in story.events)
+    assert size < 1_200_000
 
 
 @settings(max_examples=25, deadline=None)

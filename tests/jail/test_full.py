@@ -217,6 +217,39 @@ time.sleep(600)
         await until(lambda: "up" in node.says(second))
 
 
+TERMINALS = """
+import os, time
+held = []
+try:
+    while len(held) < 1000:
+        held.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+except OSError as e:
+    print(len(held), e.strerror, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+async def test_a_job_has_so_many_terminals_and_leaves_the_others(start, monkeypatch, prepared):
+    """Seen: one job had all 3,072 that a machine has for jobs, and no other could open one."""
+    if not prepared:
+        monkeypatch.setattr(JobView, "prepared", lambda *_: None)
+    async with start() as node:
+        if prepared:
+            await warm(node)
+        job = of("red", TERMINALS)
+        await node.up(job, word="space")
+        assert node.says(job) == "256 No space left on device\n"
+        assert {kept.prepared for kept in node.agent.launcher.keeper.attempts.values()} == {prepared}
+
+
+def test_two_teams_together_cannot_have_all_processes_of_the_machine(tmp_path):
+    """Where the kernel has its own 32,768, two with 16,384 each would leave none to the agent and to others."""
+    most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
+    assert view_of([tmp_path], AgentSettings()).processes <= most // 4
+    assert view_of([tmp_path], AgentSettings(job_processes=20_000)).processes == 20_000, "who says it means it"
+
+
 async def test_a_checkpoint_stays_its_teams(start, tmp_path):
     """What an attempt without walls has left is handed over, but nothing that has a second name."""
     async with start() as node:

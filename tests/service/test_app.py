@@ -22,7 +22,7 @@ from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
 from libs.service.app import _YIELDS, _Server
-from libs.service.strangers import MOST
+from libs.service.strangers import LINES, MOST
 from libs.service.tasks import FAILED_EXIT_CODE
 from schemas.jobs import CancelJob
 from schemas.subjects import REQUESTS, cancel, inbox
@@ -189,6 +189,22 @@ async def test_who_connects_and_asks_nothing_takes_no_place_of_who_asks(own_nats
             await asyncio.wait_for(reader.read(), 30)  # to its end, perhaps after an answer: the oldest gave way
     for _, writer in silent:
         writer.close()
+
+
+async def test_who_asks_what_is_no_question_does_not_fill_the_log(own_nats: BusConnection, start) -> None:
+    """Seen: 1.5 MB a second of tracebacks, so that nothing else was left in the log after twenty seconds."""
+    process = await start().up()
+    port, before = int(process.port_file.read_text()), len(process.logged())
+    for request in (b"CONNECT /livez HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /livez\r\n\r\n") * (4 * LINES):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+    assert (await process.get("/livez"))[0] == 200
+    told = [json.loads(line)["logger"] for line in process.logged()[before:].splitlines()]
+    assert 1 <= told.count("baton.strangers") <= LINES + 2, "a minute may have gone by"
+    assert not {one for one in told if one.startswith("uvicorn")}
 
 
 async def test_a_service_with_a_problem_is_not_ready_but_alive(own_nats: BusConnection, start) -> None:

@@ -4,12 +4,14 @@
     events    = Feed.apply(record, seq)                                   the same event at the same place, always
 
 A document holds a bounded part of a job's past; the ledger has all of it. What is kept: the last `KEEP_ATTEMPTS`
-attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS` events.
+attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS` events. Where checkpoints are stored, in a
+job's own words, is kept of the same attempts, and of the last `KEEP_REFERENCES` events that say it; of older ones their steps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel
@@ -19,12 +21,13 @@ from libs.core.state.budgets import millionths_text
 from libs.core.state.by_job import ByJob
 from schemas import ledger as led
 from schemas.base import of_known
-from schemas.jobs import JobEvent, JobRejected, JobState, Reason, TeamEvent
+from schemas.jobs import Checkpoint, JobEvent, JobRejected, JobState, Reason, TeamEvent
 from schemas.queries import AttemptDocument, JobDocument
 
 KEEP_ATTEMPTS = 200
 KEEP_DEVICES = 20
 KEEP_EVENTS = 200
+KEEP_REFERENCES = 20
 
 JobLedgerEvent = (
     led.JobQueued
@@ -118,6 +121,8 @@ def advance(story: JobStory | None, events: Sequence[JobLedgerEvent], t_us: int,
             if news.what == "progress":  # only the last: they would push out what happened
                 told = [old for old in told if old.what != "progress"]
             told.append(_with(news, {"nodes": (), "devices": ()}) if news.what == "granted" else news)
+            if news.checkpoint is not None:
+                _shorten_the_oldest(told)
     assert document is not None
     return JobStory(document, tuple(told[-KEEP_EVENTS:]))
 
@@ -418,10 +423,22 @@ def _begun(
         milli=tuple(c.milli for c in event.claims), places=_places(event), resume=event.resume, span=event.span,
     )  # fmt: skip
     kept = [*attempts[-(KEEP_ATTEMPTS - 1) :], new]
-    if len(kept) > KEEP_DEVICES and kept[-KEEP_DEVICES - 1].devices:
+    if len(kept) > KEEP_DEVICES and (old := kept[-KEEP_DEVICES - 1]).devices:
         bare = {"nodes": (), "devices": (), "milli": (), "places": ()}
-        kept[-KEEP_DEVICES - 1] = _with(kept[-KEEP_DEVICES - 1], bare)
+        steps = {"resume": _step_alone(old.resume), "checkpoint": _step_alone(old.checkpoint)}
+        kept[-KEEP_DEVICES - 1] = _with(old, bare | steps)
     return tuple(kept)
+
+
+def _shorten_the_oldest(told: list[JobEvent]) -> None:
+    """Of events that say where a checkpoint is stored, `KEEP_REFERENCES` stay as they are."""
+    saying = (at for at in range(len(told) - 1, -1, -1) if (of := told[at].checkpoint) is not None and of.reference)
+    if (oldest := next(islice(saying, KEEP_REFERENCES, None), None)) is not None:
+        told[oldest] = _with(told[oldest], {"checkpoint": _step_alone(told[oldest].checkpoint)})
+
+
+def _step_alone(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    return None if checkpoint is None else _with(checkpoint, {"reference": ""})
 
 
 def _changed(document: JobDocument, attempt: int, **change: Any) -> tuple[AttemptDocument, ...]:

@@ -73,7 +73,7 @@ static bool complete(const struct prepared *prepared, const int *own)
     for (size_t at = 0; at < sizeof COVERED / sizeof *COVERED; at++)
         if (!cover(COVERED[at]))
             return false;
-    if (!went_well(mount("devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"), "/dev/pts"))
+    if (!went_well(mount("devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, TERMINALS), "/dev/pts"))
         return false;
     int carried[MOST_CARRIED];
     for (u32 at = 0; at < prepared->carried.count; at++) {

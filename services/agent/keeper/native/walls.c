@@ -323,8 +323,12 @@ bool put_up(const struct setup *setup, const struct walls *walls, int view, cons
     *useless = "";
     if (view >= 0)
         *useless = copy_view(view, walls, setup->mounts);
-    if ((view < 0 || **useless) && !(mount_own_proc() && enter(setup->bwrap, walls)))
-        return false;
+    if (view < 0 || **useless) {
+        if (!(mount_own_proc() && enter(setup->bwrap, walls)))
+            return false;
+        /* bubblewrap knows no bound. Without root the kernel may refuse to set one. */
+        CALL5(mount, "devpts", "/dev/pts", "devpts", MS_REMOUNT | MS_NOSUID | MS_NOEXEC, TERMINALS);
+    }
     if (!walls->root && !own_user(walls->uid, walls->gid))
         return false;
     close_file(setup->mounts);

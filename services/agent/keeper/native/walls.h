@@ -10,6 +10,9 @@ struct failure {
 };
 extern struct failure failure;
 
+/* Of an attempt: a machine has 4,096 for all, and keeps a thousand of them for its own. */
+#define TERMINALS "newinstance,ptmxmode=0666,mode=620,max=256"
+
 /* Whether the call went well; else `failure` says what did not. */
 bool went_well(long result, const char *about);
 bool failed(i32 number, const char *text, const char *about);
