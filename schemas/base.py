@@ -41,6 +41,13 @@ Micros = Annotated[int, Field(ge=0)]
 """Microseconds since the Unix epoch: by the broker's clock, or in ledger time, which is that clock's until it is set."""
 
 
+BEYOND_DOUBLE = "x-beyond-double"
+"""What the schema says of a number that a reader whose numbers are doubles (JavaScript's are) does not read exactly."""
+LargeSum = Annotated[int, Field(ge=0, json_schema_extra={BEYOND_DOUBLE: True})]
+"""Something times microseconds, or finer, added up: beyond 2^53 from 2,500 device-hours on, and without a bound. All other
+integers that services work out are below 2^53 until the year 2255."""
+
+
 class Strict(BaseModel):
     """Written by people and pipelines: an unknown field is an error, because it is usually a misspelt one."""
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, Strict
+from schemas.base import DeviceId, Fact, JobId, LargeSum, Micros, Name, NodeName, Strict
 from schemas.resources import LimitsByType
 
 Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="UTC day, YYYY-MM-DD")]
@@ -94,12 +94,12 @@ class BillRow(Fact):
     team: Name
     jobs: int = Field(ge=0)
     attempts: int = Field(ge=0)
-    milli_us: int = Field(ge=0, description="device-microseconds x thousandths of a device")
+    milli_us: LargeSum = Field(description="device-microseconds x thousandths of a device")
     device_seconds: float = Field(ge=0)
     cost_micros: int = Field(
         description="of the priced part, credits taken off; below 0 when more is given back than the rest costs"
     )
-    unpriced_milli_us: int = Field(default=0, ge=0, description="of milli_us, use of devices that have no price")
+    unpriced_milli_us: LargeSum = Field(default=0, description="of milli_us, use of devices that have no price")
     credit_micros: int = Field(
         default=0,
         description="of cost_micros, what the price book gives back: not above 0, but where a later one corrects it",
@@ -112,11 +112,11 @@ class BillReply(Fact):
 
     currency: str
     rows: tuple[BillRow, ...]
-    total_milli_us: int = Field(ge=0)
+    total_milli_us: LargeSum
     total_cost_micros: int
     total_credit_micros: int = Field(default=0, description="of the total cost, what is given back")
     total_forecast_micros: int = Field(default=0, description="beyond the total cost, if it was asked for")
-    unpriced_milli_us: int = Field(default=0, ge=0, description="of the total, use of devices that have no price")
+    unpriced_milli_us: LargeSum = Field(default=0, description="of the total, use of devices that have no price")
     unpriced_models: tuple[str, ...] = Field(default=(), description="which models of the bill have no price")
     ledger_seq: int = Field(ge=0, description="the bill is exact up to this ledger sequence")
 

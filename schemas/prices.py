@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schemas.base import Fact, Micros, Name
+from schemas.base import Fact, LargeSum, Micros, Name
 from schemas.ids import content_hash
 from schemas.proofs import Hash
 
@@ -99,7 +99,7 @@ class PeriodTotal(Fact):
 
     team: Name
     charges: int = Field(ge=0, description="rows")
-    units: int = Field(ge=0, description="thousandths of a device x microseconds")
+    units: LargeSum = Field(description="thousandths of a device x microseconds")
     list_micros: int
     cost_micros: int
 

@@ -3,7 +3,8 @@
 The service that owns the answer replies, of the pool that is named where pools differ. Team and user are the subject's
 last tokens, and `operator` may see every team. A reply carries the header `Baton-Status`: `ok`, `invalid`, `not-found` or
 `failed`; all but `ok` carry `QueryFailed`. A question may carry the header `Baton-At-Least`: the newest ledger sequence that
-its asker has heard of, for which an answer waits a moment.
+its asker has heard of, for which an answer waits a moment; and `Baton-Accept: zlib`: then a long answer comes compressed, with
+the header `Baton-Encoding: zlib`. An answer to a team has 512 KiB at the most as it is sent; what is larger is `failed`.
 A job of another team is `not-found`, exactly like one that does not exist.
 """
 

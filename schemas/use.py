@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schemas.base import Fact, Micros, Name, Strict
+from schemas.base import Fact, LargeSum, Micros, Name, Strict
 
 
 class UseQuery(Strict):
@@ -26,13 +26,11 @@ class UseRow(Fact):
     key: str
     team: Name
     user: str = Field(default="", description="of a job: whose it is; empty: several, or not known")
-    allocated_unit_us: int = Field(ge=0)
-    known_unit_us: int = Field(
-        ge=0, description="what samples tell of; the rest is unknown, and never taken for unused"
-    )
-    used_unit_us: int = Field(ge=0, description="utilization x time, of what is known")
-    energy_nj: int = Field(default=0, ge=0, description="nanojoules, where the device tells its power")
-    energy_known_us: int = Field(default=0, ge=0, description="device-microseconds of which the energy is known")
+    allocated_unit_us: LargeSum
+    known_unit_us: LargeSum = Field(description="what samples tell of; the rest is unknown, and never taken for unused")
+    used_unit_us: LargeSum = Field(description="utilization x time, of what is known")
+    energy_nj: LargeSum = Field(default=0, description="nanojoules, where the device tells its power")
+    energy_known_us: LargeSum = Field(default=0, description="device-microseconds of which the energy is known")
 
 
 class UseReply(Fact):

@@ -2,10 +2,12 @@
 
 A reply carries `Baton-Status`: ok, invalid, not-found or failed; all but ok carry `QueryFailed`. A question may carry
 `Baton-At-Least`: the newest ledger sequence that its asker has heard of. Whoever answers waits a moment for that record, so
-that two processes that answer in turn do not show the past after the present.
+that two processes that answer in turn do not show the past after the present. With `Baton-Accept: zlib` a long answer comes
+compressed, and says so with `Baton-Encoding: zlib`: the broker copies it for each subscription that hears it.
 """
 
 import asyncio
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,7 +25,12 @@ from schemas.queries import QueryFailed
 
 STATUS = "Baton-Status"
 AT_LEAST = "Baton-At-Least"
+ACCEPT, ENCODING, ZLIB = "Baton-Accept", "Baton-Encoding", "zlib"
 OK, INVALID, NOT_FOUND, FAILED = "ok", "invalid", "not-found", "failed"
+
+
+_MOST_BYTES = 256 * 1024 * 1024
+"""Of an answer, when it is unpacked: of a million devices."""
 
 
 class QueryError(RuntimeError):
@@ -87,7 +94,7 @@ async def ask(
     assert message.reply is not None, f"{message.type} has no reply"
     subject, owner = _subject(message, keys), message.consumers[0]
     try:
-        headers = {AT_LEAST: str(at_least)} if at_least else None
+        headers = {ACCEPT: ZLIB, **({AT_LEAST: str(at_least)} if at_least else {})}
         reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s, headers=headers)
     except NoRespondersError:
         raise NobodyAnswers(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
@@ -106,6 +113,14 @@ def _read(model: type[BaseModel], reply: Msg) -> Any:
         raise NoRespondersError
     status = headers.get(STATUS, OK)
     if status == OK:
-        return model.model_validate_json(reply.data)
+        return model.model_validate_json(_unpacked(reply.data) if headers.get(ENCODING) == ZLIB else reply.data)
     failed = QueryFailed.model_validate_json(reply.data)
     raise QueryError(status, failed.message, failed.reasons)
+
+
+def _unpacked(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    body = unpacking.decompress(data, _MOST_BYTES)
+    if unpacking.unconsumed_tail:
+        raise QueryError(FAILED, f"the answer is larger than {_MOST_BYTES:,} bytes: ask for less")
+    return body

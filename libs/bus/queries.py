@@ -1,12 +1,13 @@
 """Questions and answers over core NATS: `serve` in the service that owns the answer, `ask` (asking.py) everywhere else.
 
 A reply carries `Baton-Status`: ok, invalid, not-found or failed; all but ok carry `QueryFailed`. A question may be
-plain JSON, or empty for "no conditions".
+plain JSON, or empty for "no conditions". What a team is told at once is bounded (`TEAM_ANSWER_BYTES`).
 """
 
 import asyncio
 import inspect
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,12 +17,15 @@ from nats.errors import MaxPayloadError
 from pydantic import BaseModel
 
 from libs.bus.asking import (
+    ACCEPT,
     AT_LEAST,
+    ENCODING,
     FAILED,
     INVALID,
     NOT_FOUND,
     OK,
     STATUS,
+    ZLIB,
     NoAnswer,
     NobodyAnswers,
     QueryError,
@@ -38,6 +42,7 @@ from schemas.base import Fact
 from schemas.catalog import Message
 from schemas.jobs import Reason
 from schemas.queries import QueryFailed
+from schemas.subjects import FINANCE, OPERATOR
 
 __all__ = [
     "STATUS",
@@ -73,6 +78,13 @@ QUESTIONS_AT_ONCE, QUESTIONS_PER_S = 10_000, 1_000
 """Of one kind, of a team or node, to one process: each is answered as often as somebody hears it, so this bounds that, too."""
 REFUSALS_AT_ONCE, REFUSALS_PER_S = 1_000, 100
 """So many of the refused ones are told so; the others hear nothing."""
+
+TEAM_ANSWER_BYTES = 512 * 1024
+"""What one answer to a team has on the wire. The broker keeps a copy for each of 2,048 subscriptions until it is read: when
+nobody reads, one of 4 MiB made it grow by more than 2.5 GiB, one of this size by 0.4."""
+
+_PACKED_BYTES = 64 * 1024
+"""A longer answer is compressed for who can read that: lists become a tenth of their length."""
 
 _DIGITS = 19
 """A ledger sequence has fewer."""
@@ -138,7 +150,13 @@ def serve(
         if answers and raw.reply:
             try:
                 for answer in answers:
-                    await raw._client.publish(raw.reply, answer.model_dump_json().encode(), headers={STATUS: status})
+                    body, headers = answer.model_dump_json().encode(), {STATUS: status}
+                    if status == OK and len(body) > _PACKED_BYTES and (raw.headers or {}).get(ACCEPT) == ZLIB:
+                        body, headers[ENCODING] = await asyncio.to_thread(zlib.compress, body, 1), ZLIB
+                    if len(body) > TEAM_ANSWER_BYTES and _is_a_team(message, raw.subject):
+                        most = f"a team's may be ({TEAM_ANSWER_BYTES:,} bytes)"
+                        return await fail(raw, f"the answer is larger than {most}: ask for less{_or_packed(headers)}")
+                    await raw._client.publish(raw.reply, body, headers=headers)
             except NatsError as e:
                 log.error("the answer to %s could not be sent: %s", raw.subject, e)
                 why = f"the answer could not be sent ({e})"
@@ -158,6 +176,10 @@ def serve(
                 await fail(raw, f"{why}: ask again in a moment")
 
     broker.hears(Plain(_heard(message, pool=pool, node=node), queue, hear, turns.idle, _BACKLOG))
+
+
+def _or_packed(headers: Mapping[str, str]) -> str:
+    return "" if ENCODING in headers else f", or send {ACCEPT}: {ZLIB} and read it compressed"
 
 
 class _Rates:
@@ -202,6 +224,11 @@ def _party(message: Message, subject: str) -> str:
         return _asker(message, subject, False)[0]
     except Malformed:
         return ""
+
+
+def _is_a_team(message: Message, subject: str) -> bool:
+    """Whether who asks is one of many that do not trust each other; nodes' answers are bounded where they are made."""
+    return "team" in subjects.keys_in(message.subject) and _party(message, subject) not in (OPERATOR, FINANCE)
 
 
 def _asker(message: Message, subject: str, users: bool) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ def tell(folder: Path, url: str | None = None, *, again: bool = False, aloud: bo
     except Exception as e:
         if aloud or code_of(e) is None:
             raise
-        if (waiting := len(book.lines())) and not _nowhere(e):
+        if (waiting := len(book)) and not _nowhere(e):
             lines, them = ("1 line is", "it") if waiting == 1 else (f"{waiting} lines are", "them")
             hint(f"the ledger was not told yet ({str(e).splitlines()[0]}): {lines} in {book.file}; "
                  f"`baton audit push` tells {them}")  # fmt: skip

@@ -345,6 +345,7 @@ class Supervisor:
             await asyncio.sleep(_LOG_CHECK_S)
             for entry in self._entries.values():
                 cap_log(entry.spec.log_path)
+            cap_log(self.state_dir / "logs" / _FORKS_LOG)
 
 
 async def _look(spec: ProcessSpec) -> Ill | None:

@@ -45,19 +45,25 @@ class Book:
 
         Raises BrokenBook when one cannot be read.
         """
+        return [self._read(number, line) for number, line in enumerate(self._written(), 1)]
+
+    def __len__(self) -> int:
+        """How many lines there are; none of them is read."""
+        return len(self._written())
+
+    def _written(self) -> list[bytes]:
         try:
-            text = self.file.read_bytes()
+            return self.file.read_bytes().splitlines()
         except FileNotFoundError:
             return []
-        out = []
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                out.append(OperatorAction.model_validate_json(line))
-            except ValueError as e:
-                raise BrokenBook(f"{self.file}, line {number} cannot be read: {str(e).splitlines()[0]}; "
-                                 "keep the file, and move it away: a new book is begun, and the ledger has what was told"
-                                 ) from None  # fmt: skip
-        return out
+
+    def _read(self, number: int, line: bytes) -> OperatorAction:
+        try:
+            return OperatorAction.model_validate_json(line)
+        except ValueError as e:
+            raise BrokenBook(f"{self.file}, line {number} cannot be read: {str(e).splitlines()[0]}; "
+                             "keep the file, and move it away: a new book is begun, and the ledger has what was told"
+                             ) from None  # fmt: skip
 
     @contextmanager
     def entry(self, said: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -104,10 +110,13 @@ class Book:
                 mark.unlink(missing_ok=True)
 
     def _append(self, said: Mapping[str, Any]) -> None:
-        known = self.lines()
-        book = known[-1].book if known else secrets.token_hex(8)
-        prev_hash = line_hash(known[-1]) if known else ""
-        action = OperatorAction.model_validate({**said, "book": book, "number": len(known) + 1, "prev_hash": prev_hash})
+        written = self._written()
+        last = self._read(len(written), written[-1]) if written else None  # a year's lines take seconds to read
+        book = last.book if last else secrets.token_hex(8)
+        prev_hash = line_hash(last) if last else ""
+        action = OperatorAction.model_validate(
+            {**said, "book": book, "number": len(written) + 1, "prev_hash": prev_hash}
+        )
         with open(os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
             file.write(line_of(action) + b"\n")
             file.flush()
@@ -120,9 +129,13 @@ class Book:
             yield
 
     def untold(self, pool: str) -> list[OperatorAction]:
-        """The lines that the pool's ledger was not told yet."""
-        lines, marks = self.lines(), self._told()
-        return lines[marks.get(f"{pool}.{lines[0].book}", marks.get(pool, 0)) :] if lines else []
+        """The lines that the pool's ledger was not told yet. Raises BrokenBook when one of them, or the first one, cannot be
+        read."""
+        if not (written := self._written()):
+            return []
+        book, marks = self._read(1, written[0]).book, self._told()
+        known = marks.get(f"{pool}.{book}", marks.get(pool, 0))
+        return [self._read(number, line) for number, line in enumerate(written[known:], known + 1)]
 
     def told(self, pool: str, line: OperatorAction) -> None:
         """The pool's inbox has the lines of that book up to this one."""

@@ -118,6 +118,22 @@ def test_a_book_that_cannot_be_read_says_where(tmp_path: Path) -> None:
         Book(tmp_path).lines()
 
 
+def test_what_is_written_and_told_reads_no_line_that_was_told_before(tmp_path: Path) -> None:
+    """Of a year's lines (100,000) each command read all of them, and once more to tell its own: six seconds."""
+    book = Book(tmp_path)
+    for target in ("red", "green", "blue"):
+        acted(book, target)
+    book.told("main", book.lines()[-1])
+    first, second, third = book.file.read_bytes().splitlines(keepends=True)
+    book.file.write_bytes(first + b"?" * (len(second) - 1) + b"\n" + third)
+    acted(book, "yellow")
+    (line,) = book.untold("main")
+    assert (line.target, line.number) == ("yellow", 4)
+    assert line.prev_hash == line_hash(OperatorAction.model_validate_json(third))
+    with pytest.raises(BrokenBook, match="line 2 cannot be read"):
+        book.untold("west")
+
+
 LINES = lines_of("team.add", "team.rotate", "team.revoke")
 TOLD = [(10 + n, line) for n, line in enumerate(LINES)]
 OTHER = LINES[1].model_copy(update={"reason": "another"})

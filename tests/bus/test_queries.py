@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 
@@ -39,7 +40,7 @@ def explain(query: ExplainQuery, team: str) -> Explanation:
     if query.job_id == job(2):
         raise InvalidQuestion([Reason(field="job_id", value="2", problem="is even", fix="ask for an odd one")])
     if query.job_id == job(77):
-        return Explanation(job_id=query.job_id, state="queued", reason="quota", text="x" * 100_000_000)
+        return Explanation(job_id=query.job_id, state="queued", reason="quota", text=os.urandom(10_000_000).hex())
     if query.job_id == job(3):
         raise ZeroDivisionError("secret detail")
     return Explanation(job_id=query.job_id, state="queued", reason="quota", text=team)
@@ -88,7 +89,31 @@ async def test_a_bug_is_answered_without_its_details_and_the_service_lives(nats:
     assert "secret" not in str(end.value)
     assert (await ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), **asker(team))).text == team
     with pytest.raises(QueryError, match=r"the answer is larger than a message may be \([\d,]+ bytes\): ask for less"):
-        await ask(nats, EXPLAIN, ExplainQuery(job_id=job(77)), **asker(team))
+        await ask(nats, EXPLAIN, ExplainQuery(job_id=job(77)), timeout_s=60, **asker("operator"))
+
+
+async def test_a_team_is_told_so_much_at_once_and_more_compressed(
+    nats: BusConnection, broker: Broker, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker copies an answer for each subscription of a team that hears it: of 4 MiB gigabytes."""
+    monkeypatch.setattr(queries, "TEAM_ANSWER_BYTES", 100_000)
+    texts = {job(5): "a device like the one before it, " * 20_000, job(6): os.urandom(100_000).hex()}
+
+    def tell(query: ExplainQuery, team: str) -> Explanation:
+        return Explanation(job_id=query.job_id, state="queued", reason="quota", text=texts[query.job_id])
+
+    serve(broker, EXPLAIN, tell, queue="placement")
+    await broker.start()
+    assert (await ask(nats, EXPLAIN, ExplainQuery(job_id=job(5)), **asker(team))).text == texts[job(5)]
+    with pytest.raises(QueryError, match=r"larger than a team's may be \(100,000 bytes\): ask for less$"):
+        await ask(nats, EXPLAIN, ExplainQuery(job_id=job(6)), **asker(team))
+    plain = ExplainQuery(job_id=job(5)).model_dump_json().encode()
+    refused = await nats.request(f"baton.qry.job.v1.explain.main.{team}.ana", plain, timeout=30)
+    assert refused.headers[STATUS] == "failed"
+    assert b"ask for less, or send Baton-Accept: zlib and read it compressed" in refused.data
+    for whoever in ("operator", "_finance"):
+        told = await nats.request(f"baton.qry.job.v1.explain.main.{whoever}.ana", plain, timeout=30)
+        assert json.loads(told.data)["text"] == texts[job(5)]
 
 
 @pytest.mark.usefixtures("explaining")
@@ -202,12 +227,14 @@ async def test_an_answer_too_large_for_the_server_is_a_failure_not_silence(
     nats: BusConnection, broker: Broker, team: str
 ) -> None:
     def answer(query: LogQuery, team: str) -> LogPiece:
-        return LogPiece(job_id=query.job_id, attempt=1, rank=0, text="x" * 6_000_000, next_offset=1, ended=True)
+        return LogPiece(
+            job_id=query.job_id, attempt=1, rank=0, text=os.urandom(3_000_000).hex() * 2, next_offset=1, ended=True
+        )
 
     serve(broker, LOG, answer)
     await broker.start()
     with pytest.raises(QueryError, match="ask for less"):
-        await ask(nats, LOG, LogQuery(job_id=job(9)), timeout_s=30, **asker(team))
+        await ask(nats, LOG, LogQuery(job_id=job(9)), timeout_s=30, **asker("operator"))
     assert nats.is_connected
 
 

@@ -1,20 +1,26 @@
-"""Every Python snippet of docs/submit-from-anywhere.md, run as it stands, with nothing but a NATS client."""
+"""Every snippet of docs/submit-from-anywhere.md, run as it stands, with nothing but a NATS client."""
 
 import asyncio
+import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import nats
+import pytest
 
 from libs.bus.connect import Address
+from schemas.billing import BillReply, BillRow
 from schemas.ids import job_id as job_id_of
 from tests.client.fakes import Fakes, until
 
 PAGE = Path(__file__).parents[2] / "docs/submit-from-anywhere.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 BARE, IDENTITY, EVENTS, CLOUDEVENTS = SNIPPETS
+(PARSE,) = re.findall(r"```javascript\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 async def start(snippet: str, at: Address) -> asyncio.subprocess.Process:
@@ -81,3 +87,25 @@ async def test_a_connection_is_told_why_its_ninth_subscription_ends_it(urls: dic
     said = str(bare.last_error)
     assert "maximum subscriptions exceeded" in said
     assert all(text in PAGE.read_text() for text in ("at most 8 subscriptions", "maximum subscriptions exceeded"))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript here")
+def test_javascript_reads_what_is_beyond_its_numbers_exactly() -> None:
+    """A team of 100 devices is beyond 2^53 thousandths x microseconds after 25 hours."""
+    reply = BillReply(
+        rows=(BillRow(key='a "9007199254740993" b\\', team="blue", jobs=1, attempts=1, milli_us=2**53 + 1,
+                      device_seconds=0.12345678901234567, cost_micros=2**53 - 1),),
+        currency="USD", total_milli_us=10**30 + 1, total_cost_micros=-5, ledger_seq=7,
+    )  # fmt: skip
+    script = PARSE + "\n".join(
+        (
+            f"const read = parse({json.dumps(reply.model_dump_json())}), row = read.rows[0]",
+            "console.log(JSON.stringify([row.milli_us, read.total_milli_us, row.cost_micros, row.device_seconds, row.key,",
+            '  read.total_cost_micros], (_, one) => typeof one === "bigint" ? `big ${one}` : one))',
+        )
+    )
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    (row,) = reply.rows
+    assert json.loads(said.stdout) == [
+        f"big {2**53 + 1}", f"big {10**30 + 1}", row.cost_micros, row.device_seconds, row.key, -5,
+    ]  # fmt: skip

@@ -147,6 +147,33 @@ def test_what_a_job_says_of_its_checkpoints_does_not_make_its_document_grow_with
     assert size < 1_200_000
 
 
+def test_a_wide_gang_that_is_preempted_again_and_again_keeps_a_document_that_mongodb_takes() -> None:
+    """Of 20 attempts of 30,000 devices it had 30 MB. MongoDB refuses 16, and history would have written no other job's."""
+    target, story = "job-" + "1" * 32, None
+    queued = led.JobQueued(
+        job_id=target, team="red", spec=job("wide").spec, spec_hash="", client_key="k", priority=0, preempts=False,
+        submitted_us=1,
+    )  # fmt: skip
+    widths = (30_000, 30_000, 9_000, 12_000, 9_000, 9_000, 30_000, 500, 500)
+    kept = []
+    for seq, width in enumerate((0, *widths), 1):
+        claims = tuple(led.Claim(device=f"a-gpu{n}", node="a", milli=1000, memory_mib=0, epoch=1) for n in range(width))
+        granted = led.JobGranted(job_id=target, attempt=seq - 1, claims=claims) if width else queued
+        story = advance(story, [granted], seq, seq)
+        kept.append([len(attempt.devices) for attempt in story.document.attempts])
+    assert kept[1:] == [
+        [30_000],
+        [0, 30_000],
+        [0, 0, 9_000],
+        [0, 0, 0, 12_000],
+        [0, 0, 0, 0, 9_000],
+        [0, 0, 0, 0, 9_000, 9_000],
+        [0, 0, 0, 0, 0, 0, 30_000],
+        [0, 0, 0, 0, 0, 0, 0, 500],
+        [0, 0, 0, 0, 0, 0, 0, 500, 500],
+    ]
+
+
 @settings(max_examples=25, deadline=None)
 @given(steps, st.data())
 def test_documents_survive_a_restart_anywhere_with_any_repeat(trace: list, data: st.DataObject) -> None:

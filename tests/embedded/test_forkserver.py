@@ -14,7 +14,7 @@ import pytest
 from libs.embedded import EventKind, ProcessSpec, Supervisor
 from libs.embedded.events import Backoff
 from libs.embedded.forkserver import Spawned
-from libs.embedded.process import guarded
+from libs.embedded.process import LOG_LIMIT_BYTES, guarded
 
 Until = Callable[..., Awaitable[Any]]
 
@@ -152,6 +152,22 @@ async def test_what_cannot_be_prepared_is_said_in_its_log(
 ) -> None:
     log = state_dir / "logs" / "forkserver.log"
     await until(lambda: "no_such_module failed: ModuleNotFoundError" in log.read_text())
+
+
+async def test_the_fork_servers_log_is_cut_when_it_outgrows_its_limit(
+    supervisor: Supervisor,
+    state_dir: Path,
+    spec: Callable[..., ProcessSpec],
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("libs.embedded.supervisor._LOG_CHECK_S", 0.05)
+    log = state_dir / "logs" / "forkserver.log"
+    await until(lambda: "no_such_module failed" in log.read_text())
+    os.truncate(log, LOG_LIMIT_BYTES + 1)
+    await supervisor.start(spec("one"))
+    await until(lambda: log.stat().st_size < LOG_LIMIT_BYTES)
+    assert (log.parent / "forkserver.log.1").stat().st_size > LOG_LIMIT_BYTES
 
 
 async def test_nobody_is_forked_before_all_is_prepared(

@@ -136,6 +136,7 @@ ROWS: tuple[Row, ...] = (
         ("faults/test_disk_full::test_a_full_disk_under_redis_is_waited_for", "chaos: disk full under Redis"),
         "with `appendfsync always` it would end; it is shipped without",
     ),
+    Row("the disk full under MongoDB", ("faults/test_disk_full::test_a_full_disk_under_mongodb_is_waited_for",)),
     Row(
         "a node's disk full",
         (

@@ -1,4 +1,4 @@
-"""A file system without room under the broker, and under Redis: what is refused, what is kept, how it goes on."""
+"""A file system without room under the broker, under Redis and under MongoDB: what is refused, what is kept, how it goes on."""
 
 import asyncio
 import urllib.error
@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import yaml
+from nats.aio.client import Client
+from prometheus_client import CollectorRegistry
 
+from libs.adapters.mongo.store import JobStore
 from libs.bus.connect import close, connect
 from libs.bus.patience import AWAY
 from libs.bus.streams import provision
 from libs.embedded import EventKind, ServerOptions, Servers, supervisor
-from libs.embedded.servers import NATS, VALKEY
+from libs.embedded.servers import MONGO, NATS, VALKEY
 from schemas import subjects
+from services.history.documents import Documents
 from tests.faults.chaos import disks
+from tests.history.written import Written, busy_world
+from tests.kit.background import ServerInBackground
+from tests.kit.tasks import beside
 from tests.kit.waiting import until
 from tests.redis.test_projector import Bench
 
@@ -113,3 +120,25 @@ async def test_a_full_disk_under_redis_is_waited_for(servers: Servers) -> None:
     finally:
         await bench.reads.close()
         await close(nats)
+
+
+async def test_a_full_disk_under_mongodb_is_waited_for(nats: Client, pool: str, team: str, tmp_path: Path) -> None:
+    """Nothing of a window that was written in part counts, and history goes on when there is room again."""
+    world, written = busy_world(team, jobs=40), Written(nats.jetstream(), pool)
+    half = len(world.records) // 2
+    with disks.small(tmp_path / MONGO, 32), ServerInBackground(MONGO, tmp_path) as mongo:
+        store = JobStore(mongo.url)
+        documents = Documents(nats.jetstream(), pool, store, CollectorRegistry(), window_jobs=2, window_s=0.02)
+        async with beside(documents.run()):
+            await written.write(world.records[:half])
+            await until(lambda: documents.position >= written.records[-1][0])
+            before, known = documents.position, next(iter(written.stories()))
+            with disks.full(tmp_path / MONGO):
+                await written.write(world.records[half:])
+                await until(lambda: bool(documents.problem), 60)
+                assert documents.position < written.records[-1][0]
+                assert await store.story(known), "what it knows, it still tells"
+            await until(lambda: documents.position >= written.records[-1][0], 120)
+        assert before < documents.position
+        assert await store.load(list(written.stories())) == written.stories()
+        store.close()

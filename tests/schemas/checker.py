@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Json = dict[str, Any]
-SILENT = {"$schema", "$id", "$defs", "title", "description", "default", "examples"}
+SILENT = {"$schema", "$id", "$defs", "title", "description", "default", "examples", "x-beyond-double"}
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "number": (int, float),
     "boolean": (bool,), "null": (type(None),),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from schemas import asyncapi, generate, json_schema, messages_page
+from schemas.base import BEYOND_DOUBLE
 from schemas.catalog import BY_TYPE, CATALOG, Message
 from tests.schemas.checker import Checker, references, resolve
 from tests.schemas.golden_files import load
@@ -26,6 +27,28 @@ def test_json_schemas_are_named_and_self_contained(type_: str) -> None:
     assert document["$id"] == f"urn:baton:{type_}"
     for reference in references(document):
         resolve(document, reference)
+
+
+def test_sums_over_device_time_are_marked_for_readers_whose_numbers_are_doubles() -> None:
+    """By their units: a new field of one of them is to be a `LargeSum`."""
+    units = re.compile(r".*(milli|unit)_us|.*_nj|units|energy_known_us")
+    found: dict[str, list[dict[str, Any]]] = {}
+
+    def look(node: Any) -> None:
+        if isinstance(node, dict):
+            for name, field in node.get("properties", {}).items():
+                if field.get("type") == "integer":
+                    found.setdefault(name, []).append(field)
+            node = list(node.values())
+        for one in node if isinstance(node, list) else ():
+            look(one)
+
+    look(json_schema.documents())
+    sums = {name: fields for name, fields in found.items() if units.fullmatch(name)}
+    assert {"milli_us", "allocated_unit_us", "energy_nj", "units"} < sums.keys()
+    marked = {name for name, fields in found.items() if any(field.get(BEYOND_DOUBLE) for field in fields)}
+    assert marked == sums.keys()
+    assert all(field.get(BEYOND_DOUBLE) for fields in sums.values() for field in fields)
 
 
 def test_every_reference_of_asyncapi_resolves() -> None:

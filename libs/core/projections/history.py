@@ -4,8 +4,9 @@
     events    = Feed.apply(record, seq)                                   the same event at the same place, always
 
 A document holds a bounded part of a job's past; the ledger has all of it. What is kept: the last `KEEP_ATTEMPTS`
-attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS` events. Where checkpoints are stored, in a
-job's own words, is kept of the same attempts, and of the last `KEEP_REFERENCES` events that say it; of older ones their steps.
+attempts, the devices of the last `KEEP_DEVICES` of them (of wide gangs fewer: `MOST_DEVICES`), the last `KEEP_EVENTS` events.
+Where checkpoints are stored, in a job's own words, is kept of the same attempts, and of the last `KEEP_REFERENCES` events that
+say it; of older ones their steps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,9 @@ from schemas.queries import AttemptDocument, JobDocument
 
 KEEP_ATTEMPTS = 200
 KEEP_DEVICES = 20
+MOST_DEVICES = 20_000
+"""Of these attempts together, some 1 MB; the last one's are kept however many they are. MongoDB takes no document of more than
+16 MB, and what it refuses is tried for ever, so that no other job's would be written; and each change writes the whole anew."""
 KEEP_EVENTS = 200
 KEEP_REFERENCES = 20
 
@@ -423,8 +427,13 @@ def _begun(
         milli=tuple(c.milli for c in event.claims), places=_places(event), resume=event.resume, span=event.span,
     )  # fmt: skip
     kept = [*attempts[-(KEEP_ATTEMPTS - 1) :], new]
-    if len(kept) > KEEP_DEVICES and (old := kept[-KEEP_DEVICES - 1]).devices:
-        bare = {"nodes": (), "devices": (), "milli": (), "places": ()}
+    bare, total = {"nodes": (), "devices": (), "milli": (), "places": ()}, len(new.devices)
+    for back in range(2, min(len(kept), KEEP_DEVICES) + 1):
+        total += len(kept[-back].devices)
+        if kept[-back].devices and total > MOST_DEVICES:
+            kept[-back] = _with(kept[-back], bare)
+    if len(kept) > KEEP_DEVICES:
+        old = kept[-KEEP_DEVICES - 1]
         steps = {"resume": _step_alone(old.resume), "checkpoint": _step_alone(old.checkpoint)}
         kept[-KEEP_DEVICES - 1] = _with(old, bare | steps)
     return tuple(kept)
