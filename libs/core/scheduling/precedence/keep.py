@@ -29,15 +29,17 @@ _COUNTS = ("_ended", "_passed")
 
 def dump(turns: "Precedence") -> Iterator[bytes]:
     """The parts as of this call, made as they are asked for."""
-    served, learned = turns.served, turns.learned
+    served, learned, ageing = turns.served, turns.learned, turns.ageing
     tables = {name: pack(getattr(learned, name)) for name in _COUNTS} | {name: learned.packed(name) for name in TABLES}
     head = {
         "learned": tables, "count": learned.count, "learned_at": learned._learned_at, "promises": turns.book.dump(),
-        "devices": turns._devices,
+        "devices": ageing.devices,
     }  # fmt: skip
     ran = np.flatnonzero((served.width > 0) & ((served.guarded_us > 0) | ~np.isnan(served.total_s)))
-    ids = dict.fromkeys([*(served.ids[slot] for slot in ran.tolist()), *turns._ahead_s, *turns._promised, *turns._aged])
-    due = {job_id: number for jobs in turns._due.values() for number, job_id in enumerate(jobs)}
+    ids = dict.fromkeys(
+        [*(served.ids[slot] for slot in ran.tolist()), *ageing.ahead_s, *ageing.promised_us, *ageing.aged]
+    )
+    due = {job_id: number for jobs in ageing.due.values() for number, job_id in enumerate(jobs)}
     rows = [_row(turns, job_id, due) for job_id in sorted(ids)]
     history = list(turns.history.dump())
 
@@ -50,18 +52,19 @@ def dump(turns: "Precedence") -> Iterator[bytes]:
 
 
 def _row(turns: "Precedence", job_id: str, due: dict[str, int]) -> list[Any]:
-    served, slot = turns.served, turns.served.slots[job_id]
+    served, ageing, slot = turns.served, turns.ageing, turns.served.slots[job_id]
     total_s = float(served.total_s[slot])
     return [
         job_id, float(served.attained_s[slot]), int(served.since_us[slot]), None if math.isnan(total_s) else total_s,
-        int(served.guarded_us[slot]), bool(served.running[slot]), turns._since.get(job_id, (None,))[0],
-        turns._in_turn_us.get(job_id), turns._promised.get(job_id), due.get(job_id), turns._ahead_s.get(job_id),
+        int(served.guarded_us[slot]), bool(served.running[slot]), ageing.since.get(job_id, (None,))[0],
+        ageing.turn_us.get(job_id), ageing.promised_us.get(job_id), due.get(job_id), ageing.ahead_s.get(job_id),
     ]  # fmt: skip
 
 
 def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
     """Makes a new `turns` what it was when it was dumped beside `state`. Without parts (a snapshot of before) it
     knows of each job what the state says, and has learned nothing."""
+    ageing = turns.ageing
     known: dict[str, list[Any]] = {}
     history: list[list[Any]] = []
     for number, part in enumerate(parts):
@@ -72,7 +75,7 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
             learned._ended, learned._passed = (tables[name] for name in _COUNTS)
             learned.restore(tables)
             turns.book.load(told["promises"])
-            turns._devices = told.get("devices", 1)
+            ageing.devices = told.get("devices", 1)
             learned.count, learned._learned_at = told["count"], told["learned_at"]
         elif isinstance(told, dict):
             history += told["history"]
@@ -80,8 +83,8 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
             known.update((row[0], row) for row in told)
     if history:
         turns.history.load(history)
-    turns._tree = state.tree
-    turns.meets_all = turns.preempts
+    turns.rules.follow(state.tree)
+    turns.meets_all = turns.rules.preempts
     aged = []
     for job in state.jobs.values():
         if not turns.meets_all and job.waits_only and job.id not in known:
@@ -97,18 +100,18 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
             turns.served.grant(slot, rows, len(state.fleet.up), job.shape.whole)
             turns.served.since_us[slot] = row[2]
         if row[7] is not None:
-            turns._in_turn_us[job.id] = row[7]
+            ageing.turn_us[job.id] = row[7]
         if len(row) > 10 and row[10] is not None:  # a snapshot of before has none
-            turns._ahead_s[job.id] = row[10]
+            ageing.ahead_s[job.id] = row[10]
         if job.state is JobState.QUEUED and job.id not in state.backing_off:
-            turns._since[job.id] = (row[6] if row[6] is not None else job.queued_us, job.queue)
+            ageing.since[job.id] = (row[6] if row[6] is not None else job.queued_us, job.queue)
             if row[8] is not None:
-                turns._promised[job.id] = row[8]
+                ageing.promised_us[job.id] = row[8]
             if row[9] is not None:
                 aged.append((row[9], job))
     for _, job in sorted(aged, key=lambda one: (one[0], one[1].id)):
-        turns._due.setdefault(job.queue, {})[job.id] = None
-        turns._aged.add(job.id)
+        ageing.due.setdefault(job.queue, {})[job.id] = None
+        ageing.aged.add(job.id)
     turns.follow(state)
     turns.shuffled()
 
