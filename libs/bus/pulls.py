@@ -28,7 +28,9 @@ _GRACE_S = 0.5
 _MANY = 5
 _LINGER_S = 0.005
 _GLANCE_S = 0.005
-"""While so many have come lately, what comes waits so long for others: each batch has costs of its own."""
+_ENOUGH = 8
+"""While `_MANY` have come lately, what comes waits so long for others, or until there are enough: each batch has costs of its
+own."""
 _REFUSED_S = 0.1
 _ENDED = ("404", "408")
 """Nothing there, or no time left: the usual ends of a request."""
@@ -73,7 +75,7 @@ class Pull(JetStreamContext.PullSubscription):
             if len(found) == batch or (found and not delivery(found[-1].reply).pending):
                 fresh = len(found)
                 until = min(now + _LINGER_S, end) if self._lately.add(fresh, now) >= _MANY else now
-                while len(found) < batch and (left := until - loop.time()) > 0:
+                while len(found) < min(batch, _ENOUGH) and (left := until - loop.time()) > 0:
                     await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile
                     self._take(found, batch)
                 self._lately.add(len(found) - fresh, loop.time())

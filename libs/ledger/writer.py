@@ -58,7 +58,12 @@ MAX_RECORD_BYTES = 900 * 1024
 
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
-_MANY = 16  # so many inputs lately: they are worth waiting for more of them
+_BUSY_S = 0.1
+_BUSY_EVENTS = 50
+"""While about so many events are decided in `_BUSY_S`, some 125 jobs a second, inputs wait for company. Jobs that are sent one
+after the other, each when the one before has ended, are fewer."""
+_ENOUGH_BYTES = 4096
+"""Inputs of so many bytes wait for no more: their record's own cost is small beside theirs."""
 _GLANCE_S = 0.005
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
@@ -89,7 +94,7 @@ class LedgerWriter(Generic[D]):
         snapshot_name: str = "placement",
         snapshot_every: int = 5000,
         batch: int = 256,
-        linger_ms: float = 2.0,
+        linger_ms: float = 10.0,
         takeover_s: float = 1.0,
         append_timeout_s: float = 5.0,
         allowed: Callable[[], int] = lambda: NEWEST,
@@ -123,7 +128,7 @@ class LedgerWriter(Generic[D]):
         self._batch = batch
         self._limit = batch
         self._linger_s = linger_ms / 1000
-        self._lately = Lately()
+        self._lately = Lately(_BUSY_S)  # events
         self._takeover_s = takeover_s
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
@@ -273,17 +278,16 @@ class LedgerWriter(Generic[D]):
         stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._lately.add(len(stored), now) < _MANY:  # a lone job is not held up for company, nor one after the other
+        if self._lately.add(0, now) + len(stored) < _BUSY_EVENTS:
             return stored
         size = sum(len(s.payload) for s in stored)
-        while len(stored) < self._limit and size < _INPUT_BYTES and (left := now + self._linger_s - loop.time()) > 0:
+        while len(stored) < self._limit and size < _ENOUGH_BYTES and (left := now + self._linger_s - loop.time()) > 0:
             if not inbox.lag:
                 await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
             wait_s = max(0.0, now + self._linger_s - loop.time()) if inbox.lag else 0.0
             more = await inbox.messages(self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size)
             stored += more
             size += sum(len(s.payload) for s in more)
-            self._lately.add(len(more), loop.time())
         return stored
 
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
@@ -302,6 +306,7 @@ class LedgerWriter(Generic[D]):
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
             events = [*jumps, *self.decider.decide(items, clock.t_us)]
+            self._lately.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:
                 self.counters.inputs += len(stored)

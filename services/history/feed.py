@@ -30,8 +30,8 @@ A = TypeVar("A")
 NAME = "history-feed"
 _REST_S = 0.003
 """The node that is to do what a record says hears of it first."""
-_GATHER = Gather(0.025, busy_s=0.05, busy_events=40)
-"""Under load, that is from 800 events a second on: those of some records are stored as one batch, synced once, and the
+_GATHER = Gather(0.025, busy_s=0.05, busy_events=25)
+"""Under load, that is from 500 events a second on: those of some records are stored as one batch, synced once, and the
 cursor moves once for all of them."""
 
 

@@ -26,4 +26,6 @@ class PlacementSettings(CycleSettings):
         default=600.0, ge=0, description="after an upgrade: no new kinds of events so long after an older reader, s"
     )
     batch: int = Field(default=256, ge=1, le=1000, description="inbox messages decided in one record at the most")
-    linger_ms: float = Field(default=5.0, ge=0, le=100, description="how long to wait for more of a batch, ms")
+    linger_ms: float = Field(
+        default=10.0, ge=0, le=100, description="how long a few inputs wait for more while much is decided, ms"
+    )

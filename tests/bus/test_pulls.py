@@ -107,6 +107,18 @@ async def test_what_comes_soon_after_others_is_handed_out_with_what_follows_it(
     assert await fetching == ["second", "third"]
 
 
+async def test_enough_are_handed_out_though_others_may_follow(
+    nats: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await pull(nats)
+    monkeypatch.setattr("libs.bus.pulls._MANY", 1)
+    monkeypatch.setattr("libs.bus.pulls._ENOUGH", 3)
+    monkeypatch.setattr("libs.bus.pulls._LINGER_S", LONG_S)
+    await put(nats, "a", "b", "c")
+    async with asyncio.timeout(LONG_S / 2):
+        assert await texts(one.fetch(5, LONG_S)) == ["a", "b", "c"]
+
+
 async def test_an_open_request_that_has_too_little_left_is_followed_by_another(nats: BusConnection) -> None:
     one = await pull(nats)
     fetching = asyncio.create_task(texts(one.fetch(10, LONG_S)))

@@ -13,7 +13,7 @@ from schemas import ledger as led
 from schemas.attempts import Category, Outcome
 from schemas.jobs import PromiseCause
 from schemas.ledger import LedgerRecord
-from schemas.prices import ClosedPeriod, RateBook
+from schemas.prices import ClosedPeriod, ContractRate, ListRate, RateBook
 
 HOUR = 3_600_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -209,8 +209,8 @@ def _unknown(records: list[LedgerRecord]) -> dict[Name, int]:
                 since = before.get(e.node)
                 if since is None and e.silent_s is not None:
                     since = record.t_us - int(e.silent_s * 1e6)
-                for device in e.devices if since is not None else ():
-                    out[e.job_id, e.attempt, device] = since
+                if since is not None:
+                    out |= {(e.job_id, e.attempt, device): since for device in e.devices}
     return out
 
 
@@ -256,7 +256,7 @@ def rated(
     for low, high in pairwise(jumps):
         offset = next(add for t, add in reversed(offsets) if t <= low)
         start, end = low + offset, high + offset
-        entries = (*book.prices, *book.contracts) if book is not None else ()
+        entries: tuple[ListRate | ContractRate, ...] = (*book.prices, *book.contracts) if book is not None else ()
         moments = {moment for e in entries for moment in (e.from_us, e.to_us) if moment is not None}
         moments |= {hour * HOUR for hour in range(start // HOUR + 1, end // HOUR + 1)} | {start, end}
         for at, until in pairwise(sorted(m for m in moments if start <= m <= end)):
@@ -294,7 +294,7 @@ def _piece(
     if contract is None:
         sums[at // HOUR, (*about, price.micros)] += units
         return
-    about = (*about, contract.contract, contract.term, contract.tiers)
+    agreed = (*about, contract.contract, contract.term, contract.tiers)
     moment = EPOCH + timedelta(microseconds=at)
     account = (claim.team, contract.contract, claim.kind, moment.year, moment.month)
     before = spent.get(account, 0)
@@ -307,4 +307,4 @@ def _piece(
         )
         part = min(before + units, high) - max(before, low)
         if part > 0:
-            sums[at // HOUR, (*about, number, tier.micros)] += part
+            sums[at // HOUR, (*agreed, number, tier.micros)] += part

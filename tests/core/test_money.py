@@ -4,6 +4,7 @@ import os
 import random
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from zoneinfo import ZoneInfo
 
@@ -181,7 +182,7 @@ def test_random_ledgers_have_what_they_are_for() -> None:
     seen: Counter[str] = Counter(dict.fromkeys(CreditCause, 0))
     for seed in range(30):
         ledger = PricedLedger(seed)
-        found = list(charges(lambda ledger=ledger: list(enumerate(ledger.records, start=1)), ledger.closed))
+        found = list(charges(partial(enumerate, ledger.records, 1), ledger.closed))
         seen += Counter(c.credit.value for c in found if c.credit)
         seen["credits that a later book takes back"] += sum(
             c.credit is not None and c.amount.cost_micros > 0 for c in found

@@ -147,7 +147,8 @@ async def test_hooks_see_every_commit_in_order_and_first_of_all_the_refold(world
 
 
 async def test_few_inputs_are_decided_at_once_and_many_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_MANY", 4)
+    monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 4)
+    monkeypatch.setattr(writer_module, "_ENOUGH_BYTES", 1_000_000)
     writer = world.writer("w1", linger_ms=600_000, batch=16)
     writer._lately = Lately(1e-9)  # each is the first for long
     world.start(writer)
@@ -161,6 +162,15 @@ async def test_few_inputs_are_decided_at_once_and_many_together(world: World, mo
     while writer.counters.inputs < 3 + 16:
         await asyncio.sleep(0.01)
     assert writer.counters.commits <= 3 + 4 + 2, "four at the most before there are many"
+
+
+async def test_large_inputs_wait_for_no_company(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 0)  # always busy
+    writer = world.writer("w1", linger_ms=600_000)
+    world.start(writer)
+    await world.put(admitted(0, argument="x" * writer_module._ENOUGH_BYTES))
+    await world.decided(writer)
+    assert writer.counters.commits == 1
 
 
 async def test_ticks_alone_write_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

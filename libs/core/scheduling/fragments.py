@@ -16,10 +16,10 @@ import numpy as np
 
 from libs.core.billing.accounts.capacity import units_of
 from libs.core.placement.answer import TRANSIENT, Blocked, BlockReason
-from libs.core.placement.search.constraints import remembered
 from libs.core.placement.search.gang import usable_of
 from libs.core.placement.view import NOBODY
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.lasting import remembered
 from libs.core.state.model import QueueKey, State
 from libs.core.state.shape import Shape
 from schemas.resources import DEVICE_UNITS, WHOLE_MILLI, kind_of

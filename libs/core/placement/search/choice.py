@@ -7,12 +7,12 @@ import numpy.typing as npt
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.score import weights
-from libs.core.placement.search.constraints import remembered
 from libs.core.placement.search.links import slowest
 from libs.core.placement.search.locality import seconds_to_ready
 from libs.core.placement.search.topology import allowed_levels, in_order, spans_at
 from libs.core.placement.view import Context, Costs, View
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.lasting import remembered
 from libs.core.state.shape import Shape
 from schemas.resources import Level
 

@@ -7,8 +7,7 @@ group, `candidates` leaves no more devices than what is free there can serve, so
 are served. A group that can serve the whole job loses none, because the job takes no more than its size anyway.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,12 +18,11 @@ from libs.core.placement.search.sieve import DeviceStates, first_of_each, open_d
 from libs.core.placement.search.topology import nodes_near
 from libs.core.placement.view import NOBODY, Context, View, host_part
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.lasting import remembered
 from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI, Level, Runtime
 
-T = TypeVar("T")
 EACH = -1
-_REMEMBERED = 64
 
 Rows = Ints | slice
 _ALL = slice(None)
@@ -132,21 +130,6 @@ def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[BlockReason, int],
         return mask, removed, left
 
     return remembered(fleet, key, reckon)
-
-
-def remembered(fleet: Fleet, key: object, reckon: Callable[[], T]) -> T:
-    """What `reckon` gives, kept in the fleet until devices or nodes come or go: the last few keys that were asked for.
-    It must depend on nothing else of the fleet."""
-    if fleet.lasting_version != fleet.version:
-        fleet.lasting.clear()
-        fleet.lasting_version = fleet.version
-    known: T | None = fleet.lasting.pop(key, None)
-    if known is None:
-        known = reckon()
-        if len(fleet.lasting) >= _REMEMBERED:
-            del fleet.lasting[next(iter(fleet.lasting))]
-    fleet.lasting[key] = known
-    return known
 
 
 def _kind_of(shape: Shape) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
 from libs.core.placement.search.choice import NodeCosts
-from libs.core.placement.search.constraints import EACH, candidates, fitting, fitting_of, remembered, under_caps
+from libs.core.placement.search.constraints import EACH, candidates, fitting, fitting_of, under_caps
 from libs.core.placement.search.links import link_gb_s, slowest
 from libs.core.placement.search.models import models_in_order
 from libs.core.placement.search.topology import (
@@ -37,6 +37,7 @@ from libs.core.placement.search.topology import (
 )
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.lasting import remembered
 from libs.core.state.levels import LEVELS, distance, grouped
 from libs.core.state.shape import RoleShape, Shape
 from schemas.resources import Level, Span

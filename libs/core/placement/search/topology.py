@@ -17,6 +17,7 @@ from libs.core.placement.answer import Placed
 from libs.core.placement.search.links import slowest
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.lasting import remembered
 from libs.core.state.levels import LEVELS, NODE_LEVELS, beyond, grouped, up_to
 from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI, Level
@@ -96,17 +97,29 @@ def spans_at(fleet: Fleet, level: Level, rows: Ints, within: Level = Level.POOL)
     """
     if level is not Level.NVLINK:
         return groups_at(fleet, level, fleet.node[rows])
-    domain = fleet.domain[rows]
-    islands = np.where(domain >= 0, domain, len(fleet.domains) + rows)
-    if within in (Level.NVLINK, Level.POOL):
+    islands = remembered(fleet, "islands", lambda: _islands(fleet))[rows]
+    if within in (Level.NVLINK, Level.POOL) or not _reach_beyond(fleet, within):
         return islands
     outer = groups_at(fleet, within, fleet.node[rows])
-    last = np.zeros(int(islands.max(initial=0)) + 1, dtype=np.int64)
-    last[islands] = outer
-    if bool((last[islands] == outer).all()):
-        return islands
     codes: Ints = np.unique(islands * (int(outer.max()) + 1) + outer, return_inverse=True)[1].astype(np.int64)
     return codes
+
+
+def _islands(fleet: Fleet) -> Ints:
+    """The island of each device (codes of shape (D,))."""
+    return np.where(fleet.domain >= 0, fleet.domain, len(fleet.domains) + np.arange(len(fleet.domain)))
+
+
+def _reach_beyond(fleet: Fleet, within: Level) -> bool:
+    """Whether an island has devices in two groups of `within`."""
+
+    def reckon() -> bool:
+        islands, outer = _islands(fleet), groups_at(fleet, within, fleet.node)
+        last = np.zeros(int(islands.max(initial=0)) + 1, dtype=np.int64)
+        last[islands] = outer
+        return bool((last[islands] != outer).any())
+
+    return remembered(fleet, ("islands reach beyond", within), reckon)
 
 
 def groups_at(fleet: Fleet, level: Level, nodes: Ints) -> Ints:
