@@ -56,9 +56,9 @@ class Precedence:
         return keep.dump(self)
 
     @classmethod
-    def beside(cls, state: State, parts: Sequence[bytes] = (), rule: OrderRule | None = None) -> "Precedence":
-        """One that follows `state` from now on, as it was dumped beside it."""
-        made = cls(rule)
+    def beside(cls, state: State, parts: Sequence[bytes] = ()) -> "Precedence":
+        """One that follows `state` from now on, as it was dumped beside it. Queues are ordered by their own rules."""
+        made = cls(None)
         keep.load(made, state, parts)
         state.turns = made
         return made
