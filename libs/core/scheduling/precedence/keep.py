@@ -28,7 +28,7 @@ _HISTORY = 200
 _COUNTS = ("_ended", "_passed")
 
 
-class _JobRow(NamedTuple):
+class _TurnRow(NamedTuple):
     """What is noted of a job. Its order is that of the snapshot."""
 
     job_id: str
@@ -73,10 +73,10 @@ def dump(turns: "Precedence") -> Iterator[bytes]:
     return parts()
 
 
-def _row(turns: "Precedence", job_id: str, due: dict[str, int]) -> _JobRow:
+def _row(turns: "Precedence", job_id: str, due: dict[str, int]) -> _TurnRow:
     served, ageing, slot = turns.served, turns.ageing, turns.served.slots[job_id]
     total_s = float(served.total_s[slot])
-    return _JobRow(
+    return _TurnRow(
         job_id,
         attained_s=float(served.attained_s[slot]),
         runs_since_us=int(served.since_us[slot]),
@@ -94,7 +94,7 @@ def _row(turns: "Precedence", job_id: str, due: dict[str, int]) -> _JobRow:
 def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
     """Makes a new `turns` what it was when it was dumped beside `state`. Without parts (a snapshot of before) it
     knows of each job what the state says, and has learned nothing."""
-    known: dict[str, _JobRow] = {}
+    known: dict[str, _TurnRow] = {}
     history: list[list[Any]] = []
     for number, part in enumerate(parts):
         told = json.loads(part)
@@ -104,7 +104,7 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
             history += told["history"]
         else:
             known.update(
-                (row[0], _JobRow(*row[: len(_JobRow._fields)])) for row in told
+                (row[0], _TurnRow(*row[: len(_TurnRow._fields)])) for row in told
             )  # a later version may tell more
     if history:
         turns.history.load(history)
@@ -135,7 +135,7 @@ def _load_head(turns: "Precedence", told: dict[str, Any]) -> None:
     turns.ageing.devices = told.get("devices", 1)
 
 
-def _load_job(turns: "Precedence", state: State, job: Job, row: _JobRow) -> None:
+def _load_job(turns: "Precedence", state: State, job: Job, row: _TurnRow) -> None:
     served, ageing = turns.served, turns.ageing
     slot = served.add(job, turns.reports(job))
     turns.knows(job)
@@ -156,11 +156,11 @@ def _load_job(turns: "Precedence", state: State, job: Job, row: _JobRow) -> None
             ageing.promised_us[job.id] = row.promised_us
 
 
-def _told_by(job: Job) -> _JobRow:
+def _told_by(job: Job) -> _TurnRow:
     """The row of a job that was not dumped: it has only waited; or it runs, and nothing is known of before."""
     attempt = job.current
     if attempt is None:
-        return _JobRow(job.id)
+        return _TurnRow(job.id)
     runs = not attempt.cause
     since_us = attempt.running_us if runs and attempt.running_us else NOT_RUNNING
-    return _JobRow(job.id, runs_since_us=since_us, guarded_us=attempt.granted_us, holds=runs)
+    return _TurnRow(job.id, runs_since_us=since_us, guarded_us=attempt.granted_us, holds=runs)
