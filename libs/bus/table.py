@@ -288,7 +288,6 @@ def _stream(
     max_mib: int,
     *,
     max_age: float = 0,
-    storage: StorageType = StorageType.FILE,
     discard: DiscardPolicy = DiscardPolicy.NEW,
     duplicate_window: float = 120.0,
     deny_delete: bool = False,
@@ -298,7 +297,7 @@ def _stream(
         name=name,
         subjects=subjects,
         retention=RetentionPolicy.LIMITS,  # work-queue streams forget message ids at a restart
-        storage=storage,
+        storage=StorageType.FILE,
         discard=discard,
         max_bytes=max_mib * _MIB,
         max_age=max_age,

@@ -36,11 +36,13 @@ class PlainWire(ValueError):
     """What would be said to another host could be read on the way; the text names the host and the fix."""
 
 
-def check_form(urls: str, variable: str = "BATON_NATS_URL (or --url)", schemes: Sequence[str] = NATS_SCHEMES) -> None:
-    """Raises BadAddress when one of `urls` (separated by commas) is none of a server; `variable` is what named it."""
+def check_form(urls: str, variable: str = "BATON_NATS_URL (or --url)") -> None:
+    """Raises BadAddress when one of `urls` (separated by commas) is none of a NATS server; `variable` is what named it."""
     for url in map(str.strip, urls.split(",")):
-        if wrong := _wrong(url, schemes):
-            raise BadAddress(f"{variable} is {without_password(urls)!r}, and {wrong}: write {schemes[0]}://HOST:PORT")
+        if wrong := _wrong(url):
+            raise BadAddress(
+                f"{variable} is {without_password(urls)!r}, and {wrong}: write {NATS_SCHEMES[0]}://HOST:PORT"
+            )
 
 
 def check_store(url: str, variable: str, schemes: Sequence[str]) -> None:
@@ -112,11 +114,11 @@ def context(authority: Path | None) -> ssl.SSLContext:
         ) from None
 
 
-def _wrong(url: str, schemes: Sequence[str]) -> str:
-    """Why it is no URL of a server; "" when it is one. Without a scheme it is HOST:PORT."""
+def _wrong(url: str) -> str:
+    """Why it is no URL of a NATS server; "" when it is one. Without a scheme it is HOST:PORT."""
     scheme, mark, _ = url.partition("://")
-    if mark and scheme not in schemes:
-        return _no_scheme(schemes)
+    if mark and scheme not in NATS_SCHEMES:
+        return _no_scheme(NATS_SCHEMES)
     try:  # the errors' texts may repeat a password
         found = urlsplit(url if mark else f"//{url}")
         host = "" if any(map(str.isspace, url)) else found.hostname

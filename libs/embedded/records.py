@@ -54,7 +54,11 @@ def write_private(path: Path, text: str) -> None:
     os.replace(draft, path)
 
 
-def kill_leftovers(state_dir: Path, *, timeout_s: float = 5.0) -> list[str]:
+_KILLED_S = 5.0
+"""How long a killed process may take to be gone, s."""
+
+
+def kill_leftovers(state_dir: Path) -> list[str]:
     """Kill the recorded processes that still run, and return their names. Call it only while holding the lock.
 
     They die with their supervisor by themselves, but not in the same instant, and two servers must never open one
@@ -69,7 +73,7 @@ def kill_leftovers(state_dir: Path, *, timeout_s: float = 5.0) -> list[str]:
         if record.pid:  # never killpg(0), which is ourselves
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(record.pid, signal.SIGKILL)
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _KILLED_S
     while any(map(_runs, left.values())) and time.monotonic() < deadline:
         time.sleep(0.01)
     return sorted(left)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from libs.core.billing.accounts import Accounts, Posting
 from libs.core.billing.credits import Credit, Credits
-from libs.core.billing.metering import Unbillable
+from libs.core.billing.unbillable import Unbillable
 from libs.core.projections.verify import Checker, Verification
 from schemas.ledger import DevicesFragmented, LedgerRecord
 

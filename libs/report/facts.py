@@ -144,12 +144,12 @@ class Facts:
         """Every attempt, in the order of grants."""
         return sorted((a for job in self.jobs.values() for a in job.attempts), key=lambda a: (a.granted_us, a.job.id))
 
-    def held_milli(self, *, accelerators: bool = True) -> int:
-        """What is held now, thousandths of devices."""
+    def held_milli(self) -> int:
+        """What is held now of accelerators, thousandths of devices."""
         return sum(
             end - start
             for device, taken in self._taken.items()
-            if self.seats[device].accelerator is accelerators
+            if self.seats[device].accelerator
             for start, end in taken
         )
 

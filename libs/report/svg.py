@@ -73,7 +73,7 @@ def _held(facts: Facts, picture: Picture, capacity: int, ticks: Sequence[int], m
         top = [b + v for b, v in zip(base, values, strict=True)]
         areas.append(f'<path class="t{team} c1 stack" d="{_area(times, base, top, scale)}"/>')
         base = top
-    body = _grid(picture, HELD_PX, ticks) + "".join(areas)
+    body = _grid(HELD_PX, ticks) + "".join(areas)
     body += f'<path class="ceiling" d="M0 1H{picture.width}"/>' + _guides(picture, HELD_PX, moments)
     return _svg(picture, HELD_PX, body, "Devices held over time, stacked by team")
 
@@ -122,7 +122,7 @@ def _fleet(
 ) -> str:
     teams = {team: i for i, team in enumerate(facts.teams)}
     bands = "".join(f"M0 {_n(b.y)}H{picture.width}v{_n(b.height)}H0z" for b in picture.nodes)
-    body = [f'<path class="band" d="{bands}"/>', _grid(picture, picture.height, ticks)]
+    body = [f'<path class="band" d="{bands}"/>', _grid(picture.height, ticks)]
     for i, drawn in enumerate(picture.drawn):
         job = drawn.attempt.job
         look = f"t{teams[job.team]} c{_tone(classes, job.spec.priority_class)}"
@@ -188,7 +188,7 @@ def _clock(s: int) -> str:
     return f"{s // 60}:{s % 60:02d} min" if s < 7200 else f"{s // 3600}:{s % 3600 // 60:02d} h"
 
 
-def _grid(picture: Picture, height: float, ticks: Sequence[int]) -> str:
+def _grid(height: float, ticks: Sequence[int]) -> str:
     lines = "".join(f"M{t} 0V{_n(height)}" for t in ticks)
     return f'<path class="grid" d="{lines}"/>'
 

@@ -9,15 +9,13 @@ from libs.service.settings import ServiceSettings
 
 
 @asynccontextmanager
-async def connected(
-    settings: ServiceSettings, name: str, *, pools: Sequence[str] = (), inbox_prefix: str | None = None
-) -> AsyncIterator[BusConnection]:
+async def connected(settings: ServiceSettings, name: str, *, pools: Sequence[str] = ()) -> AsyncIterator[BusConnection]:
     """A connection named `name`, once the streams and consumers of these pools are there (by default of the service's own);
     closed at the end, however the block is left.
 
     Raises BusUnavailable and StreamsMissing, and whatever the block raises. One that closes by itself ends the process.
     """
-    async with at_the_bus(settings, name, inbox_prefix=inbox_prefix) as nats:
+    async with at_the_bus(settings, name) as nats:
         await bind(nats.jetstream(), pools or [settings.pool])
         yield nats
 

@@ -34,7 +34,7 @@ class PreemptionPlanner:
         """Folds a valid record; the answers in it to plans that were sent from here."""
         fold.apply_record(self.state, record)
         answers = self._pending.apply(record)
-        if self._turns.preempts and any(isinstance(event, AttemptProgress) for event in record.events):
+        if self._turns.rules.preempts and any(isinstance(event, AttemptProgress) for event in record.events):
             self._pending.look_again()
         return answers
 
@@ -61,7 +61,7 @@ class PreemptionPlanner:
         made = preemption.plans(state, state.t_us, base_seq, pending.plans, pending.waiting, policy)
         passed = {plan.beneficiary for plan in (*pending.plans, *made)} | pending.waiting
         again_us = preemption.next_turn_us(state, state.t_us, passed, policy)
-        if turns.preempts:
+        if turns.rules.preempts:
             made += apart(exchanges(state, turns, state.t_us, base_seq), [*pending.plans, *made], pending.waiting)
             again_us = min(again_us or turns.next_change_us(state.t_us), turns.next_change_us(state.t_us))
         pending.computed(again_us)

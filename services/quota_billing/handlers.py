@@ -13,7 +13,8 @@ from libs.adapters.mongo.store import StoreAway
 from libs.adapters.mongo.use import UseStore
 from libs.bus.queries import AskAgain, InvalidQuestion
 from libs.core.billing.in_days import MOST_USES, Days, bill_in_days, with_forecast
-from libs.core.billing.metering import Meter, TeamUse
+from libs.core.billing.metering import Meter
+from libs.core.billing.open_claims import TeamUse
 from libs.core.billing.posted import TooManyUses, utc_day
 from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days_of, is_summed
 from libs.core.billing.use_hours import GroupedUse
@@ -194,7 +195,7 @@ async def read_ledger(js: JetStreamContext, pool: str, query: LedgerRead, team: 
 
 def list_quotas(meter: Meter, query: PoolStatusQuery, team: str) -> QuotaSnapshot:
     """The operator sees every team that has a quota or unfinished jobs; a team sees itself."""
-    uses = meter.teams()
+    uses = meter.open_claims.teams(meter.quotas)
     if team != OPERATOR:
         uses = {team: uses.get(team, TeamUse(meter.quotas.get(team), {}, 0, 0))}
     return QuotaSnapshot(teams=tuple(_shown(name, use) for name, use in uses.items()), ledger_seq=meter.seq)

@@ -74,7 +74,7 @@ class BillingMetrics(Collector):
             "baton_quota_type_used_devices", "held by device type or type:profile", labels=["team", "type"]
         )
         jobs = GaugeMetricFamily("baton_team_jobs", "unfinished jobs", labels=["team", "state"])
-        for team, use in meter.teams().items():
+        for team, use in meter.open_claims.teams(meter.quotas).items():
             if use.limits is not None and use.limits.total_milli is not None:
                 limit.add_metric([team], use.limits.total_milli / 1000)
             held.add_metric([team], use.used_milli / 1000)
@@ -105,7 +105,7 @@ class BillingMetrics(Collector):
                 if micros is not None:
                     hourly.add_metric([node, kind], micros / _MICROS)
         held: dict[tuple[str, str, str, str], int] = {}
-        for one in meter.segments():
+        for one in meter.open_claims.segments():
             key = (one.team, one.job_id, one.node, one.model)
             held[key] = held.get(key, 0) + one.milli
         allocated = GaugeMetricFamily(

@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime
 
-from libs.core.billing.metering import DAY_US, UsageRow
 from libs.core.billing.pricing import Prices, bill
+from libs.core.billing.usage_rows import UsageRow
+from libs.core.billing.wall import DAY_US
 from libs.core.state.clock import Calendar
 from schemas.billing import BillQuery, Price, PriceBook
 

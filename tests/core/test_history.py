@@ -232,7 +232,7 @@ def test_the_meter_agrees_with_the_checker_on_real_histories(trace: list) -> Non
     assert by_team == {team: units for team, units in report.by_team.items() if units}
     state = world.decider.state
     assert meter.quotas == state.quotas
-    assert {t: dict(u.used) for t, u in meter.teams().items() if u.used} == state.used
-    assert len(meter.segments()) == sum(len(j.current.claims) for j in state.jobs.values() if j.current) - sum(
-        len(p.claims) for j in state.jobs.values() if j.current for p in j.current.parts.values() if p.freed
-    )
+    assert {t: dict(u.used) for t, u in meter.open_claims.teams(meter.quotas).items() if u.used} == state.used
+    assert len(meter.open_claims.segments()) == sum(
+        len(j.current.claims) for j in state.jobs.values() if j.current
+    ) - sum(len(p.claims) for j in state.jobs.values() if j.current for p in j.current.parts.values() if p.freed)

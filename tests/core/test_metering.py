@@ -9,9 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from libs.core.billing.metering import DAY_US, Meter, TeamUse, Unbillable, UsageRow, billed_model
+from libs.core.billing.metering import Meter
+from libs.core.billing.open_claims import TeamUse
 from libs.core.billing.pricing import Prices, bill
 from libs.core.billing.rounding import round_half_even
+from libs.core.billing.unbillable import Unbillable
+from libs.core.billing.usage_rows import UsageRow, billed_model
+from libs.core.billing.wall import DAY_US
 from libs.core.state.clock import Calendar
 from libs.core.state.limits import Limits
 from schemas import ledger as led
@@ -147,7 +151,7 @@ def test_what_is_still_held_is_billed_only_when_asked_and_only_up_to_there() -> 
     assert list(meter.usage()) == []
     assert [r.milli_us for r in meter.usage("research", open_until_us=NOON + 8)] == [2000]
     assert list(meter.usage("research", open_until_us=NOON - 8)) == []
-    (segment,) = meter.segments()
+    (segment,) = meter.open_claims.segments()
     assert (segment.device, segment.model, segment.milli, segment.closed_us) == ("n0-gpu0", "H100", 250, None)
 
 
@@ -176,7 +180,8 @@ def test_teams_see_quota_use_and_counts() -> None:
     ledger.queue(1, 3)
     ledger.queue(2, 3)
     ledger.grant(1, 4, "n0-gpu0", "n0-gpu1", milli=500)
-    (use,) = [ledger.meter().teams()]
+    meter = ledger.meter()
+    use = meter.open_claims.teams(meter.quotas)
     assert list(use) == ["research"]
     held = use["research"]
     assert (held.limits, held.used_milli, held.queued_jobs, held.running_jobs) == (Limits(8000), 1000, 1, 1)

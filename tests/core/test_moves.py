@@ -193,13 +193,13 @@ def test_a_promise_counts_on_who_will_be_dear_by_then() -> None:
     there = world.run(job("there", 8))
     world.send(after_us=2 * 60 * MINUTES_US)
     slots = np.array([world.precedence.served.slots[there]])
-    number = 1.3 * world.precedence.limit(int(slots[0]), world.now_us)
+    number = 1.3 * world.precedence.numbers.limit(int(slots[0]), world.now_us)
     world.precedence.declared = lambda job: number
     gang = world.submit(job("gang", 8))
     ((promised, start_us),) = world.promised()
     assert promised == gang
-    dear_s = float(world.precedence.until_dear_s(slots, number, world.now_us)[0])
-    assert 0 < dear_s < float(world.precedence.left_s(slots, world.now_us)[0])
+    dear_s = float(world.precedence.numbers.until_dear_s(slots, number, world.now_us)[0])
+    assert 0 < dear_s < float(world.precedence.numbers.left_s(slots, world.now_us)[0])
     assert (start_us - world.now_us) / 1e6 == pytest.approx(dear_s * world.precedence.knobs.promise_margin, rel=0.01)
 
 

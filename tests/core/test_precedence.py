@@ -283,7 +283,7 @@ def test_what_is_kept_of_who_falls_due_is_bounded_by_who_waits() -> None:
     for number in range(400):
         gone = world.submit(job(f"gone-{number}", 8))
         world.send(inbox.CancelRequested(job_id=gone, team=world.decider.state.jobs[gone].team, reason="a change"))
-        most = max(most, len(world.precedence._aging))
+        most = max(most, len(world.precedence.ageing.entries))
     assert most < 150, "400 jobs waited, and one still does"
     world.send(after_us=int(world.precedence.knobs.age_s * 1e6))
     world.send()

@@ -150,10 +150,10 @@ def layer_bytes(
     return sequence * batch * hidden * (10 + (per_unit - 10) / tensor + scores / tensor)
 
 
-def logits_bytes(sequence: int, batch: int, vocabulary: int, *, tensor: int = 1, per_logit: float = 4) -> float:
-    """b s V / t logits, 4 (fp32) to 6 bytes each (ml-engineering, training/performance). Estimates count them only where
+def logits_bytes(sequence: int, batch: int, vocabulary: int, *, tensor: int = 1) -> float:
+    """b s V / t logits of 4 bytes (fp32; up to 6 are told: ml-engineering, training/performance). They are counted only where
     the vocabulary is given: a loss that is computed in pieces avoids them."""
-    return per_logit * batch * sequence * vocabulary / tensor
+    return 4 * batch * sequence * vocabulary / tensor
 
 
 def kv_bytes_per_token(layers: int, hidden: int, kv_heads_fraction: float, bytes_per_value: int) -> float:

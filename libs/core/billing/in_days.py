@@ -2,12 +2,14 @@
 sums up, cut at other midnights."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from libs.core.billing.metering import Meter
-from libs.core.billing.posted import DayOf
+from libs.core.billing.posted import NOTHING_POSTED, DayOf, Key, PostedMoney
 from libs.core.billing.pricing import Prices, bill
 from libs.core.billing.usage_rows import HeldRow, UsageRow
+from libs.core.billing.wall import HOUR_US
 from schemas.billing import BillQuery, BillReply, BillRow
 
 _OUTSIDE = -1
@@ -31,10 +33,34 @@ MOST_USES = 20_000
 
 def bill_in_days(meter: Meter, prices: Prices, query: BillQuery, team: str | None, days: Days) -> BillReply:
     """A bill of these days. `team`: None: of all teams. Raises TooManyUses when it is of more than `MOST_USES`."""
-    rows = [row for row in meter.in_days(days.number, team, days[1:], MOST_USES) if row.day != _OUTSIDE]
+    rows = [row for row in _freed(meter.money, days, team) if row.day != _OUTSIDE]
     if query.open_until_us is not None:
         rows += held_usage(meter, query.open_until_us, team, days)
     return _billed(meter, prices, query, rows)
+
+
+def _freed(money: PostedMoney, days: Days, team: str | None) -> Iterator[UsageRow]:
+    """The rows of what is freed. Use is of the hour in which it was, money of the moment at which it was billed, as in the
+    meter's rows of UTC days. Raises TooManyUses when it is of more than `MOST_USES`."""
+    recut, uses = money.recut(days.number, team, (days.from_us, days.to_us), MOST_USES)
+    used: dict[str, dict[Key, int]] = {}
+    for one in uses:
+        units = used.setdefault(one.team, {})
+        for wall, until in ((wall, wall + end - start) for start, end, wall in one.straight):
+            while wall < until:
+                hour = wall // HOUR_US
+                stop, day = min(until, (hour + 1) * HOUR_US), days.number(hour * HOUR_US)
+                key = (one.job_id, one.attempt, day, one.device_kind, one.priority_class, one.user)
+                units[key] = units.get(key, 0) + (stop - wall) * one.milli * one.alike
+                wall = stop
+    for name in sorted(used.keys() | recut.rows.keys()):
+        units = used.get(name, {})
+        posted = dict(chain.from_iterable(of.items() for of in recut.rows.get(name, {}).values()))
+        for key in units.keys() | posted.keys():
+            job, attempt, day, kind, klass, user = key
+            cost, _, free, credit = posted.get(key, NOTHING_POSTED)
+            paid = (cost, free, credit) if recut.book is not None else None
+            yield UsageRow(name, job, attempt, day, kind, klass, units.get(key, 0), paid, user)
 
 
 def with_forecast(

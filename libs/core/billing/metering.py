@@ -7,70 +7,36 @@
 Usage is summed exactly. Closed claims are kept as rows only; what is still held, as segments.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from libs.core.accelerators.kinds import accelerators_milli, counted_milli
 from libs.core.billing.accounts import Accounts, Posting
 from libs.core.billing.counted import DaysOf, TeamSums
 from libs.core.billing.credited import CreditedTime
 from libs.core.billing.credits import Credits
-from libs.core.billing.posted import NOT_POSTED, AlikeUses, AppliedBook, DayOf, Key, PostedMoney, utc_day
-from libs.core.billing.unbillable import Unbillable as Unbillable
+from libs.core.billing.open_claims import OpenAttempt, OpenClaim, OpenClaims, by_kind
+from libs.core.billing.posted import (
+    NOT_POSTED,
+    NOTHING_POSTED,
+    AlikeUses,
+    AppliedBook,
+    DayOf,
+    Key,
+    PostedMoney,
+    utc_day,
+)
 from libs.core.billing.usage_rows import HeldRow, UsageRow, billed_model
 from libs.core.billing.wall import DAY_US, HOUR_US
 from libs.core.state import parts
-from libs.core.state.by_job import ByJob
 from libs.core.state.clock import Calendar
 from libs.core.state.limits import Limits
 from schemas import ledger as led
-from schemas.billing import UsageSegment
 
-_FREE = (0, 0, 0, 0)
 MOST_RECENT = 200_000
 """Postings of attempts that are kept for sums of use, some 70 MB; nobody keeps up whom a thousand freed devices a second
 outrun."""
-
-
-@dataclass(frozen=True, slots=True)
-class TeamUse:
-    """What a team holds now, kind of device -> thousandths of devices, and its limits (None: it has none)."""
-
-    limits: Limits | None
-    used: Mapping[str, int]
-    queued_jobs: int
-    running_jobs: int
-
-    @property
-    def used_milli(self) -> int:
-        """Thousandths of whole accelerators, rounded up."""
-        return accelerators_milli(self.used)
-
-    def used_by_type(self) -> dict[str, int]:
-        """What counts against each limit by type, and each kind that it holds: thousandths of what the key names, rounded
-        up."""
-        keys = {key for key, _ in self.limits.by_type} if self.limits is not None else set()
-        return {key: counted_milli(key, self.used) for key in sorted(keys | self.used.keys())}
-
-
-@lru_cache(maxsize=4096)
-def _whose(team: str, klass: str, user: str) -> tuple[str, str, str]:
-    """One object for all jobs of a user and class."""
-    return team, klass, user
-
-
-@dataclass(slots=True)
-class _Held:
-    """An open attempt: node -> its claims that are not freed yet, as (device, model, milli)."""
-
-    attempt: int
-    opened_us: int
-    by_node: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
 
 
 class Meter:
@@ -91,8 +57,7 @@ class Meter:
         self._credited = CreditedTime(MOST_RECENT) if credits else None
         self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
-        self._jobs: ByJob[tuple[str, str, str]] = ByJob()  # unfinished jobs: (team, priority class, user)
-        self._held: dict[str, _Held] = {}
+        self.open_claims = OpenClaims()
         self._rows: dict[str, dict[int, dict[Key, int]]] = {}
         """Team -> UTC day -> row -> units."""
         self._sums: dict[tuple[str, str, str], int] = {}
@@ -159,12 +124,8 @@ class Meter:
             used, goes_on = self._rows.get(name, {}), held.get(name, {})
             posted, to_come = self.money.rows.get(name, {}), ahead.rows.get(name, {})
             for day in filter(of_day, sorted({*used, *goes_on, *posted, *to_come})):
-                rows, more, costs, costs_more = (
-                    used.get(day, {}),
-                    goes_on.get(day, {}),
-                    posted.get(day, {}),
-                    to_come.get(day, {}),
-                )
+                rows, more = used.get(day, {}), goes_on.get(day, {})
+                costs, costs_more = posted.get(day, {}), to_come.get(day, {})
                 only = dict.fromkeys(key for key in chain(more, costs, costs_more) if key not in rows)
                 for key in chain(rows, only):
                     job, attempt, _, model, klass, user = key
@@ -172,44 +133,11 @@ class Meter:
                         continue
                     paid: tuple[int, int, int] | None = None
                     if priced:
-                        some, open_ = costs.get(key, _FREE), costs_more.get(key, _FREE)
-                        paid = some[0] + open_[0], some[2] + open_[2], some[3]
+                        cost, _, unpriced, credit = costs.get(key, NOTHING_POSTED)
+                        cost_more, _, unpriced_more, _ = costs_more.get(key, NOTHING_POSTED)
+                        paid = cost + cost_more, unpriced + unpriced_more, credit
                     used_us = rows.get(key, 0) + more.get(key, 0)
                     yield UsageRow(name, job, attempt, day, model, klass, used_us, paid, user)
-
-    def in_days(self, day_of: DayOf, team: str | None, span: tuple[int, int], most: int) -> Iterator[UsageRow]:
-        """The rows of what is freed, on the days of another calendar; those of a span of the wall, [from, to), are whole. Use
-        is of the hour in which it was, money of the moment at which it was billed, as in `usage`. Raises TooManyUses when it
-        is of more than `most` uses."""
-        money, uses = self.money.recut(day_of, team, span, most)
-        used: dict[str, dict[Key, int]] = {}
-        for one in uses:
-            units = used.setdefault(one.team, {})
-            for start, end, wall in one.straight:
-                until = wall + end - start
-                while wall < until:
-                    hour = wall // HOUR_US
-                    stop = min(until, (hour + 1) * HOUR_US)
-                    key = (
-                        one.job_id,
-                        one.attempt,
-                        day_of(hour * HOUR_US),
-                        one.device_kind,
-                        one.priority_class,
-                        one.user,
-                    )
-                    units[key] = units.get(key, 0) + (stop - wall) * one.milli * one.alike
-                    wall = stop
-        for name in sorted(used.keys() | money.rows.keys()):
-            units, posted = (
-                used.get(name, {}),
-                dict(chain.from_iterable(of.items() for of in money.rows.get(name, {}).values())),
-            )
-            for key in units.keys() | posted.keys():
-                job, attempt, day, kind, klass, user = key
-                row = posted.get(key, _FREE)
-                paid = (row[0], row[2], row[3]) if money.book is not None else None
-                yield UsageRow(name, job, attempt, day, kind, klass, units.get(key, 0), paid, user)
 
     def ledger_time(self, wall_us: int) -> int:
         """When the wall will show a moment, if nobody sets its clock; not before the last record."""
@@ -240,48 +168,9 @@ class Meter:
         if self._credited is not None:
             self._credited.forget(before_us)
 
-    def segments(self) -> list[UsageSegment]:
-        """The claims that are held now."""
-        out = []
-        for job, held in self._held.items():
-            team, klass, _ = self._jobs[job]
-            for node, claims in held.by_node.items():
-                for device, model, milli in claims:
-                    out.append(
-                        UsageSegment(
-                            job_id=job,
-                            attempt=held.attempt,
-                            team=team,
-                            priority_class=klass,
-                            node=node,
-                            device=device,
-                            model=model,
-                            milli=milli,
-                            opened_us=held.opened_us,
-                            closed_us=None,
-                        )
-                    )
-        return out
-
     def sums(self) -> dict[tuple[str, str, str], int]:
         """Closed usage per (team, model, priority class), milli_us: for metrics, without walking the rows."""
         return self._sums
-
-    def teams(self) -> dict[str, TeamUse]:
-        """Every team with a quota or an unfinished job."""
-        queued: Counter[str] = Counter()
-        running: Counter[str] = Counter()
-        used: dict[str, Counter[str]] = {team: Counter() for team in self.quotas}
-        for job, (team, _, _) in self._jobs.items():
-            kinds = used.setdefault(team, Counter())
-            held = self._held.get(job)
-            if held is None:
-                queued[team] += 1
-                continue
-            running[team] += 1
-            for _, kind, share in chain.from_iterable(held.by_node.values()):
-                kinds[kind] += share
-        return {team: TeamUse(self.quotas.get(team), used[team], queued[team], running[team]) for team in sorted(used)}
 
     def kinds(self) -> set[str]:
         """Every kind of device that a node has brought."""
@@ -289,6 +178,7 @@ class Meter:
 
     @property
     def rows(self) -> int:
+        """How many rows of closed usage are kept."""
         return sum(len(rows) for days in self._rows.values() for rows in days.values())
 
     # ----------------------------------------------------------------------------------------------------- the fold
@@ -305,33 +195,16 @@ class Meter:
             self.quotas[event.team] = limits
 
     def _queued(self, event: led.JobQueued, t_us: int) -> None:
-        self._jobs[event.job_id] = _whose(event.team, event.spec.priority_class, event.user)
+        self.open_claims.queued(event)
 
     def _open(self, event: led.JobGranted, t_us: int) -> None:
-        if event.job_id not in self._jobs:
-            raise Unbillable(f"{event.job_id} is granted devices and was never queued, or has ended")
-        if event.job_id in self._held:
-            raise Unbillable(
-                f"{event.job_id}.{event.attempt} opens while attempt {self._held[event.job_id].attempt} is"
-            )
-        held = _Held(event.attempt, t_us)
-        for claim in event.claims:
-            model = self._models.get(claim.device)
-            if model is None:
-                raise Unbillable(f"{event.job_id} is granted {claim.device}, which no node has brought")
-            held.by_node.setdefault(claim.node, []).append((claim.device, model, claim.milli))
-        self._held[event.job_id] = held
+        self.open_claims.granted(event, self._models, t_us)
 
     def _close(self, event: led.DevicesFreed, t_us: int) -> None:
-        held = self._held.get(event.job_id)
-        if held is None or held.attempt != event.attempt:
-            raise Unbillable(f"{event.job_id}.{event.attempt} frees devices and holds none")
-        claims = held.by_node.pop(event.node, [])
-        if {device for device, _, _ in claims} != set(event.devices):
-            raise Unbillable(f"{event.job_id}.{event.attempt} frees on {event.node} what it does not hold there")
-        team, klass, user = self._jobs[event.job_id]
+        held, claims = self.open_claims.freed(event)
+        team, klass, user = self.open_claims.jobs[event.job_id]
         days, counted = self._rows.setdefault(team, {}), self.counted.setdefault(team, TeamSums())
-        for model, milli in _by_model(claims):
+        for model, milli in by_kind(claims):
             for day, us in self._calendar.split(held.opened_us, t_us, DAY_US):
                 key, rows = (event.job_id, event.attempt, day, model, klass, user), days.setdefault(day, {})
                 if key not in rows:
@@ -342,19 +215,17 @@ class Meter:
                 group = (team, model, klass)
                 self._sums[group] = self._sums.get(group, 0) + (t_us - held.opened_us) * milli
         self._post(self.money, event.job_id, held, claims, t_us, self._applying)
-        if not held.by_node:
-            del self._held[event.job_id]
 
     def _post(
         self,
         money: PostedMoney,
         job_id: str,
-        held: _Held,
-        claims: Iterable[tuple[str, str, int]],
+        held: OpenAttempt,
+        claims: Iterable[OpenClaim],
         until_us: int,
         seq: int,
     ) -> None:
-        team, klass, user = self._jobs[job_id]
+        team, klass, user = self.open_claims.jobs[job_id]
         straight, posted_us = tuple(self._calendar.straight(held.opened_us, until_us)), self._calendar.wall(until_us)
         in_order = sorted(claims, key=itemgetter(1))  # tiers are of a model, and used up in the order of the claims
         for (model, milli), some in groupby(in_order, key=itemgetter(1, 2)):
@@ -376,11 +247,7 @@ class Meter:
             self._recount()
 
     def _finish(self, event: led.JobFinished, t_us: int) -> None:
-        job_id = event.job_id
-        if job_id in self._held:
-            raise Unbillable(f"{job_id} ends while it holds devices")
-        if self._jobs.pop(job_id, None) is None:
-            raise Unbillable(f"{job_id} ends and was never queued, or ends twice")
+        self.open_claims.finished(event)
 
     def _forget_days(self, event: led.JobFinished, t_us: int) -> None:
         self._days.pop(event.job_id, None)
@@ -399,7 +266,7 @@ class Meter:
             used, posted = self._rows.get(team, {}), self.money.rows.get(team, {})
             only = (key for day, rows in posted.items() for key in rows if key not in used.get(day, {}))
             counted = self.counted.setdefault(team, TeamSums())
-            self._days |= counted.recount(chain(*used.values(), only), self._jobs.__contains__)
+            self._days |= counted.recount(chain(*used.values(), only), self.open_claims.jobs.__contains__)
 
     def held_rows(self, until_us: int, day_of: DayOf = utc_day, team: str | None = None) -> list[HeldRow]:
         """What `team`, or all, hold still, as rows up to a time, on the days of any calendar; money at the prices of now."""
@@ -411,7 +278,7 @@ class Meter:
             for day in used.keys() | posted.keys():
                 units, money = used.get(day, {}), posted.get(day, {})
                 for key in units.keys() | money.keys():
-                    cost, _, free, _ = money.get(key, _FREE)
+                    cost, _, free, _ = money.get(key, NOTHING_POSTED)
                     out.append(HeldRow(whose, key, units.get(key, 0), cost, free, self._days.get(key[0], {})))
         return out
 
@@ -420,13 +287,13 @@ class Meter:
     ) -> dict[str, dict[int, dict[Key, int]]]:
         """Of `team` alone, or of all."""
         out: dict[str, dict[int, dict[Key, int]]] = {}
-        for job, held in self._held.items():
-            whose, klass, user = self._jobs[job]
+        for job, held in self.open_claims.held.items():
+            whose, klass, user = self.open_claims.jobs[job]
             if team not in (None, whose):
                 continue
             days = out.setdefault(whose, {})
-            self._post(ahead, job, held, chain.from_iterable(held.by_node.values()), until_us, NOT_POSTED)
-            for model, milli in _by_model(list(chain.from_iterable(held.by_node.values()))):
+            self._post(ahead, job, held, held.claims(), until_us, NOT_POSTED)
+            for model, milli in by_kind(held.claims()):
                 for hour, us in self._calendar.split(held.opened_us, until_us, HOUR_US):
                     day = day_of(hour * HOUR_US)
                     key, rows = (job, held.attempt, day, model, klass, user), days.setdefault(day, {})
@@ -450,8 +317,7 @@ class Meter:
             },
             {
                 "models": self._models.items(),
-                "jobs": self._jobs.items(),
-                "held": ((job, h.attempt, h.opened_us, h.by_node) for job, h in self._held.items()),
+                **self.open_claims.dump(),
                 "rows": (
                     (team, *key, n)
                     for team, days in sorted(self._rows.items())
@@ -479,10 +345,8 @@ class Meter:
             match table:
                 case "models":
                     meter._models.update((device, same.setdefault(model, model)) for device, model in rows)
-                case "jobs":
-                    meter._jobs.fill((job, _whose(*whose)) for job, whose in rows)
-                case "held":
-                    meter._held.update(_held(row) for row in rows)
+                case "jobs" | "held":
+                    meter.open_claims.load(table, rows)
                 case "accounts":
                     accounts += rows
                 case "credits":
@@ -524,16 +388,3 @@ _THEN: dict[type, Callable[[Meter, Any, int], None]] = {
 """After all that the record ended is posted, as exports do."""
 Meter.handled = led.kinds_of(_FOLD) | led.kinds_of(_THEN) | Accounts.handled | Credits.handled
 Meter.ignored = frozenset(led.EVENT_KINDS) - Meter.handled
-
-
-def _held(row: list[Any]) -> tuple[str, _Held]:
-    job, attempt, opened_us, nodes = row
-    by_node = {node: [(device, model, milli) for device, model, milli in claims] for node, claims in nodes.items()}
-    return job, _Held(attempt, opened_us, by_node)
-
-
-def _by_model(claims: list[tuple[str, str, int]]) -> list[tuple[str, int]]:
-    sums: dict[str, int] = {}
-    for _, model, milli in claims:
-        sums[model] = sums.get(model, 0) + milli
-    return list(sums.items())

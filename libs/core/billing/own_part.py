@@ -12,9 +12,10 @@ after it is found by the first sum that it is not in: `narrowed` asks for as few
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from libs.core.billing.metering import Meter, Unbillable
+from libs.core.billing.metering import Meter
 from libs.core.billing.posted import AppliedBook
 from libs.core.billing.pricing import Prices, bill
+from libs.core.billing.unbillable import Unbillable
 from libs.core.proofs.lines import OwnRecord, first_head, next_head, read
 from libs.core.proofs.tree import leaf_of, root_along
 from libs.core.state import lifecycle

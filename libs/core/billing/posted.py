@@ -19,6 +19,8 @@ from schemas.prices import ClosedPeriod, CreditCause, RateBook
 
 NOT_POSTED = 1 << 62
 """The record of what is held still."""
+NOTHING_POSTED = (0, 0, 0, 0)
+"""For a row of `PostedMoney.rows` that is not there."""
 
 Key = tuple[str, int, int, str, str, str]
 """Job id, attempt, UTC day, device kind, priority class, user."""

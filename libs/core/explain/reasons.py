@@ -22,7 +22,7 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import JobRank, Shares, front, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import KeptRows, keep_ahead, kept
-from libs.core.state.fold import hold_code
+from libs.core.state.holds import hold_code
 from libs.core.state.model import Job, QueueKey, State
 
 

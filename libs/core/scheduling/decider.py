@@ -271,7 +271,7 @@ class Decider:
 
     def _promise(self, decision: Decision, t_us: int) -> None:
         """Tells gangs that wait when they start. A simulator that orders by one rule makes promises of its own."""
-        if self.turns.rule is not None:
+        if self.turns.rules.fixed is not None:
             return
         try:
             for promised in new_promises(self.state, self.policy, t_us):

@@ -25,8 +25,8 @@ from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
-from libs.core.state.fold import mark_holds
 from libs.core.state.forms import Form, Rest, own_again, own_of, read, rest_of, spec_of, written
+from libs.core.state.holds import mark_holds
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, JobTerms, NodePart, Quarantine, QueueKey, Silence, State, grant_order

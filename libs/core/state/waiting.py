@@ -1,8 +1,12 @@
 """Where a queued job waits: in its queue; for a time in none, because it was lost several times in a row; or in one that no
 cycle sees, because its team is suspended."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from libs.core.state.line import Line
 from libs.core.state.model import Job, QueueKey, State
+from schemas.jobs import JobState
 
 
 def pass_time(state: State, t_us: int) -> list[Job]:
@@ -42,6 +46,17 @@ def dequeue(state: State, job: Job) -> None:
     queue.remove(job)
     if not queue:
         del queues[job.queue]
+
+
+@contextmanager
+def moved(state: State, job: Job) -> Iterator[None]:
+    """What is done within this may bring the job into another queue; it stands in none meanwhile."""
+    waits = job.state is JobState.QUEUED and job.id not in state.backing_off
+    if waits:
+        dequeue(state, job)
+    yield
+    if waits:
+        enqueue(state, job)
 
 
 def park(state: State, team: str) -> None:

@@ -32,6 +32,7 @@ class PriceList:
     def __init__(self, book: RateBook) -> None:
         self.book = book
         self._listed: dict[tuple[str, str, bool], list[ListRate]] = {}
+        """Device, priority class, whether it is the price of a reservation -> its prices."""
         self._contracts: dict[tuple[str, str, str], list[ContractRate]] = {}
         for price in book.prices:
             key = (catalogued(price.device), price.priority_class, price.term is Term.RESERVATION)
@@ -39,33 +40,31 @@ class PriceList:
         for contract in book.contracts:
             device = catalogued(contract.device)
             self._contracts.setdefault((contract.team, device, contract.priority_class), []).append(contract)
-        self._series: dict[tuple[str, str, str, bool], tuple[list[int], list[Quote | None]]] = {}
+        self._series: dict[tuple[str, str, str], tuple[list[int], list[Quote | None]]] = {}
 
-    def series(
-        self, team: str, device: str, priority_class: str, *, reserved: bool = False
-    ) -> tuple[list[int], list[Quote | None]]:
+    def series(self, team: str, device: str, priority_class: str) -> tuple[list[int], list[Quote | None]]:
         """The moments at which the price changes, rising, and the price from each on; None, and before: unpriced. Equal prices
         are one object."""
-        key = (team, device, priority_class, reserved)
+        key = (team, device, priority_class)
         found = self._series.get(key)
         if found is None:
-            found = self._series[key] = self._made(team, catalogued(device), priority_class, reserved)
+            found = self._series[key] = self._made(team, catalogued(device), priority_class)
         return found
 
-    def at(self, team: str, device: str, priority_class: str, wall_us: int, *, reserved: bool = False) -> Quote | None:
+    def at(self, team: str, device: str, priority_class: str, wall_us: int) -> Quote | None:
         """The price at a moment; None: unpriced."""
-        starts, quotes = self.series(team, device, priority_class, reserved=reserved)
+        starts, quotes = self.series(team, device, priority_class)
         number = bisect_right(starts, wall_us) - 1
         return quotes[number] if number >= 0 else None
 
-    def _made(self, team: str, device: str, klass: str, reserved: bool) -> tuple[list[int], list[Quote | None]]:
+    def _made(self, team: str, device: str, klass: str) -> tuple[list[int], list[Quote | None]]:
         own, own_any = (
             self._contracts.get((team, device, klass), []),
             self._contracts.get((team, device, "*"), []),
         )
         listed, listed_any = (
-            self._listed.get((device, klass, reserved), []),
-            self._listed.get((device, "*", reserved), []),
+            self._listed.get((device, klass, False), []),
+            self._listed.get((device, "*", False), []),
         )
         kept = (*self._listed.get((device, klass, True), []), *self._listed.get((device, "*", True), []))
         moments = sorted({

@@ -118,7 +118,7 @@ class JobsAhead:
 
     def _by_number(self, key: QueueKey) -> bool:
         """Whether the queue is in the order of numbers, and not of age."""
-        return self._policy.precedence is not None and self._policy.precedence.orders(key.team)
+        return self._policy.precedence is not None and self._policy.precedence.rules.by_number(key.team)
 
     def _turns(self) -> Precedence:
         assert self._policy.precedence is not None

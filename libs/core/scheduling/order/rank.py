@@ -35,7 +35,7 @@ def rank(job: Job, shares: Shares | None, t_us: int, policy: Policy) -> JobRank:
 def is_due(job: Job, t_us: int, policy: Policy) -> bool:
     """Whether the job is a gang that has waited so long that it comes first and devices are kept for it. Where jobs give way
     within their class, a gang need not wait for devices that others leave: then only the rule's own bound counts, for all."""
-    if policy.precedence is not None and policy.precedence.orders(job.team):
+    if policy.precedence is not None and policy.precedence.rules.by_number(job.team):
         return policy.precedence.is_due(job.id)
     return job.shape.devices > 1 and t_us >= due_us(job, policy)
 
@@ -56,7 +56,7 @@ def in_turn(state: State, key: QueueKey, policy: Policy = Policy()) -> Iterator[
         return iter(())
     held = held_in(state, key)
     precedence = policy.precedence
-    others = iter(queue) if precedence is None or not precedence.orders(key.team) else precedence.turn(key)
+    others = iter(queue) if precedence is None or not precedence.rules.by_number(key.team) else precedence.turn(key)
     if not held:
         return others
     return chain((job.id for job in held), (job_id for job_id in others if job_id not in state.holds))

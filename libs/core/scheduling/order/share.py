@@ -110,7 +110,7 @@ class Shares:
         return self._users.amount(key.team, key.user) if self._by_user(key) else Fraction(0)
 
     def _of_queue(self, key: QueueKey) -> HowServed:
-        if self._turns is not None and self._turns.flat:
+        if self._turns is not None and self._turns.rules.flat:
             return NOTHING
         if self._standings is not None:
             return self._standings.of(key.team, kinds_asked(key.shape))
@@ -123,7 +123,7 @@ class Shares:
         """Whether the users of its team share: there are some, and the rule that orders its jobs is fair share."""
         if not key.user and not (self._users.known(key.team) and self._state.tree.by_user(key.team)):
             return False
-        return self._turns is None or self._turns.rule_of(key.team) is OrderRule.FAIR_SHARE
+        return self._turns is None or self._turns.rules.of(key.team) is OrderRule.FAIR_SHARE
 
     def _of_team(self, team: str) -> Share:
         share = self._share.get(team)

@@ -6,7 +6,10 @@
 | `learned.py` | how much service one more end costs, learned from the jobs that ended (Gittins index) |
 | `history.py` | how long jobs run by whose they are, what they are called and how wide they are |
 | `served.py` | what each job got, as arrays |
-| `turns.py` | `Precedence`: folds the ledger into these, and keeps each queue in its order; ageing |
+| `job_numbers.py` | the number of each job at a moment, how much is left of it, and when it gives way |
+| `queue_rules.py` | which rule orders the jobs of each team |
+| `ageing.py` | which waiting jobs are due, and come before all of their class |
+| `turns.py` | `Precedence`: folds the ledger into these, and keeps each queue in its order |
 | `numbered.py` | the lines of queues that are ordered by numbers |
 | `keep.py` | what of all this a snapshot has |
 | `exchange.py` | who gives way to whom within a class |

@@ -49,7 +49,7 @@ def exchanges(
 ) -> list[PreemptionPlanned]:
     """Plans for waiting jobs that others of their class should give way to now. Changes nothing but `tried`: jobs that were
     looked at before and found nothing, and that nothing can have helped since; those that are due are looked at always."""
-    if not precedence.preempts or not state.queues:
+    if not precedence.rules.preempts or not state.queues:
         return []
     waiting = _first(state, precedence, t_us)[:CONSIDERED]
     if tried is not None:
@@ -93,7 +93,7 @@ def exchanges(
                 devices=tuple(state.fleet.devices.names[row] for row in rows.tolist()),
                 cost_device_s=sum(costs),
                 costs_device_s=costs,
-                reason=f"{precedence.rule_of(job.team).value}: {_WHY[bool(plan.movers)]}",
+                reason=f"{precedence.rules.of(job.team).value}: {_WHY[bool(plan.movers)]}",
             )
         )
     return found
@@ -119,7 +119,7 @@ def _first(state: State, precedence: Precedence, t_us: int) -> list[tuple[float,
     """The first job of each queue for which nothing is held, the smallest number first; one that is due counts as 0."""
     found = []
     for key in state.queues:
-        for job_id in precedence.turn(key) if precedence.orders(key.team) else ():
+        for job_id in precedence.turn(key) if precedence.rules.by_number(key.team) else ():
             if job_id in state.holds:
                 continue
             job = state.jobs[job_id]
@@ -206,10 +206,10 @@ class _ExchangeBoard:
     def __init__(self, state: State, precedence: Precedence, slots: Ints, t_us: int) -> None:
         self._state, self._precedence, self._fleet = state, precedence, state.fleet
         self._limit = np.full(len(precedence.served.width), -np.inf)
-        self._limit[slots] = precedence.limits(slots, t_us)
+        self._limit[slots] = precedence.numbers.limits(slots, t_us)
         self.most = float(self._limit[slots].max())
         self._may_move = np.zeros(len(self._limit), dtype=np.bool_)
-        self._may_move[slots[precedence.settled(slots, t_us) & precedence.served.movable[slots]]] = True
+        self._may_move[slots[precedence.numbers.settled(slots, t_us) & precedence.served.movable[slots]]] = True
         self._elsewhere = Elsewhere(state)
         self._sorted: dict[tuple[str, int], _ByNode] = {}
 

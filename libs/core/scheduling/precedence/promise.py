@@ -38,11 +38,13 @@ def expected_start_us(state: State, precedence: Precedence, job: Job, number: fl
     owned = slots >= 0
     if owned.any():
         holders = np.unique(slots[owned])
-        ends_s = precedence.left_s(holders, t_us)
+        ends_s = precedence.numbers.left_s(holders, t_us)
         guard_s = np.maximum(0.0, (served.guarded_us[holders] - t_us) / 1e6)
-        gives_way = precedence.limits_unguarded(holders, t_us) > number
+        gives_way = precedence.numbers.limits_unguarded(holders, t_us) > number
         ends_s = np.where(gives_way, np.minimum(ends_s, guard_s), ends_s)
-        later_s = np.minimum(precedence.until_known_s(holders, t_us), precedence.until_dear_s(holders, number, t_us))
+        later_s = np.minimum(
+            precedence.numbers.until_known_s(holders, t_us), precedence.numbers.until_dear_s(holders, number, t_us)
+        )
         ends_s = np.minimum(ends_s, np.maximum(later_s, guard_s))
         left_s[owned] = ends_s[np.searchsorted(holders, slots[owned])]
     for holder, devices in state.holds.items():  # these go to somebody at once, who gives them back
@@ -50,8 +52,10 @@ def expected_start_us(state: State, precedence: Precedence, job: Job, number: fl
         if slot is not None and holder != job.id:
             at = np.array([slot], dtype=np.int64)
             held = np.isin(rows, [fleet.row(device) for device in devices])
-            later = np.minimum(precedence.until_known_s(at, t_us), precedence.until_dear_s(at, number, t_us))
-            left_s[held] = float(np.minimum(precedence.left_s(at, t_us), later)[0])
+            later = np.minimum(
+                precedence.numbers.until_known_s(at, t_us), precedence.numbers.until_dear_s(at, number, t_us)
+            )
+            left_s[held] = float(np.minimum(precedence.numbers.left_s(at, t_us), later)[0])
     latest_s = soonest_s(need, fleet.node[rows], left_s, len(fleet.node_names))
     if not np.isfinite(latest_s):
         return None

@@ -68,7 +68,7 @@ def check(
         return Declined(Reason.BENEFICIARY_GONE, state.suspended[job.team].text(job.team))
     if job.id in state.holds:
         return Declined(Reason.ALREADY_HELD, f"devices are already held for {job.id}")
-    within = precedence if precedence is not None and precedence.orders(job.team) else None
+    within = precedence if precedence is not None and precedence.rules.by_number(job.team) else None
     back = _back(state, plan, job)
     if not job.preempts and within is None and back is None:
         return Declined(Reason.MAY_NOT_PREEMPT, f"the class of {job.id} may not preempt")
@@ -137,7 +137,7 @@ def _victims(
             return Declined(Reason.VICTIM_GONE, f"{victim_id} is not running any more")
         lower = job.preempts and victim.priority < job.priority
         given = lower
-        if not lower and within is not None and within.exchanges(victim, job, t_us):
+        if not lower and within is not None and within.exchanges(victim, job):
             given = within.gives_way(victim, job, t_us)
             if not given and within.may_move(victim, t_us):
                 given = True

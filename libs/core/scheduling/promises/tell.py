@@ -74,7 +74,7 @@ def _first(state: State, policy: Policy) -> Iterator[Job]:
 
 def _before(turns: Precedence, shares: Shares, job: Job, other: Job) -> bool:
     def rank(one: Job) -> tuple[Fraction, float, int, str]:
-        number = turns.rank_number(one.id, 0) if turns.orders(one.team) else 0.0
+        number = turns.rank_number(one.id, 0) if turns.rules.by_number(one.team) else 0.0
         return (shares.of_user(one.queue), number, one.submitted_us, one.id)
 
     return rank(job) < rank(other)
@@ -106,7 +106,7 @@ def _promise(state: State, turns: Precedence, job: Job, t_us: int, free_s: Float
     """None: nothing is known of what it would need. `free_s` as `_free_s` says."""
     expected = [_when(state, job, of_each) for of_each in free_s]
     by_order = None
-    if turns.orders(job.team):
+    if turns.rules.by_number(job.team):
         by_order = expected_start_us(state, turns, job, turns.rank_number(job.id, t_us), t_us)
     if by_order is None and (not np.isfinite(expected[0]) or expected[0] <= 0):
         return None  # it never fits, or enough is free, and it waits for what this does not see

@@ -3,8 +3,8 @@
 Source: KAI-Scheduler, `pkg/scheduler/plugins/proportion/resource_division` (Apache-2.0, read, not copied): deserved
 resources first; what is left goes, class of queue priority by class, to the unsatisfied by over-quota weight in rounds,
 whole devices at a time while a queue stays unsatisfied; what rounding left goes to the largest fractions. KAI computes in
-floating point and its ties fall by creation time; here all is integers, ties fall by name, and past use enters as
-parts per million, so two machines divide alike.
+floating point, its ties fall by creation time, and past use may count against a queue (`kValue`). Here all is integers and
+ties fall by name, so two machines divide alike; past use counts in who is next (`libs.core.state.past_use`), and not here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,8 +18,7 @@ from libs.core.state.queue_tree import ROOT, QueueTree
 class Claimant:
     """One queue beside its siblings, of one kind of device. Amounts in one unit of the caller's choice.
 
-    `wanted`: what it holds and what waits in it. `used_ppm`: its past use, decayed, in millionths of what the pool could have
-    given to all in that time.
+    `wanted`: what it holds and what waits in it.
     """
 
     name: str
@@ -27,7 +26,6 @@ class Claimant:
     guaranteed: int = 0
     weight: int = 1
     limit: int | None = None
-    used_ppm: int = 0
 
     @property
     def useful(self) -> int:
@@ -35,9 +33,7 @@ class Claimant:
         return self.wanted if self.limit is None else min(self.wanted, self.limit)
 
 
-def divide(
-    amount: int, claimants: Mapping[str, Claimant] | list[Claimant], whole: int = 1, k_ppm: int = 0
-) -> dict[str, int]:
+def divide(amount: int, claimants: Mapping[str, Claimant] | list[Claimant], whole: int = 1) -> dict[str, int]:
     """The fair share of each claimant, by name.
 
     Every claimant gets what it can use of its guarantee, even where the guarantees are more than `amount` (a pool that
@@ -49,8 +45,6 @@ def divide(
         claimants: siblings; their order does not matter.
         whole: the amount of one device. A queue that stays unsatisfied gets multiples of it, because a part of a device
             starts no job of whole devices.
-        k_ppm: how much past use counts against a queue (KAI's `kValue`), millionths: with 1,000,000 a queue that used
-            twice its weight's part gets nothing beyond its guarantee for now.
     """
     queues = sorted(claimants.values() if isinstance(claimants, Mapping) else claimants, key=lambda c: c.name)
     share = {q.name: min(q.guaranteed, q.useful) for q in queues}
@@ -58,13 +52,12 @@ def divide(
     fractions: dict[str, Fraction] = {}
     while rest > 0:
         open_queues = [q for q in queues if q.weight > 0 and share[q.name] < q.useful]
-        weights = _weights(open_queues, k_ppm)
-        total = sum(weights.values())
+        total = sum(q.weight for q in open_queues)
         if not total:
             break
         given, again = 0, False
         for q in open_queues:
-            part, more = Fraction(rest) * weights[q.name] / total, q.useful - share[q.name]
+            part, more = Fraction(rest * q.weight, total), q.useful - share[q.name]
             give = more if more <= part else int(part // whole) * whole
             again |= more < part
             fractions[q.name] = Fraction(0) if more <= part else part - give
@@ -82,10 +75,7 @@ def divide(
     return share
 
 
-def divide_tree(
-    tree: QueueTree, key: str, amount: int, wanted: Mapping[str, int], *, unit: int = 1, k_ppm: int = 0,
-    used_ppm: Mapping[str, int] | None = None,
-) -> dict[str, int]:  # fmt: skip
+def divide_tree(tree: QueueTree, key: str, amount: int, wanted: Mapping[str, int], *, unit: int = 1) -> dict[str, int]:
     """The fair share of every queue of one kind of device: the pool over the top queues, each one's share over its children.
 
     Args:
@@ -106,11 +96,10 @@ def divide_tree(
                 guaranteed=tree[name].guaranteed.get(key, 0) * unit,
                 weight=tree[name].weight_milli,
                 limit=None if (limit := tree[name].limit.get(key)) is None else limit * unit,
-                used_ppm=(used_ppm or {}).get(name, 0),
             )
             for name in below.get(parent, ())
         ]
-        of = divide(has, siblings, whole=1000 * unit, k_ppm=k_ppm)
+        of = divide(has, siblings, whole=1000 * unit)
         shares |= of
         todo += of.items()
     return shares
@@ -135,16 +124,3 @@ def _within(
     want = sum(_within(tree, below, one, key, wants, unit) for one in under) if under else wants.get(name, 0)
     limit = tree[name].limit.get(key)
     return want if limit is None else min(want, limit * unit)
-
-
-def _weights(queues: list[Claimant], k_ppm: int) -> dict[str, Fraction]:
-    """KAI's formula: w + k (w - u), at least 0, of normalised weights w and past use u."""
-    total = sum(q.weight for q in queues)
-    if not total:
-        return {}
-    k = Fraction(k_ppm, 1_000_000)
-    weights = {}
-    for q in queues:
-        w = Fraction(q.weight, total)
-        weights[q.name] = max(Fraction(0), w + k * (w - Fraction(q.used_ppm, 1_000_000)))
-    return weights

@@ -4,7 +4,7 @@ from collections.abc import Set
 
 from libs.core.scheduling import retry
 from libs.core.scheduling.reactions.decision import Decision
-from libs.core.state import fold
+from libs.core.state.fold.jobs import CAUSES
 from libs.core.state.lifecycle import UNDECIDED
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
@@ -19,7 +19,7 @@ def vacate(d: Decision, node: str, evidence: Evidence, reason: str) -> None:
         attempt = job.current
         assert attempt is not None
         free(d, node, job, attempt, evidence, reason)
-        after_loss(d, job, attempt, fold.CAUSES[evidence], reason)
+        after_loss(d, job, attempt, CAUSES[evidence], reason)
         d.may_end_here()
     release_holds_on(d, node)
 
