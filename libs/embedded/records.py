@@ -44,13 +44,16 @@ def write_processes(state_dir: Path, records: Iterable[ProcessRecord]) -> None:
     write_private(state_dir / _FILE, json.dumps(document, indent=1) + "\n")
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically with one that only its owner can read."""
+def write_private(path: Path, text: str, *, whose: Path | None = None) -> None:
+    """Replace a file atomically with one that only its owner can read. Written by root, it belongs to the owner of `whose`: a
+    server that runs as a user of its own reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
+        if whose is not None and os.geteuid() == 0:
+            os.fchown(file.fileno(), (there := whose.stat()).st_uid, there.st_gid)
     os.replace(draft, path)
 
 

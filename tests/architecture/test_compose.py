@@ -80,6 +80,17 @@ def test_what_the_image_copies_reaches_its_build() -> None:
         assert any(fnmatch(name, pattern) for pattern in let_in), f"{name}: .dockerignore keeps it out"
 
 
+def test_the_broker_can_read_its_key_and_write_its_streams() -> None:
+    """Its key is for its owner alone, and no container has the right to read what is another's."""
+    (uid,) = re.findall(r"useradd .*--uid (\d+)", "\n".join(DOCKERFILE))
+    assert SERVICES["nats"]["user"] == uid
+    volume, folder = next(mount.split(":") for mount in SERVICES["keys"]["volumes"] if mount.startswith("nats:"))
+    assert f"{volume}:{folder}" in SERVICES["nats"]["volumes"]
+    assert any(f"--directory --owner baton --mode 700 {folder} " in line for line in DOCKERFILE), (
+        "a new volume is its own"
+    )
+
+
 @pytest.mark.parametrize(
     "name", [name for name, service in SERVICES.items() if service.get("command", [""])[0] == "provision"]
 )
