@@ -8,10 +8,12 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 _FILE = "processes.json"
 
@@ -55,6 +57,14 @@ def write_private(path: Path, text: str, *, whose: Path | None = None) -> None:
         if whose is not None and os.geteuid() == 0:
             os.fchown(file.fileno(), (there := whose.stat()).st_uid, there.st_gid)
     os.replace(draft, path)
+
+
+def open_lock(path: Path) -> IO[str]:
+    """A file for `flock` that only its owner can open: who can open one, for reading too, can hold its lock for ever."""
+    lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a+")
+    if stat.S_IMODE(os.fstat(lock.fileno()).st_mode) != 0o600:  # of an older release
+        os.fchmod(lock.fileno(), 0o600)
+    return lock
 
 
 def kill_leftovers(state_dir: Path, *, timeout_s: float = 5.0) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.bus.wire import CA_FILE
-from libs.embedded.records import write_private
+from libs.embedded.records import open_lock, write_private
 from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
 from libs.walls.accounts import ADMIN, CORE, FINANCE, LOGS, NODE, POOL_LOGS, READER, SERVICES, SYSTEM, TEAM, USER
@@ -411,7 +411,7 @@ class Keyring:
     def _changing(self) -> Iterator[Keys]:
         """The keys, for a change: written at the end unless the block failed; made when there are none."""
         self._private(self.folder)
-        with open(self.folder / f"{KEYS_FILE}.lock", "a") as lock:
+        with open_lock(self.folder / f"{KEYS_FILE}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             keys = self.keys() if self.exists else new_keys()
             before = keys.model_dump() if self.exists else None
