@@ -114,6 +114,18 @@ def test_who_runs_jobs_reaches_no_store_and_no_metrics() -> None:
     assert {name for name in OURS if "stores" in networks(name)} == {*REDIS_RIGHTS, *MONGO_SERVICES}
 
 
+def test_who_has_all_keys() -> None:
+    """Without `teams` nobody answers admins of teams, cuts off a node that floods, or keeps out a team that does."""
+    assert {name for name in SERVICES if "keys:/keys" in SERVICES[name].get("volumes", [])} == {
+        "keys",
+        "admin",
+        "teams",
+    }
+    assert SERVICES["teams"]["command"] == ["team", "serve"]
+    assert networks("teams") == {"bus"}
+    assert not SERVICES["teams"].get("ports")
+
+
 def test_each_service_has_the_passwords_that_it_needs() -> None:
     own = {
         "placement": {"REDIS_PLACEMENT_PASSWORD"},
@@ -232,7 +244,7 @@ def test_prometheus_shows_the_token_that_services_ask_for() -> None:
         file = job["authorization"]["credentials_file"]
         assert f'printf %s "$$BATON_HTTP_TOKEN" > {file}' in script
         asked = {name for group in job["dns_sd_configs"] for name in group["names"]}
-        assert asked == set(OURS) - {"provision", "streams", "agent", "keys", "admin"}
+        assert asked == set(OURS) - {"provision", "streams", "agent", "keys", "admin", "teams"}
 
 
 def test_an_alert_tells_of_each_service_that_prometheus_knows_no_address_of() -> None:
