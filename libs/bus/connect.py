@@ -268,7 +268,7 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
     if _CROWDED.search(problems.last):
         return (
             f"NATS at {shown} takes no connection of this team ({problems.last}): it has as many as it may, or it sent too "
-            "much and is kept out for some minutes; your operator's `baton audit` says which"
+            "much and is kept out for some minutes; your operator's `baton audit` says which, and `baton team let-in` ends it"
         )
     why = f" ({problems.last})" if problems.last else ""
     return (

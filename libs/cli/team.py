@@ -1,4 +1,4 @@
-"""`baton team add|rotate|revoke|list|push`: who may speak at the bus, changed while it runs; `export`: what a team has;
+"""`baton team add|rotate|revoke|let-in|list|push`: who may speak at the bus, changed while it runs; `export`: what a team has;
 `suspend|resume`: whether it may work."""
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from libs.cli.session import run
 from libs.cli.telling import ring_of, tell_broker
 from libs.client.errors import ClientError
 from libs.client.where import state_dir
-from libs.walls.keyring import Keyring
+from libs.walls.keyring import Keyring, NotKeptOut
 from libs.walls.leavers import Leavers
 from libs.walls.people import People
 from schemas.subjects import OPERATOR
@@ -69,6 +69,7 @@ _COLUMNS = [
     Column("PERSON", lambda row: row["person"]),
     Column("ENDS", lambda row: row["ends"]),
     Column("SUSPENDED", lambda row: row["suspended"]),
+    Column("KEPT OUT", lambda row: row["kept_out"]),
 ]
 
 
@@ -158,6 +159,27 @@ def revoke(name: Name, reason: ReasonOption, folder: KeysFolder = None, url: Url
     say(name)
 
 
+@app.command("let-in")
+def let_in(
+    team: Annotated[str, typer.Argument(help="A team that `baton team list` shows as kept out.", metavar="TEAM")],
+    reason: MayReason = "",
+    folder: KeysFolder = None,
+    url: Url = None,
+) -> None:
+    """Let a team that sent or heard too much connect again now, before its time is over. Does it so again within an hour, it is
+    kept out for twice as long."""
+    ring = ring_of(folder)
+    with acting("team.let-in", team, reason, folder=ring.folder, url=url):
+        try:
+            ring.let_in(team)
+        except NotKeptOut as e:
+            raise UsageFault(
+                f"{e}; `baton team list` shows until when (`baton team resume` ends a suspension)"
+            ) from None
+        tell_broker(ring, [team], folder, url)
+    say(team)
+
+
 @app.command()
 def erase(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None) -> None:
     """Forget who a pseudonym was, or all of a team's, and void the credentials. What they did stays under the pseudonym."""
@@ -181,11 +203,13 @@ def erase(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Ur
 def list_(
     folder: KeysFolder = None, output: Output = Format.TABLE, no_header: NoHeader = False, url: Url = None
 ) -> None:  # fmt: skip
-    """Every credential that is good. A team without any was revoked; one that is suspended says where, since when and why."""
+    """Every credential that is good. A team without any was revoked; one that is suspended says where, since when and why, and
+    one that is kept out because it sent too much until when."""
     if team_admin.asks(folder):
         mine = team_admin.manage("list", "", url)
         return show(mine.users, _OWN, output, header=not no_header)
     ring, paused = ring_of(folder), _suspended(url)
+    out = ring.keys().kept_out
     rows = [
         {
             "team": team,
@@ -205,6 +229,7 @@ def list_(
     ]
     for row in rows:
         row["suspended"] = paused.get(row["team"], "")
+        row["kept_out"] = f"until {units.moment(out[row['team']] * 1_000_000)}" if row["team"] in out else ""
     show(rows, _COLUMNS, output, header=not no_header)
 
 

@@ -28,7 +28,7 @@ from libs.cli import team_export, team_pause
 from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import Url, UserOption
-from libs.cli.output import say
+from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.cli.telling import ring_of
 from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
@@ -80,6 +80,8 @@ def command(
     asked = Leaving(team, export, reason, cancel, wait)
     with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
         run(lambda baton: offboard(baton, ring, asked), OPERATOR, url, user=user)
+    hint(f"nodes keep homes, output and checkpoints of its jobs, which {export / 'jobs.jsonl'} lists: docs/security.md, "
+         '"A team comes, pauses and leaves", says how they are removed')  # fmt: skip
 
 
 def check_folder(folder: Path, team: str) -> None:

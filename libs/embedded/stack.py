@@ -16,7 +16,7 @@ from typing import IO, Any, Self
 from libs.embedded import servers
 from libs.embedded.events import ProcessEvent
 from libs.embedded.ports import lease_port
-from libs.embedded.records import kill_leftovers, write_private
+from libs.embedded.records import kill_leftovers, open_lock, write_private
 from libs.embedded.servers import MONGO, MONITOR, NATS, VALKEY, NatsPorts, NatsUser, Server, ServerOptions
 from libs.embedded.spread import make_apart
 from libs.embedded.supervisor import Supervisor
@@ -194,7 +194,7 @@ def _route(name: str) -> str:
 def _lock(state_dir: Path) -> IO[str]:
     """Lock the directory until the returned file is closed. A dead owner's lock is released by the kernel."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = open(state_dir / "lock", "a+")  # noqa: SIM115 - stays open as long as the lock is held
+    lock = open_lock(state_dir / "lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

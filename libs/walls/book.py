@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from libs.embedded.records import write_private
+from libs.embedded.records import open_lock, write_private
 from schemas.audit import ActionOutcome, OperatorAction, line_hash, line_of
 
 BOOK_FILE = "audit.jsonl"
@@ -124,7 +124,7 @@ class Book:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with open(self.folder / f"{BOOK_FILE}.lock", "a") as lock:
+        with open_lock(self.folder / f"{BOOK_FILE}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from libs.embedded.records import write_private
+from libs.embedded.records import open_lock, write_private
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -19,7 +19,7 @@ def changing(file: Path, read: Callable[[], M]) -> Iterator[M]:
     """What `read` gives, to be changed in the block; written, for its owner alone, when it was. Raises what `read` raises, and
     OSError."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(file.with_name(f"{file.name}.lock"), "a") as lock:
+    with open_lock(file.with_name(f"{file.name}.lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         content = read()
         before = content.model_dump()

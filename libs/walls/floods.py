@@ -14,7 +14,7 @@ A team asks the services, and the broker copies what it hears for each subscript
 they can be answered, or answers that a thousand subscriptions hear, keep the broker busy for all. So what a team says and hears
 is counted likewise, each copy, and held against its `traffic` (`libs.core.admission.traffic`). A team that is far beyond keeps
 its credentials, but its claim allows no connection for a minute, then two, up to an hour; the book, the ledger and the log say
-why. What it submitted runs on.
+why, and when it was let in again. What it submitted runs on.
 
 An agent that stands for a whole pool (a simulated fleet) says as much as all of its nodes, and is not looked at.
 """
@@ -40,7 +40,7 @@ from libs.core.admission.traffic import AT_ONCE_S, EVERYBODYS, TrafficLimits
 from libs.service.teams_file import load_traffic
 from libs.walls.accounts import NODE_CONNECTIONS
 from libs.walls.book import Book
-from libs.walls.keyring import Keyring, NoCredential, logs_of
+from libs.walls.keyring import Keyring, NoCredential, NotKeptOut, logs_of
 from libs.walls.resolver import NotTold
 
 log = logging.getLogger("baton.nodes")
@@ -115,9 +115,8 @@ class Floods:
         self._nodes: dict[str, str] = {}  # public key of an account -> <pool>.<node>
         self._teams: dict[str, str] = {}  # public key of an account -> team
         self._out: dict[str, int] = {}  # team -> until when it is kept out, s since 1970
-        self._back: dict[str, int] = {}  # likewise, of those that were let in again
         self._servers: set[str] = set()
-        self._counted: dict[tuple[str, str], Passed] = {}  # (server, account) -> so far
+        self._counted: dict[tuple[str, str], Passed | None] = {}  # (server, account) -> so far; None: begin anew
         self._left: dict[tuple[str, str, str], Bucket] = {}
         self._core = ""  # its public key
         self._logs: dict[str, str] = {}  # public key of a node's second credential -> <pool>.<node>
@@ -148,8 +147,8 @@ class Floods:
         await self._tell_untold()
         if self._keyring.exists and self._keyring.changed_ns != self._read_ns:
             await asyncio.to_thread(self._reread)
-        self._let_in()
-        accounts, servers, failed = [*self._nodes, *self._teams], set[str](), list[Exception]()
+        failed = await self._let_in()
+        accounts, servers = [*self._nodes, *self._teams], set[str]()
         too_many = await self._crowding(nats) if self._nodes else {}
         for at in range(0, len(accounts), _ASKED):
             asked, answers = await self._asked(nats, accounts[at : at + _ASKED])
@@ -179,8 +178,9 @@ class Floods:
         }
         known = {name: public for public, name in self._teams.items()}
         self._teams = {known.get(name) or keys.public: name for name, keys in keys.teams.items() if keys.users}
-        out = {name: owner.out_until_s for name, owner in keys.teams.items() if owner.out_until_s}
-        self._out = {name: until_s for name, until_s in out.items() if self._back.get(name) != until_s}
+        self._out, before = keys.kept_out, self._out
+        for team in before.keys() - self._out.keys():
+            self._begin_anew(team)
         watched = self._nodes.keys() | self._teams.keys()
         self._left = {key: left for key, left in self._left.items() if key[0] in watched}
         self._counted = {key: passed for key, passed in self._counted.items() if key[1] in watched}
@@ -228,7 +228,7 @@ class Floods:
         for server, account, passed in answers:
             before = self._counted.get((server, account), Passed())
             self._counted[server, account] = passed
-            if server in self._servers:
+            if server in self._servers and before is not None:
                 before = before if passed.said >= before.said and passed.heard >= before.heard else Passed()
                 found[account] = found.get(account, Passed()).plus(passed).plus(before, -1)
         return found
@@ -250,13 +250,36 @@ class Floods:
     def _traffic(self, team: str) -> TrafficLimits:
         return self._limits.get(team) or self._limits.get(EVERYBODY, EVERYBODYS)
 
-    def _let_in(self) -> None:
-        """Those whose time is over: the broker is told at once."""
-        for team, until_s in list(self._out.items()):
-            if self._keyring.is_over(until_s):
-                self._back[team] = self._out.pop(team)
-                self._untold[team] = None
-                log.warning("team %s is let in again", team)
+    async def _let_in(self) -> list[Exception]:
+        """Those whose time is over; who could not be is tried again at the next look, and what was met is returned."""
+        failed, over = list[Exception](), [team for team, at_s in self._out.items() if self._keyring.is_over(at_s)]
+        for team in over:
+            try:
+                await asyncio.to_thread(self._open, team)
+            except NotKeptOut:  # an operator was faster
+                continue
+            except Exception as error:
+                failed.append(error)
+                continue
+            del self._out[team]
+            self._begin_anew(team)
+            self._untold[team] = None
+            log.warning("team %s is let in again", team)
+        if len(over) > len(failed):
+            await self._tell_untold()
+            await asyncio.to_thread(self._booked)
+        return failed
+
+    def _begin_anew(self, team: str) -> None:
+        """A server tells nothing of a team that has no connection: what it said last, while it was cut off, would count as said
+        by the first one to come back."""
+        for server, account in self._counted:
+            if self._teams.get(account) == team:
+                self._counted[server, account] = None
+
+    def _open(self, team: str) -> None:
+        with self._book.entry(_line("team.let-in", team, "its time is over")):
+            self._keyring.let_in(team)
 
     async def _keep_out(self, team: str, why: str) -> None:
         try:

@@ -35,6 +35,8 @@ class AccountKeys(BaseModel, extra="allow"):
     out_until_s: int = 0
     out_for_s: int = 0
     """Until when nobody of a team may be connected, and for how long that was: it had sent too much (`libs.walls.floods`)."""
+    let_in: bool = False
+    """Whether that has been ended, by its time or by an operator: the book has a line of it."""
     issued_s: int = 0
     """When the newest claim was signed: the broker keeps the newest, so that time never stands still here."""
 
@@ -92,6 +94,12 @@ class Keys(BaseModel, extra="allow"):
     def pools(self) -> list[str]:
         """Those whose agents were given credentials."""
         return sorted({name.partition(".")[0] for name in self.nodes})
+
+    @property
+    def kept_out(self) -> dict[str, int]:
+        """Teams that were not let in again yet -> until when they are kept out, s since 1970."""
+        out = {name: owner.out_until_s for name, owner in self.teams.items() if not owner.let_in}
+        return {name: until_s for name, until_s in out.items() if until_s}
 
 
 def new_key(kind: KeyKind) -> KeyPair:

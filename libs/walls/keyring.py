@@ -21,7 +21,7 @@ from pathlib import Path
 
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.bus.wire import CA_FILE
-from libs.embedded.records import write_private
+from libs.embedded.records import open_lock, write_private
 from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
 from libs.walls.accounts import ADMIN, CORE, FINANCE, LOGS, NODE, POOL_LOGS, READER, SERVICES, SYSTEM, TEAM, USER
@@ -43,6 +43,10 @@ _NODE = "@"
 
 class NoCredential(LookupError):
     """There is no team or credential of that name; the text says which there are."""
+
+
+class NotKeptOut(LookupError):
+    """The team is not kept out; the text says which are."""
 
 
 class TooManyUsers(NoCredential):
@@ -297,8 +301,17 @@ class Keyring:
             owner, now_s = _team(keys, team), int(self._now())
             again = owner.out_for_s and now_s - owner.out_until_s < most_s
             owner.out_for_s = min(most_s, 2 * owner.out_for_s) if again else least_s
-            owner.out_until_s = now_s + owner.out_for_s
+            owner.out_until_s, owner.let_in = now_s + owner.out_for_s, False
         return owner.out_for_s
+
+    def let_in(self, team: str) -> None:
+        """Ends what `keep_out` began, also before its time, once the broker is told. Raises NotKeptOut."""
+        with self._changing() as keys:
+            if team not in (out := keys.kept_out):
+                known = f"there are {', '.join(sorted(out))}" if out else "no team is"
+                raise NotKeptOut(f"team {team!r} is not kept out; {known}")
+            owner = keys.teams[team]
+            owner.out_until_s, owner.let_in = min(owner.out_until_s, int(self._now())), True
 
     def is_over(self, until_s: int) -> bool:
         return until_s <= self._now()
@@ -398,7 +411,7 @@ class Keyring:
     def _changing(self) -> Iterator[Keys]:
         """The keys, for a change: written at the end unless the block failed; made when there are none."""
         self._private(self.folder)
-        with open(self.folder / f"{KEYS_FILE}.lock", "a") as lock:
+        with open_lock(self.folder / f"{KEYS_FILE}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             keys = self.keys() if self.exists else new_keys()
             before = keys.model_dump() if self.exists else None

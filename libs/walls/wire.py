@@ -87,9 +87,10 @@ class Wire:
 
     def give(self, to: Path, folder: Path | str) -> None:
         """What the server needs, into `to`; `routes.conf` is for inclusion in the `cluster` block of a server that has one, so
-        that servers know each other, too. Who may enter `to` may pretend to be the broker."""
+        that servers know each other, too. The key is for the owner of `to` alone, as whom the server runs."""
         to.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for source, name in ((self.certificate, CERTIFICATE), (self.key, KEY), (self._creds / CA_FILE, CA_FILE)):
+        write_private(to / KEY, self.key.read_text(), whose=to)
+        for source, name in ((self.certificate, CERTIFICATE), (self._creds / CA_FILE, CA_FILE)):
             (to / name).write_text(source.read_text())
         routes = {**self.config(folder), "ca_file": f"{folder}/{CA_FILE}", "verify": True}
         (to / ROUTES).write_text(f"tls: {json.dumps(routes, indent=2)}\n")

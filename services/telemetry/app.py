@@ -72,6 +72,8 @@ class Telemetry:
             ("jobs_active", "jobs that hold devices", lambda hot: sum(t["active"] for t in hot.teams.values())),
         ):
             self._gauge(name, text, registry, value)
+        out = Gauge("baton_teams_kept_out", "teams that may not connect now: they sent too much", registry=registry)
+        out.set_function(lambda: len(self.follower.projection.kept_out) if self.follower is not None else 0)
         lag = Gauge("ledger_lag_records", "ledger records that were not read yet", registry=registry)
         lag.set_function(lambda: self.follower.lag if self.follower is not None else 0)
         show(registry, lambda: [self.follower])

@@ -1,5 +1,6 @@
 """What the ledger says about the pool, counted: a fold, and what is new in each record."""
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -7,6 +8,10 @@ from typing import ClassVar
 from libs.core.projections.hot_state import HotState
 from libs.ledger.follower import FollowedEntry
 from schemas import ledger as led
+from schemas.audit import ActionOutcome
+
+_KEPT_OUT = "kept_out"
+"""The last part of a snapshot; one of an older version has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,12 @@ class PoolFigures:
     """Telemetry's projection: the rows of the pool, and the news of each record as what `apply` returns."""
 
     version: ClassVar = HotState.version
-    handled: ClassVar = HotState.handled
-    ignored: ClassVar = HotState.ignored
+    handled: ClassVar = HotState.handled | {"operator.acted"}
+    ignored: ClassVar = HotState.ignored - {"operator.acted"}
 
     hot: HotState = field(default_factory=HotState)
+    kept_out: set[str] = field(default_factory=set)
+    """Teams that may not connect for a while, as the operator's book says (`libs.walls.floods`)."""
 
     def apply(self, record: led.LedgerRecord, seq: int) -> News:
         """Folds a valid record. Raises what HotState raises on a ledger that cannot be."""
@@ -54,17 +61,32 @@ class PoolFigures:
                 row = self.hot.jobs.get(event.job_id)
                 if row is not None:
                     queue_ms.append(max(0, record.t_us - row["submitted_us"]) / 1000)
+            elif isinstance(event, led.OperatorActed) and event.action.outcome is ActionOutcome.DONE:
+                if event.action.what == "team.keep-out":
+                    self.kept_out.add(event.action.target)
+                elif event.action.what == "team.let-in":
+                    self.kept_out.discard(event.action.target)
         return News(tuple(queue_ms), at_once)
 
     def skip(self, seq: int) -> None:
         self.hot.skip(seq)
 
     def dump(self) -> Iterator[bytes]:
-        return self.hot.dump()
+        yield from self.hot.dump()
+        yield json.dumps([_KEPT_OUT, sorted(self.kept_out)]).encode()
 
     @classmethod
     def load(cls, parts: Iterable[bytes]) -> "PoolFigures":
-        return cls(HotState.load(parts))
+        kept_out = set[str]()
+
+        def of_hot() -> Iterator[bytes]:
+            for part in parts:
+                if part.startswith(f'["{_KEPT_OUT}"'.encode()):
+                    kept_out.update(json.loads(part)[1])
+                else:
+                    yield part
+
+        return cls(HotState.load(of_hot()), kept_out)
 
 
 def take(steps: Iterable[FollowedEntry], *, since: int = 0) -> Waits:

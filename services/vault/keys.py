@@ -147,7 +147,9 @@ class KeyFile:
 
     @contextmanager
     def _locked(self, wait: bool = True) -> Iterator[None]:
-        with open(self.path.with_name(self.path.name + ".lock"), "a") as lock:
+        path = self.path.with_name(self.path.name + ".lock")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
+            os.fchmod(lock.fileno(), 0o600)  # who can open it, for reading too, can hold the lock for ever
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:

@@ -80,6 +80,17 @@ def test_what_the_image_copies_reaches_its_build() -> None:
         assert any(fnmatch(name, pattern) for pattern in let_in), f"{name}: .dockerignore keeps it out"
 
 
+def test_the_broker_can_read_its_key_and_write_its_streams() -> None:
+    """Its key is for its owner alone, and no container has the right to read what is another's."""
+    (uid,) = re.findall(r"useradd .*--uid (\d+)", "\n".join(DOCKERFILE))
+    assert SERVICES["nats"]["user"] == uid
+    volume, folder = next(mount.split(":") for mount in SERVICES["keys"]["volumes"] if mount.startswith("nats:"))
+    assert f"{volume}:{folder}" in SERVICES["nats"]["volumes"]
+    assert any(f"--directory --owner baton --mode 700 {folder} " in line for line in DOCKERFILE), (
+        "a new volume is its own"
+    )
+
+
 @pytest.mark.parametrize(
     "name", [name for name, service in SERVICES.items() if service.get("command", [""])[0] == "provision"]
 )
@@ -101,6 +112,18 @@ def test_who_runs_jobs_reaches_no_store_and_no_metrics() -> None:
         assert COMPOSE["networks"][name] == {"internal": True}
     assert networks("redis") == networks("mongo") == {"stores"}
     assert {name for name in OURS if "stores" in networks(name)} == {*REDIS_RIGHTS, *MONGO_SERVICES}
+
+
+def test_who_has_all_keys() -> None:
+    """Without `teams` nobody answers admins of teams, cuts off a node that floods, or keeps out a team that does."""
+    assert {name for name in SERVICES if "keys:/keys" in SERVICES[name].get("volumes", [])} == {
+        "keys",
+        "admin",
+        "teams",
+    }
+    assert SERVICES["teams"]["command"] == ["team", "serve"]
+    assert networks("teams") == {"bus"}
+    assert not SERVICES["teams"].get("ports")
 
 
 def test_each_service_has_the_passwords_that_it_needs() -> None:
@@ -221,7 +244,7 @@ def test_prometheus_shows_the_token_that_services_ask_for() -> None:
         file = job["authorization"]["credentials_file"]
         assert f'printf %s "$$BATON_HTTP_TOKEN" > {file}' in script
         asked = {name for group in job["dns_sd_configs"] for name in group["names"]}
-        assert asked == set(OURS) - {"provision", "streams", "agent", "keys", "admin"}
+        assert asked == set(OURS) - {"provision", "streams", "agent", "keys", "admin", "teams"}
 
 
 def test_an_alert_tells_of_each_service_that_prometheus_knows_no_address_of() -> None:

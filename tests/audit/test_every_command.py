@@ -38,6 +38,7 @@ LISTED: dict[str, tuple[str, str]] = {
     "team add": (ACTION, "libs.cli.team: team.add"),
     "team rotate": (ACTION, "libs.cli.team: team.rotate"),
     "team revoke": (ACTION, "libs.cli.team: team.revoke"),
+    "team let-in": (ACTION, "libs.cli.team: team.let-in"),
     "finance add": (ACTION, "libs.cli.finance: finance.add"),
     "finance rotate": (ACTION, "libs.cli.finance: finance.rotate"),
     "finance revoke": (ACTION, "libs.cli.finance: finance.revoke"),

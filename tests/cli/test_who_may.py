@@ -56,6 +56,7 @@ finance revoke ana --reason x
 team add green
 team rotate green
 team revoke green --reason x
+team let-in green
 team erase red.ana
 team push
 team serve

@@ -8,6 +8,7 @@ from libs.core.projections.hot_state import HotState
 from libs.ledger.chain import ChainEntry
 from libs.ledger.follower import FollowedEntry
 from schemas import inbox
+from schemas.audit import ActionOutcome, OperatorAction
 from schemas.ledger import LedgerRecord
 from schemas.nodes import DeviceSample, NodeSampled, NodeWalls
 from schemas.queries import DeviceListQuery, NodeListQuery
@@ -65,6 +66,35 @@ def test_void_records_count_for_nothing() -> None:
     void = [ChainEntry(e.seq, e.record, e.hash, e.time_us, False) for e in entries(world)]
     assert figures.take(steps(void, kept)) == figures.Waits()
     assert kept.hot.nodes == {}
+
+
+def test_who_is_kept_out_is_as_the_operators_book_says() -> None:
+    world, kept = World(node("a", 1)), PoolFigures()
+    older = list(PoolFigures.load(HotState().dump()).kept_out)
+    assert older == [], "a snapshot of before says nothing of it"
+
+    def acted(what: str, target: str, outcome: str = "done") -> None:
+        action = OperatorAction(
+            book="0" * 16,
+            number=1,
+            prev_hash="",
+            what=what,
+            target=target,
+            reason="x",
+            at_us=1,
+            outcome=ActionOutcome(outcome),
+        )
+        world.send(inbox.ActionTold(action=action, user="ops"))
+
+    for said in (
+        ("team.keep-out", "red"), ("team.keep-out", "blue"), ("team.keep-out", "green", "failed"), ("team.revoke", "red"),
+        ("team.let-in", "blue"), ("team.let-in", "grey"),
+    ):  # fmt: skip
+        acted(*said)
+    steps(entries(world), kept)
+    assert kept.kept_out == {"red"}
+    again = PoolFigures.load(kept.dump())
+    assert (again.kept_out, again.hot.nodes) == ({"red"}, kept.hot.nodes)
 
 
 def test_rates() -> None:

@@ -58,6 +58,8 @@ class Compose:
         text = re.sub(r"\$\{(\w+):?[?-]([^}]*)\}", lambda m: PASSWORDS.get(m[1], m[2].split(" ")[0]), text)
         text = re.sub(r"\$\{(\w+)\}", lambda m: PASSWORDS.get(m[1], "x"), text)
         for mount in SERVICES[service].get("volumes", []):
+            if mount == "keys:/keys":
+                text = re.sub("^/keys", f"{self.home}/keys", text)
             if isinstance(mount, dict) and mount.get("target") == "/creds":
                 text = text.replace("/creds/", f"{self.home}/keys/{self.here(mount['volume']['subpath'], 'nats')}/")
         for there, here in (
@@ -147,7 +149,7 @@ def broker(keys: Compose) -> Iterator[Compose]:
 async def compose(broker: Compose) -> AsyncIterator[Compose]:
     try:
         await asyncio.to_thread(broker.once, "provision")
-        for service in (*PYTHON, "streams"):
+        for service in (*PYTHON, "streams", "teams"):
             broker.start(service)
         broker.start("agent", BATON_AGENT_WALLS="none", BATON_AGENT_DEVICES="cpu", BATON_AGENT_NODE="host")
         async with asyncio.timeout(READY_S):
@@ -184,6 +186,7 @@ async def test_a_job_runs_through_composes_services(compose: Compose) -> None:
         await until(written)
         assert (await team.bill()).rows, "and is billed"
         assert [node.node for node in (await team.nodes()).nodes] == ["host"]
+    await until(lambda: "answering admins of teams" in (compose.home / "teams-0.log").read_text())
     for name in ("placement-0", "history-0"):
         foreign = json.dumps(compose.environ[name])
         assert "keys.json" not in foreign

@@ -344,6 +344,8 @@ async def test_a_team_that_asks_without_end_is_kept_out_for_a_while_and_longer_t
         cut = [line for line in Book(ring.folder).lines() if line.what == "team.keep-out"]
         assert [(line.target, line.detail) for line in cut] == [("blue", "for 6 s"), ("blue", "for 12 s")]
         assert "it said more than a team may" in cut[0].reason
+        back_in = [(line.target, line.reason) for line in Book(ring.folder).lines() if line.what == "team.let-in"]
+        assert back_in == [("blue", "its time is over")]
         assert sum("team blue is kept out" in line for line in said) == 2
 
 
@@ -385,5 +387,9 @@ async def test_a_team_is_let_in_again_by_whoever_holds_the_keys_then(tmp_path: P
         await tell(url, ring, ["blue"])
         with pytest.raises(BusUnavailable):
             await connect(Address(url, ring.team("blue")), name="blue", wait_s=0.3)
-        async with watched(url, ring, LIMITS):
-            await close(await connect(Address(url, ring.team("blue")), name="blue", wait_s=30))
+        for _ in range(2):
+            async with watched(url, ring, LIMITS):
+                await close(await connect(Address(url, ring.team("blue")), name="blue", wait_s=30))
+                await until(lambda: not ring.keys().kept_out)
+        told = [line.target for line in Book(ring.folder).lines() if line.what == "team.let-in"]
+        assert told == ["blue"], "once, however often such a process starts"

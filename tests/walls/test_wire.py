@@ -189,6 +189,25 @@ async def test_services_and_clients_hold_to_it(monkeypatch: pytest.MonkeyPatch) 
     assert ServiceSettings(redis_url="redis://u:p@stores:6379/0")
 
 
+def test_the_brokers_key_is_its_users_alone_from_its_first_byte(tmp_path: Path) -> None:
+    """It was 0644, in a folder that others may enter: compose's volume. Who has it can pretend to be the broker."""
+    made, server = Wire(Keyring(tmp_path / "state")), tmp_path / "server"
+    made.make(["nats"])
+    server.mkdir(mode=0o755)
+    key = server / "server.key"
+    key.write_text("of an older release")
+    key.chmod(0o644)
+    if os.geteuid() == 0:
+        os.chown(server, 12345, 12346)
+    with key.open() as opened_before:
+        made.give(server, "/etc/nats")
+        assert opened_before.read() == "of an older release", "who has the old file open sees nothing of the new one"
+    there, folder = key.stat(), server.stat()
+    assert stat.S_IMODE(there.st_mode) == 0o600
+    assert (there.st_uid, there.st_gid) == (folder.st_uid, folder.st_gid), "the server, which is no root, reads it"
+    assert key.read_text() == made.key.read_text()
+
+
 def test_a_certificate_is_made_anew_before_it_ends_and_the_authority_stays(tmp_path: Path) -> None:
     at = [time.time()]
     ring = Keyring(tmp_path)
