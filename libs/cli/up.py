@@ -189,7 +189,9 @@ def _introduce(launch: LocalStack) -> None:
             ("teams", ", ".join(launch.options.teams)),
             (
                 "a team may",
-                f"what {quotas} says" if (quotas := launch.options.quotas) else f"{SHIPPED.text()}; --quotas says else",
+                f"what {quotas} says"
+                if (quotas := launch.options.quotas)
+                else f"{SHIPPED.text()}; a file for --quotas changes that",
             ),
             *((("walls", walls),) if (walls := launch.walls()) else ()),
             ("credentials", f"{_relative(str(launch.keyring.creds))}/: one for each team"),
