@@ -115,7 +115,7 @@ _BY_PREFIX = {
     "union": ("of no known kind", "set the field that tells the kinds apart to a known one"),
     "none": ("not null", "send null, or leave the field out"),
 }
-"""By the beginning of an error's kind: the problem and the fix, in words that need no knowledge of the library that found it."""
+"""By the beginning of an error's kind: the problem and the fix, in words for who does not know our libraries."""
 
 
 def _nearest(detail: ErrorDetails, model: type[BaseModel] | None) -> str:

@@ -1,6 +1,8 @@
 """`baton submit`: jobs from a file (`-f job.yaml`, `-f -`) or one from the command line (`--gpus H100:4 -- python x.py`)."""
 
+import asyncio
 import sys
+import uuid
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
 from libs.cli.session import run, short
 from libs.client import Baton, Submitted
+from schemas.ids import job_id
 from schemas.yamlfile import MAX_BYTES
 
 
@@ -108,7 +111,13 @@ async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool,
     done: list[Submitted] = []
     for request in requests:
         _warn(request)
-        submitted = await baton.submit(request.spec, request.key or None, wait_admitted=wait_admitted)
+        key = request.key or uuid.uuid4().hex
+        try:
+            submitted = await baton.submit(request.spec, key, wait_admitted=wait_admitted)
+        except asyncio.CancelledError:  # Ctrl-C
+            job = job_id(baton.team, key)
+            hint(f"{job} may have been taken all the same: see `baton describe job {job}`, or `baton cancel {job}`")
+            raise
         done.append(submitted)
         if output in (Format.TABLE, Format.WIDE, Format.NAME):
             say(submitted.job_id)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -17,9 +18,10 @@ from libs.bus.creds import Address, at
 from libs.cli.main import main
 from libs.client import Baton
 from libs.walls.keyring import Keyring
+from schemas.ids import job_id
 from schemas.jobs import JobSpec
 from schemas.subjects import DEAD, REQUESTS, cancel
-from tests.client.fakes import Fakes
+from tests.client.fakes import Fakes, until
 from tests.kit.commands import fork
 
 BATON = [sys.executable, "-m", "libs.cli"]
@@ -244,6 +246,23 @@ async def test_submit_prints_the_id_and_nothing_else(urls: dict[str, Address], f
     assert result.code == 0
     assert result.out.strip() in fakes.jobs
     assert await baton("submit", "--key", key, "--", "true", url=urls["blue"]) == result
+
+
+async def test_ctrl_c_while_admission_is_waited_for_says_which_job_may_have_been_taken(
+    urls: dict[str, Address], fakes: Fakes
+) -> None:
+    fakes.silent = True
+    before = len(fakes.submits)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    process = await asyncio.create_subprocess_exec(
+        *BATON, "submit", "--", "true", cwd=ROOT, env=clean | at(urls["blue"]).environ(), stderr=asyncio.subprocess.PIPE
+    )
+    await until(lambda: len(fakes.submits) > before)
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    job = job_id("blue", fakes.submits[-1][2].client_key)
+    assert process.returncode == 130
+    assert f"{job} may have been taken all the same" in err.decode()
 
 
 async def test_a_secret_is_taken_and_warned_about(urls: dict[str, Address], fakes: Fakes, key: str) -> None:

@@ -7,9 +7,9 @@ import pytest
 from libs.cli.grammar import (
     Gpus,
     parse_duration,
-    parse_pairs,
     parse_gpus,
     parse_memory,
+    parse_pairs,
     parse_role,
     parse_share,
     parse_topology,
