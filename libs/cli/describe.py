@@ -21,7 +21,7 @@ from schemas.queries import AttemptDocument, DeviceView, Explanation, JobDocumen
 from schemas.resources import Resources
 
 
-class _Kinds(TyperGroup):
+class _Describable(TyperGroup):
     """What may be described; a name alone does not tell what it is of."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -30,7 +30,9 @@ class _Kinds(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(cls=_Kinds, help="Everything about one job or node.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    cls=_Describable, help="Everything about one job or node.", no_args_is_help=True, rich_markup_mode=None
+)
 
 _ATTEMPTS = [
     Column("ATTEMPT", lambda a: a.attempt, right=True),
