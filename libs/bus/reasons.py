@@ -2,12 +2,14 @@
 
 import difflib
 import json
+import re
 from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from schemas.base import NAME_PATTERN
 from schemas.jobs import Reason
 
 MAX_REASONS = 50
@@ -72,35 +74,48 @@ def _explain(kind: str, detail: ErrorDetails, model: type[BaseModel] | None) -> 
     if kind in ("enum", "literal_error"):
         return "not one of the allowed values", f"use {context.get('expected', 'an allowed value')}"
     if kind == "string_pattern_mismatch":
-        return "has characters or a form that is not allowed", f"match {context.get('pattern')}"
-    for name, words in _BOUNDS.items():
-        if kind in words and name in context:
-            return message, f"{words[kind]} {context[name]}"
-    return message, _FIX_BY_PREFIX.get(kind.partition("_")[0], "correct the value")
+        return "has characters or a form that is not allowed", _of_the_form(context["pattern"], detail.get("input"))
+    if kind in _BOUNDS and (bound := _BOUNDS[kind])[0] in context:
+        name, problem, fix = bound
+        return problem, fix.format(context[name])
+    return _BY_PREFIX.get(kind.partition("_")[0], (message, "correct the value"))
 
 
-_BOUNDS: dict[str, dict[str, str]] = {
-    "ge": {"greater_than_equal": "use at least"},
-    "gt": {"greater_than": "use more than"},
-    "le": {"less_than_equal": "use at most"},
-    "lt": {"less_than": "use less than"},
-    "max_length": {"string_too_long": "shorten it to at most", "too_long": "send at most"},
-    "min_length": {"string_too_short": "its length must be at least", "too_short": "send at least"},
+def _of_the_form(pattern: str, value: Any) -> str:
+    """The fix for text that does not match: in small letters where that is all it takes, else in words where there are some."""
+    if isinstance(value, str) and len(value) <= _NAME and re.fullmatch(pattern, value.lower()):
+        return f"write it in small letters: {value.lower()}"
+    if pattern == NAME_PATTERN:
+        return "use at most 63 small letters, digits and '-', with a letter or a digit at both ends"
+    return f"match {pattern}"
+
+
+_BOUNDS = {
+    "greater_than_equal": ("ge", "too small", "use at least {}"),
+    "greater_than": ("gt", "too small", "use more than {}"),
+    "less_than_equal": ("le", "too large", "use at most {}"),
+    "less_than": ("lt", "too large", "use less than {}"),
+    "string_too_long": ("max_length", "too long", "shorten it to at most {} characters"),
+    "too_long": ("max_length", "too many", "send at most {}"),
+    "string_too_short": ("min_length", "too short", "its length must be at least {}"),
+    "too_short": ("min_length", "too few", "send at least {}"),
 }
+"""Of a bound that a value breaks: its name in the context of the error, the problem, the fix."""
 
-_FIX_BY_PREFIX = {
-    "int": "send an integer",
-    "float": "send a number",
-    "finite": "send a finite number",
-    "bool": "send true or false",
-    "string": "send a string",
-    "dict": "send a JSON object",
-    "model": "send a JSON object",
-    "tuple": "send a JSON array",
-    "list": "send a JSON array",
-    "union": "set the field that tells the kinds apart to a known one",
-    "none": "send null, or leave the field out",
+_BY_PREFIX = {
+    "int": ("not a whole number", "send an integer"),
+    "float": ("not a number", "send a number"),
+    "finite": ("not a finite number", "send a finite number"),
+    "bool": ("neither true nor false", "send true or false"),
+    "string": ("not text", "send a string"),
+    "dict": ("not a JSON object", "send a JSON object"),
+    "model": ("not a JSON object", "send a JSON object"),
+    "tuple": ("not a list", "send a JSON array"),
+    "list": ("not a list", "send a JSON array"),
+    "union": ("of no known kind", "set the field that tells the kinds apart to a known one"),
+    "none": ("not null", "send null, or leave the field out"),
 }
+"""By the beginning of an error's kind: the problem and the fix, in words for who does not know our libraries."""
 
 
 def _nearest(detail: ErrorDetails, model: type[BaseModel] | None) -> str:

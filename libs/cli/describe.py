@@ -1,9 +1,10 @@
 """`baton describe job|node ID`: everything about one."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from libs.cli import units
 from libs.cli.bars import progress_in_full
@@ -19,7 +20,19 @@ from schemas.jobs import JobState
 from schemas.queries import AttemptDocument, DeviceView, Explanation, JobDocument, NodeView
 from schemas.resources import Resources
 
-app = typer.Typer(help="Everything about one job or node.", no_args_is_help=True, rich_markup_mode=None)
+
+class _Describable(TyperGroup):
+    """What may be described; a name alone does not tell what it is of."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            ctx.fail(f"{args[0]!r} of what? Write baton describe job {args[0]}, or baton describe node {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Describable, help="Everything about one job or node.", no_args_is_help=True, rich_markup_mode=None
+)
 
 _ATTEMPTS = [
     Column("ATTEMPT", lambda a: a.attempt, right=True),

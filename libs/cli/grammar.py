@@ -163,17 +163,17 @@ def parse_share(text: str) -> int:
     except ValueError:
         share = math.nan
     if not 0 < share <= 1:
-        raise ValueError(f"{_shown(text)} is not a share of a device: write a number above 0 up to 1, e.g. 0.5")
+        raise ValueError(f"{_shown(text)} is not a share of a device: write a number above 0 up to 1, e.g. 0.5, or 50%")
     return max(1, round(share * 1000))
 
 
-def parse_env(items: list[str]) -> dict[str, str]:
-    """`NAME=VALUE` items; the last of a name counts. Raises ValueError."""
+def parse_pairs(items: list[str]) -> dict[str, str]:
+    """`NAME=VALUE` items, environment variables or labels; the last of a name counts. Raises ValueError."""
     out = {}
     for item in items:
         name, separator, value = item.partition("=")
         if not separator or not name:
-            raise ValueError(f"{_shown(item)} is not an environment variable: write NAME=VALUE")
+            raise ValueError(f"{_shown(item)} is not a name and a value: write NAME=VALUE")
         out[name] = value
     return out
 
@@ -188,6 +188,10 @@ def _type_name(text: str) -> str:
 
 def _example(text: str) -> str:
     """The likeliest correction of a device request. A word that is no device is not repeated."""
+    if re.fullmatch(r"[0-9]*\.[0-9]+", text):
+        return "2 for two whole devices, or 1 and a share (--share 0.5) for a part of one"
+    if (turned := re.fullmatch(r"(?P<type>[A-Za-z][A-Za-z0-9_-]*)[x*=](?P<count>[0-9]+)", text)) is not None:
+        return f"{turned['type']}:{turned['count']}" if find_model(turned["type"]) is not None else "H100:4"
     said = re.fullmatch(r"(?:(?P<count>[0-9]+)[:x*])?(?P<type>[A-Za-z][A-Za-z0-9_-]*)", text)
     if said is None:
         return "H100:4 or H100:4@40GiB"

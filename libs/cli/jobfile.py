@@ -17,7 +17,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from libs.bus.reasons import reasons_of
-from libs.cli.grammar import parse_gpus, parse_memory
+from libs.cli.grammar import parse_duration, parse_gpus, parse_memory
+from libs.cli.yamlmodel import told
 from schemas.jobs import JobSpec
 from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 
@@ -28,6 +29,19 @@ _USUAL_NAMES = {
     "run": "command", "share": "share_milli", "time": "time_limit_s", "timeout": "time_limit_s", "type": "types",
     "workdir_path": "workdir", "working_dir": "workdir",
 }  # fmt: skip
+_MANIFEST = (
+    "this is a Kubernetes manifest, and a job file has the job's own fields at its top, e.g. `command:` and `gpus: 1`"
+)
+_MESSAGE = (
+    "this is a message (docs/submit-from-anywhere.md): put the fields of `job` at the top, and call client_key `key`"
+)
+_OTHER_FILES = {
+    "apiVersion": _MANIFEST, "kind": _MANIFEST, "metadata": _MANIFEST, "spec": _MANIFEST,
+    "client_key": _MESSAGE, "job": _MESSAGE,
+    "jobs": "write each job as a document of its own, with a line `---` between two",
+}  # fmt: skip
+"""Fields at the top that tell that the file was written for something else."""
+
 _MAX_KEY = 256
 _SHOWN = 50
 
@@ -79,7 +93,8 @@ def read_jobs(text: str, name: str = "job file") -> list[JobRequest]:
 def _job(document: Document) -> JobRequest | None:
     """The job of a document; what is wrong is added to `document.problems`."""
     if not isinstance(document.data, dict):
-        _tell(document, (), "a job is a mapping of fields", "write e.g. `command: [python, train.py]`")
+        fix = "write e.g. `command: [python, train.py]`; several jobs are several documents with a line `---` between them"
+        _tell(document, (), "a job is a mapping of fields", fix)
         return None
     data = document.data
     _as_text(document)
@@ -92,16 +107,25 @@ def _job(document: Document) -> JobRequest | None:
     except ValidationError as e:
         known = {problem.field for problem in document.problems}
         for reason, detail in zip(reasons_of(e, model=JobSpec), e.errors(include_url=False), strict=False):
-            path = tuple(detail["loc"])
+            path, unknown = tuple(detail["loc"]), detail["type"] == "extra_forbidden"
             if dotted(path) in known:
                 continue
-            fix = _nearest(path) if detail["type"] == "extra_forbidden" else reason.fix
+            fix = _nearest(path) if unknown else _in_seconds(path, detail.get("input")) or reason.fix
             fix = fix.replace("JSON array", "list: [a, b]").replace("JSON object", "mapping")
-            problem = reason.problem.replace("valid tuple", "list").replace("valid dictionary", "mapping")
-            problem = problem.partition(" or instance of ")[0]
+            problem = reason.problem if unknown else told(reason, detail).replace("JSON object", "mapping")
             _tell(document, path, problem, fix.replace("send ", "write "))
         return None
     return JobRequest(spec, key, team)
+
+
+def _in_seconds(path: Path, value: Any) -> str:
+    """The fix for a duration with a unit where seconds are wanted; empty for anything else."""
+    if not (isinstance(value, str) and str(path[-1]).endswith("_s")):
+        return ""
+    try:
+        return f"write it in seconds: {parse_duration(value):g}"
+    except ValueError:
+        return ""
 
 
 def _as_text(document: Document) -> None:
@@ -176,7 +200,7 @@ def _parsed(document: Document, path: Path, value: Any, parse: Callable[[str], A
     try:
         return parse(value if isinstance(value, str) else repr(value))
     except ValueError as e:
-        problem, _, fix = str(e).partition(": ")
+        problem, _, fix = str(e).rpartition(": ")
         _tell(document, path, problem, fix)
         return None
 
@@ -205,6 +229,8 @@ def _no_flags_for_numbers(document: Document, data: Any, model: type[BaseModel],
 def _nearest(path: Path) -> str:
     """The fix for an unknown field: what it is probably called."""
     name, known = str(path[-1]), _names_at(path[:-1])
+    if len(path) == 1 and name in _OTHER_FILES:
+        return _OTHER_FILES[name]
     usual = _USUAL_NAMES.get(name.lower(), "")
     near = [usual] if usual in known else difflib.get_close_matches(name.lower(), known, n=1)
     if near:

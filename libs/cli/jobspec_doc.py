@@ -49,7 +49,6 @@ only the fields of the tables below.
 | `team` | Whose job it is; `--team` and BATON_TEAM say the same. |
 | `gpus` | `[type:]count[@memory]`, e.g. `4`, `H100:4`, `gpu:a100:8`, `H100:2@40GiB`; here or inside `resources`. |
 | `resources.memory` | An amount with its unit, e.g. `40GiB` or `80GB` (10^9), rounded up to `memory_mib`. |
-
 | `secret` | One name of a secret: short for `secrets: [{secret: NAME}]`. In `secrets` a name alone will do, too. |
 | `env.VARIABLE.secret` | `HF_TOKEN: {secret: hf-token}` is short for `secrets: [{secret: hf-token, env: HF_TOKEN}]`. |
 

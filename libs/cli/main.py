@@ -74,6 +74,14 @@ COMMANDS: dict[str, CommandEntry] = {
     "provision": CommandEntry("provision", "Create streams and consumers on a NATS server (operators)"),
 }
 
+ELSEWHERE = {
+    **{what: f"baton get {what}" for what in ("jobs", "nodes", "devices", "queues", "quotas")},
+    "list": "baton get jobs", "ls": "baton get jobs", "ps": "baton get jobs", "squeue": "baton get jobs",
+    "sinfo": "baton get nodes", "delete": "baton cancel", "kill": "baton cancel", "scancel": "baton cancel",
+    "run": "baton submit", "create": "baton submit", "sbatch": "baton submit", "srun": "baton submit",
+}  # fmt: skip
+"""What people look for under a name that is no command, as they know it from elsewhere."""
+
 _HELP = """Baton gives the accelerators of many machines to the jobs of many teams, and bills them per GPU-second.
 
 Start with `baton demo`, or `baton up` and, in another terminal, `baton submit --gpus 1 -- python train.py`.
@@ -121,6 +129,11 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: Lazy(name, entry) for name, entry in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and (meant := ELSEWHERE.get(args[0])) is not None:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean '{meant}'?")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(

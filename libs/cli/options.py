@@ -23,6 +23,4 @@ KeysFolder = Annotated[
 ]
 NoHeader = Annotated[bool, typer.Option("--no-header", help="Leave the headings out.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")]
-JobArgument = Annotated[
-    str, typer.Argument(help="A job's id, or its first characters when no other has them.", metavar="JOB")
-]
+JobArgument = Annotated[str, typer.Argument(help="A job: its id, the beginning of it, or its name.", metavar="JOB")]

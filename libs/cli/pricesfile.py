@@ -22,6 +22,7 @@ an end is not included.
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -46,6 +47,8 @@ from schemas.prices import (
     Term,
 )
 
+_NO_BOOK = "is of the file of `baton up --prices` (deploy/prices.yaml), which is no price book"
+_HOW_A_BOOK_LOOKS = "write e.g. {device: H100, price: 2.99, from: 2026-01-01} (docs/billing.md#the-price-book)"
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PARTS_OF_A_MICROSECOND = re.compile(r"[.,][0-9]{7,}")
 _SECONDS_OF_A_ZONE = re.compile(r"[+-][0-9]{2}:?[0-9]{2}:?[0-9]{2}(\.[0-9]+)?")
@@ -186,9 +189,19 @@ def read_book(
         offered: kinds of device that the pool has, besides those of the catalogue.
         classes: the priority classes that there are; None: not known.
     """
-    document, file = read_model(
-        text, name, PricesFile, PricesFileError, "write `version: 1`, `currency: USD` and `prices: [...]`", ("price",)
-    )
+    try:
+        document, file = read_model(
+            text,
+            name,
+            PricesFile,
+            PricesFileError,
+            "write `version: 1`, `currency: USD` and `prices: [...]`",
+            ("price",),
+        )
+    except PricesFileError as e:
+        if of_the_other_form := next((p for p in e.problems if p.field.endswith(".micros_per_device_hour")), None):
+            raise PricesFileError(name, [replace(of_the_other_form, problem=_NO_BOOK, fix=_HOW_A_BOOK_LOOKS)]) from None
+        raise
     book = file.book
     wrong = [problem_at(document, p.place, f"{p.value} {p.problem}", p.fix) for p in problems(book, offered, classes)]
     if document.problems or wrong:

@@ -17,12 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from libs.cli.launch import ROOT, LaunchOptions, LocalStack
+from libs.cli.throwaway import emptied
 from libs.cli.tracefile import read_file, show_bad_rows
 from libs.cli.traces import TraceJob, UnknownColumns
 from libs.core.admission.evaluate import DEFAULT_CLASSES
 from schemas import subjects
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
 from schemas.resources import Resources
+from schemas.subjects import OPERATOR
 
 DEFAULT_FLEET = ROOT / "deploy" / "fleets" / "replay-8x8.yaml"
 TERMINAL = ("succeeded", "failed", "cancelled")
@@ -72,9 +74,9 @@ def command(
     priority_class: Annotated[str, typer.Option("--class", help="Priority class of all jobs.")] = "experiment",
     keep_types: Annotated[bool, typer.Option(help="Ask for the device types that the trace names.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the result.")] = Path("out/replay"),
-    state_dir: Annotated[Path, typer.Option(help="Where this instance keeps its state; emptied first.")] = Path(
-        ".baton/replay"
-    ),
+    state_dir: Annotated[
+        Path, typer.Option(help="Where its state is; what an earlier replay left there is removed.")
+    ] = Path(".baton/replay"),
 ) -> None:
     """Run a job trace through a Baton of its own and check the books. Exit code 1 when they disagree or no job ran."""
     console = Console(stderr=True)
@@ -109,16 +111,18 @@ async def _replay(
     fleet: Path,
     state_dir: Path,
 ) -> None:
-    import shutil
-
     from libs.client import connect
 
-    shutil.rmtree(state_dir, ignore_errors=True)
+    emptied(state_dir, "replay")
     teams = tuple(sorted({job.team for job in jobs}))
     console.print(f"starting Baton with {fleet.name} and {len(teams)} team(s)")
     options = LaunchOptions(state_dir=state_dir, teams=teams, fleet=fleet, real_node="none")
-    async with LocalStack(options) as cluster, await connect(cluster.address("operator"), operator=True) as operator:
-        clients = {team: await connect(cluster.address(team), team) for team in teams}
+    pool = options.pool  # said, as the teams are: BATON_POOL and BATON_TEAM are about another Baton
+    async with (
+        LocalStack(options) as cluster,
+        await connect(cluster.address(OPERATOR), OPERATOR, pool=pool) as operator,
+    ):
+        clients = {team: await connect(cluster.address(team), team, pool=pool) for team in teams}
         rejected = await _count_rejections(operator, outcome)
         began = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -9,6 +9,7 @@ from libs.cli.exits import UsageFault
 from libs.client import Baton, NotFound, connect
 from libs.client.sending import denied_when_closed, denied_when_unanswered
 from schemas.ids import JOB_ID_DIGITS, JOB_ID_PREFIX, is_job_id
+from schemas.subjects import OPERATOR
 
 T = TypeVar("T")
 
@@ -60,7 +61,8 @@ async def whole_id(baton: Baton, text: str) -> str:
             job.job_id: job for job in await baton.list(limit=_NEWEST) if job.job_id.startswith(JOB_ID_PREFIX + part[1])
         }
     if not found:
-        what = f"no job of {baton.team} is called {text!r}" + (", and no id begins so" if part else "")
+        of_team = f" of {baton.team}" if baton.team != OPERATOR else ""
+        what = f"no job{of_team} is called {text!r}" + (", and no id begins so" if part else "")
         raise NotFound(what, fix="see `baton get jobs`; a job is named by its id, the beginning of it, or its name")
     if len(found) > 1:
         some = ", ".join(f"{job.job_id[:20]} ({job.name}, {job.state.value})" for job in list(found.values())[:5])

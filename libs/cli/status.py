@@ -13,6 +13,7 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
     if output in (Format.JSON, Format.YAML):
         document(status, output)
         return
+    open_jobs = " of open jobs" if status.team else ""
     fields(
         [
             ("pool", status.pool),
@@ -27,8 +28,8 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
             ),
             ("jobs", ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()) if count)),
             *([("submits", f"put off: {status.busy}")] if status.busy else []),
-            ("grants", status.grants),
-            ("preemptions", status.preemptions),
+            ("grants" + open_jobs, status.grants),
+            ("preemptions" + open_jobs, status.preemptions),
             ("scheduling latency", _quantiles(status.scheduling_latency_ms)),
             ("queue wait", _quantiles(status.queue_wait_ms)),
             ("ledger", f"sequence {status.ledger_seq}" + (f", inbox {status.inbox_seq}" if not status.team else "")),

@@ -1,6 +1,8 @@
 """`baton submit`: jobs from a file (`-f job.yaml`, `-f -`) or one from the command line (`--gpus H100:4 -- python x.py`)."""
 
+import asyncio
 import sys
+import uuid
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
 from libs.cli.session import run, short
 from libs.client import Baton, Submitted
+from schemas.ids import job_id
 from schemas.yamlfile import MAX_BYTES
 
 
@@ -72,15 +75,15 @@ def command(
 ) -> None:
     """Ask for jobs to be run. Prints their ids; exits with 4 when admission refuses one, with every reason."""
     given = {
-        "name": name, "priority_class": priority_class, "workdir": workdir, "launch": launch,
+        "name": name, "class": priority_class, "workdir": workdir, "launch": launch,
         "pool": pool,
         "gpus": gpus, "share": share, "memory": memory, "mig": mig, "topology": topology, "role": role,
         "torus": torus, "min-devices": min_devices, "env": env, "label": label,
-        "time": time, "retries": retries, "grace": grace, "simulate": simulate,
+        "time": time, "retries": retries, "checkpoint-grace": grace, "simulate": simulate,
     }  # fmt: skip
     options = {flag: value for flag, value in given.items() if value not in (None, [])}
     if file is not None:
-        requests = from_file(file, [*options, *(["COMMAND"] if argv else [])])
+        requests = from_file(file, [*(f"--{flag}" for flag in options), *(["COMMAND"] if argv else [])])
     else:
         requests = [_from_options(options, argv or [])]
     if key is not None:
@@ -108,7 +111,13 @@ async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool,
     done: list[Submitted] = []
     for request in requests:
         _warn(request)
-        submitted = await baton.submit(request.spec, request.key or None, wait_admitted=wait_admitted)
+        key = request.key or uuid.uuid4().hex
+        try:
+            submitted = await baton.submit(request.spec, key, wait_admitted=wait_admitted)
+        except asyncio.CancelledError:  # Ctrl-C
+            job = job_id(baton.team, key)
+            hint(f"{job} may have been taken all the same: see `baton describe job {job}`, or `baton cancel {job}`")
+            raise
         done.append(submitted)
         if output in (Format.TABLE, Format.WIDE, Format.NAME):
             say(submitted.job_id)
@@ -152,6 +161,10 @@ def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
         raise UsageFault(
             "nothing to run: give a job file with -f, or a command after `--`, e.g. baton submit --gpus 1 -- python train.py"
         )
+    if len(argv) == 1 and argv[0].endswith((".yaml", ".yml", ".json")):
+        raise UsageFault(
+            f"{argv[0]} is a file and no command: to submit the jobs in it, write baton submit -f {argv[0]}"
+        )
     if argv and "simulate" in options:
         raise UsageFault("--simulate runs a timer and no command: leave out --simulate, or the command after `--`")
     from pydantic import ValidationError
@@ -163,58 +176,81 @@ def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
         return JobRequest(JobSpec.model_validate(_spec(options, argv)))
     except ValidationError as e:
         lines = [
-            f"{r.field}{f' = {r.value}' if r.value else ''}: {r.problem}; {r.fix}" for r in reasons_of(e, model=JobSpec)
+            f"{_option_of(r.field)}{f' = {r.value}' if r.value else ''}: {r.problem}; {r.fix}"
+            for r in reasons_of(e, model=JobSpec)
         ]
         raise UsageFault("\n".join(lines)) from None
-    except ValueError as e:
-        raise UsageFault(str(e)) from None
+
+
+def _option_of(field: str) -> str:
+    """The option that sets a field of the spec; the field itself where none does."""
+    return f"--{_SETS[field]}" if field in _SETS else field
+
+
+_SETS = {
+    "name": "name", "priority_class": "class", "workdir": "workdir", "launch": "launch", "pool": "pool",
+    "resources.memory_mib": "memory", "resources.mig_profile": "mig", "resources.torus": "torus",
+    "resources.min_devices": "min-devices", "time_limit_s": "time", "retry.on_failure": "retries",
+    "checkpoint.grace_s": "checkpoint-grace", "simulation.duration_s": "simulate",
+}  # fmt: skip
+"""Which option sets a field of the spec that may still be wrong when the option could be read."""
 
 
 def _spec(options: dict[str, Any], argv: list[str]) -> dict[str, Any]:
-    """The job spec that the options describe. Raises ValueError."""
+    """The job spec that the options describe. Raises UsageFault."""
     spec: dict[str, Any] = {"command": argv}
     resources: dict[str, Any] = {}
     for flag, value in options.items():
-        match flag:
-            case "gpus":
-                gpus = grammar.parse_gpus(value)
-                resources |= {"devices": gpus.devices, "types": gpus.types}
-                if gpus.memory_mib:
-                    resources["memory_mib"] = gpus.memory_mib
-            case "share":
-                resources["share_milli"] = grammar.parse_share(value)
-            case "memory":
-                if "memory_mib" in resources:
-                    raise ValueError("--memory and the @ of --gpus say the same: give one of them")
-                resources["memory_mib"] = grammar.parse_memory(value)
-            case "mig":
-                resources["mig_profile"] = value
-            case "topology":
-                resources["topology"] = grammar.parse_topology(value)
-            case "role":
-                resources["roles"] = [grammar.parse_role(item) for item in value]
-            case "torus":
-                box = grammar.parse_torus(value)
-                if "types" in box and resources.get("types"):
-                    raise ValueError("--torus and --gpus both name a type: give one of them")
-                resources |= box
-            case "min-devices":
-                resources["min_devices"] = value
-            case "label":
-                resources["labels"] = grammar.parse_env(value)
-            case "env":
-                spec["env"] = grammar.parse_env(value)
-            case "time":
-                spec["time_limit_s"] = grammar.parse_duration(value)
-            case "retries":
-                spec["retry"] = {"on_failure": value}
-            case "grace":
-                spec["checkpoint"] = {"grace_s": grammar.parse_duration(value)}
-            case "simulate":
-                spec["simulation"] = {"duration_s": grammar.parse_duration(value)}
-            case _:
-                spec[flag] = value
+        try:
+            _set(spec, resources, flag, value)
+        except ValueError as e:
+            raise UsageFault(f"--{flag}: {e}") from None
     return spec | ({"resources": resources} if resources else {})
+
+
+def _set(spec: dict[str, Any], resources: dict[str, Any], flag: str, value: Any) -> None:
+    """Writes what one option says into the spec, or its `resources`. Raises ValueError."""
+    match flag:
+        case "gpus":
+            gpus = grammar.parse_gpus(value)
+            resources |= {"devices": gpus.devices, "types": gpus.types}
+            if gpus.memory_mib:
+                resources["memory_mib"] = gpus.memory_mib
+        case "share":
+            resources["share_milli"] = grammar.parse_share(value)
+        case "memory":
+            if "memory_mib" in resources:
+                raise ValueError("the @ of --gpus says the same: give one of them")
+            resources["memory_mib"] = grammar.parse_memory(value)
+        case "mig":
+            resources["mig_profile"] = value
+        case "topology":
+            resources["topology"] = grammar.parse_topology(value)
+        case "role":
+            resources["roles"] = [grammar.parse_role(item) for item in value]
+        case "torus":
+            box = grammar.parse_torus(value)
+            if "types" in box and resources.get("types"):
+                raise ValueError("--gpus names a type, too: give one of them")
+            resources |= box
+        case "min-devices":
+            resources["min_devices"] = value
+        case "label":
+            resources["labels"] = grammar.parse_pairs(value)
+        case "env":
+            spec["env"] = grammar.parse_pairs(value)
+        case "time":
+            spec["time_limit_s"] = grammar.parse_duration(value)
+        case "retries":
+            spec["retry"] = {"on_failure": value}
+        case "class":
+            spec["priority_class"] = value
+        case "checkpoint-grace":
+            spec["checkpoint"] = {"grace_s": grammar.parse_duration(value)}
+        case "simulate":
+            spec["simulation"] = {"duration_s": grammar.parse_duration(value)}
+        case _:
+            spec[flag] = value
 
 
 def _shown(request: JobRequest) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def add(
     ring = ring_of(folder)
     team = name.partition(".")[0]
     _check_team(ring, team, returns)  # before a person's name is kept
-    name = _new_person(ring, name, pseudonym)
+    asked, name = name, _new_person(ring, name, pseudonym)
     with acting("team.add", name, reason, folder=ring.folder, url=url) as act:
         path = _checked(ring, name, admin, days)
         if returns and Leavers(ring.folder).forget(team):
@@ -118,6 +118,11 @@ def add(
                 f"{name!r} has a credential that an admin of its team had made: `baton team rotate` makes another"
             )
         tell_broker(ring, [team], folder, url)
+    if name != asked:
+        user = name.partition(".")[2]
+        hint(
+            f"{asked} speaks as the user {user}, in subjects and as BATON_USER; with --plain a user is called as it is here"
+        )
     say(str(path))
 
 

@@ -180,16 +180,19 @@ def _introduce(launch: LocalStack) -> None:
     team = launch.options.teams[0]
     elsewhere = launch.options.state_dir != Path(".baton") and "BATON_STATE_DIR" not in os.environ
     prefix = f"BATON_STATE_DIR={_relative(str(launch.state_dir))} " if elsewhere else ""
-    flag = f" --team {team}" if len(launch.options.teams) > 1 else ""
+    teams = sorted({*launch.options.teams, *launch.keyring.teams})  # those of earlier starts stay
+    flag = f" --team {team}" if len(teams) > 1 else ""
     stays = "data and this machine's jobs stay" if launch.options.keep_jobs else "data stays"
     fields(
         [
             ("submit", f"{prefix}baton submit{flag} {_example(launch)}"),
             ("look", f"{prefix}baton get nodes"),
-            ("teams", ", ".join(launch.options.teams)),
+            ("teams", ", ".join(teams)),
             (
                 "a team may",
-                f"what {quotas} says" if (quotas := launch.options.quotas) else f"{SHIPPED.text()}; --quotas says else",
+                f"what {quotas} says"
+                if (quotas := launch.options.quotas)
+                else f"{SHIPPED.text()}; a file for --quotas changes that",
             ),
             *((("walls", walls),) if (walls := launch.walls()) else ()),
             ("credentials", f"{_relative(str(launch.keyring.creds))}/: one for each team"),

@@ -45,7 +45,7 @@ def read_model(
         return document, model.model_validate(_as_written(document, exact))
     except ValidationError as e:
         found = [
-            problem_at(document, tuple(detail["loc"]), _told(reason, detail), reason.fix.replace("send ", "write "))
+            problem_at(document, tuple(detail["loc"]), told(reason, detail), reason.fix.replace("send ", "write "))
             for reason, detail in zip(reasons_of(e, model=model), e.errors(include_url=False), strict=False)
         ]
         known = {(p.line, p.field) for p in document.problems}
@@ -59,7 +59,7 @@ def problem_at(document: Document, path: Path, problem: str, fix: str) -> YamlPr
     return YamlProblem(line, column, dotted(path), problem, fix)
 
 
-def _told(reason: Reason, detail: ErrorDetails) -> str:
+def told(reason: Reason, detail: ErrorDetails) -> str:
     """The value and what is wrong with it; of a whole map or list its place says enough."""
     scalar = not isinstance(detail["input"], dict | list | tuple)
     return f"{clip(reason.value, _VALUE)}: {reason.problem}" if scalar and reason.value else reason.problem

@@ -118,7 +118,8 @@ def _denied_since(nats: Client, before: Exception | None) -> Denied | None:
     return Denied(
         "the credential does not allow this",
         str(error).removeprefix("nats: "),
-        "use a team's credential, and speak as that team (BATON_TEAM), or an operator's",
+        "speak as the team and the user of the credential (BATON_TEAM, BATON_USER; without either it says who you are), "
+        "or use an operator's",
     )
 
 

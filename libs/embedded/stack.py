@@ -201,7 +201,9 @@ def _lock(state_dir: Path) -> IO[str]:
         lock.seek(0)
         owner = lock.read().strip() or "unknown"
         lock.close()
-        raise StateDirLocked(f"{state_dir} is in use by pid {owner}: stop it or choose another directory") from None
+        raise StateDirLocked(
+            f"{state_dir} is in use by pid {owner}: stop it, or choose another state directory (--state-dir)"
+        ) from None
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")
     lock.flush()

@@ -77,7 +77,7 @@ def test_a_book_may_list_more_than_a_strangers_file_may(tmp_path: Path) -> None:
         ("currency: USD\nprices: [{model: '*', micros_per_device_hour: 1}]", r"prices\.0\.model"),
         ("currency: dollars\nprices: [{model: H100, micros_per_device_hour: 1}]", "currency"),
         ("currency: USD\nprices: [{model: H100, price: 1}]", r"prices\.0\.micros_per_device_hour.*prices\.0\.price"),
-        ("currency: USD\nprices: [{model: H100, micros_per_device_hour: -1}]", "greater than or equal to 0"),
+        ("currency: USD\nprices: [{model: H100, micros_per_device_hour: -1}]", "-1: too small: use at least 0"),
         ("currency: [", "not YAML"),
         (
             "currency: USD\nprices:\n- {model: H100, micros_per_device_hour: 1_0}",
@@ -174,7 +174,8 @@ def test_without_a_file_or_a_word_in_it_teams_have_the_limits_that_are_shipped(t
     path.write_text("intake: {}\nteams: {}\n")
     assert load_intake(path) == {}
     assert (
-        "100,000 open jobs, 1,000 kinds of them in a pool, 1,000 submits a second (100,000 at once)" in SHIPPED.text()
+        "100,000 open jobs, of 1,000 different shapes in a pool, 1,000 submits a second (100,000 at once)"
+        in SHIPPED.text()
     )
     assert IntakeLimits().text() == "no limit"
 
@@ -190,7 +191,7 @@ def test_what_a_team_may_ask_for_stands_in_the_same_file(tmp_path: Path) -> None
     all_may = IntakeLimits(open_jobs=9, bytes_per_s=1000)
     assert load_intake(path) == {EVERYBODY: all_may, "a": IntakeLimits(open_jobs=None, bytes_per_s=1000)}
     path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 0}}\n")
-    with pytest.raises(ValueError, match=r"teams.a.intake.open_jobs: 0: .*greater than or equal to 1: use at least 1"):
+    with pytest.raises(ValueError, match=r"teams.a.intake.open_jobs: 0: .*too small: use at least 1"):
         AdmissionSettings(teams=path)
     path.write_text("teams:\n  a: {devices: 1, intake: {queue: 5}}\n")
     with pytest.raises(BadFile, match=r"teams.a.intake.queue: 5: unknown field: remove it"):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -17,9 +18,10 @@ from libs.bus.creds import Address, at
 from libs.cli.main import main
 from libs.client import Baton
 from libs.walls.keyring import Keyring
+from schemas.ids import job_id
 from schemas.jobs import JobSpec
 from schemas.subjects import DEAD, REQUESTS, cancel
-from tests.client.fakes import Fakes
+from tests.client.fakes import Fakes, until
 from tests.kit.commands import fork
 
 BATON = [sys.executable, "-m", "libs.cli"]
@@ -100,9 +102,17 @@ def test_help_loads_nothing_heavy() -> None:
         (("submit", "--gpus", "4:H100", "--", "x"), "e.g. H100:4"),
         (("submit", "--gpus", "2", "--share", "0.5", "--", "x"), "share_milli below 1000 shares one device"),
         (("submit", "--simulate", "3s", "--", "true"), "--simulate runs a timer and no command"),
-        (("submit", "--time", "soon", "--", "x"), "'soon' is not a duration"),
-        (("submit", "--gpus", "1@40GiB", "--memory", "1GiB", "--", "x"), "--memory and the @ of --gpus"),
-        (("submit", "-f", "-", "--gpus", "1"), "exclude each other"),
+        (("submit", "--time", "soon", "--", "x"), "--time: 'soon' is not a duration"),
+        (("submit", "--checkpoint-grace", "60", "--", "x"), "--checkpoint-grace: '60' is not a duration"),
+        (("submit", "--label", "zone", "--", "x"), "--label: 'zone' is not a name and a value"),
+        (("submit", "--class", "Production", "--", "x"), "--class = Production: has characters or a form"),
+        (("submit", "--retries", "-1", "--", "x"), "--retries = -1: too small; use at least 0"),
+        (("submit", "job.yaml"), "write baton submit -f job.yaml"),
+        (("jobs",), "No such command 'jobs'. Did you mean 'baton get jobs'?"),
+        (("sbatch", "x.sh"), "Did you mean 'baton submit'?"),
+        (("describe", "train"), "Write baton describe job train, or baton describe node train"),
+        (("submit", "--gpus", "1@40GiB", "--memory", "1GiB", "--", "x"), "--memory: the @ of --gpus says the same"),
+        (("submit", "-f", "-", "--gpus", "1"), "-f and --gpus exclude each other"),
         (
             ("bill", "--by", "mood"),
             "--by mood: not understood; use team, user, job, attempt, device, class",
@@ -236,6 +246,23 @@ async def test_submit_prints_the_id_and_nothing_else(urls: dict[str, Address], f
     assert result.code == 0
     assert result.out.strip() in fakes.jobs
     assert await baton("submit", "--key", key, "--", "true", url=urls["blue"]) == result
+
+
+async def test_ctrl_c_while_admission_is_waited_for_says_which_job_may_have_been_taken(
+    urls: dict[str, Address], fakes: Fakes
+) -> None:
+    fakes.silent = True
+    before = len(fakes.submits)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    process = await asyncio.create_subprocess_exec(
+        *BATON, "submit", "--", "true", cwd=ROOT, env=clean | at(urls["blue"]).environ(), stderr=asyncio.subprocess.PIPE
+    )
+    await until(lambda: len(fakes.submits) > before)
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    job = job_id("blue", fakes.submits[-1][2].client_key)
+    assert process.returncode == 130
+    assert f"{job} may have been taken all the same" in err.decode()
 
 
 async def test_a_secret_is_taken_and_warned_about(urls: dict[str, Address], fakes: Fakes, key: str) -> None:

@@ -15,8 +15,10 @@ from rich.console import Console
 
 from libs.cli.demo import checks, load
 from libs.cli.demo.follow import Stuck
-from libs.cli.demo.play import Demo, fresh
+from libs.cli.demo.play import Demo
 from libs.cli.demo.screen import Screen
+from libs.cli.exits import UsageFault
+from libs.cli.throwaway import emptied
 from libs.embedded import StateDirLocked
 from libs.embedded.records import read_processes
 from libs.report.document import Step
@@ -144,18 +146,24 @@ def test_a_terminal_gets_a_panel(run: Run):
     assert "a check" in text
 
 
-def test_only_a_demos_directory_is_removed(tmp_path: Path):
-    (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(FileExistsError):
-        fresh(tmp_path)
-    (tmp_path / "lock").touch()
-    with open(tmp_path / "lock") as lock:
+def test_only_what_a_demo_has_made_is_removed(tmp_path: Path):
+    """Seen: `baton replay --state-dir` emptied any folder, and `baton demo --state-dir` that of a `baton up` that had ended."""
+    home, instance, mine = tmp_path / "home", tmp_path / "instance", tmp_path / "demo"
+    for folder, file in ((home, "mine.txt"), (instance, "lock"), (instance, "keys.json")):
+        folder.mkdir(exist_ok=True)
+        (folder / file).write_text("precious")
+    for folder in (home, instance):
+        with pytest.raises(UsageFault, match="is not empty, and no demo has marked it as its own: remove it, or"):
+            emptied(folder, "demo")
+    assert [path.read_text() for path in sorted(tmp_path.rglob("*.*"))] == ["precious"] * 2
+    emptied(mine, "demo")
+    (mine / "keys.json").touch()
+    with open(mine / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(StateDirLocked):
-            fresh(tmp_path)
-    assert (tmp_path / "mine.txt").exists()
-    fresh(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+            emptied(mine, "demo")
+    emptied(mine, "demo")
+    assert not (mine / "keys.json").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------- for real

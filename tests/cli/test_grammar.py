@@ -7,9 +7,9 @@ import pytest
 from libs.cli.grammar import (
     Gpus,
     parse_duration,
-    parse_env,
     parse_gpus,
     parse_memory,
+    parse_pairs,
     parse_role,
     parse_share,
     parse_topology,
@@ -45,6 +45,9 @@ def test_device_requests(text: str, gpus: Gpus) -> None:
         ("H100", "H100:1"),
         ("4:H100", "H100:4"),
         ("8xA100", "A100:8"),
+        ("A100x8", "A100:8"),
+        ("H100=2", "H100:2"),
+        ("0.5", "--share 0.5"),
         ("None", "'None' is not a device request: write [type:]count[@memory], e.g. H100:1"),
         ("4:true", "e.g. H100:1"),
         ("", "H100:4"),
@@ -124,10 +127,10 @@ def test_wrong_shares(text: str) -> None:
 
 
 def test_environment() -> None:
-    assert parse_env(["A=1", "B=x=y", "C=", "A=2"]) == {"A": "2", "B": "x=y", "C": ""}
+    assert parse_pairs(["A=1", "B=x=y", "C=", "A=2"]) == {"A": "2", "B": "x=y", "C": ""}
     for wrong in ("A", "=1", ""):
         with pytest.raises(ValueError, match="NAME=VALUE"):
-            parse_env([wrong])
+            parse_pairs([wrong])
 
 
 @pytest.mark.parametrize(

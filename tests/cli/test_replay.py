@@ -29,8 +29,13 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """With what a shell has in which somebody works with another Baton: the replay is one of its own."""
     return subprocess.run(
-        [Path(sys.executable).with_name("baton"), "replay", *arguments], capture_output=True, text=True, timeout=380
+        [Path(sys.executable).with_name("baton"), "replay", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=380,
+        env={**os.environ, "BATON_TEAM": "elsewhere", "BATON_USER": "ana", "BATON_POOL": "west"},
     )
 
 

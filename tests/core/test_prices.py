@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -109,6 +110,15 @@ def test_what_is_wrong_with_a_book_is_said_with_line_field_and_fix(text: str, li
     assert wrong(HEAD + text) == [(line, field)]
 
 
+def test_the_shipped_file_of_prices_is_no_book_and_is_told_so_once() -> None:
+    with pytest.raises(PricesFileError) as told:
+        read_book((Path(__file__).parents[2] / "deploy/prices.yaml").read_text(), "prices.yaml")
+    (problem,) = told.value.problems
+    assert (problem.line, problem.field) == (10, "prices.0.micros_per_device_hour")
+    assert "no price book" in str(told.value)
+    assert "price: 2.99" in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("field", "said", "fix"),
     [
@@ -116,7 +126,7 @@ def test_what_is_wrong_with_a_book_is_said_with_line_field_and_fix(text: str, li
         ("price", "1000000000", "correct the value"), ("from", "20260101", "write e.g. 2026-01-01"),
         ("from", "tomorrow", "write e.g. 2026-01-01"), ("from", "'2026-01-01 00:00'", "end it with Z"),
         ("to", "2026-02-30", "write e.g. 2026-01-01"), ("to", "9999-01-01", "correct the year"),
-        ("term", "forever", "use 'standard', 'spot' or 'reservation'"), ("class", "Gold", "match"),
+        ("term", "forever", "use 'standard', 'spot' or 'reservation'"), ("class", "Gold", "small letters: gold"),
         ("device", "Z100", "correct the device"), ("colour", "red", "known here: class, device"),
     ],
 )  # fmt: skip

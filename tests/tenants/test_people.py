@@ -46,6 +46,7 @@ async def test_the_command_knows_people_by_their_names(tmp_path: Path) -> None:
         path = Path(added.out.strip())
         assert (added.code, path.is_file(), "ana" in path.name) == (0, True, False), added.err
         assert [name for name in cluster.keyring.users("red") if "ana" in name] == []
+        assert f"red.ana speaks as the user {path.stem.partition('.')[2]}, in subjects and as BATON_USER" in added.err
         before = path.read_text()
         assert (await team("rotate", "red.ana")).out == added.out
         assert path.read_text() != before
@@ -54,7 +55,7 @@ async def test_the_command_knows_people_by_their_names(tmp_path: Path) -> None:
         assert not path.exists()
         assert (await team("erase", "red.ana")).code == 3
         plain = await team("add", "red.ben", "--plain")
-        assert Path(plain.out.strip()).name == "red.ben.creds", plain.err
+        assert (Path(plain.out.strip()).name, plain.err) == ("red.ben.creds", "")
         assert (await team("add", "red.ben")).out == plain.out, "who has a credential by its name keeps it"
 
 

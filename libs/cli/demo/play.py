@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +14,10 @@ from libs.cli.demo.follow import DemoLedger, Stuck
 from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, DemoJob
 from libs.cli.demo.screen import Screen
 from libs.cli.launch import REAL, ROOT, SIMULATED, LaunchOptions, LocalStack
+from libs.cli.throwaway import emptied
 from libs.client import Baton, connect
 from libs.client.errors import NotFound
-from libs.embedded import EventKind, StateDirLocked
+from libs.embedded import EventKind
 from libs.report import Report, Step, collect, write
 from libs.report.facts import Facts, JobFacts
 from schemas.ids import job_id
@@ -63,7 +62,7 @@ class Demo:
     async def play(self) -> DemoResult:
         """Raises Stuck when something does not happen in time, and what `LocalStack` and the client raise."""
         began = time.monotonic()
-        fresh(self.state_dir)
+        emptied(self.state_dir, "demo")
         self.screen.phase("start NATS, Valkey, the document store, nine services, two agents")
         async with self._launched() as launch, self._connected(launch) as follower:
             self.screen.facts = lambda: follower.facts
@@ -150,10 +149,13 @@ class Demo:
 
     @contextlib.asynccontextmanager
     async def _connected(self, launch: LocalStack) -> AsyncIterator[DemoLedger]:
+        pool = launch.options.pool  # said: BATON_POOL is about another Baton
         async with contextlib.AsyncExitStack() as stack:
             for team in TEAMS:
-                self._clients[team] = await stack.enter_async_context(await connect(launch.address(team), team))
-            operator = await stack.enter_async_context(await connect(launch.address("operator"), OPERATOR))
+                self._clients[team] = await stack.enter_async_context(
+                    await connect(launch.address(team), team, pool=pool)
+                )
+            operator = await stack.enter_async_context(await connect(launch.address(OPERATOR), OPERATOR, pool=pool))
             self._clients[OPERATOR] = operator
             yield await stack.enter_async_context(DemoLedger(operator, self.state_dir / "logs"))
 
@@ -232,21 +234,3 @@ def _running(facts: Facts, job: str) -> bool:
 
 def _ended(facts: Facts, jobs: Sequence[str]) -> bool:
     return all(job in facts.jobs and facts.jobs[job].finished_us for job in jobs)
-
-
-def fresh(state_dir: Path) -> None:
-    """An empty directory for this run; what an earlier demo left in it is removed.
-
-    Raises StateDirLocked when a demo runs there, FileExistsError when it is not a demo's.
-    """
-    lock = state_dir / "lock"
-    if state_dir.exists() and any(state_dir.iterdir()):
-        if not lock.exists():
-            raise FileExistsError(17, "Not empty, and not of an earlier demo", str(state_dir))
-        with open(lock) as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StateDirLocked(f"a demo runs in {state_dir}: let it end, or give --state-dir") from None
-            shutil.rmtree(state_dir)
-    state_dir.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ async def _stage(scenarios: Sequence[ScenarioFile], home: Path) -> AsyncIterator
         for who in [*speak, OPERATOR]:
             team, _, user = who.partition(".")
             clients[who] = await stack.enter_async_context(
-                await connect(launch.address(who), team, user=user or "default")
+                await connect(launch.address(who), team, user=user or "default", pool=options.pool)
             )
         yield ScenarioStage(clients, live=True, patience_s=PATIENCE_S)
 

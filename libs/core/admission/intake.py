@@ -69,7 +69,7 @@ class IntakeLimits(Strict):
         )
         said = [f"{self.open_jobs:,} open jobs"] if self.open_jobs is not None else []
         if self.open_kinds is not None:
-            said.append(f"{self.open_kinds:,} kinds of them in a pool")
+            said.append(f"of {self.open_kinds:,} different shapes in a pool")
         for per_s, burst, what in rates:
             if per_s is not None:
                 said.append(f"{per_s:,.12g} {what} ({burst or 10 * per_s:,.12g} at once)")
