@@ -59,16 +59,16 @@ def write_private(path: Path, text: str, *, whose: Path | None = None) -> None:
     os.replace(draft, path)
 
 
-_KILLED_S = 5.0
-"""How long a killed process may take to be gone, s."""
-
-
 def open_lock(path: Path) -> IO[str]:
     """A file for `flock` that only its owner can open: who can open one, for reading too, can hold its lock for ever."""
     lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a+")
     if stat.S_IMODE(os.fstat(lock.fileno()).st_mode) != 0o600:  # of an older release
         os.fchmod(lock.fileno(), 0o600)
     return lock
+
+
+_KILLED_S = 5.0
+"""How long a killed process may take to be gone, s."""
 
 
 def kill_leftovers(state_dir: Path) -> list[str]:
