@@ -28,6 +28,11 @@ def test_the_tests_of_undone_mends_exist_and_the_page_shows_them() -> None:
     assert undone.page(text) == text, "run python -m tests.faults.undone"
 
 
+def test_each_mend_stands_once_in_its_file() -> None:
+    moved = [(one.file, one.mend) for one in undone.MENDS if (undone.ROOT / one.file).read_text().count(one.mend) != 1]
+    assert moved == [], "a mend that moved can't be undone: write down where it stands now"
+
+
 def test_the_page_shows_the_matrix() -> None:
     text = PAGE.read_text()
     assert page(text) == text, "run python -m tests.faults.matrix"

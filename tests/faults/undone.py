@@ -20,13 +20,17 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reliability.md"
 BEGIN, END = "<!-- undone: begin -->", "<!-- undone: end -->"
 LIMIT_S = 240
+COMPILED = ("services/agent/keeper/native", "libs/core/placement/native")
 
 
 def tracked(folder: Path) -> None:
-    """A copy of the files of this checkout, those that are not committed, too."""
-    names = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    """A copy of the files of this checkout, those that are not committed, too, and what was compiled."""
+    names = "".join(
+        subprocess.run(
+            ["git", "ls-files", *which, "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for which in (("-co",), ("-oi", *COMPILED))
+    )
     subprocess.run(["tar", "-c", "-T", "-", "-f", f"{folder}.tar"], cwd=ROOT, input=names, text=True, check=True)
     folder.mkdir()
     subprocess.run(["tar", "-x", "-f", f"{folder}.tar", "-C", str(folder)], check=True)
