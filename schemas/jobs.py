@@ -94,8 +94,8 @@ class CheckpointPolicy(Strict):
 
 class RetryPolicy(Strict):
     """What happens when an attempt ends without success. A failure of the job costs `on_failure`. What it runs on may fail
-    as often as it likes, but not again and again at once. Preemption and a node that leaves in good order cost nothing
-    (docs/lifecycle.md)."""
+    as often as it likes. From the second failure or loss in a row on, the job waits before it is started again, each time
+    longer. Preemption and a node that leaves in good order cost nothing (docs/lifecycle.md)."""
 
     on_lost: int = Field(
         default=3,

@@ -337,8 +337,12 @@ class JobRequeued(Fact):
     reason: str
     resume: Checkpoint | None = None
     losses: int = Field(default=0, ge=0, description="attempts that were lost in a row, none of them after a good run")
+    failures: int = Field(
+        default=0, ge=0, description="attempts that failed by themselves in a row, none of them after a good run"
+    )
     not_before_us: Micros | None = Field(
-        default=None, description="it is granted nothing before, in ledger time: it was lost several times in a row"
+        default=None,
+        description="it is granted nothing before, in ledger time: it was lost or failed several times in a row",
     )
 
 

@@ -194,7 +194,8 @@ def silent() -> World:
 
 
 def lost_again() -> World:
-    """What jobs run on is lost again and again: one waits longer each time and ends, one had a good run between."""
+    """What jobs run on is lost again and again: one waits longer each time and ends, one had a good run between. Another fails
+    again and again by itself, and waits as long."""
     w = World(node("n0", 1), node("n1", 1))
     unlucky = w.submit(job("unlucky"))
     lucky = w.submit(job("lucky"))
@@ -208,6 +209,11 @@ def lost_again() -> World:
             w.started(lucky)
     assert w.decider.state.finished_by_state == {"failed": 1}
     w.released(lucky)
+    clumsy = w.submit(job("clumsy", retry=RetryPolicy(on_failure=5)))
+    for _ in range(3):
+        w.released(clumsy, exit_code=1)
+        w.send(inbox.Tick(), after_us=60 * S)
+    w.released(clumsy)
     return w
 
 

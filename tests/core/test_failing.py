@@ -7,7 +7,7 @@ import pytest
 
 from libs.core.billing.accounts import Account, Accounts
 from libs.core.scheduling.failing import AT_ONCE_US, EACH, IN_A_ROW, MOST_PART
-from libs.core.state.formats import FORMAT_OF
+from libs.core.state.formats import BACK_OFF_FAILURES, FORMAT_OF
 from schemas import inbox
 from schemas.attempts import Category
 from schemas.jobs import RetryPolicy
@@ -109,7 +109,7 @@ def test_a_hostile_team_and_two_with_a_slip_do_not_either() -> None:
 
 
 def test_the_same_job_again_and_again_counts_once() -> None:
-    world, often = World(node("n0"), node("n1")), RetryPolicy(on_failure=100)
+    world, often = World(node("n0"), node("n1"), allowed=BACK_OFF_FAILURES - 1), RetryPolicy(on_failure=100)
     for one in [world.submit(job("one", team=team, retry=often)) for team in TEAMS]:
         for _ in range(IN_A_ROW):
             fails(world, one)

@@ -8,7 +8,7 @@ from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.scheduling.retry import POLICY, Budget, Ending, classify, decide, in_a_row, used, wait_us
 from libs.core.scheduling.retry.losses import FIRST_WAIT_US, GOOD_RUN_US, IN_A_ROW, LONGEST_WAIT_US
-from libs.core.state.formats import FIRST, NEWEST
+from libs.core.state.formats import BACK_OFF_FAILURES, FIRST, NEWEST
 from schemas import inbox
 from schemas.attempts import Category, Cause, Outcome
 from schemas.jobs import JobState, RetryPolicy
@@ -69,10 +69,10 @@ def test_a_job_that_must_not_run_twice_says_so_and_one_that_bears_more_may_say_s
 
 
 def test_a_good_run_begins_the_count_anew_and_a_short_one_shows_nothing() -> None:
-    assert in_a_row(3, GOOD_RUN_US - 1, lost=True) == 4
-    assert in_a_row(3, GOOD_RUN_US - 1, lost=False) == 3
-    assert in_a_row(3, GOOD_RUN_US, lost=True) == 1
-    assert in_a_row(3, GOOD_RUN_US, lost=False) == 0
+    assert in_a_row(3, GOOD_RUN_US - 1, again=True) == 4
+    assert in_a_row(3, GOOD_RUN_US - 1, again=False) == 3
+    assert in_a_row(3, GOOD_RUN_US, again=True) == 1
+    assert in_a_row(3, GOOD_RUN_US, again=False) == 0
 
 
 def test_the_first_loss_costs_no_time_and_each_further_one_twice_as_much_up_to_a_bound() -> None:
@@ -225,6 +225,56 @@ def test_who_waits_after_losses_keeps_no_place_in_its_queue_and_says_why(world) 
     world.send(inbox.CancelRequested(job_id=single, team="research", reason="enough"))
     assert world.state_of(single) == "ended"
     world.send(inbox.Tick(), after_us=10 * S)
+
+
+def test_a_job_that_fails_again_and_again_waits_longer_each_time_until_its_budget_is_spent(world) -> None:
+    single = world.submit(job("single", retry=RetryPolicy(on_failure=4)))
+    waits = []
+    for failures in range(1, 5):
+        told = requeued(failed(world, single))
+        assert (told.failures, told.losses) == (failures, 0)
+        waits.append((told.not_before_us - world.now_us) // S if told.not_before_us else 0)
+        if waits[-1]:
+            state = world.decider.state
+            why = explain(state, state.jobs[single], Reasons(state)).text
+            assert f"because it failed {failures} times in a row (in all: user-error {failures} times); " in why
+            assert f"(failed {failures} times in a row: it is started again in {waits[-1]} s)" in told.reason
+            world.send(inbox.Tick(), after_us=waits[-1] * S - 1000)
+            assert world.state_of(single) == "queued"
+            world.send(inbox.Tick())
+        assert world.attempt(single) == failures + 1
+    assert waits == [0, 5, 10, 20]
+    failed(world, single)
+    assert world.decider.state.finished_by_state == {"failed": 1}
+
+
+def test_a_service_that_ran_well_before_it_failed_is_started_again_at_once(world) -> None:
+    single = world.submit(job("single", retry=RetryPolicy(on_failure=100)))
+    for attempt in range(1, 6):
+        world.started(single)
+        world.send(inbox.Tick(), after_us=GOOD_RUN_US)
+        told = requeued(failed(world, single))
+        assert (told.failures, told.not_before_us) == (1, None)
+        assert world.attempt(single) == attempt + 1
+
+
+def test_losses_and_failures_are_counted_apart(world) -> None:
+    single = world.submit(job("single", retry=RetryPolicy(on_failure=5)))
+    failed(world, single)
+    told = requeued(lose(world, single))
+    assert (told.failures, told.losses, told.not_before_us) == (1, 1, None)
+    told = requeued(failed(world, single))
+    assert (told.failures, told.losses, told.not_before_us) == (2, 1, world.now_us + FIRST_WAIT_US)
+
+
+def test_while_readers_live_that_know_no_wait_after_failures_nobody_waits_after_them() -> None:
+    world = World(node("n0"), node("n1"), allowed=BACK_OFF_FAILURES - 1)
+    single = world.submit(job("single", retry=RetryPolicy(on_failure=5)))
+    for attempt in range(1, 4):
+        told = requeued(failed(world, single))
+        assert (told.failures, told.not_before_us) == (0, None)
+        assert world.attempt(single) == attempt + 1
+    world.check()
 
 
 def test_while_older_readers_live_nobody_waits_after_losses() -> None:

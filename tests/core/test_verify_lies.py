@@ -683,6 +683,15 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a job waits after its first loss": (LOST, changed("job.requeued", _later), "I3"),
     "losses are not told": (LOST, changed("job.requeued", with_(losses=0, not_before_us=None), 4), "I3"),
     "losses begin anew": (LOST, changed("job.requeued", with_(losses=1, not_before_us=None), 5, of="unlucky"), "I3"),
+    "a job that failed again does not wait": (LOST, changed("job.requeued", with_(not_before_us=None), 1, of="clumsy"), "I3"),
+    "a job that failed again waits a second less": (
+        LOST, changed("job.requeued", _waiting(lambda us: us - S), 1, of="clumsy"), "I3"
+    ),
+    "a job that failed twice waits as after the third": (
+        LOST, changed("job.requeued", _waiting(lambda us: us + 5 * S), 1, of="clumsy"), "I3"
+    ),
+    "failures are not told": (LOST, changed("job.requeued", with_(failures=0, not_before_us=None), 1, of="clumsy"), "I3"),
+    "a failure is told of a job that was lost": (LOST, changed("job.requeued", with_(failures=1), 0, of="unlucky"), "I3"),
     "a job waits for nothing": (END, changed("job.requeued", _later, of="failing"), "I3"),
     # ------------------------------------------------------------------------------------------ nodes and leases (I8)
     "a lease ended and the node did not leave": (END, left_out("node.left"), "I8"),

@@ -1,5 +1,7 @@
 """Ledgers that look like lies and are none: the checker says nothing of them."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from libs.core.projections.verify import hosts, outcomes
@@ -54,8 +56,14 @@ def test_the_lives_of_a_restored_ledger_end_before_a_tick_says_how_late_it_is(re
 def test_while_older_readers_live_the_clock_jumps_untold(declared: int | None) -> None:
     """What they do not know is not written."""
     newer = ("lease.granter", "clock.jumped")
+
+    def known(record: led.LedgerRecord) -> Iterator[led.LedgerEvent]:
+        for e in record.events:
+            if e.kind not in newer:
+                yield e.model_copy(update={"failures": 0}) if isinstance(e, led.JobRequeued) else e
+
     records = [
-        record.model_copy(update={"format": declared, "events": tuple(e for e in record.events if e.kind not in newer)})
+        record.model_copy(update={"format": declared, "events": tuple(known(record))})
         for record in records_of(ON_A_CLOCK)
     ]
     assert report(records).ok

@@ -30,7 +30,14 @@ from tests.ledger.world import POOL, World
 
 __all__ = ["old_code"]
 SCRIPT = Path(__file__).with_name("old_follower.py")
-KEPT = ["5db54e7308f32119", "63c7132fe3f5bdeb", "e3b0c44298fc1c14", "92015fc898c1d74a", "1ede5470f3c739d2"]
+KEPT = [
+    "5db54e7308f32119",
+    "63c7132fe3f5bdeb",
+    "e3b0c44298fc1c14",
+    "92015fc898c1d74a",
+    "1ede5470f3c739d2",
+    "e3b0c44298fc1c14",
+]
 """Hash of each list of `KINDS`."""
 OLD = Declared(pool=POOL, name="telemetry", process="h-1", release="0.1.0", format=FIRST, position=7, resume=5)
 

@@ -36,7 +36,6 @@ SPARED = "spared"
 """The reason of a job to which others would give way, were it not for a limit on preemption."""
 ESTIMATED = 4
 """Jobs of a list, the first ones, whose start is worked out: each costs some searches."""
-_LOSSES = tuple(category for category, rule in retry.POLICY.items() if rule.budget is retry.Budget.INFRASTRUCTURE)
 
 
 def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR) -> Explanation:
@@ -146,13 +145,23 @@ def _reason(reasons: Reasons, key: QueueKey) -> str:
 
 def _backs_off(state: State, job: Job) -> str:
     wait_s = max(1, (job.not_before_us - state.t_us + 999_999) // 1_000_000)
-    what = ", ".join(
-        f"{category.value} {job.endings[category]} times" for category in _LOSSES if category in job.endings
-    )
+    why = [
+        f"it {what} {times} times in a row (in all: {_in_all(job, budget)})"
+        for what, times, budget in (
+            ("was lost", job.losses, retry.Budget.INFRASTRUCTURE), ("failed", job.failures, retry.Budget.USER),
+        )
+        if times > 1
+    ]  # fmt: skip
     return (
-        f"it waits for another {wait_s} s, because it was lost {job.losses} times in a row (in all: {what}); every further "
-        "loss doubles the wait, a run of ten minutes ends it"
+        f"it waits for another {wait_s} s, because {' and '.join(why)}; every further time doubles the wait, "
+        "up to five minutes, and a run of ten minutes ends it"
     )
+
+
+def _in_all(job: Job, budget: retry.Budget) -> str:
+    """How often it came to each kind of end that this budget pays for."""
+    kinds = [category for category, rule in retry.POLICY.items() if rule.budget is budget and category in job.endings]
+    return ", ".join(f"{kind.value} {job.endings[kind]} times" for kind in kinds)
 
 
 def _queued(job: Job, reason: str, position: int = 0, start: ExpectedStart | None = None) -> QueuedJob:

@@ -24,7 +24,7 @@ then each decision falls back to what the format before it could say:
     period.closed           refused: the period stays open
     budgets.applied         refused, and with it all that is told of budgets
     disk-limit              `user-error`, as the agent says beside it
-    a back-off              left out of job.requeued: a job that was lost again runs again at once
+    a back-off              left out of job.requeued: a job that was lost again, or failed again, runs again at once
 """
 
 from collections.abc import Mapping
@@ -48,6 +48,7 @@ KINDS: tuple[frozenset[str], ...] = (
     frozenset(),  # no kinds: rules that came while records of the second format were written (below)
     frozenset({"devices.reserved", "node.cordoned", "node.uncordoned"}),
     frozenset({"devices.fragmented"}),
+    frozenset(),  # no kinds: jobs that fail wait, too
 )  # fmt: skip
 """What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
 and knows just these. A new kind begins the next list, however soon that comes. So does a rule by which the checker would find
@@ -65,7 +66,9 @@ NEWEST = max(len(KINDS), *FORMAT_OF.values())
 DISK_LIMIT = 2
 """From this format on, `devices.freed` and `attempt.closed` may have the category of that name; before, `user-error`."""
 BACK_OFF = 2
-"""From this format on, `job.requeued` may say that its job must wait."""
+"""From this format on, `job.requeued` may say that its job must wait: it was lost several times in a row."""
+BACK_OFF_FAILURES = 6
+"""From this format on, also because it failed."""
 CREDITED = 4
 """From this format on, a price book may say what bills give back."""
 COUNTS_ONCE = 3

@@ -151,6 +151,7 @@ class Past:
     resume: Checkpoint | None = None
     endings: Mapping[Category, int] = field(default_factory=dict)
     losses: int = 0
+    failures: int = 0
     not_before_us: int = 0
     preemptions: int = 0
     preempted_us: tuple[int, ...] = ()
@@ -261,8 +262,10 @@ class Job:
     """How many of its attempts came to each kind of end: what the retry budgets count."""
     losses = _OfPast[int]()
     """Attempts that were lost in a row, none of them after a good run."""
+    failures = _OfPast[int]()
+    """Attempts that failed by themselves in a row, none of them after a good run."""
     not_before_us = _OfPast[int]()
-    """It is not granted anything before: it was lost several times in a row."""
+    """It is not granted anything before: it was lost, or failed, several times in a row."""
     preemptions = _OfPast[int]()
     preempted_us = _OfPast[tuple[int, ...]]()
     """When it was made to give way, the last times."""

@@ -51,7 +51,7 @@ _NODES = 50
 _PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
 _LATER = ("wall_us", "resumed")
 """Fields like these that snapshots of before do not have."""
-_PAST_PLAIN = ("attempts", "preemptions", "first_grant_us", "losses", "not_before_us")
+_PAST_PLAIN = ("attempts", "preemptions", "first_grant_us", "losses", "failures", "not_before_us")
 _ATTEMPT_PLAIN = (
     "number", "granted_us", "running_us", "ended_us", "reason", "failed_code", "beneficiary", "cost_device_s", "checkpoint_us",
 )  # fmt: skip
@@ -397,7 +397,7 @@ def _load_kind(raw: dict[str, Any], tree: QueueTree) -> Job:
 
 def _load_more(job: Job, raw: dict[str, Any]) -> None:
     for name in _PAST_PLAIN:
-        setattr(job, name, raw[name])
+        setattr(job, name, raw.get(name, 0))  # snapshots of before have no failures
     job.state, job.preempted_us = JobState(raw["state"]), tuple(raw["preempted_us"])
     job.boost = Boost(*raw["boost"]) if raw["boost"] else None
     job.endings = {Category(name): count for name, count in raw["endings"].items()}

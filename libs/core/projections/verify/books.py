@@ -91,6 +91,8 @@ class JobRow:
     """Attempts that were lost, in all."""
     in_a_row: int = 0
     """Of these the last ones, none after a good run."""
+    failed_in_a_row: int = 0
+    """The same of those that failed by themselves."""
     counted: bool = False
     """Its losses in a row are told: they alone decide whether it runs again."""
     not_before_us: int = 0

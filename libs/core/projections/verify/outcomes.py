@@ -5,7 +5,8 @@ end that was decided (cancelled, over time, preempted, its node left in good ord
 part that ended counts: what its agent knows of why, or else whether it failed, was lost or was refused.
 
 A job that was lost runs again, whatever its own budget: it ends only after more losses in a row than every job survives, none
-after a good run, and waits longer after each but the first. Where a ledger tells no losses in a row, and declares no format, it
+after a good run, and waits longer after each but the first. So does one that failed by itself, from the format on that says
+so. Where a ledger tells no losses in a row, and declares no format, it
 was written before they were counted, and they were a budget. While older readers live nobody waits: such records declare the
 first format, or none.
 """
@@ -13,7 +14,7 @@ first format, or none.
 from typing import ClassVar
 
 from libs.core.projections.verify.books import AttemptRow, Books, JobRow, Stage, Subject
-from libs.core.state.formats import BACK_OFF, FIRST
+from libs.core.state.formats import BACK_OFF, BACK_OFF_FAILURES, FIRST
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome
 from schemas.jobs import JobState
@@ -59,7 +60,7 @@ _GOOD_RUN_US = 600_000_000
 _SURVIVED = 8
 """Losses in a row after which every job runs again, but one that must not run twice."""
 _WAITS_S = (5, 10, 20, 40, 80, 160, 300)
-"""What a job waits after its second loss in a row, its third, ...; after further ones as after the last."""
+"""What a job waits after its second loss, or failure, in a row, its third, ...; after further ones as after the last."""
 
 
 _LATE_US = 5_000_000
@@ -178,7 +179,9 @@ class Outcomes(Subject):
         ran_us = job.closed.ended_us - job.closed.running_us if job.closed.running_us else 0
         job.failures += e.outcome is Outcome.FAILED
         job.losses += lost
-        job.in_a_row = (0 if ran_us >= _GOOD_RUN_US else job.in_a_row) + lost
+        good = ran_us >= _GOOD_RUN_US
+        job.in_a_row = (0 if good else job.in_a_row) + lost
+        job.failed_in_a_row = (0 if good else job.failed_in_a_row) + (e.outcome is Outcome.FAILED)
 
     def requeued(self, e: led.JobRequeued) -> None:
         job = self.books.jobs.get(e.job_id)
@@ -202,18 +205,23 @@ class Outcomes(Subject):
             self.books.broken("I3", f"{job.id} is queued again after {job.in_a_row} losses, {survived} are survived")
         if (e.losses or declared is not None) and e.losses != job.in_a_row:
             self.books.broken("I3", f"{job.id} was lost {job.in_a_row} times in a row, and it is told as {e.losses}")
+        failed = job.failed_in_a_row if (declared or FIRST) >= BACK_OFF_FAILURES else 0
+        if e.failures != failed:
+            self.books.broken("I3", f"{job.id} failed {failed} times in a row, and it is told as {e.failures}")
         self._wait_of(job, e)
-        job.in_a_row, job.not_before_us = e.losses, e.not_before_us or 0
+        job.in_a_row, job.failed_in_a_row, job.not_before_us = e.losses, e.failures, e.not_before_us or 0
         job.counted = e.losses > 0 or declared is not None
 
     def _wait_of(self, job: JobRow, e: led.JobRequeued) -> None:
         if e.not_before_us is None and (self.books.format or 0) < BACK_OFF:
             return
-        waits_s = wait_s(e.losses) if job.outcome in _LOST else 0
+        times = e.losses if job.outcome in _LOST else e.failures if job.outcome is Outcome.FAILED else 0
+        waits_s = wait_s(times)
         told_us = e.not_before_us - self.books.t_us if e.not_before_us is not None else 0
         if told_us != waits_s * 1_000_000 or (e.not_before_us is not None and not waits_s):
-            after = f"after {e.losses} losses in a row" if job.outcome in _LOST else "and was not lost"
-            self.books.broken("I3", f"{job.id} is to wait {told_us / 1e6:g} s {after}, that is {waits_s} s")
+            what = "losses" if job.outcome in _LOST else "failures"
+            told = f"{job.id} is to wait {told_us / 1e6:g} s after {times} {what} in a row, that is {waits_s} s"
+            self.books.broken("I3", told)
 
     def finished(self, e: led.JobFinished) -> None:
         job = self.books.jobs.get(e.job_id)
@@ -254,9 +262,9 @@ class Outcomes(Subject):
             self.books.broken("I3", f"{job.id} ends with exit code {e.exit_code}, its last attempt ended with {code}")
 
 
-def wait_s(losses: int) -> int:
-    """What a job waits after so many losses in a row, s."""
-    return _WAITS_S[min(losses - 2, len(_WAITS_S) - 1)] if losses > 1 else 0
+def wait_s(times: int) -> int:
+    """What a job waits after so many losses, or failures, in a row, s."""
+    return _WAITS_S[min(times - 2, len(_WAITS_S) - 1)] if times > 1 else 0
 
 
 _MAY_FINISH = (Cause.PREEMPTED, Cause.SUSPENDED, Cause.BUDGET_SPENT)

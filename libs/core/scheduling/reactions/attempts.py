@@ -97,7 +97,7 @@ def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
     losses = retry.in_a_row(job.losses, attempt.ran_us, lost and _counts(d, attempt))
     state = retry.decide(category, job.endings, job.spec.retry, losses)
     if state is JobState.QUEUED:
-        _queue_again(d, job, attempt.reason or outcome.value, losses, retry.wait_us(losses) if lost else 0)
+        _queue_again(d, job, attempt, category, losses)
     else:
         reason = f"{retry.why_it_ends(category, losses, job.spec.retry)}: {attempt.reason}" if lost else attempt.reason
         code = _exit_code(attempt)
@@ -109,14 +109,24 @@ def _counts(d: Decision, attempt: Attempt) -> bool:
     return d.backs_off or attempt.cause is not Cause.PART_REFUSED
 
 
-def _queue_again(d: Decision, job: Job, reason: str, losses: int, wait_us: int) -> None:
+def _queue_again(d: Decision, job: Job, attempt: Attempt, category: Category, losses: int) -> None:
     """Readers of before know of no back-off, and could be writers in a moment: while there are such, nobody waits."""
-    not_before_us = d.t_us + wait_us if wait_us and d.backs_off else None
-    if not_before_us is not None:
-        reason += f" (lost {losses} times in a row: it is started again in {wait_us // 1_000_000} s)"
+    rule, failures, wait_us, why = retry.POLICY[category], 0, 0, ""
+    if d.backs_off_failures:
+        failures = retry.in_a_row(job.failures, attempt.ran_us, rule.budget is retry.Budget.USER)
+    if rule.budget is retry.Budget.INFRASTRUCTURE and d.backs_off:
+        wait_us, why = retry.wait_us(losses), f"lost {losses}"
+    elif rule.budget is retry.Budget.USER:
+        wait_us, why = retry.wait_us(failures), f"failed {failures}"
+    reason = attempt.reason or rule.outcome.value
+    if wait_us:
+        reason += f" ({why} times in a row: it is started again in {wait_us // 1_000_000} s)"
     d.emit(
-        ledger.JobRequeued(job_id=job.id, reason=reason, resume=job.resume, losses=losses, not_before_us=not_before_us)
-    )
+        ledger.JobRequeued(
+            job_id=job.id, reason=reason, resume=job.resume, losses=losses, failures=failures,
+            not_before_us=d.t_us + wait_us if wait_us else None,
+        )
+    )  # fmt: skip
 
 
 def _exit_code(attempt: Attempt) -> int | None:

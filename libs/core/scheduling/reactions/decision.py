@@ -7,7 +7,7 @@ from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
 from libs.core.state.decided import RecordEnd
-from libs.core.state.formats import BACK_OFF, CREDITED, DISK_LIMIT, NEWEST, may_emit
+from libs.core.state.formats import BACK_OFF, BACK_OFF_FAILURES, CREDITED, DISK_LIMIT, NEWEST, may_emit
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
 
@@ -71,6 +71,11 @@ class Decision:
     def backs_off(self) -> bool:
         """Whether all readers of the ledger understand that a queued job may have to wait for a time."""
         return self._allowed >= BACK_OFF
+
+    @property
+    def backs_off_failures(self) -> bool:
+        """The same of a job that has failed by itself."""
+        return self._allowed >= BACK_OFF_FAILURES
 
     @property
     def credits(self) -> bool:

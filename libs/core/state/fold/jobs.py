@@ -156,7 +156,7 @@ def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
 
 def _job_requeued(state: State, e: led.JobRequeued, t_us: int) -> None:
     job = state.jobs[e.job_id]
-    job.resume, job.losses, job.not_before_us = e.resume, e.losses, e.not_before_us or 0
+    job.resume, job.losses, job.failures, job.not_before_us = e.resume, e.losses, e.failures, e.not_before_us or 0
     if job.not_before_us > t_us:
         back_off(state, job)
     else:
