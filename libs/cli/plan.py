@@ -1,4 +1,4 @@
-"""`baton plan -f job.yaml`: what would become of the jobs of a file. Nothing is submitted.
+"""`baton plan -f job.yaml`, or `baton plan --gpus H100:4`: what would become of jobs. Nothing is submitted.
 
 Exit codes: 0 all would run now, 3 some would run later or never, 4 admission would refuse one, 2 the file is wrong.
 """
@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from libs.cli import units
-from libs.cli.exits import Ended, Exit
+from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.job_options import Gpus, Label, Memory, Mig, MinDevices, PriorityClass, Role, Share, Time, Topology, Torus
 from libs.cli.jobfile import JobRequest
 from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.session import run
-from libs.cli.submit import from_file, team_of
+from libs.cli.submit import requested, team_of
 from libs.cli.why import REMOVED
 from libs.client import Baton, Rejected
 from schemas.queries import PlanReply, PlanVerdict, RightSize
@@ -35,8 +36,21 @@ _VICTIMS = [
 
 
 def command(
-    file: Annotated[str, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")],
     *,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
+    ] = None,
+    gpus: Gpus = None,
+    priority_class: PriorityClass = None,
+    share: Share = None,
+    memory: Memory = None,
+    mig: Mig = None,
+    topology: Topology = None,
+    role: Role = None,
+    torus: Torus = None,
+    min_devices: MinDevices = None,
+    label: Label = None,
+    time: Time = None,
     steps: Annotated[
         float | None, typer.Option("--steps", min=1, help="Training steps to do: for time and cost, where measured.")
     ] = None,
@@ -46,8 +60,16 @@ def command(
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Whether, where, when and at what price the jobs of a file would run. Exits with 0 only if all would run now."""
-    requests = from_file(file, [])
+    """Whether, where, when and at what price jobs would run. Exits with 0 only if all would run now."""
+    given = {
+        "class": priority_class, "gpus": gpus, "share": share, "memory": memory, "mig": mig, "topology": topology, "role": role,
+        "torus": torus, "min-devices": min_devices, "label": label, "time": time,
+    }  # fmt: skip
+    if file is None and not any(given.values()):
+        raise UsageFault(
+            "nothing to plan: give a job file with -f, or say what a job would ask for, e.g. --gpus H100:4"
+        )
+    requests = requested(file, given, [] if file is not None else ["true"])
     output = Format.JSON if as_json else output
 
     async def ask(baton: Baton) -> list[PlanReply]:

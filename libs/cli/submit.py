@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from libs.cli import grammar
 from libs.cli.exits import UsageFault
+from libs.cli.job_options import Gpus, Label, Memory, Mig, MinDevices, PriorityClass, Role, Share, Time, Topology, Torus
 from libs.cli.jobfile import JobRequest, read_jobs
 from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
@@ -27,31 +29,20 @@ def command(
     file: Annotated[
         str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
     ] = None,
-    gpus: Annotated[
-        str | None, typer.Option("--gpus", "-G", help="Accelerators: [type:]count[@memory], e.g. H100:4@40GiB.")
-    ] = None,
+    gpus: Gpus = None,
     name: Annotated[str | None, typer.Option("--name", "-J", help="A name for people.")] = None,
-    priority_class: Annotated[
-        str | None, typer.Option("--class", help="Its priority class: serving, production, experiment...")
-    ] = None,
-    share: Annotated[str | None, typer.Option("--share", help="A share of one device, e.g. 0.5.")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="Memory per device, e.g. 40GiB.")] = None,
-    mig: Annotated[str | None, typer.Option("--mig", help="A MIG instance of this profile, e.g. 1g.10gb.")] = None,
-    topology: Annotated[
-        str | None, typer.Option("--topology", help="How close together: level:policy, e.g. node:required.")
-    ] = None,
-    role: Annotated[
-        list[str] | None,
-        typer.Option("--role", help="Of a nested gang: name=[type:]groupsxdevices, e.g. trainer=8x4; may be repeated."),
-    ] = None,
-    torus: Annotated[str | None, typer.Option("--torus", help="A TPU slice: [type:]AxBxC, e.g. v5p:4x4x8.")] = None,
-    min_devices: Annotated[
-        int | None, typer.Option("--min-devices", min=1, help="Elastic: start with so many when --gpus are not free.")
-    ] = None,
+    priority_class: PriorityClass = None,
+    share: Share = None,
+    memory: Memory = None,
+    mig: Mig = None,
+    topology: Topology = None,
+    role: Role = None,
+    torus: Torus = None,
+    min_devices: MinDevices = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE; may be repeated.")] = None,
-    label: Annotated[list[str] | None, typer.Option("--label", "-C", help="NAME=VALUE a node must carry.")] = None,
+    label: Label = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Working directory on the node.")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="Longest run, e.g. 90m, 2h, 1-12:00:00.")] = None,
+    time: Time = None,
     launch: Annotated[str | None, typer.Option("--launch", help="Processes: per-device or per-node.")] = None,
     retries: Annotated[int | None, typer.Option("--retries", help="Further attempts after a failure.")] = None,
     grace: Annotated[
@@ -81,11 +72,7 @@ def command(
         "torus": torus, "min-devices": min_devices, "env": env, "label": label,
         "time": time, "retries": retries, "checkpoint-grace": grace, "simulate": simulate,
     }  # fmt: skip
-    options = {flag: value for flag, value in given.items() if value not in (None, [])}
-    if file is not None:
-        requests = from_file(file, [*(f"--{flag}" for flag in options), *(["COMMAND"] if argv else [])])
-    else:
-        requests = [_from_options(options, argv or [])]
+    requests = requested(file, given, argv or [])
     if key is not None:
         if len(requests) > 1:
             raise UsageFault("--key names one job and the file has several: write `key:` into each document")
@@ -95,6 +82,15 @@ def command(
         return
     speaker = team_of(requests, team)
     run(lambda baton: _submit(baton, requests, not no_wait, output), speaker, url, user=user, operator=False)
+
+
+def requested(file: str | None, given: Mapping[str, Any], argv: list[str]) -> list[JobRequest]:
+    """The jobs of a file, or the one that options describe (flag -> value; None and an empty list: it was not given). Raises
+    UsageFault."""
+    options = {flag: value for flag, value in given.items() if value not in (None, [])}
+    if file is not None:
+        return _from_file(file, [*(f"--{flag}" for flag in options), *(["COMMAND"] if argv else [])])
+    return [_from_options(options, argv)]
 
 
 def team_of(requests: list[JobRequest], team: str | None) -> str | None:
@@ -140,7 +136,7 @@ def _warn(request: JobRequest) -> None:
         )
 
 
-def from_file(file: str, flags: list[str]) -> list[JobRequest]:
+def _from_file(file: str, flags: list[str]) -> list[JobRequest]:
     """The jobs of a file; `-` is stdin. `flags` are those that may not stand beside it."""
     if flags:
         raise UsageFault(f"-f and {', '.join(flags)} exclude each other: write them into the file")

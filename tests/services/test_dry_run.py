@@ -44,8 +44,11 @@ class Result:
 async def plan(tmp_path: Path, nats_url: str, text: str, *flags: str, command: str = "plan") -> Result:
     file = tmp_path / "job.yaml"
     file.write_text(text)
+    return await baton(nats_url, command, "-f", str(file), "--team", "red", *flags)
+
+
+async def baton(nats_url: str, *words: str) -> Result:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
-    words = (command, "-f", str(file), "--team", "red", *flags)
     code, out, err = await fork().run(words, {**clean, "BATON_NATS_URL": nats_url}, ROOT)
     assert b"Traceback" not in err, err.decode()
     return Result(code, out.decode(), err.decode())
@@ -80,6 +83,8 @@ async def test_a_plan_from_the_file_to_the_table(
         await until(shown)  # a plan names no record: it is of a moment ago
         now = await plan(tmp_path, settings.nats_url, JOB.format(devices=2), "--pool", world.name)
         later = await plan(tmp_path, settings.nats_url, JOB.format(devices=4), "--pool", world.name, "--json")
+        asked = ("plan", "--team", "red", "--pool", world.name, "--gpus", "H100:2")
+        by_options = await baton(settings.nats_url, *asked, "--time", "30m")
         refused = await plan(tmp_path, settings.nats_url, JOB.format(devices=40), "--pool", world.name)
         events = [event for record in await world.records() for event in record.events]
 
@@ -87,6 +92,11 @@ async def test_a_plan_from_the_file_to_the_table(
     assert "would run:    now" in now.out
     assert "5.98 USD per hour, 2.99 USD for 30m (time-limit: at most)" in now.out
     assert "n1\tH100\t2" in now.out
+
+    assert by_options.code == 0, by_options.err
+    assert by_options.out.splitlines()[1:-5] == now.out.splitlines()[1:-5], (
+        "as of the file, but for its name and the time it took"
+    )
 
     assert later.code == 3, later.err
     reply = PlanReply.model_validate(json.loads(later.out))
@@ -98,6 +108,16 @@ async def test_a_plan_from_the_file_to_the_table(
     assert refused.code == 4
     assert "job.resources.devices = 40: this pool has 4" in refused.err
     assert sum(isinstance(event, JobQueued) for event in events) == 1, "a plan submitted something"
+
+
+async def test_what_a_plan_is_about_is_a_file_or_options_and_not_both(nats_url: str, tmp_path: Path) -> None:
+    told = await baton(nats_url, "plan", "--team", "red")
+    assert (told.code, "give a job file with -f, or say what a job would ask for, e.g. --gpus H100:4" in told.err) == (
+        2,
+        True,
+    )
+    told = await plan(tmp_path, nats_url, JOB.format(devices=1), "--gpus", "1")
+    assert (told.code, "-f and --gpus exclude each other" in told.err) == (2, True)
 
 
 async def test_a_wrong_file_is_told_as_submit_tells_it(nats_url: str, tmp_path: Path) -> None:
