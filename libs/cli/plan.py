@@ -9,7 +9,19 @@ import typer
 
 from libs.cli import units
 from libs.cli.exits import Ended, Exit, UsageFault
-from libs.cli.job_options import Gpus, Label, Memory, Mig, MinDevices, PriorityClass, Role, Share, Time, Topology, Torus
+from libs.cli.job_options import (
+    GpusOption,
+    LabelOption,
+    MemoryOption,
+    MigOption,
+    MinDevicesOption,
+    PriorityClassOption,
+    RoleOption,
+    ShareOption,
+    TimeOption,
+    TopologyOption,
+    TorusOption,
+)
 from libs.cli.jobfile import JobRequest
 from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
@@ -40,17 +52,17 @@ def command(
     file: Annotated[
         str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
     ] = None,
-    gpus: Gpus = None,
-    priority_class: PriorityClass = None,
-    share: Share = None,
-    memory: Memory = None,
-    mig: Mig = None,
-    topology: Topology = None,
-    role: Role = None,
-    torus: Torus = None,
-    min_devices: MinDevices = None,
-    label: Label = None,
-    time: Time = None,
+    gpus: GpusOption = None,
+    priority_class: PriorityClassOption = None,
+    share: ShareOption = None,
+    memory: MemoryOption = None,
+    mig: MigOption = None,
+    topology: TopologyOption = None,
+    role: RoleOption = None,
+    torus: TorusOption = None,
+    min_devices: MinDevicesOption = None,
+    label: LabelOption = None,
+    time: TimeOption = None,
     steps: Annotated[
         float | None, typer.Option("--steps", min=1, help="Training steps to do: for time and cost, where measured.")
     ] = None,

@@ -11,7 +11,19 @@ import typer
 
 from libs.cli import grammar
 from libs.cli.exits import UsageFault
-from libs.cli.job_options import Gpus, Label, Memory, Mig, MinDevices, PriorityClass, Role, Share, Time, Topology, Torus
+from libs.cli.job_options import (
+    GpusOption,
+    LabelOption,
+    MemoryOption,
+    MigOption,
+    MinDevicesOption,
+    PriorityClassOption,
+    RoleOption,
+    ShareOption,
+    TimeOption,
+    TopologyOption,
+    TorusOption,
+)
 from libs.cli.jobfile import JobRequest, read_jobs
 from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
@@ -29,20 +41,20 @@ def command(
     file: Annotated[
         str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
     ] = None,
-    gpus: Gpus = None,
+    gpus: GpusOption = None,
     name: Annotated[str | None, typer.Option("--name", "-J", help="A name for people.")] = None,
-    priority_class: PriorityClass = None,
-    share: Share = None,
-    memory: Memory = None,
-    mig: Mig = None,
-    topology: Topology = None,
-    role: Role = None,
-    torus: Torus = None,
-    min_devices: MinDevices = None,
+    priority_class: PriorityClassOption = None,
+    share: ShareOption = None,
+    memory: MemoryOption = None,
+    mig: MigOption = None,
+    topology: TopologyOption = None,
+    role: RoleOption = None,
+    torus: TorusOption = None,
+    min_devices: MinDevicesOption = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE; may be repeated.")] = None,
-    label: Label = None,
+    label: LabelOption = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Working directory on the node.")] = None,
-    time: Time = None,
+    time: TimeOption = None,
     launch: Annotated[str | None, typer.Option("--launch", help="Processes: per-device or per-node.")] = None,
     retries: Annotated[int | None, typer.Option("--retries", help="Further attempts after a failure.")] = None,
     grace: Annotated[
