@@ -238,5 +238,5 @@ def _spec(chance: random.Random, scenario: Scenario) -> JobSpec:
         checkpoint=CheckpointPolicy(grace_s=2.0, interval_s=1.5) if saves else None,
         time_limit_s=limit,
         env={TOLD_STEPS: str(max(1, round(seconds * 10)))} if saves else {},
-        retry=_RETRY,
+        retry=_RETRY.model_copy(update={"on_failure": round(seconds * 1000) % 4}) if code else _RETRY,
     )
