@@ -4,6 +4,9 @@ from typing import Annotated
 
 import typer
 
+JobFileOption = Annotated[
+    str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
+]
 GpusOption = Annotated[
     str | None, typer.Option("--gpus", "-G", help="Accelerators: [type:]count[@memory], e.g. H100:4@40GiB.")
 ]

@@ -7,21 +7,8 @@ from typing import Annotated
 
 import typer
 
-from libs.cli import units
+from libs.cli import job_options, units
 from libs.cli.exits import Ended, Exit, UsageFault
-from libs.cli.job_options import (
-    GpusOption,
-    LabelOption,
-    MemoryOption,
-    MigOption,
-    MinDevicesOption,
-    PriorityClassOption,
-    RoleOption,
-    ShareOption,
-    TimeOption,
-    TopologyOption,
-    TorusOption,
-)
 from libs.cli.jobfile import JobRequest
 from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
@@ -49,20 +36,18 @@ _VICTIMS = [
 
 def command(
     *,
-    file: Annotated[
-        str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
-    ] = None,
-    gpus: GpusOption = None,
-    priority_class: PriorityClassOption = None,
-    share: ShareOption = None,
-    memory: MemoryOption = None,
-    mig: MigOption = None,
-    topology: TopologyOption = None,
-    role: RoleOption = None,
-    torus: TorusOption = None,
-    min_devices: MinDevicesOption = None,
-    label: LabelOption = None,
-    time: TimeOption = None,
+    file: job_options.JobFileOption = None,
+    gpus: job_options.GpusOption = None,
+    priority_class: job_options.PriorityClassOption = None,
+    share: job_options.ShareOption = None,
+    memory: job_options.MemoryOption = None,
+    mig: job_options.MigOption = None,
+    topology: job_options.TopologyOption = None,
+    role: job_options.RoleOption = None,
+    torus: job_options.TorusOption = None,
+    min_devices: job_options.MinDevicesOption = None,
+    label: job_options.LabelOption = None,
+    time: job_options.TimeOption = None,
     steps: Annotated[
         float | None, typer.Option("--steps", min=1, help="Training steps to do: for time and cost, where measured.")
     ] = None,

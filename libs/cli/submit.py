@@ -9,21 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from libs.cli import grammar
+from libs.cli import grammar, job_options
 from libs.cli.exits import UsageFault
-from libs.cli.job_options import (
-    GpusOption,
-    LabelOption,
-    MemoryOption,
-    MigOption,
-    MinDevicesOption,
-    PriorityClassOption,
-    RoleOption,
-    ShareOption,
-    TimeOption,
-    TopologyOption,
-    TorusOption,
-)
 from libs.cli.jobfile import JobRequest, read_jobs
 from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
@@ -38,23 +25,21 @@ def command(
         list[str] | None, typer.Argument(help="The command to run, after `--`.", metavar="[-- COMMAND...]")
     ] = None,
     *,
-    file: Annotated[
-        str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
-    ] = None,
-    gpus: GpusOption = None,
+    file: job_options.JobFileOption = None,
+    gpus: job_options.GpusOption = None,
     name: Annotated[str | None, typer.Option("--name", "-J", help="A name for people.")] = None,
-    priority_class: PriorityClassOption = None,
-    share: ShareOption = None,
-    memory: MemoryOption = None,
-    mig: MigOption = None,
-    topology: TopologyOption = None,
-    role: RoleOption = None,
-    torus: TorusOption = None,
-    min_devices: MinDevicesOption = None,
+    priority_class: job_options.PriorityClassOption = None,
+    share: job_options.ShareOption = None,
+    memory: job_options.MemoryOption = None,
+    mig: job_options.MigOption = None,
+    topology: job_options.TopologyOption = None,
+    role: job_options.RoleOption = None,
+    torus: job_options.TorusOption = None,
+    min_devices: job_options.MinDevicesOption = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE; may be repeated.")] = None,
-    label: LabelOption = None,
+    label: job_options.LabelOption = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Working directory on the node.")] = None,
-    time: TimeOption = None,
+    time: job_options.TimeOption = None,
     launch: Annotated[str | None, typer.Option("--launch", help="Processes: per-device or per-node.")] = None,
     retries: Annotated[int | None, typer.Option("--retries", help="Further attempts after a failure.")] = None,
     grace: Annotated[
