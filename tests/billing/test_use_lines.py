@@ -11,21 +11,22 @@ from libs.core.billing import posted
 from libs.core.billing.credited import CreditedPart
 from libs.core.billing.in_days import Days, bill_in_days
 from libs.core.billing.metering import Meter
+from libs.core.billing.posted import AppliedBook, PostedMoney
 from libs.core.billing.pricing import Prices
 from libs.core.billing.use_lines import lines as use_lines
 from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, utc_day
 from libs.core.billing.use_lines.lines import LinesBlock, UseLines
 from libs.core.billing.use_lines.money_rows import RowsBlock, packed_rows, rows_of
 from libs.core.billing.use_lines.packing import JobIds
-from libs.core.billing.wall import DAY_US
+from libs.core.billing.wall import DAY_US, HOUR_US
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ids import job_id
-from schemas.prices import CreditCause
+from schemas.prices import ClosedPeriod, CreditCause, ListRate, RateBook
 from tests.billing.ledgers import priced_world
 from tests.core.priced_ledgers import PricedLedger
 
 _FILE = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=77),)))
-JOBS = (*(job_id("red", str(n)) for n in range(5)), "no-id", "job-7")
+JOBS = (*(job_id("red", str(n)) for n in range(10)), "no-id", "job-7")
 NUMBERS = st.integers(0, 2**70) | st.integers(0, 10**13)
 STRAIGHT = st.lists(
     st.tuples(st.integers(0, 10**13), st.integers(0, 10**12), st.integers(0, 10**16)).map(
@@ -169,3 +170,47 @@ def test_every_bill_of_a_day_is_the_same_whether_lines_are_packed_or_not(seed: i
             for team in (None, "red"):
                 asked = BillQuery(group_by="attempt"), team, days
                 assert bill_in_days(packed, _FILE, *asked) == bill_in_days(whole, _FILE, *asked)
+
+
+def test_what_is_billed_long_after_its_use_is_found_in_its_block() -> None:
+    """A line that came late, and a credit that came late, both for a period that was closed by then: they are of the day
+    on which they were told. A device whose attempt is not closed is still known when a seal lays lines anew."""
+    book = RateBook(version=1, currency="EUR", prices=(ListRate(device="H100", micros=1_000_000, from_us=0),))
+    closed = ClosedPeriod(from_us=0, to_us=20 * DAY_US, upto_seq=4, head="a" * 64, rows="b" * 64, currency="EUR")
+    found = []
+    for fresh in (1, 100):
+        money = PostedMoney()
+        with patch.object(use_lines, "FRESH", fresh), patch.object(posted, "FRESH_ROWS", fresh):
+            money.apply(AppliedBook(1, 0, book))
+            money.post(_hour_of(5, seq=3), ["n0-0"])
+            money.pack()
+            money.post(_hour_of(6, seq=4))
+            money.pack()
+            money.post(_hour_of(7, seq=5, posted_day=8))  # after the seal was reckoned, before it is told
+            money.pack()
+            assert money.close_period(closed)
+            money.post(_hour_of(9, seq=7, posted_day=30))
+            money.pack()
+            part = CreditedPart(CreditCause.NODE_LOST, "lost", 1000, 5 * DAY_US, 5 * DAY_US + HOUR_US)
+            money.give_back({(JOBS[5], 1, "n0-0"): (part,)}, 8, 40 * DAY_US)
+        assert len(money.lines.blocks) == (4 if fresh == 1 else 0)
+        for day in range(45):
+            recut, _ = money.recut(utc_day, None, (day * DAY_US, (day + 1) * DAY_US), 100)
+            found += [(day, key, tuple(row)) for _, key, row in recut.all_rows(None, lambda one, day=day: one == day)]
+    half = len(found) // 2
+    assert found[:half] == found[half:]
+    assert [(day, row[0]) for day, _, row in found[:half]] == [
+        (5, 1_000_000),
+        (6, 1_000_000),
+        (20, 1_000_000),
+        (30, 1_000_000),
+        (40, -1_000_000),
+    ]
+
+
+def _hour_of(day: int, *, seq: int, posted_day: int | None = None) -> AlikeUses:
+    start = day * DAY_US
+    posted_us = start + HOUR_US if posted_day is None else posted_day * DAY_US
+    return AlikeUses(
+        "red", "ana", JOBS[day], 1, "H100", "batch", 1000, 1, seq, posted_us, ((start, start + HOUR_US, start),)
+    )

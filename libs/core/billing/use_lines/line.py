@@ -10,7 +10,7 @@ Key = tuple[str, int, int, str, str, str]
 """Job id, attempt, UTC day, device kind, priority class, user."""
 About = tuple[str, str, str]
 """Team, device kind, priority class: what prices hang on."""
-Whose = tuple[str, str, str, str]
+UseOwner = tuple[str, str, str, str]
 """Team, user, device kind, priority class."""
 
 DayOf = Callable[[int], int]

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.core.billing.credited import CreditedPart, Parts
-from libs.core.billing.use_lines.line import About, AlikeUses, CreditedUse, Whose
-from libs.core.billing.use_lines.packing import JobIds, Names, packed_columns, unpacked_columns
+from libs.core.billing.use_lines.line import About, AlikeUses, CreditedUse, UseOwner
+from libs.core.billing.use_lines.packing import JobIds, Numbering, packed_columns, unpacked_columns
 from libs.core.billing.wall import DAY_US
 from schemas.prices import CreditCause
 
@@ -268,7 +268,7 @@ class _Opened:
 
 def _block(first: int, lines: Sequence[AlikeUses], credited: Sequence[CreditedUse], jobs: JobIds) -> LinesBlock:
     number_of = jobs.numbers()
-    names = Names[Whose]()
+    names = Numbering[UseOwner]()
     begins = [one.straight[0][2] if one.straight else one.posted_us for one in lines]
     simple = [
         one.straight[0] if len(one.straight) == 1 else (begin, begin, begin)

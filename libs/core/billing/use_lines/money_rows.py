@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from libs.core.billing.use_lines.line import Key, Whose
-from libs.core.billing.use_lines.packing import JobIds, Names, packed_columns, unpacked_columns
+from libs.core.billing.use_lines.line import Key, UseOwner
+from libs.core.billing.use_lines.packing import JobIds, Numbering, packed_columns, unpacked_columns
 
 V = TypeVar("V")
 
@@ -80,7 +80,7 @@ def packed_rows(rows: RowsByTeam, jobs: JobIds | None = None) -> RowsBlock:
     every = list(rows_of(rows))
     jobs = jobs or JobIds.of(key[0] for _, key, _ in every)
     number_of = jobs.numbers()
-    names = Names[Whose]()
+    names = Numbering[UseOwner]()
     columns = [
         [number_of[key[0]] for _, key, _ in every],
         [names((team, key[5], key[3], key[4])) for team, key, _ in every],

@@ -77,7 +77,7 @@ class JobIds:
         return self.digits[at * _WIDTH : (at + 1) * _WIDTH]
 
 
-class Names(Generic[T]):
+class Numbering(Generic[T]):
     """Numbers things in the order in which they come."""
 
     def __init__(self) -> None:
