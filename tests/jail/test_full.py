@@ -17,7 +17,7 @@ from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.inbox import Released
 from schemas.jobs import JobLimits, Network
 from schemas.resources import WALLS, Resources
-from services.agent import processes, tree
+from services.agent import processes, sockdiag, tree
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper
 from services.agent.settings import AgentSettings
@@ -525,12 +525,12 @@ async def test_a_job_that_takes_the_ports_of_all_is_ended(start):
 LISTENING = """
 import os, socket, sys, time
 how, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+server = socket.create_server(("127.0.0.1", 0))
 held = []
 for port in range(first, last):
-    one = socket.socket(socket.AF_INET6)
+    one = socket.socket()
     try:
-        one.bind(("::", port))
+        one.bind(("0.0.0.0", port))
     except OSError:
         continue
     if how == "listens":
@@ -538,12 +538,14 @@ for port in range(first, last):
     if how == "connects":
         one.connect(server.getsockname())
         held.append(server.accept()[0])
+        one = one.dup()  # the last that was opened closes first, and what closes first is remembered
     held.append(one)
 if how == "hides":
     here, there = socket.socketpair()
-    for one in held:
-        socket.send_fds(here, [b"x"], [one.fileno()])
+    for at in range(0, len(held), 200):
+        socket.send_fds(here, [b"x"], [one.fileno() for one in held[at : at + 200]])
     held.clear()
+    one = None
 print("up", len(held), flush=True)
 time.sleep(600)
 """
@@ -585,8 +587,8 @@ def gang(team, devices=(2, 3), **fields):
 @pytest.mark.parametrize("how", ["listens", "binds", "connects", "hides"])
 async def test_a_job_that_listens_wherever_a_gang_could_meet_is_ended_and_no_gang_is_kept_from_it(start, how):
     async with start() as node:
-        last = 20_600 if how == "hides" else 30_000  # so many a process may have in flight, with what else it has open
-        attacker = listening("red", how, 20_000, last)
+        # So many may be in flight; and what connected leaves its ports in use for a minute.
+        attacker = listening("red", how, *((29_000, 29_600) if how == "hides" else (20_000, 29_000)))
         (end,) = await node.ends(attacker)
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
         assert end.reason.startswith("port limit: it has had ")
@@ -604,6 +606,24 @@ async def test_a_gang_begins_as_ever_while_a_job_holds_all_ports_at_which_it_cou
         await node.world.want("n0", attacker)
         await until(lambda: "up" in node.says(attacker) or node.world.of(attacker, Released))
         await node.world.want("n0", attacker, meets)
+        end = await node.world.sees(meets, Released)
+        assert end.exit_code == 0, (end, node.says(meets))
+
+
+async def test_a_gang_waits_for_its_port_while_others_hold_it(start, monkeypatch):
+    monkeypatch.setattr(processes, "PORT_TRIES", 1000)
+    async with start(ask_s=0.1) as node:
+        meets = gang("blue")
+        port = master_port(meets.job_id, meets.attempt)
+        holder = listening("red", "listens", port, port + 1)
+        await node.up(holder)
+        asked = []
+        real = sockdiag.is_free
+        monkeypatch.setattr(sockdiag, "is_free", lambda port: asked.append(port) or real(port))
+        await node.world.want("n0", holder, meets)
+        await until(lambda: len(asked) > 2)
+        assert not node.says(meets)
+        await node.world.want("n0", meets)
         end = await node.world.sees(meets, Released)
         assert end.exit_code == 0, (end, node.says(meets))
 
