@@ -529,6 +529,7 @@ server = socket.create_server(("127.0.0.1", 0))
 held = []
 for port in range(first, last):
     one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, how == "listens")
     try:
         one.bind(("0.0.0.0", port))
     except OSError:
