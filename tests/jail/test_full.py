@@ -17,7 +17,7 @@ from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.inbox import Released
 from schemas.jobs import JobLimits, Network
 from schemas.resources import WALLS, Resources
-from services.agent import processes, sockdiag, tree
+from services.agent import processes, shared, sockdiag, tree
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper
 from services.agent.settings import AgentSettings
@@ -520,6 +520,27 @@ async def test_a_job_that_takes_the_ports_of_all_is_ended(start):
         end = await ended(node, victim, of("red", TAKING_PORTS, device=2))
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
         assert "sockets open, and may have 600" in end.reason
+
+
+OPENING_FILES = """
+import os, time
+taken = []
+for _ in range(4):
+    if os.fork() == 0:
+        taken += [open("/dev/null") for _ in range(8_000)]
+        time.sleep(600)
+time.sleep(600)
+"""
+
+
+async def test_a_job_that_opens_the_files_of_all_is_ended(start, monkeypatch):
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: 4 * 20_000)
+    async with start() as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        end = await ended(node, victim, of("red", OPENING_FILES, device=2))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert end.reason.startswith("file limit: it had ")
 
 
 LISTENING = """
