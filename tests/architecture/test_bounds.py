@@ -145,8 +145,8 @@ CROWDS = (
     f"and after {overtaking._FULL_S} s when another team waits",
     f"with more than {overtaking._SENDERS:,} users in the stream",
     f"{overtaking._EACH} jobs while what waits of it fits into its lane, else an equal share of what may be undecided, at "
-    f"least {overtaking._LEAST}. A request counts once more for each {overtaking._HEAVY_BYTES // KIB} KiB of it, and a header for at "
-    f"least {overtaking._HEADER_BYTES} bytes",
+    f"least {overtaking._LEAST}. A request counts once more for each {overtaking._HEAVY_BYTES // KIB} KiB of it, and a header "
+    f"for at least {overtaking._HEADER_BYTES} bytes",
     f"it begins with {usual(AdmissionSettings, 'undecided')} (`BATON_ADMISSION_UNDECIDED`); grows while half of it is used and "
     f"rounds take less than {1000 * pace._QUICK_S:.0f} ms, or {pace._QUICK} times what one takes without a crowd; and shrinks, "
     f"down to {pace._LEAST}, when they take more than {1000 * pace._SLOW_S:.0f} ms and twice that",
