@@ -39,7 +39,7 @@ from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports, check_registration
 from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
-from services.agent.shared import ports_of_machine
+from services.agent.shared import local_ports
 from services.agent.state import AgentState, folder_in, group_name
 from services.agent.takeover import Predecessor, look, sweep
 from services.agent.timers import Timers
@@ -185,7 +185,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         memory_base=_limit_base("memory", settings, host, roots),
         process_base=_limit_base("pids", settings, host, roots),
         job_disk=settings.job_disk_mib * _MIB or shutil.disk_usage(workdir).total // 2,
-        job_sockets=settings.job_sockets or ports_of_machine() // 2,
+        job_sockets=settings.job_sockets or len(local_ports()) // 2,
         job_gang_ports=settings.job_gang_ports or most_each(),
     )
 

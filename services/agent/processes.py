@@ -180,15 +180,15 @@ class ProcessPart:
             self._wake.set()
 
     def shared_use(self) -> SharedUse | None:
-        """To be looked at; None: nothing of it runs, or it is being ended."""
-        if (shared := self.launch.shared) is None or self._exceeded is not None or not self._alive():
+        """To be looked at; None: nothing of it runs."""
+        if (shared := self.launch.shared) is None or not self._alive():
             return None
         shared.shim = self.launch.kept.shim
         return shared
 
     def exceed(self, reason: str) -> None:
         """It has taken more of that than it may, and is ended as by `look_at_limits`."""
-        self._exceeded = reason, Category.USER_ERROR
+        self._exceeded = self._exceeded or (reason, Category.USER_ERROR)
         self._wake.set()
 
     def heard(self) -> None:

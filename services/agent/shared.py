@@ -9,16 +9,16 @@ ended.
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import psutil
 
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
+from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, held_ports
 from services.agent.tables import files_of, sockets_of
 
 QUICK_S = 0.2
@@ -28,11 +28,9 @@ _SHARE = 20
 """Reading tables may cost a twentieth of the time, but where something has grown much."""
 _OF_ONE = 4
 """Of the files that the machine can have open an attempt may have a quarter."""
-_CROWDED = 3
-"""When three quarters are open, whoever has most is ended, if that is a share worth speaking of:"""
+_FILES_TAKEN, _PORTS_TAKEN = 3 / 4, 7 / 8
+"""When so much of all is taken, whoever has most is ended, if that is a share worth speaking of:"""
 _WORTH = 64
-_DYING_S = 5.0
-"""Who was ended has given back what it had."""
 _FILE_BYTES = 256
 """Of the memory of its job an open file takes as much, and more."""
 
@@ -40,14 +38,19 @@ _FILE_BYTES = 256
 @dataclass(eq=False, slots=True)
 class SharedUse:
     """What one attempt has of it. `sockets`: so many it may have open, 0: as many as it likes. `shim`: the process that holds
-    it, 0: not known yet."""
+    it, 0: not known yet. `ending`: it had too much, and is gone soon."""
 
     ports: PortsHad
     sockets: int = 0
     shim: int = 0
+    ending: bool = False
 
     def processes(self) -> set[int]:
         return proc.descendants([self.shim]) if self.shim else set()
+
+
+Ended = Iterator[tuple[SharedUse, str]]
+"""Who is to end, and for what, in words. It counts as `ending` before the next is looked for."""
 
 
 class SharedLook:
@@ -59,8 +62,6 @@ class SharedLook:
         self._next = self._next_thorough = 0.0
         self._sockets = self._opened = 0
         """Of the machine at the last look, or since, if they were fewer then."""
-        self._dying: list[tuple[float, int]] = []
-        """Of those that were ended: until when they count, and their open files."""
 
     def due(self) -> bool:
         """Whether to look."""
@@ -70,61 +71,80 @@ class SharedLook:
 
     def look(self, uses: Sequence[SharedUse]) -> dict[SharedUse, str]:
         """Those that have taken more than they may, and of what, in words. Blocks."""
-        began, sockets, opened = self._now(), sockets_of_machine(), open_on_machine()
-        thorough = began >= self._next_thorough
-        self._gang_ports.look([(use.ports, use.processes) for use in uses], began, thorough)
-        ended = {use: why for use in uses if (why := use.ports.too_many())}
-        fewest = min((use.sockets for use in uses if use.sockets), default=sys.maxsize)
-        if sockets > fewest and (thorough or sockets - self._sockets > fewest // 8):
-            ended |= _with_too_many_sockets(uses)
-        if opened > files_each() and (thorough or self._many_more_files(opened)):
-            ended |= self._with_too_many_files(uses, opened)
-        self._sockets, self._opened = sockets, opened
+        began = self._now()
+        ended = {}
+        for use, why in self._too_much(uses, began >= self._next_thorough):
+            use.ending, ended[use] = True, why
         self._next = began + self._every_s
-        if thorough:
+        if began >= self._next_thorough:
             self._next_thorough = self._now() + _SHARE * (self._now() - began)
         return ended
+
+    def _too_much(self, uses: Sequence[SharedUse], thorough: bool) -> Ended:
+        sockets, opened = sockets_of_machine(), open_on_machine()
+        self._gang_ports.look([(use.ports, use.processes) for use in uses], self._now(), thorough)
+        yield from ((use, why) for use in uses if not use.ending and (why := use.ports.too_many()))
+        fewest = min((use.sockets for use in uses if use.sockets), default=sys.maxsize)
+        if sockets > fewest and (thorough or sockets - self._sockets > fewest // 8):
+            yield from _too_many_sockets(uses)
+        if opened > files_each() and (thorough or self._many_more_files(opened)):
+            yield from _too_many_files(uses, opened)
+        self._sockets, self._opened = sockets, opened
 
     def _many_more_files(self, opened: int) -> bool:
         return opened > files_each() and opened - self._opened > files_each() // 8
 
-    def _with_too_many_files(self, uses: Sequence[SharedUse], opened: int) -> dict[SharedUse, str]:
-        most, now = files_each(), self._now()
-        self._dying = [(until, count) for until, count in self._dying if until > now]
-        left = opened - sum(count for _, count in self._dying)
-        ended = {}
-        counted = [(files_of(use.processes()), use) for use in uses]
-        for count, use in sorted(counted, key=lambda one: one[0], reverse=True):
-            if count > most or (left > _CROWDED * most and count > _OF_ONE * most // _WORTH):
-                ended[use] = (
-                    f"file limit: it had {count:,} files open, and may have {most:,}, or fewer where others have many, too: "
-                    f"all processes of the machine have {open_files_of_machine():,} together (sysctl fs.file-max)"
-                )
-                left -= count
-                self._dying.append((now + _DYING_S, count))
-        return ended
+
+def _too_many_sockets(uses: Sequence[SharedUse]) -> Ended:
+    held = held_ports(local_ports(), LISTENING | BOUND | CONNECTED)
+    own = {use: sockets_of(use.processes()) for use in uses}
+    nobodys = {one.inode for one in held}.difference(*own.values())
+    if nobodys:  # those that are there still are in flight, sent and not received: their team's
+        nobodys &= {one.inode for one in held_ports(local_ports(), LISTENING | BOUND | CONNECTED)}
+    for use in uses:
+        own[use].update(one.inode for one in held if one.uid == use.ports.uid and one.inode in nobodys)
+    why = "all processes of the machine have their ports together"
+    for use in uses:
+        if use.sockets and not use.ending and (count := len(own[use])) > use.sockets:
+            yield use, f"socket limit: it had {count} sockets open, and may have {use.sockets}: {why}"
+    ports = {use: len({one.port for one in held if one.inode in own[use]}) for use in uses}
+    taken = len({one.port for one in held})
+    for use in _largest(ports, taken, len(local_ports()), _PORTS_TAKEN):
+        yield use, f"socket limit: it had {ports[use]} ports, more than any other, when {taken} were taken: {why}"
 
 
-def _with_too_many_sockets(uses: Sequence[SharedUse]) -> dict[SharedUse, str]:
-    return {
-        use: f"socket limit: it had {count} sockets open, and may have {use.sockets}: all processes of the machine have their "
-        "ports together"
-        for use in uses
-        if use.sockets and (count := len(sockets_of(use.processes()))) > use.sockets
-    }
+def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Ended:
+    most, there_are = files_each(), open_files_of_machine()
+    counts = {use: files_of(use.processes()) for use in uses}
+    why = f"all processes of the machine have {there_are:,} together (sysctl fs.file-max)"
+    for use in uses:
+        if not use.ending and counts[use] > most:
+            yield use, f"file limit: it had {counts[use]:,} files open, and may have {most:,}: {why}"
+    for use in _largest(counts, opened, there_are, _FILES_TAKEN):
+        yield use, f"file limit: it had {counts[use]:,} files open, more than any other, when {opened:,} were: {why}"
+
+
+def _largest(counts: Mapping[SharedUse, int], taken: int, there_are: int, crowded: float) -> Iterator[SharedUse]:
+    """Those who have most, until less than the share `crowded` of all that there are is taken. What those have who are being
+    ended is not taken any more."""
+    taken -= sum(count for use, count in counts.items() if use.ending)
+    for use, count in sorted(counts.items(), key=lambda one: one[1], reverse=True):
+        if not use.ending and taken > crowded * there_are and count > there_are // _WORTH:
+            taken -= count
+            yield use
 
 
 # --------------------------------------------------------------------------------------------- what the machine has
 
 
 @cache
-def ports_of_machine() -> int:
-    """From which outgoing connections get theirs. They are one for all processes of the machine."""
+def local_ports() -> range:
+    """From which outgoing connections get theirs. They are one set for all processes of the machine."""
     try:
-        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+        first, last = map(int, proc.read_text("/proc/sys/net/ipv4/ip_local_port_range").split())
     except (OSError, ValueError):
-        return 28_232
-    return last - first + 1
+        first, last = 32_768, 60_999
+    return range(first, last + 1)
 
 
 def open_files_of_machine() -> int:

@@ -88,7 +88,41 @@ def test_who_takes_very_many_ports_is_looked_at_before_its_time(me: SharedUse) -
             taken.enter_context(socket.socket())
         assert looks.due()
         assert looks.look([me])[me].startswith("socket limit: it had ")
+        looks._next_thorough = 0.0
+        assert not looks.look([me]), "it is being ended"
+    me.ending = False
+    looks._next_thorough = 0.0
     assert not looks.look([me])
+
+
+def test_sockets_that_are_sent_and_not_received_are_their_teams(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "local_ports", lambda: GANG_PORTS)
+    monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
+    me.sockets = 2
+    others = SharedUse(PortsHad(uid=me.ports.uid + 1), sockets=2)
+    looks = SharedLook(SELDOM_S)
+    with free_ports(3, bound):
+        assert looks.look([me, others])[me].startswith("socket limit: it had ")
+    assert not others.ending
+
+
+def test_of_two_who_take_half_of_all_ports_each_the_larger_ends_before_none_is_left(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with free_ports(100, listening) as held:
+        inodes = [os.fstat(one.fileno()).st_ino for one in held.values()]
+        have = {1: set(inodes[:52]), 2: set(inodes[52:])}
+        monkeypatch.setattr(proc, "descendants", tuple)
+        monkeypatch.setattr(shared, "sockets_of", lambda pids: set(have[pids[0]]))
+        uses = [SharedUse(PortsHad(uid=2**31), sockets=90, shim=number) for number in (2, 1)]
+        monkeypatch.setattr(shared, "local_ports", lambda: range(min(held), max(held) + 1))
+        looks = SharedLook(SELDOM_S)
+        looks._next_thorough = 0.0
+        (ended,) = looks.look(uses).items()
+        assert ended[0] is uses[1]
+        assert ended[1].startswith("socket limit: it had 52 ports, more than any other, when ")
+        looks._next_thorough = 0.0
+        assert not looks.look(uses)
 
 
 def test_who_opens_very_many_files_is_looked_at_before_its_time(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +140,7 @@ def test_who_opens_very_many_files_is_looked_at_before_its_time(me: SharedUse, m
         assert looks.due()
         why = looks.look([me])[me]
     assert why.startswith("file limit: it had 2,0")
-    assert why.endswith("all processes of the machine have 8,000 together (sysctl fs.file-max)")
+    assert why.endswith(", and may have 2,000: all processes of the machine have 8,000 together (sysctl fs.file-max)")
 
 
 def test_of_several_who_have_less_than_a_quarter_the_largest_end_before_nothing_is_left(
@@ -120,10 +154,10 @@ def test_of_several_who_have_less_than_a_quarter_the_largest_end_before_nothing_
     looks = SharedLook(SELDOM_S)
     assert list(looks.look(uses)) == uses[:1], "92 are open, and without it 68"
     looks._next_thorough = 0.0
-    assert not looks.look(uses[1:]), "it has not given back what it had, and no other is ended for that"
+    assert not looks.look(uses), "it has not given back what it had, and no other is ended for that"
     looks._next_thorough = 0.0
     monkeypatch.setattr(shared, "open_on_machine", lambda: 24 + 76)
-    assert list(looks.look(uses[1:])) == uses[1:2]
+    assert list(looks.look(uses)) == uses[1:2]
 
 
 def test_files_are_counted_without_being_listed() -> None:
