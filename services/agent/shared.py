@@ -49,7 +49,7 @@ class SharedUse:
         return proc.descendants([self.shim]) if self.shim else set()
 
 
-Ended = Iterator[tuple[SharedUse, str]]
+Excess = Iterator[tuple[SharedUse, str]]
 """Who is to end, and for what, in words. It counts as `ending` before the next is looked for."""
 
 
@@ -80,7 +80,7 @@ class SharedLook:
             self._next_thorough = self._now() + _SHARE * (self._now() - began)
         return ended
 
-    def _too_much(self, uses: Sequence[SharedUse], thorough: bool) -> Ended:
+    def _too_much(self, uses: Sequence[SharedUse], thorough: bool) -> Excess:
         sockets, opened = sockets_of_machine(), open_on_machine()
         self._gang_ports.look([(use.ports, use.processes) for use in uses], self._now(), thorough)
         yield from ((use, why) for use in uses if not use.ending and (why := use.ports.too_many()))
@@ -95,7 +95,7 @@ class SharedLook:
         return opened > files_each() and opened - self._opened > files_each() // 8
 
 
-def _too_many_sockets(uses: Sequence[SharedUse]) -> Ended:
+def _too_many_sockets(uses: Sequence[SharedUse]) -> Excess:
     held = held_ports(local_ports(), LISTENING | BOUND | CONNECTED)
     own = {use: sockets_of(use.processes()) for use in uses}
     nobodys = {one.inode for one in held}.difference(*own.values())
@@ -113,7 +113,7 @@ def _too_many_sockets(uses: Sequence[SharedUse]) -> Ended:
         yield use, f"socket limit: it had {ports[use]} ports, more than any other, when {taken} were taken: {why}"
 
 
-def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Ended:
+def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
     most, there_are = files_each(), open_files_of_machine()
     counts = {use: files_of(use.processes()) for use in uses}
     why = f"all processes of the machine have {there_are:,} together (sysctl fs.file-max)"
