@@ -9,6 +9,8 @@ The kernel says which sockets hold a port. Whose they are the tables of processe
 for each socket.
 """
 
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,6 +23,8 @@ from services.agent.variables import GANG_PORTS
 
 _FEW = 16
 """Of more sockets than these it is asked at once whose they are, also when that took long the last time."""
+_SHARE = 20
+"""Connections may be asked for a twentieth of the time."""
 _IN_THE_WAY_S = 30.0
 """A process says within so long that it could not listen."""
 _EACH, _EACH_OF_ANY = 64, 1000
@@ -71,7 +75,8 @@ class GangPorts:
     """All looks of one agent."""
 
     def __init__(self) -> None:
-        self._states = LISTENING | BOUND | (0 if given_out() else CONNECTED)
+        self._all_at_s = sys.float_info.max if given_out() else 0.0
+        """When those that are connected are asked for as well: a server at such a port may have very many."""
         self._known: set[int] = set()
         """Sockets of which it is known whose they are."""
         self._nobodys: set[int] = set()
@@ -79,9 +84,15 @@ class GangPorts:
 
     def look(self, attempts: Sequence[AttemptOf], now_s: float, thorough: bool) -> None:
         """Notes what each attempt has. Blocks. `thorough`: a few new sockets may be looked for as well."""
-        held = held_ports(GANG_PORTS, self._states)
+        every = now_s >= self._all_at_s
+        began = time.monotonic()
+        held = held_ports(GANG_PORTS, LISTENING | BOUND | (CONNECTED if every else 0))
+        if every:
+            self._all_at_s = now_s + _SHARE * (time.monotonic() - began)
+            self._known.intersection_update(one.inode for one in held)
+        servers = {one.port for one in held if one.state & LISTENING}
+        held = [one for one in held if not (one.state & CONNECTED and one.port in servers)]
         new = [one for one in held if one.inode not in self._known]
-        self._known.intersection_update(one.inode for one in held)
         if new and (thorough or len(new) > _FEW):
             self._ask_whose(new, attempts)
         for ports, _ in attempts:

@@ -13,14 +13,15 @@ BOUND = 1 << 13
 """It has a port and neither listens nor is connected. Told since Linux 6.8."""
 _LEFT = 1 << 6
 """A connection that is remembered for a minute after its end (TIME_WAIT)."""
-CONNECTED = 0x0FFF & ~(_LEFT | LISTENING)
+_CLOSED = 1 << 7
+CONNECTED = 0x0FFF & ~(_LEFT | _CLOSED | LISTENING | 1)
 
 _SOCK_DIAG, _TELL, _END = 4, 20, 21
 _DUMP, _ACKNOWLEDGE = 0x301, 0x005
 _DONE, _ERROR = 3, 2
 _FILTER = 1
 _AT_LEAST, _AT_MOST = 2, 3
-_HEADER, _ASKED, _ANSWER = struct.Struct("=IHHII"), struct.Struct("=BBHI48s"), struct.Struct("=4x48s12xII")
+_HEADER, _ASKED, _ANSWER = struct.Struct("=IHHII"), struct.Struct("=BBHI48s"), struct.Struct("=xB2x48s12xII")
 _ROOM = 1 << 18
 
 
@@ -32,6 +33,8 @@ class HeldPort:
     port: int
     uid: int
     inode: int
+    state: int
+    """`LISTENING`, one of those of `CONNECTED`, or another: it is bound."""
     family: int
     id: bytes
     """By which the kernel knows it."""
@@ -50,8 +53,8 @@ def _held(ports: range, states: int) -> list[HeldPort]:
     with suppress(OSError):
         for family in (socket.AF_INET, socket.AF_INET6):
             for answer in _answers(_TELL, _DUMP, _ASKED.pack(family, socket.IPPROTO_TCP, 0, states, b"") + attribute):
-                id, uid, inode = _ANSWER.unpack_from(answer)
-                found.append(HeldPort(int.from_bytes(id[:2], "big"), uid, inode, family, id))
+                state, id, uid, inode = _ANSWER.unpack_from(answer)
+                found.append(HeldPort(int.from_bytes(id[:2], "big"), uid, inode, 1 << state, family, id))
     return found
 
 

@@ -195,17 +195,39 @@ def test_who_has_had_more_ports_of_gangs_than_it_may_is_ended(
 ) -> None:
     me.ports.most = 30
     looks = quiet(SharedLook(SELDOM_S))
+    looks._gang_ports._all_at_s = 0.0
     with free_ports(20, bind) as before:
         assert looks.due()
         assert not looks.look([me])
     looks._next_thorough = 0.0
     looks.look([me])
     looks._next_thorough = sys.maxsize
+    looks._gang_ports._all_at_s = 0.0
     with free_ports(40, bind) as held:
         why = looks.look([me])[me]
         count = len(before.keys() | held.keys())
         assert len(me.ports.had) == count
     assert why == f"port limit: it has had {count} of the ports 20000 to 29999, at which gangs meet, and may have 30"
+
+
+def test_connections_to_a_server_at_such_a_port_are_not_looked_for(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job serves at its own port, and of thousands of connections each would be looked for in its tables."""
+    asked: list[int] = []
+    real = gangports.sockets_of
+    monkeypatch.setattr(gangports, "sockets_of", lambda pids, wanted: asked.extend(wanted) or real(pids, wanted))
+    looks = GangPorts()
+    with free_ports(1, listening) as held, ExitStack() as connections:
+        ((port, server),) = held.items()
+        for _ in range(5):
+            connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connections.enter_context(server.accept()[0])
+        looks.look([(me.ports, me.processes)], 0.0, thorough=True)
+        assert len([one for one in held_ports(range(port, port + 1), CONNECTED) if one.inode]) == 5
+        assert os.fstat(server.fileno()).st_ino in asked
+        assert not {one.inode for one in held_ports(range(port, port + 1), CONNECTED)} & set(asked)
+    assert port in me.ports.had
 
 
 def test_a_socket_that_is_sent_and_not_received_is_its_teams(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
