@@ -12,9 +12,9 @@ from libs.cli.output import Column, Format, document, hint, show
 from libs.core.billing.charges import Charge
 from libs.core.billing.in_days import Days, held_usage
 from libs.core.billing.metering import Meter
-from libs.core.billing.posted import DayOf
 from libs.core.billing.pricing import GROUP_KEYS
 from libs.core.billing.usage_rows import UsageRow
+from libs.core.billing.use_lines.line import DayOf
 from libs.core.billing.wall import days_of_zone
 from libs.ledger.records import FiledLedger
 

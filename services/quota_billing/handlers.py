@@ -15,9 +15,10 @@ from libs.bus.queries import AskAgain, InvalidQuestion
 from libs.core.billing.in_days import MOST_USES, Days, bill_in_days, with_forecast
 from libs.core.billing.metering import Meter
 from libs.core.billing.open_claims import TeamUse
-from libs.core.billing.posted import TooManyUses, utc_day
+from libs.core.billing.posted import TooManyUses
 from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days_of, is_summed
 from libs.core.billing.use_hours import GroupedUse
+from libs.core.billing.use_lines.line import utc_day
 from libs.core.billing.wall import DAY_US, ENDLESS_US, HOUR_US, day_text, days_of_zone, us_of
 from libs.core.state.limits import Limits
 from libs.ledger.chain import LedgerStopped
@@ -55,7 +56,7 @@ class Still(Protocol):
 
 async def answer_bill(kept: Still, prices: Prices, query: BillQuery, team: str) -> BillReply:
     """`get_bill`; what takes long in a thread, one after the other: records get their turn, and other questions do not wait."""
-    if not _takes_long(query) and query.open_until_us is None and query.forecast_until_us is None:
+    if kept.projection.money.book is not None and is_summed(query) and not _takes_long(query):
         return get_bill(kept.projection, prices, query, team)
     async with kept.still():
         return await asyncio.to_thread(get_bill, kept.projection, prices, query, team, now_us=clock.wall_us())
@@ -99,12 +100,18 @@ def _not_too_far(query: BillQuery, now_us: int) -> None:
 
 
 def _takes_long(query: BillQuery) -> bool:
+    ahead = query.open_until_us is not None or query.forecast_until_us is not None
+    return ahead or _in_days(query)
+
+
+def _in_days(query: BillQuery) -> bool:
+    """Whether it asks for other days than those of UTC."""
     return query.from_us is not None or query.to_us is not None or query.time_zone is not None
 
 
 def _when(query: BillQuery) -> tuple[BillQuery, Days]:
     """The question, and its days. What is of whole days of UTC is asked by days, whose rows are there."""
-    if not _takes_long(query):
+    if not _in_days(query):
         start = 0 if query.from_day is None else _begin_of(query.from_day)
         end = ENDLESS_US if query.to_day is None else _begin_of(query.to_day) + DAY_US
         return query, Days(utc_day, start, end)

@@ -87,7 +87,7 @@ class BillingMetrics(Collector):
         yield from (seconds, cost, credits, unpriced, limit, held, limit_by_type, held_by_type, jobs)
         yield from _free(meter)
         yield from self._as_opencost(meter)
-        yield GaugeMetricFamily("baton_billing_rows", "rows kept: attempt x day x model", value=meter.rows)
+        yield GaugeMetricFamily("baton_billing_rows", "lines of use kept: attempt x model", value=meter.lines)
 
     def _as_opencost(self, meter: Meter) -> Iterator[Metric]:
         """Two series by the names that OpenCost gives them, for boards that are made for it."""

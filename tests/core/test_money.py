@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
+from unittest.mock import patch
 from zoneinfo import ZoneInfo
 
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from libs.cli.bill_period import period_of
 from libs.cli.bill_statement import grouped, grouping_of
+from libs.core.billing import posted as posted_module
 from libs.core.billing.accounts import Accounts
 from libs.core.billing.charges import Charge, charges
 from libs.core.billing.credits import Credits
@@ -21,6 +22,7 @@ from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, at_least, bill_of_sums
 from libs.core.billing.pricing import bill as bill_of
 from libs.core.billing.sealing import Sealing
+from libs.core.billing.use_lines import lines
 from libs.core.billing.wall import DAY_US, day_text, days_of_zone
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import LedgerRecord
@@ -115,11 +117,12 @@ def bill(ledger: PricedLedger, found: list[Charge]) -> None:
         ):
             row[place] += more
     ours: dict[tuple[str, str, int, str, str], list[int]] = {}
-    for team, rows in meter.money.rows.items():
-        for (job_id, _, day, kind, klass, _), (cost, listed, _, credit) in chain(*(of.items() for of in rows.values())):
-            row = ours.setdefault((team, job_id, day, kind, klass), [0, 0, 0])
-            for place, more in enumerate((cost, listed, credit)):
-                row[place] += more
+    for team, (job_id, _, day, kind, klass, _), (cost, listed, _, credit) in meter.money.all_rows(
+        None, lambda day: True
+    ):
+        row = ours.setdefault((team, job_id, day, kind, klass), [0, 0, 0])
+        for place, more in enumerate((cost, listed, credit)):
+            row[place] += more
     assert {key: row for key, row in ours.items() if any(row)} == {key: row for key, row in wanted.items() if any(row)}
     if ledger.version and meter.money.book is not None:
         summed(ledger, meter)
@@ -145,10 +148,10 @@ def in_any_days(ledger: PricedLedger, meter: Meter, found: list[Charge]) -> None
             one = sums.setdefault(row.key, [0, 0])
             one[0] += row.cost_micros
             one[1] += row.credit_micros
-        lines = {
+        stated = {
             k: [v.cost_micros, v.credit_micros] for k, v in grouped(rows, grouping_of(by, ZoneInfo(name), {})).items()
         }
-        assert {k: v for k, v in sums.items() if any(v)} == {k: v for k, v in lines.items() if any(v)}, (by, name)
+        assert {k: v for k, v in sums.items() if any(v)} == {k: v for k, v in stated.items() if any(v)}, (by, name)
         totals.add((told.total_cost_micros, told.total_milli_us, told.total_credit_micros))
     assert len(totals) == 1
 
@@ -175,7 +178,12 @@ def summed(ledger: PricedLedger, meter: Meter) -> None:
 @given(st.integers(0, 2**63))
 @settings(max_examples=LEDGERS, deadline=None)
 def test_random_ledgers_cost_what_a_brute_force_comes_to(seed: int) -> None:
-    check(PricedLedger(seed))
+    """Also where lines and rows are packed soon, as those of long ledgers are."""
+    with (
+        patch.object(lines, "FRESH", (1, 3, lines.FRESH)[seed % 3]),
+        patch.object(posted_module, "FRESH_ROWS", (2, 5, posted_module.FRESH_ROWS)[seed // 3 % 3]),
+    ):
+        check(PricedLedger(seed))
 
 
 def test_random_ledgers_have_what_they_are_for() -> None:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import Any
 
 RowKey = tuple[str, int, int, str, str, str]
 """Job id, attempt, UTC day, device kind, priority class, user."""
@@ -48,6 +49,28 @@ class TeamSums:
                 pairs[day, after] += 1
             pairs[before, day] += 1
             insort(known, day)
+
+    def dump(self) -> list[Any]:
+        """Equal for who counted the same."""
+        return [
+            [[*key, units] for key, units in sorted(self.use.items())],
+            *(
+                [
+                    [kind, [[*pair, n] for pair, n in sorted(pairs.items()) if n]]
+                    for kind, pairs in sorted(of.items())
+                    if any(pairs.values())
+                ]
+                for of in (self.jobs, self.attempts)
+            ),
+        ]
+
+    @classmethod
+    def load(cls, use: Iterable[Any], jobs: Iterable[Any], attempts: Iterable[Any]) -> "TeamSums":
+        """The inverse."""
+        counted = cls({(day, kind, klass): units for day, kind, klass, units in use})
+        for of, told in ((counted.jobs, jobs), (counted.attempts, attempts)):
+            of.update((kind, Counter({(before, day): n for before, day, n in pairs})) for kind, pairs in told)
+        return counted
 
     def recount(self, keys: Iterable[RowKey], unfinished: Callable[[str], bool]) -> dict[str, "DaysOf"]:
         """Counts things anew, of all rows. Returns what must be remembered of jobs that may get more."""

@@ -2,13 +2,13 @@
 sums up, cut at other midnights."""
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from libs.core.billing.metering import Meter
-from libs.core.billing.posted import NOTHING_POSTED, DayOf, Key, PostedMoney
+from libs.core.billing.posted import NOTHING_POSTED, PostedMoney
 from libs.core.billing.pricing import Prices, bill
 from libs.core.billing.usage_rows import HeldRow, UsageRow
+from libs.core.billing.use_lines.line import DayOf, Key
 from libs.core.billing.wall import HOUR_US
 from schemas.billing import BillQuery, BillReply, BillRow
 
@@ -53,12 +53,16 @@ def _freed(money: PostedMoney, days: Days, team: str | None) -> Iterator[UsageRo
                 key = (one.job_id, one.attempt, day, one.device_kind, one.priority_class, one.user)
                 units[key] = units.get(key, 0) + (stop - wall) * one.milli * one.alike
                 wall = stop
-    for name in sorted(used.keys() | recut.rows.keys()):
-        units = used.get(name, {})
-        posted = dict(chain.from_iterable(of.items() for of in recut.rows.get(name, {}).values()))
-        for key in units.keys() | posted.keys():
+    posted: dict[str, dict[Key, list[int]]] = {}
+    for name, key, row in recut.all_rows(None, lambda day: True):
+        sums = posted.setdefault(name, {}).setdefault(key, [0, 0, 0, 0])
+        for place, more in enumerate(row):
+            sums[place] += more
+    for name in sorted(used.keys() | posted.keys()):
+        units, costs = used.get(name, {}), posted.get(name, {})
+        for key in units.keys() | costs.keys():
             job, attempt, day, kind, klass, user = key
-            cost, _, free, credit = posted.get(key, NOTHING_POSTED)
+            cost, _, free, credit = costs.get(key, NOTHING_POSTED)
             paid = (cost, free, credit) if recut.book is not None else None
             yield UsageRow(name, job, attempt, day, kind, klass, units.get(key, 0), paid, user)
 

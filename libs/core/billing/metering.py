@@ -4,7 +4,8 @@
     row = one attempt x UTC day x device model: the smallest unit that is priced (`libs.core.billing.pricing`)
 
 `t_us` is ledger time, which no jump of a wall clock moves; a day is one of the wall clock, as it was shown (`Calendar`).
-Usage is summed exactly. Closed claims are kept as rows only; what is still held, as segments.
+Usage is summed exactly. Closed claims are kept as lines of uses (`libs.core.billing.use_lines`) and as sums; what is still
+held, as segments.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,17 +18,10 @@ from libs.core.billing.counted import DaysOf, TeamSums
 from libs.core.billing.credited import CreditedTime
 from libs.core.billing.credits import Credits
 from libs.core.billing.open_claims import OpenAttempt, OpenClaim, OpenClaims, by_kind
-from libs.core.billing.posted import (
-    NOT_POSTED,
-    NOTHING_POSTED,
-    AlikeUses,
-    AppliedBook,
-    DayOf,
-    Key,
-    PostedMoney,
-    utc_day,
-)
+from libs.core.billing.posted import NOT_POSTED, NOTHING_POSTED, AppliedBook, PostedMoney
 from libs.core.billing.usage_rows import HeldRow, UsageRow, billed_model
+from libs.core.billing.use_lines.line import AlikeUses, DayOf, Key, utc_day
+from libs.core.billing.use_lines.money_rows import rows_of
 from libs.core.billing.wall import DAY_US, HOUR_US
 from libs.core.state import parts
 from libs.core.state.clock import Calendar
@@ -41,9 +35,9 @@ outrun."""
 
 class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
-    to go back. Memory: one row (about 300 bytes) per attempt, day and model, plus what is held now."""
+    to go back. Memory: some 40 bytes per attempt and model, plus what is held now."""
 
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar[frozenset[str]]
@@ -58,11 +52,9 @@ class Meter:
         self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
         self.open_claims = OpenClaims()
-        self._rows: dict[str, dict[int, dict[Key, int]]] = {}
-        """Team -> UTC day -> row -> units."""
         self._sums: dict[tuple[str, str, str], int] = {}
         self.counted: dict[str, TeamSums] = {}
-        """Team -> what its bills sum up of `rows`."""
+        """Team -> what its bills sum up of all rows."""
         self._days: dict[str, DaysOf] = {}
         """Unfinished job -> the days of its rows."""
         self._calendar = Calendar()
@@ -93,6 +85,7 @@ class Meter:
         self._count_fresh()
         for fold, event in then:
             fold(self, event, record.t_us)
+        self.money.pack()
         self.seq, self.t_us = seq, record.t_us
 
     def told(self, models: Mapping[str, str], calendar: Iterable[Sequence[int]]) -> None:
@@ -115,29 +108,34 @@ class Meter:
         job_id: str | None = None,
     ) -> Iterator[UsageRow]:
         """The rows of `team`, or of all teams, of the days that are asked for, and of one job, or of all; with `open_until_us`
-        claims that are still held count up to there. A team may have a million rows: those of other days are not looked at,
-        and no copy is made."""
+        claims that are still held count up to there. Only what is asked for is unpacked."""
         ahead = self.money.ahead()
         held = self._held_rows(open_until_us, ahead, team=team) if open_until_us is not None else {}
-        priced = self.money.book is not None
-        for name in sorted(self._rows.keys() | held.keys() | self.money.rows.keys()) if team is None else [team]:
-            used, goes_on = self._rows.get(name, {}), held.get(name, {})
-            posted, to_come = self.money.rows.get(name, {}), ahead.rows.get(name, {})
-            for day in filter(of_day, sorted({*used, *goes_on, *posted, *to_come})):
-                rows, more = used.get(day, {}), goes_on.get(day, {})
-                costs, costs_more = posted.get(day, {}), to_come.get(day, {})
-                only = dict.fromkeys(key for key in chain(more, costs, costs_more) if key not in rows)
-                for key in chain(rows, only):
-                    job, attempt, _, model, klass, user = key
-                    if job_id is not None and job_id != job:
-                        continue
-                    paid: tuple[int, int, int] | None = None
-                    if priced:
-                        cost, _, unpriced, credit = costs.get(key, NOTHING_POSTED)
-                        cost_more, _, unpriced_more, _ = costs_more.get(key, NOTHING_POSTED)
-                        paid = cost + cost_more, unpriced + unpriced_more, credit
-                    used_us = rows.get(key, 0) + more.get(key, 0)
-                    yield UsageRow(name, job, attempt, day, model, klass, used_us, paid, user)
+        posted = self.money.book is not None
+        found: dict[tuple[str, Key], list[int]] = {}
+        """(Team, row) -> [units, cost, units without a price, what of the cost is credits]."""
+        for name, key, units in chain(self._used_rows(team, of_day, job_id), rows_of(held, team, of_day, job_id)):
+            found.setdefault((name, key), [0, 0, 0, 0])[0] += units
+        if posted:
+            to_come = rows_of(ahead.rows, team, of_day, job_id)
+            for name, key, row in chain(self.money.all_rows(team, of_day, job_id), to_come):
+                sums = found.setdefault((name, key), [0, 0, 0, 0])
+                for place, more in ((1, row[0]), (2, row[2]), (3, row[3])):
+                    sums[place] += more
+        for (name, (job, attempt, day, model, klass, user)), (units, *paid) in sorted(found.items()):
+            cost, unpriced, credit = paid
+            told = (cost, unpriced, credit) if posted else None
+            yield UsageRow(name, job, attempt, day, model, klass, units, told, user)
+
+    def _used_rows(
+        self, team: str | None, of_day: Callable[[int], bool], job_id: str | None
+    ) -> Iterator[tuple[str, Key, int]]:
+        """What lines come to: team, row, units."""
+        for one in self.money.lines.of(team, of_day, job_id):
+            for day, us in one.by_day():
+                if of_day(day):
+                    key = (one.job_id, one.attempt, day, one.device_kind, one.priority_class, one.user)
+                    yield one.team, key, us * one.milli * one.alike
 
     def ledger_time(self, wall_us: int) -> int:
         """When the wall will show a moment, if nobody sets its clock; not before the last record."""
@@ -177,9 +175,9 @@ class Meter:
         return set(self._models.values())
 
     @property
-    def rows(self) -> int:
-        """How many rows of closed usage are kept."""
-        return sum(len(rows) for days in self._rows.values() for rows in days.values())
+    def lines(self) -> int:
+        """How many lines of closed usage are kept."""
+        return len(self.money.lines)
 
     # ----------------------------------------------------------------------------------------------------- the fold
 
@@ -203,13 +201,11 @@ class Meter:
     def _close(self, event: led.DevicesFreed, t_us: int) -> None:
         held, claims = self.open_claims.freed(event)
         team, klass, user = self.open_claims.jobs[event.job_id]
-        days, counted = self._rows.setdefault(team, {}), self.counted.setdefault(team, TeamSums())
+        counted = self.counted.setdefault(team, TeamSums())
         for model, milli in by_kind(claims):
             for day, us in self._calendar.split(held.opened_us, t_us, DAY_US):
-                key, rows = (event.job_id, event.attempt, day, model, klass, user), days.setdefault(day, {})
-                if key not in rows:
-                    counted.count(self._days.setdefault(event.job_id, {}), key)
-                rows[key] = rows.get(key, 0) + us * milli
+                key = (event.job_id, event.attempt, day, model, klass, user)
+                counted.count(self._days.setdefault(event.job_id, {}), key)
                 counted.use[day, model, klass] = counted.use.get((day, model, klass), 0) + us * milli
             if t_us > held.opened_us:
                 group = (team, model, klass)
@@ -239,8 +235,8 @@ class Meter:
         self.money.close_attempt(event.job_id, event.attempt)
 
     def _priced(self, event: led.PricesApplied, t_us: int) -> None:
-        self.money.apply(AppliedBook(self._applying, self._calendar.wall(t_us), event.book))
-        self._recount()  # a correction is a row of another day, of jobs that have ended as well
+        if self.money.apply(AppliedBook(self._applying, self._calendar.wall(t_us), event.book)):
+            self._recount()  # a correction is a row of another day, of jobs that have ended as well
 
     def _sealed(self, event: led.PeriodClosed, t_us: int) -> None:
         if self.money.close_period(event.period):
@@ -253,20 +249,23 @@ class Meter:
         self._days.pop(event.job_id, None)
 
     def _count_fresh(self) -> None:
-        """Counts rows of money on days on which nothing was used: of what was posted late."""
+        """Counts rows of money, some of which are on days on which nothing was used: of what was posted late."""
         for team, key in self.money.fresh:
-            if key not in self._rows.get(team, {}).get(key[2], {}):
-                self.counted.setdefault(team, TeamSums()).count(self._days.setdefault(key[0], {}), key)
+            if key[0] not in self._days and key[0] not in self.open_claims.jobs:
+                return self._recount()  # of a job that has ended, whose days are not remembered
+            self.counted.setdefault(team, TeamSums()).count(self._days.setdefault(key[0], {}), key)
         self.money.fresh.clear()
 
     def _recount(self) -> None:
         self.money.fresh.clear()
         self._days = {}
-        for team in sorted(self._rows.keys() | self.money.rows.keys()):
-            used, posted = self._rows.get(team, {}), self.money.rows.get(team, {})
-            only = (key for day, rows in posted.items() for key in rows if key not in used.get(day, {}))
+        keys: dict[str, set[Key]] = {}
+        used, posted = self._used_rows(None, _any_day, None), self.money.all_rows(None, _any_day)
+        for team, key, _ in chain(used, posted):
+            keys.setdefault(team, set()).add(key)
+        for team in sorted(keys):
             counted = self.counted.setdefault(team, TeamSums())
-            self._days |= counted.recount(chain(*used.values(), only), self.open_claims.jobs.__contains__)
+            self._days |= counted.recount(keys.pop(team), self.open_claims.jobs.__contains__)
 
     def held_rows(self, until_us: int, day_of: DayOf = utc_day, team: str | None = None) -> list[HeldRow]:
         """What `team`, or all, hold still, as rows up to a time, on the days of any calendar; money at the prices of now."""
@@ -318,16 +317,12 @@ class Meter:
             {
                 "models": self._models.items(),
                 **self.open_claims.dump(),
-                "rows": (
-                    (team, *key, n)
-                    for team, days in sorted(self._rows.items())
-                    for rows in days.values()
-                    for key, n in rows.items()
-                ),
+                "counted": ((team, *counted.dump()) for team, counted in sorted(self.counted.items())),
+                "days": ((job, sorted(days.items())) for job, days in sorted(self._days.items())),
                 **money,
                 **(self._credited.dump() if self._credited is not None else {}),
             },
-            largest={"accounts": 1},
+            largest={"accounts": 1, "counted": 1, "lines": 1, "packed": 1},
         )
 
     @classmethod
@@ -353,21 +348,26 @@ class Meter:
                     credits += rows
                 case "recent":
                     recent += rows
-                case "rows":
-                    for team, job, attempt, day, model, klass, user, units in rows:
-                        model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
-                        kept = meter._rows.setdefault(team, {}).setdefault(day, {})
-                        kept[job, attempt, day, model, klass, same.setdefault(user, user)] = units
-                        group = (team, model, klass)
-                        meter._sums[group] = meter._sums.get(group, 0) + units
-                        use = meter.counted.setdefault(team, TeamSums()).use
-                        use[day, model, klass] = use.get((day, model, klass), 0) + units
+                case "counted":
+                    for team, *told in rows:
+                        counted = meter.counted[team] = TeamSums.load(*told)
+                        for (_, model, klass), units in counted.use.items():
+                            group = (team, model, klass)
+                            meter._sums[group] = meter._sums.get(group, 0) + units
+                case "days":
+                    meter._days.update(
+                        (job, {(name, attempt, kind): days for (name, attempt, kind), days in things})
+                        for job, things in rows
+                    )
                 case _:
                     meter.money.load_rows(table, rows)
         meter.money.loaded(about["money"])
         meter._credited = CreditedTime.load(accounts, credits, recent, MOST_RECENT) if accounts else None
-        meter._recount()
         return meter
+
+
+def _any_day(day: int) -> bool:
+    return True
 
 
 _FOLD: dict[type, Callable[[Meter, Any, int], None]] = {

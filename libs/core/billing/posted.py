@@ -5,16 +5,22 @@ The same rule as an export's (`libs.core.billing.charges`), in sums: a use costs
 makes of its hours, and a credit gives back on that day; a book that prices the past otherwise adds, on the day on which it is
 applied, what it makes of both less what was billed. What is posted for a period that is closed by then is on the day on which
 it was posted. Uses are kept, one line for all devices of an attempt that were alike, because a later book rates them again, and
-because a seal counts from a record that is there already.
+because a seal counts from a record that is there already. Old lines and rows are packed (`libs.core.billing.use_lines`).
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from libs.core.billing.credited import CreditedPart, DeviceOfAttempt, GivenBack, Parts, differences, given_back
+from libs.core.billing.credited import DeviceOfAttempt, GivenBack, Parts, differences, given_back
 from libs.core.billing.prices import Amount, PriceList, Rater, Unchanged
-from libs.core.billing.wall import DAY_US, HOUR_US
+from libs.core.billing.use_lines.line import About, AlikeUses, CreditedUse, DayOf, Key, utc_day
+from libs.core.billing.use_lines.lines import LinesBlock, UseLines
+from libs.core.billing.use_lines.money_rows import FRESH_ROWS, RowsBlock, packed_rows, rows_of
+from libs.core.billing.use_lines.packing import JobIds
+from libs.core.billing.wall import HOUR_US
 from schemas.prices import ClosedPeriod, CreditCause, RateBook
 
 NOT_POSTED = 1 << 62
@@ -22,46 +28,8 @@ NOT_POSTED = 1 << 62
 NOTHING_POSTED = (0, 0, 0, 0)
 """For a row of `PostedMoney.rows` that is not there."""
 
-Key = tuple[str, int, int, str, str, str]
-"""Job id, attempt, UTC day, device kind, priority class, user."""
 SumKey = tuple[int, str, str]
 """UTC day, device kind, priority class."""
-
-
-DayOf = Callable[[int], int]
-"""The number of the day on which a moment of the wall lies."""
-
-
-def utc_day(wall_us: int) -> int:
-    """Days since 1970-01-01."""
-    return wall_us // DAY_US
-
-
-class AlikeUses(NamedTuple):
-    """`alike` claims of one attempt of devices of one kind, one after the other, by the wall: (start, end, start by the wall)
-    pieces. Record `seq` posted them, at `posted_us` of the wall."""
-
-    team: str
-    user: str
-    job_id: str
-    attempt: int
-    device_kind: str
-    priority_class: str
-    milli: int
-    alike: int
-    seq: int
-    posted_us: int
-    straight: tuple[tuple[int, int, int], ...]
-
-
-class CreditedUse(NamedTuple):
-    """What is given back of one of the devices of a line of uses."""
-
-    use: int
-    place: int
-    seq: int
-    posted_us: int
-    parts: Parts
 
 
 class AppliedBook(NamedTuple):
@@ -85,7 +53,11 @@ class PostedMoney:
         """`day_of`: the number of the day on which a moment lies."""
         self._day_of = day_of
         self.rows: dict[str, dict[int, dict[Key, list[int]]]] = {}
-        """Team -> UTC day -> row -> [cost, list cost, units without a price, what of the cost is credits], in millionths."""
+        """Team -> UTC day -> row -> [cost, list cost, units without a price, what of the cost is credits], in millionths:
+        what was added since the last of `packed`."""
+        self.packed: list[RowsBlock] = []
+        """A row may be in several, and in `rows`, and is their sum."""
+        self._fresh_rows = 0
         self.sums: dict[str, dict[SumKey, list[int]]] = {}
         """As `rows`, of all attempts together: what is kept of a team's month grows with its days, and not with its jobs."""
         self.touched: set[tuple[str, int]] = set()
@@ -100,13 +72,8 @@ class PostedMoney:
         """(team, device kind) -> units."""
         self._rater = Rater(None)
         self._closed = list(closed)
-        self._uses: list[AlikeUses] = []
-        self._of_team: dict[str, list[int]] = {}
-        """Team -> its lines in `_uses`."""
+        self.lines = UseLines()
         self._books: list[AppliedBook] = []
-        self._credited: list[CreditedUse] = []
-        self._parts: dict[int, list[tuple[int, Parts]]] = {}
-        """Line of uses -> (place, parts) of its devices that were credited."""
         self._open: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
         """Attempt that is not closed -> device that is freed -> its line of uses, and its place there."""
         self._lines: set[int] = set()
@@ -134,11 +101,20 @@ class PostedMoney:
         other._books, other._rater = self._books, self._rater.fork()
         return other
 
+    def all_rows(
+        self, team: str | None, of_day: Callable[[int], bool], job_id: str | None = None
+    ) -> Iterator[tuple[str, Key, Sequence[int]]]:
+        """Rows with the team of each, of those days. One may come several times, and is the sum. None: all."""
+        for block in self.packed:
+            if block.has(team, of_day, job_id):
+                yield from block.rows(team, of_day, job_id)
+        yield from rows_of(self.rows, team, of_day, job_id)
+
     # ----------------------------------------------------------------------------------------------------- what is posted
 
     def post(self, uses: AlikeUses, devices: Sequence[str] = ()) -> None:
         """What ended, at the prices of now. `devices`: the claims', of an attempt that may be credited."""
-        number = self._keep(uses)
+        number = self.lines.add(uses)
         if devices:
             places = self._open.setdefault((uses.job_id, uses.attempt), {})
             places.update((device, (number, place)) for place, device in enumerate(devices))
@@ -147,12 +123,6 @@ class PostedMoney:
             each = self._rated(self._rater, number, uses)
             for hour, (cost, listed, unpriced) in _by_hour(each).items():
                 self._add(uses, self._day(hour, uses.seq, uses.posted_us), cost, listed, unpriced, 0)
-
-    def _keep(self, uses: AlikeUses) -> int:
-        number = len(self._uses)
-        self._uses.append(uses)
-        self._of_team.setdefault(uses.team, []).append(number)
-        return number
 
     def give_back(self, found: Mapping[DeviceOfAttempt, Parts], seq: int, posted_us: int) -> None:
         """What attempts that are closed by record `seq` are credited; all that they held is posted."""
@@ -165,18 +135,21 @@ class PostedMoney:
         for number, _ in self._open.pop((job_id, attempt), {}).values():
             self._lines.discard(number)
             self._tiered.pop(number, None)
+            self.lines.settled(number)
 
-    def apply(self, applied: AppliedBook) -> None:
-        """Another book: from now on by it, and what was billed is corrected."""
+    def apply(self, applied: AppliedBook) -> bool:
+        """Another book: from now on by it, and what was billed is corrected. Whether anything was."""
         first = not self._books
         before, then = Rater(self._rater.prices), Rater(prices := PriceList(applied.book))
         self._books.append(applied)
         self._rater, self._tiered = then, {}
         day = self._day_of(self._posted(applied.seq, applied.posted_us))
         same = Unchanged(before.prices, prices, applied.posted_us)
-        for number, uses in enumerate(self._uses):
-            if same.of(uses.team, uses.device_kind, uses.priority_class, uses.straight):
+        corrected = False
+        for uses, number, parts in self._with_parts(lambda block: not same.of_all(block.wall)):
+            if same.of(*uses.about, uses.straight):
                 continue
+            corrected = True
             was_each, now_each = _rated(before, uses), self._rated(then, number, uses)
             was, now = _by_hour(was_each), _by_hour(now_each)
             for hour, (cost, listed, unpriced) in now.items():
@@ -185,9 +158,27 @@ class PostedMoney:
                     self._add(uses, self._day(hour, uses.seq, uses.posted_us), 0, 0, more, 0)
                 if (cost, listed) != old[:2]:
                     self._add(uses, day, cost - old[0], listed - old[1], 0, 0)
-            for place, parts in self._parts.get(number, ()):
-                for back in differences(uses.milli, was_each[place], now_each[place], parts):
+            for place, some in parts:
+                for back in differences(uses.milli, was_each[place], now_each[place], some):
                     self._credit(uses, day, back)
+            if self._fresh_rows >= FRESH_ROWS:
+                self._pack_rows()
+                self.fresh.clear()  # all is counted anew
+        return corrected
+
+    def _with_parts(
+        self, wanted: Callable[[LinesBlock], bool]
+    ) -> Iterator[tuple[AlikeUses, int, Sequence[tuple[int, Parts]]]]:
+        """Every line of blocks that are wanted, and of what is in none, with its number and what was credited of it."""
+        lines = self.lines
+        for block in filter(wanted, lines.blocks):
+            parts = lines.parts_of(block.first, block.end)
+            for number, uses in enumerate(lines.opened(block), start=block.first):
+                yield uses, number, parts.get(number, ())
+        first = len(lines) - len(lines.fresh())
+        parts = lines.parts_of(first, len(lines))
+        for number, uses in enumerate(lines.fresh(), start=first):
+            yield uses, number, parts.get(number, ())
 
     def close_period(self, period: ClosedPeriod) -> bool:
         """Seals it. Whether that laid something on another day: what was posted since the seal's record, for that period."""
@@ -195,11 +186,11 @@ class PostedMoney:
         late = (
             any(
                 wall // HOUR_US * HOUR_US < period.to_us
-                for one in _since(self._uses, period)
+                for one in self.lines.since(period.upto_seq)
                 for _, _, wall in one.straight
             )
-            or any(True for _ in _since(self._credited, period))
-            or any(one.posted_us < period.to_us for one in _since(self._books, period))
+            or any(True for _ in self.lines.credited_since(period.upto_seq))
+            or any(one.seq > period.upto_seq and one.posted_us < period.to_us for one in self._books)
         )
         if late and self._books:
             self._again()
@@ -208,10 +199,12 @@ class PostedMoney:
     def _again(self) -> None:
         """Posts all once more, by the seals that there are now."""
         money = PostedMoney(self._closed, self._day_of)
-        money._lines = self._lines | self._parts.keys()
-        money._post_all(self._uses, self._credited, self._books)
+        money._lines = self._lines | {one.use for one in self.lines.credited()}
+        uses = (uses for _, uses in self.lines.all())
+        money._post_all(uses, self.lines.credited(), self._books, packed=True)
         money.touched |= self.touched | {(team, key[0]) for team, sums in self.sums.items() for key in sums}
         money._open, money._lines = self._open, self._lines
+        money.lines.await_only(self._lines)
         money._tiered = {number: each for number, each in money._tiered.items() if number in self._lines}
         self.__dict__.update(money.__dict__)
 
@@ -223,48 +216,78 @@ class PostedMoney:
 
         Raises TooManyUses when more than `most` are needed.
         """
-        wanted = self._needed(team, span)
-        if len(wanted) > most:
-            raise TooManyUses(len(wanted))
+        needed = self._needed(team, span)
+        found = list(islice(needed, most))
+        if more := sum(1 for _ in needed):
+            raise TooManyUses(most + more)
+        wanted, uses = [number for number, _ in found], [one for _, one in found]
         place = {number: here for here, number in enumerate(wanted)}
-        uses = [self._uses[number] for number in wanted]
-        credited = [one._replace(use=place[one.use]) for one in self._credited if one.use in place]
+        first, end = (wanted[0], wanted[-1] + 1) if wanted else (0, 0)
+        credited = [one._replace(use=place[one.use]) for one in self.lines.credited_of(first, end) if one.use in place]
         money = PostedMoney(self._closed, day_of)
         money._lines = {one.use for one in credited}
         money._post_all(uses, credited, self._books)
         return money, uses
 
-    def _needed(self, team: str | None, span: tuple[int, int]) -> list[int]:
+    def _needed(self, team: str | None, span: tuple[int, int]) -> Iterator[tuple[int, AlikeUses]]:
         """The lines of uses of which something is, or may be, billed in a span. Tiers count all that their team used."""
         tiered = {c.team for one in self._books for c in one.book.contracts if len(c.tiers) > 1}
         priced, before = list[Unchanged](), None
-        for one in self._books:
-            prices = PriceList(one.book)
-            if span[0] <= self._posted(one.seq, one.posted_us) < span[1]:
-                priced.append(Unchanged(before, prices, one.posted_us))
+        for book in self._books:
+            prices = PriceList(book.book)
+            if span[0] <= self._posted(book.seq, book.posted_us) < span[1]:
+                priced.append(Unchanged(before, prices, book.posted_us))
             before = prices
-        span = span[0], span[1] + HOUR_US  # an hour is billed where it begins
-        credited = {c.use for c in self._credited if span[0] <= self._posted(c.seq, c.posted_us) < span[1]}
-        numbers = range(len(self._uses)) if team is None else self._of_team.get(team, ())
-        return [
-            number
-            for number, one in zip(numbers, map(self._uses.__getitem__, numbers), strict=True)
-            if one.team in tiered
-            or any(
-                wall // HOUR_US * HOUR_US < span[1] and wall + end - start > span[0]
-                for start, end, wall in one.straight
+        used = span[0], span[1] + HOUR_US  # an hour is billed where it begins
+        credited = {
+            one.use
+            for one in self.lines.credited(lambda block: block.credited_us[0] < span[1])
+            if span[0] <= self._posted(one.seq, one.posted_us) < span[1]
+        }
+        ascending = sorted(credited)
+
+        def may(block: LinesBlock) -> bool:
+            """Whether a line of it may be needed."""
+            if bisect_left(ascending, block.first) < bisect_left(ascending, block.end):
+                return True
+            late = block.posted[0] < span[1] and span[0] <= max(block.posted[1], self._until(block.last_seq))
+            for about, (since, until) in block.wall.items():
+                if team in (None, about[0]) and (
+                    late
+                    or about[0] in tiered
+                    or (since // HOUR_US * HOUR_US < used[1] and until > used[0])
+                    or not all(book.of_all({about: (since, until)}) for book in priced)
+                ):
+                    return True
+            return False
+
+        return (
+            (number, one)
+            for number, one in self.lines.all(may)
+            if team in (None, one.team)
+            and (
+                one.team in tiered
+                or any(
+                    wall // HOUR_US * HOUR_US < used[1] and wall + end - start > used[0]
+                    for start, end, wall in one.straight
+                )
+                or span[0] <= self._posted(one.seq, one.posted_us) < span[1]
+                or number in credited
+                or not all(book.of(*one.about, one.straight) for book in priced)
             )
-            or span[0] <= self._posted(one.seq, one.posted_us) < span[1]
-            or number in credited
-            or not all(b.of(one.team, one.device_kind, one.priority_class, one.straight) for b in priced)
-        ]
+        )
 
     # -------------------------------------------------------------------------------------------------------- shared steps
 
     def _post_all(
-        self, uses: Sequence[AlikeUses], credited: Sequence[CreditedUse], books: Sequence[AppliedBook]
+        self,
+        uses: Iterable[AlikeUses],
+        credited: Iterable[CreditedUse],
+        books: Iterable[AppliedBook],
+        *,
+        packed: bool = False,
     ) -> None:
-        """Those of one record in this order, as they were."""
+        """Those of one record in this order, as they were. `packed`: what is many is packed on the way."""
         posted: Iterator[AlikeUses | CreditedUse | AppliedBook] = merge(uses, credited, books, key=lambda one: one.seq)
         for one in posted:
             match one:
@@ -274,17 +297,33 @@ class PostedMoney:
                     self._give_back(one)
                 case AppliedBook():
                     self.apply(one)
+            if packed:
+                self.pack()
+
+    def pack(self) -> None:
+        """Packs what has become many."""
+        if self.lines.full:
+            ids = chain((one.job_id for one in self.lines.fresh()), (key[0] for _, key, _ in rows_of(self.rows)))
+            jobs = JobIds.of(ids)
+            self.lines.pack(self._lines, jobs)
+            self._pack_rows(jobs)
+        elif self._fresh_rows >= FRESH_ROWS:
+            self._pack_rows()
+
+    def _pack_rows(self, jobs: JobIds | None = None) -> None:
+        """`jobs`: ids that are kept already."""
+        self.packed.append(packed_rows(self.rows, jobs))
+        self.rows, self._fresh_rows = {}, 0
 
     def _rated(self, rater: Rater, number: int, uses: AlikeUses) -> list[Sequence[Amount]]:
         each = _rated(rater, uses)
-        if number in self._lines and not rater.flat(uses.team, uses.device_kind, uses.priority_class):
+        if number in self._lines and not rater.flat(*uses.about):
             self._tiered[number] = each
         return each
 
     def _give_back(self, one: CreditedUse) -> None:
-        uses = self._uses[one.use]
-        self._credited.append(one)
-        self._parts.setdefault(one.use, []).append((one.place, one.parts))
+        uses = self.lines.awaited(one.use)
+        self.lines.credit(one)
         each = self._tiered.get(one.use) or _rated(self._rater, uses)
         for back in given_back(uses.milli, each[one.place], one.parts):
             self._credit(uses, self._day(back.amount.hour, one.seq, one.posted_us), back)
@@ -310,20 +349,21 @@ class PostedMoney:
         rows = self.rows.setdefault(uses.team, {}).setdefault(day, {})
         if (row := rows.get(key)) is None:
             row = rows[key] = [0, 0, 0, 0]
+            self._fresh_rows += 1
             self.fresh.append((uses.team, key))
         for place, more in enumerate((cost, listed, unpriced, credit)):
             row[place] += more
-        self._count(uses.team, key, cost, listed, unpriced, credit)
+        self._count(uses.team, (day, uses.device_kind, uses.priority_class), cost, listed, unpriced, credit)
 
-    def _count(self, team: str, key: Key, cost: int, listed: int, unpriced: int, credit: int) -> None:
+    def _count(self, team: str, key: SumKey, cost: int, listed: int, unpriced: int, credit: int) -> None:
         """Of a row: what is more in all that is summed over rows."""
-        _, _, day, kind, klass, _ = key
+        day, kind, _ = key
         self.totals[team] = self.totals.get(team, 0) + cost
         if credit:
             self.credits[team] = self.credits.get(team, 0) + credit
         if unpriced:
             self.unpriced[team, kind] = self.unpriced.get((team, kind), 0) + unpriced
-        found = self.sums.setdefault(team, {}).setdefault((day, kind, klass), [0, 0, 0, 0])
+        found = self.sums.setdefault(team, {}).setdefault(key, [0, 0, 0, 0])
         for place, more in enumerate((cost, listed, unpriced, credit)):
             found[place] += more
         self.touched.add((team, day))
@@ -337,36 +377,44 @@ class PostedMoney:
             "closed": [period.model_dump(mode="json") for period in self._closed],
         }
         return about, {
+            "sums": (
+                (team, *key, *row) for team, sums in sorted(self.sums.items()) for key, row in sorted(sums.items())
+            ),
+            **self.lines.dump(),
+            "packed": self._dump_packed(),
             "money": (
                 (team, *key, *row)
                 for team, days in sorted(self.rows.items())
                 for rows in days.values()
                 for key, row in rows.items()
             ),
-            "uses": iter(self._uses),
-            "credited": iter(self._credited),
             "freed": ([*key, places] for key, places in self._open.items()),
         }
+
+    def _dump_packed(self) -> Iterator[Any]:
+        """Ids that lie with lines are not written twice."""
+        with_lines = {id(block.jobs): number for number, block in enumerate(self.lines.blocks)}
+        return (block.dump(with_lines.get(id(block.jobs))) for block in self.packed)
 
     def load_rows(self, table: str, rows: Iterable[Any]) -> None:
         """Some rows of one of the tables."""
         match table:
+            case "sums":
+                for team, day, kind, klass, *row in rows:
+                    self._count(team, (day, kind, klass), *row)
+            case "packed":
+                jobs = [block.jobs for block in self.lines.blocks]
+                self.packed += (RowsBlock.load(row, jobs) for row in rows)
             case "money":
                 for team, job, attempt, day, kind, klass, user, *row in rows:
                     key = (job, attempt, day, kind, klass, user)
                     self.rows.setdefault(team, {}).setdefault(day, {})[key] = row
-                    self._count(team, key, *row)
-            case "uses":
-                for one in rows:
-                    self._keep(AlikeUses._make([*one[:-1], tuple((a, b, c) for a, b, c in one[-1])]))
-            case "credited":
-                for number, place, seq, posted_us, parts in rows:
-                    told = tuple(CreditedPart(CreditCause(cause), *more) for cause, *more in parts)
-                    self._credited.append(CreditedUse(number, place, seq, posted_us, told))
-                    self._parts.setdefault(number, []).append((place, told))
+                    self._fresh_rows += 1
             case "freed":
                 for job, attempt, places in rows:
                     self._open[job, attempt] = {device: (number, place) for device, (number, place) in places.items()}
+            case _:
+                self.lines.load_rows(table, rows)
 
     def loaded(self, about: Mapping[str, Any]) -> None:
         """All rows are there: counts what contracts have used."""
@@ -374,20 +422,23 @@ class PostedMoney:
         self._books = [
             AppliedBook(seq, posted_us, RateBook.model_validate(book)) for seq, posted_us, book in about["books"]
         ]
+        self._lines = {number for places in self._open.values() for number, _ in places.values()}
         if self._books:
             self._rater = Rater(PriceList(self._books[-1].book))
-            self._lines = {number for places in self._open.values() for number, _ in places.values()}
-            for number, one in enumerate(self._uses):
-                if not self._rater.flat(one.team, one.device_kind, one.priority_class):
+            tiered = self._tiers
+            for number, one in self.lines.all(lambda block: any(map(tiered, block.wall))):
+                if tiered(one.about):
                     self._rated(self._rater, number, one)
+
+    def _tiers(self, about: About) -> bool:
+        return not self._rater.flat(*about)
 
 
 def _rated(rater: Rater, uses: AlikeUses) -> list[Sequence[Amount]]:
     """Of each device: tiers are used up by one after the other."""
-    about = (uses.team, uses.device_kind, uses.priority_class)
-    if rater.flat(*about):
-        return [rater.rate(*about, uses.milli, uses.straight)] * uses.alike
-    return [rater.rate(*about, uses.milli, uses.straight) for _ in range(uses.alike)]
+    if rater.flat(*uses.about):
+        return [rater.rate(*uses.about, uses.milli, uses.straight)] * uses.alike
+    return [rater.rate(*uses.about, uses.milli, uses.straight) for _ in range(uses.alike)]
 
 
 def _by_hour(each: Sequence[Sequence[Amount]]) -> dict[int, tuple[int, int, int]]:
@@ -402,11 +453,3 @@ def _by_hour(each: Sequence[Sequence[Amount]]) -> dict[int, tuple[int, int, int]
                 cost + amount.cost_micros * alike, listed + amount.list_micros * alike, unpriced + units * alike
             )  # fmt: skip
     return found
-
-
-def _since(posted: Sequence[Any], period: ClosedPeriod) -> Iterator[Any]:
-    """What was posted after the record up to which the seal knows."""
-    for one in reversed(posted):
-        if one.seq <= period.upto_seq:
-            return
-        yield one

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from libs.core.billing.counted import DaysOf
-from libs.core.billing.posted import Key
+from libs.core.billing.use_lines.line import Key
 from schemas.resources import Device, kind_of
 
 

@@ -1,7 +1,7 @@
 """Which uses cost by another book, to the millionth, what they cost before. Most books say what holds from now on: they correct
 nothing, and nothing need be rated twice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from libs.core.billing.prices.lookup import PriceList
 
@@ -21,6 +21,10 @@ class Unchanged:
         if known is None:
             known = self._known[about] = self._same(*about)
         return known and all(wall + end - start <= self._applied_us for start, end, wall in straight)
+
+    def of_all(self, spans: Mapping[tuple[str, str, str], tuple[int, int]]) -> bool:
+        """Of all uses within spans of the wall, by (team, device, priority class)."""
+        return all(self.of(*about, ((since, until, since),)) for about, (since, until) in spans.items())
 
     def _same(self, team: str, device: str, priority_class: str) -> bool:
         if self._before is None:
