@@ -31,6 +31,7 @@ from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
 from services.agent.node import NodeRunner
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings, OnStop
+from services.agent.shared import QUICK_S, SharedLook
 
 log = logging.getLogger("baton.agent")
 
@@ -307,6 +308,19 @@ class Agent:
             for node in self.nodes.values():
                 for part in list(node.parts.values()):
                     await part.look_at_limits()
+
+    async def run_shared(self) -> None:
+        """And those that have taken more of what all processes of the machine share."""
+        looks = SharedLook(self.settings.limits_s)
+        while True:
+            await asyncio.sleep(
+                clock.until_turn(QUICK_S if any(n.parts for n in self.nodes.values()) else _IDLE_WATCH_S)
+            )
+            parts = (part for node in self.nodes.values() for part in node.parts.values())
+            using = {use: part for part in parts if (use := part.shared_use()) is not None}
+            if using and looks.due():
+                for use, reason in (await asyncio.to_thread(looks.look, list(using))).items():
+                    using[use].exceed(reason)
 
     async def run_prune(self) -> None:
         groups = KeptGroups()

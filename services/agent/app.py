@@ -25,12 +25,12 @@ from schemas.catalog import BY_TYPE
 from schemas.queries import LogPiece, NodeLogQuery
 from services.agent import tree
 from services.agent.agent import Agent
+from services.agent.gangports import most_each
 from services.agent.jobwalls import JobWalls, asked
 from services.agent.keeper import find
 from services.agent.keeper.client import KeeperClient
 from services.agent.keeper.zygote import missing
 from services.agent.launcher import Launcher, kept_id
-from services.agent.limits import ports_of_machine
 from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
 from services.agent.node import NodeCounts, NodeRunner
@@ -39,6 +39,7 @@ from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports, check_registration
 from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
+from services.agent.shared import local_ports
 from services.agent.state import AgentState, folder_in, group_name
 from services.agent.takeover import Predecessor, look, sweep
 from services.agent.timers import Timers
@@ -184,7 +185,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         memory_base=_limit_base("memory", settings, host, roots),
         process_base=_limit_base("pids", settings, host, roots),
         job_disk=settings.job_disk_mib * _MIB or shutil.disk_usage(workdir).total // 2,
-        job_sockets=settings.job_sockets or ports_of_machine() // 2,
+        job_sockets=settings.job_sockets or len(local_ports()) // 2,
+        job_gang_ports=settings.job_gang_ports or most_each(),
     )
 
 
@@ -229,6 +231,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
                 tasks.start("samples", agent.run_samples())
                 tasks.start("quarantine", agent.run_quarantine())
                 tasks.start("limits", agent.run_limits())
+                tasks.start("shared", agent.run_shared())
                 tasks.start("prune", agent.run_prune())
                 yield
                 await agent.drain(DRAIN_S)

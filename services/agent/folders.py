@@ -4,16 +4,17 @@ A job makes trees deeper than Python's recursion and longer than any path may be
 changing them while they are looked at. So nothing here recurses, and what cannot be looked into counts as full.
 """
 
-import ctypes
 import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from services.agent.tables import tables_of
 
 MOST_ENTRIES = 500_000
 """A folder is looked at so far. More files than that are more than a node should serve: it counts as full."""
@@ -21,10 +22,6 @@ _AT_ONCE = 10_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 512
 _GONE = (errno.ENOENT, errno.ENOTDIR)
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_KCMP = {"x86_64": 312, "aarch64": 272}
-"""The number of the call, which the C library has no function for."""
-_KCMP_FILES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +29,6 @@ class Filled:
     """What folders hold, as far as was looked: bytes on disk, and why they count as full, whatever they hold."""
 
     bytes: int
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOpen:
-    """What processes have open: bytes of files that have no name any more, sockets of any kind, and why it counts as full."""
-
-    bytes: int
-    sockets: int
     why: str = ""
 
 
@@ -93,51 +81,29 @@ def files_below(folder: Path) -> int:
     return entries
 
 
-def held_open(pids: Iterable[int], folders: Iterable[Path], most: int | None = None) -> HeldOpen:
+def held_open(pids: Iterable[int], folders: Iterable[Path]) -> Filled:
     """Files on these folders' disks that have no name any more, which these processes hold open or have mapped: they take room
-    until they are closed, and no folder shows them. And their sockets, each once. Who has more open than `most`, or than is
-    looked at, counts as full."""
-    most = MOST_ENTRIES if most is None else min(most, MOST_ENTRIES)
+    until they are closed, and no folder shows them. Who has more open than is looked at counts as full."""
     disks = set[int]()
     for folder in folders:
         with suppress(OSError):
             disks.add(os.stat(folder).st_dev)
-    places = [at for pid in pids for at in (*_open_files(pid), f"/proc/{pid}/map_files")]
+    places = [at for pid in pids for at in (*tables_of(pid), f"/proc/{pid}/map_files")]
     entries = 0
     for at in places:  # before any of them is looked at, which takes ten times as long
         with suppress(OSError):  # it has ended; or only root may look
             entries += len(os.listdir(at))
-        if entries > most:
-            return HeldOpen(0, 0, f"it has more than {most:,} files open")
+        if entries > MOST_ENTRIES:
+            return Filled(0, f"it has more than {MOST_ENTRIES:,} files open")
     held: dict[tuple[int, int], int] = {}
-    sockets = set[int]()
     for at in places:
         with suppress(OSError):
             for name in os.listdir(at):
                 with suppress(OSError):
                     found = os.stat(f"{at}/{name}")
-                    if stat.S_ISSOCK(found.st_mode):
-                        sockets.add(found.st_ino)
                     if found.st_nlink == 0 and stat.S_ISREG(found.st_mode) and found.st_dev in disks:
                         held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
-    return HeldOpen(sum(held.values()), len(sockets))
-
-
-def _open_files(pid: int) -> Iterator[str]:
-    """Where the kernel shows what the process holds open: a folder for each table of open files. Its threads have one together;
-    but one may have made its own (`unshare`), and a first thread that has ended has none."""
-    last = 0
-    with suppress(OSError):  # it has ended
-        for name in os.listdir(f"/proc/{pid}/task"):
-            if not last or not _share_files(last, int(name)):
-                last = int(name)
-                yield f"/proc/{pid}/task/{name}/fd"
-
-
-def _share_files(one: int, other: int) -> bool:
-    """Whether two threads have the same table of open files; False where the kernel does not say."""
-    number = _KCMP.get(os.uname().machine)
-    return number is not None and _LIBC.syscall(number, one, other, _KCMP_FILES, 0, 0) == 0
+    return Filled(sum(held.values()))
 
 
 def remove_tree(folder: Path) -> None:

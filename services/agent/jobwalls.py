@@ -13,6 +13,7 @@ from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.jobs import JobLimits, Network
 from schemas.nodes import NodeWalls
 from schemas.resources import WALLS, Inventory
+from services.agent import shared
 from services.agent import view as views
 from services.agent.keeper import callfilter, walls
 from services.agent.keeper.client import KeeperClient
@@ -134,8 +135,8 @@ class JobWalls:
 
 
 def lacks() -> list[str]:
-    """What this machine's kernel does not know, of what keeps jobs apart."""
-    return [
+    """What this machine's kernel does not know, of what keeps jobs apart, and what its settings leave to one job."""
+    unknown = [
         text
         for there, text in (
             (callfilter.known(), "no filter of system calls is known for this processor"),
@@ -143,6 +144,7 @@ def lacks() -> list[str]:
         )
         if not there
     ]
+    return unknown + shared.lacking()
 
 
 def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:

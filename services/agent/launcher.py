@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from libs.adapters.devices import NoDevices
+from schemas.ids import team_uid
 from schemas.inbox import Released, SeenOfPart
 from schemas.jobs import Network
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.failures import why_not_prepared
 from services.agent.folders import disk_used, files_below, remove_tree
+from services.agent.gangports import PortsHad
 from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
@@ -27,9 +29,10 @@ from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
 from services.agent.quarantine import Since, still_busy
 from services.agent.secrets import Delivered, SecretFolders, SecretSource
+from services.agent.shared import SharedUse
 from services.agent.state import AgentState, group_name
 from services.agent.timers import TimerPart, Timers
-from services.agent.variables import BadEnvironment, Paths, addresses_of, slots, variables
+from services.agent.variables import BadEnvironment, Paths, addresses_of, master_port, slots, variables
 
 log = logging.getLogger("baton.agent")
 
@@ -68,6 +71,8 @@ class Launcher:
     """Bytes that the folders of one attempt may hold."""
     job_sockets: int = 0
     """How many one attempt may have open, where it has the host's network; 0: as many as it likes."""
+    job_gang_ports: int = 0
+    """How many of the ports at which gangs meet it may have had; 0: likewise."""
     shares_checkpoints: bool = True
     """Other agents may have attempts that use the same folders of checkpoints."""
     trusted_team: str = ""
@@ -181,7 +186,14 @@ class Launcher:
                 return ""
             return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{beside}"
 
-        return limits_of(part, self.job_disk, group_in(self.memory_base), group_in(self.process_base), self.job_sockets)
+        return limits_of(part, self.job_disk, group_in(self.memory_base), group_in(self.process_base))
+
+    def _shared(self, part: DesiredPart) -> SharedUse:
+        """What the part has of what all share: files, and ports where it has the host's network."""
+        if part.network is not Network.HOST:
+            return SharedUse(PortsHad(team_uid(part.team)))
+        meets = master_port(part.job_id, part.attempt) if part.node_rank == 0 else 0
+        return SharedUse(PortsHad(team_uid(part.team), self.job_gang_ports, meets), self.job_sockets)
 
     def _launch(self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any] | None) -> AttemptLaunch:
         """Raises BadEnvironment, NoDevices or OSError, before anything is started."""
@@ -276,6 +288,7 @@ class Launcher:
                 fresh=fresh,
             ),
             watched=Watched(limits, own),
+            shared=self._shared(part),
             set_live=set_live,
             not_served=lambda: self.not_served(part.team) or self.walls.no_walls_for(part.network),
             settle=settle,
@@ -300,6 +313,8 @@ class _Nothing:
     def save_early(self) -> None: ...
     def heard(self) -> None: ...
     async def look_at_limits(self) -> None: ...
+    def shared_use(self) -> None: ...
+    def exceed(self, reason: str) -> None: ...
     async def kill(self) -> None: ...
     async def leave(self) -> None: ...
 

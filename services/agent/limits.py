@@ -3,7 +3,6 @@ no cgroup holds is looked at from time to time, and an attempt that has taken mo
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import Any
 import psutil
 
 from schemas.attempts import Category, KnownOfPart
-from schemas.jobs import JobLimits, Network
+from schemas.jobs import JobLimits
 from schemas.nodes import DesiredPart
 from services.agent.folders import MOST_ENTRIES, filled, held_open
 from services.agent.keeper import proc
@@ -25,8 +24,6 @@ _KEPT_FREE = 20
 """Of the machine's memory, a twentieth is no job's."""
 SHARE = 20
 """A look at an attempt's folders may cost a twentieth of the time."""
-_OPEN_SHARE = 4
-"""Of all files that the machine's processes can have open an attempt may have a quarter, and never more than are looked at."""
 LONG_S = 10.0
 """In a longer gap between two looks a job can make very many files."""
 
@@ -38,15 +35,13 @@ _PIDS = 4_194_304
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `processes`:
-    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`.
-    `sockets` that it may have open, 0: as many as it likes."""
+    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`."""
 
     memory: int
     disk: int
     memory_group: str = ""
     processes: int = 0
     process_group: str = ""
-    sockets: int = 0
 
     def told(self) -> dict[str, dict[str, Any] | None]:
         """As the keeper is told of it."""
@@ -70,31 +65,6 @@ def _memory_of_machine() -> int:
     return int(psutil.virtual_memory().total)
 
 
-@cache
-def ports_of_machine() -> int:
-    """From which outgoing connections get theirs. They are one for all processes of the machine."""
-    try:
-        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    except (OSError, ValueError):
-        return 28_232
-    return last - first + 1
-
-
-def open_files_of_machine() -> int:
-    """So many its processes can have open together, but root's."""
-    try:
-        return int(proc.read_text("/proc/sys/fs/file-max"))
-    except (OSError, ValueError):
-        return sys.maxsize
-
-
-def _open_on_machine() -> int:
-    try:
-        return int(proc.read_text("/proc/sys/fs/file-nr").split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def processes_of_machine() -> int:
     """So many processes and threads it can have together, of all users."""
     most = _PIDS
@@ -104,9 +74,8 @@ def processes_of_machine() -> int:
     return most
 
 
-def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str, sockets: int) -> AttemptLimits:
-    """What a part is held to: what its job asked for, of the disk no more than `disk` bytes, and of the host's network so many
-    sockets."""
+def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str) -> AttemptLimits:
+    """What a part is held to: what its job asked for, and of the disk no more than `disk` bytes."""
     asked = part.spec.limits or JobLimits()
     return AttemptLimits(
         memory=memory_of(part),
@@ -114,7 +83,6 @@ def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: st
         memory_group=memory_group,
         processes=asked.processes or 0,
         process_group=process_group,
-        sockets=sockets if part.network is Network.HOST else 0,
     )
 
 
@@ -124,28 +92,23 @@ class Watched:
     def __init__(self, limits: AttemptLimits, folders: Sequence[Path]) -> None:
         self.limits, self.folders = limits, folders
         self._next = self._gap_s = 0.0
-        self._free = self._sockets = self._open = 0
+        self._free = 0
 
     async def exceeded(self, shim: int) -> tuple[str, KnownOfPart] | None:
         """What it has taken too much of, in words, and the category of that; None: nothing.
 
-        It is looked at earlier when its disk has lost as many files since the last look as one attempt may have, or the machine
-        has as many more sockets or open files: of a million files the looks lie minutes apart.
+        It is looked at earlier when its disk has lost as many files since the last look as one attempt may have: of a million
+        files the looks lie minutes apart.
         """
         if time.monotonic() < self._next and (self._gap_s < LONG_S or not await asyncio.to_thread(self._many_more)):
             return None
         return await asyncio.to_thread(self._look, shim)
 
     def _many_more(self) -> bool:
-        if self.limits.sockets and _sockets_of_machine() - self._sockets > self.limits.sockets:
-            return True
-        if _open_on_machine() - self._open > open_files_of_machine() // _OPEN_SHARE:
-            return True
         return self._free - _files_free(self.folders) >= MOST_ENTRIES
 
     def _look(self, shim: int) -> tuple[str, KnownOfPart] | None:
-        began, self._free, self._sockets = time.monotonic(), _files_free(self.folders), _sockets_of_machine()
-        self._open = _open_on_machine()
+        began, self._free = time.monotonic(), _files_free(self.folders)
         try:
             limits = self.limits
             if limits.processes and not limits.process_group and shim:
@@ -162,14 +125,7 @@ class Watched:
                         f"it used {mib(used)} of memory, and may use {mib(self.limits.memory)}",
                         Category.OUT_OF_MEMORY,
                     )
-            most = open_files_of_machine() // _OPEN_SHARE
-            held = held_open(proc.descendants([shim]) if shim else (), self.folders, most)
-            if limits.sockets and held.sockets > limits.sockets:
-                return (
-                    f"socket limit: it had {held.sockets} sockets open, and may have {limits.sockets}: all processes of the "
-                    "machine have their ports together",
-                    Category.USER_ERROR,
-                )
+            held = held_open(proc.descendants([shim]) if shim else (), self.folders)
             found = filled(self.folders, self.limits.disk - held.bytes)
             if why := held.why or found.why:
                 return f"disk limit: {why}", Category.DISK_LIMIT
@@ -193,17 +149,6 @@ def _files_free(folders: Sequence[Path]) -> int:
         with suppress(OSError):
             disks[os.stat(folder).st_dev] = os.statvfs(folder).f_ffree
     return sum(disks.values())
-
-
-def _sockets_of_machine() -> int:
-    """Those of TCP, whether they are connected or not, and of UDP; 0 where the kernel does not say."""
-    count = 0
-    with suppress(OSError, ValueError):
-        for line in proc.read_text("/proc/net/sockstat").splitlines():
-            name, *words = line.split()
-            said = dict(zip(words[::2], words[1::2], strict=True))
-            count += int(said.get("alloc", 0)) if name == "TCP:" else int(said["inuse"]) if name == "UDP:" else 0
-    return count
 
 
 def memory_used(pids: Iterable[int]) -> int:

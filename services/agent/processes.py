@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from schemas.attempts import Category, KnownOfPart
 from schemas.inbox import CheckpointTaken, Released, SeenOfPart, Started
 from schemas.jobs import Checkpoint
 from schemas.nodes import DesiredPart
-from services.agent import failures
+from services.agent import failures, sockdiag
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.keeper.client import KeptAttempt
 from services.agent.keeper.find import NoKeeper
@@ -27,7 +28,8 @@ from services.agent.progress import Progressing
 from services.agent.quarantine import GRACE_S, Since
 from services.agent.reconcile import Phase
 from services.agent.secrets import NOTHING, Delivered, NotWanted, SecretMissing, SecretsUnavailable
-from services.agent.variables import progress_of
+from services.agent.shared import QUICK_S, SharedUse
+from services.agent.variables import progress_of, world_size
 
 log = logging.getLogger("baton.agent")
 
@@ -40,6 +42,8 @@ AFTER_FAILURE_S = 2.0
 """One process has failed: how long the others have to notice by themselves before they are stopped."""
 AFTER_SAVE_S = 2.0
 """SIGTERM to SIGKILL once the work is saved: nothing is left to lose."""
+PORT_TRIES = 25
+"""So often a gang's port is tried before its attempt is given up."""
 _NO_SECRETS = (SecretMissing, SecretsUnavailable, NotWanted)
 COULD_NOT_START = 126
 NOT_FOUND = 127
@@ -87,6 +91,8 @@ class AttemptLaunch:
     """Makes its folders its team's, and describes the walls around it, if there are any. Raises OSError or NotServed."""
     watched: Watched | None = None
     """What it may take of the machine, and what it has taken."""
+    shared: SharedUse | None = None
+    """What it has of what all processes of the machine share."""
     set_live: Callable[[int, bool], None] = lambda rank, live: None
     not_served: Callable[[], str] = lambda: ""
     """Why this team's processes are not run here, once the keeper has said how it holds them; or ""."""
@@ -173,6 +179,18 @@ class ProcessPart:
         if self._exceeded is not None:
             self._wake.set()
 
+    def shared_use(self) -> SharedUse | None:
+        """To be looked at; None: nothing of it runs."""
+        if (shared := self.launch.shared) is None or not self._alive():
+            return None
+        shared.shim = self.launch.kept.shim
+        return shared
+
+    def exceed(self, reason: str) -> None:
+        """It has taken more of that than it may, and is ended as by `look_at_limits`."""
+        self._exceeded = self._exceeded or (reason, Category.USER_ERROR)
+        self._wake.set()
+
     def heard(self) -> None:
         """Its end is known: the keeper need not tell it again."""
         self.launch.kept.forget()
@@ -246,12 +264,28 @@ class ProcessPart:
             await kept.keeper.ensure()
             if reason := self.launch.not_served():
                 raise failures.NotServed(reason)
+            await self._own_port()
             delivered = await self.launch.deliver_secrets(lambda: self.phase is Phase.RUNNING)
             await kept.keeper.start(kept, self._start_message(delivered))
         for command in self.launch.commands:
             self.launch.set_live(command.rank, True)
         if self.launch.adopted is None and not self.launch.may_run():
             raise StartRefused("the node's lease ended while the job was being started")
+
+    async def _own_port(self) -> None:
+        """Waits a while where others hold the port at which a gang meets: who holds many of them is being ended. Raises
+        NotServed: another attempt has another port."""
+        meets = self.launch.shared.ports.meets if self.launch.shared is not None and world_size(self.part) > 1 else 0
+        for _ in range(PORT_TRIES):
+            if not meets or self.phase is not Phase.RUNNING or sockdiag.is_free(meets):
+                return
+            sockdiag.end_what_is_left(meets)
+            if sockdiag.is_free(meets):
+                return
+            await asyncio.sleep(QUICK_S)
+        raise failures.NotServed(
+            f"port {meets} of its node, at which its processes meet (MASTER_PORT), is held by others"
+        )
 
     def _start_message(self, delivered: Delivered) -> dict[str, object]:
         """What the keeper is told. It keeps `about` and passes the environments, secrets among them, on to the shim."""
@@ -408,7 +442,11 @@ class ProcessPart:
         own_exit = (not self._ordered or finished) and not self._lease_ended
         if self._lease_ended:
             self._reason = why_ended(self.launch.node)
-        category = await asyncio.to_thread(self._why_failed) if self._failed and own_exit else None
+        category = None
+        if self._failed and own_exit:
+            category = await asyncio.to_thread(self._why_failed)
+            if category is None and (others := await asyncio.to_thread(self._others_at_its_port)):
+                category, self._reason = Category.HARDWARE, f"{self._reason}: {others}"
         if self._failed and self.launch.kept.oom_kills and self.launch.watched is not None:
             self._reason += f": the kernel ended it, its memory is limited to {mib(self.launch.watched.limits.memory)}"
         self.phase = Phase.ENDED
@@ -417,6 +455,9 @@ class ProcessPart:
     def _why_failed(self) -> KnownOfPart | None:
         log = next(command.log for command in self.launch.commands if command.rank == self._failed_rank)
         return failures.why_failed(self.launch.silent_devices(), self.launch.kept.oom_kills, log)
+
+    def _others_at_its_port(self) -> str:
+        return self.launch.shared.ports.was_in_the_way(time.monotonic()) if self.launch.shared is not None else ""
 
     async def _could_not_start(self, error: Exception) -> None:
         await self._vanish()

@@ -171,6 +171,12 @@ class AgentSettings(ServiceSettings):
         description="sockets that one attempt on this machine may have open; 0: half of the machine's ports for outgoing "
         "connections",
     )
+    job_gang_ports: int = Field(
+        default=0,
+        ge=0,
+        description="ports of 20000 to 29999, at which gangs meet, that one attempt on this machine may have had; 0: 64, or "
+        "1,000 where the machine gives them to outgoing connections",
+    )
     limits_s: float = Field(
         default=2.0, gt=0, le=3600, description="how often what an attempt takes of memory and disk is looked at, s"
     )

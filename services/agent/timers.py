@@ -99,6 +99,12 @@ class TimerPart:
     async def look_at_limits(self) -> None:
         """It takes nothing."""
 
+    def shared_use(self) -> None:
+        """Nor anything of what all share."""
+
+    def exceed(self, reason: str) -> None:
+        """It never does."""
+
     def heard(self) -> None:
         """Nothing remembers its end but the node."""
 

@@ -21,7 +21,8 @@ from schemas.nodes import DesiredPart, Rank
 
 log = logging.getLogger("baton.agent")
 
-_PORTS = range(20_000, 30_000)
+GANG_PORTS = range(20_000, 30_000)
+"""At one of these the processes of an attempt meet."""
 
 
 class BadEnvironment(ValueError):
@@ -90,7 +91,7 @@ def world_size(part: DesiredPart) -> int:
 
 def master_port(job_id: str, attempt: int) -> int:
     """The same on every node of the gang, and another for the next attempt, whose predecessor may linger in TIME_WAIT."""
-    return _PORTS.start + crc32(f"{job_id}.{attempt}".encode()) % len(_PORTS)
+    return GANG_PORTS.start + crc32(f"{job_id}.{attempt}".encode()) % len(GANG_PORTS)
 
 
 def variables(

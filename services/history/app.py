@@ -79,6 +79,7 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
                 window_s=settings.window_ms / 1000,
                 window_jobs=settings.window_jobs,
                 cache_jobs=settings.cache_jobs,
+                cache_mib=settings.cache_mib,
             )
             history.feed = FeedLoop(js, settings.pool, registry, snapshot_records=settings.snapshot_records)
             history.proof_store = ProofStore(history.store)

@@ -40,6 +40,36 @@ class StoreChanged(RuntimeError):
     """The checkpoint in MongoDB is not the one that we wrote: it was emptied or restored, or another history runs."""
 
 
+class StoryCache:
+    """Of jobs that have not ended those that changed last: so many, and so many characters as they are stored. Most have some
+    thousands, and a wide gang's has millions."""
+
+    def __init__(self, jobs: int, size: int) -> None:
+        self._jobs, self._most = jobs, size
+        self._stories: OrderedDict[str, tuple[JobStory, int]] = OrderedDict()
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._stories)
+
+    def story(self, job_id: str) -> JobStory | None:
+        found = self._stories.get(job_id)
+        return None if found is None else found[0]
+
+    def keep(self, story: JobStory, size: int) -> None:
+        """In the place of what was kept of its job; nothing of one that has ended, or is larger than there is room at all."""
+        self.size -= self._stories.pop(story.document.job_id, (story, 0))[1]
+        if not story.document.state.terminal and size <= self._most:
+            self._stories[story.document.job_id] = story, size
+            self.size += size
+        while len(self._stories) > self._jobs or self.size > self._most:
+            self.size -= self._stories.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        self._stories.clear()
+        self.size = 0
+
+
 class Documents:
     """The loop. `problem` is "" while all is well, for the readiness check."""
 
@@ -53,6 +83,7 @@ class Documents:
         window_s: float = 0.2,
         window_jobs: int = 500,
         cache_jobs: int = 4_000,
+        cache_mib: float = 32,
     ) -> None:
         self.name = f"documents-{pool}"
         self._pool = pool
@@ -63,8 +94,7 @@ class Documents:
         )  # fmt: skip
         self._store = store
         self._window_jobs = window_jobs
-        self._cache_jobs = cache_jobs
-        self._cache: OrderedDict[str, JobStory] = OrderedDict()
+        self._cached = StoryCache(cache_jobs, round(cache_mib * 2**20))
         self._horizon = 0
         self._before: ReaderPosition | None = None
         self._absence = StoreAbsence("documents")
@@ -91,7 +121,7 @@ class Documents:
 
     async def _follow(self) -> None:
         self._restarts.inc()
-        self._cache.clear()
+        self._cached.clear()
         await self._store.prepare(self.name)
         await self.follower.run(self._after)
 
@@ -139,9 +169,11 @@ class Documents:
                     changed[job_id] = new
         stories = list(changed.values())
         for start in range(0, len(stories), self._window_jobs):
-            await self._store.save(stories[start : start + self._window_jobs])
+            some = stories[start : start + self._window_jobs]
+            sizes = await self._store.save(some)
+            for story in some:
+                self._cached.keep(story, sizes[story.document.job_id])
         self._written.inc(len(stories))
-        self._remember(known)
         return max((story.document.seq for story in stories), default=0)
 
     async def _known(self, steps: Sequence[FollowedEntry]) -> dict[str, JobStory]:
@@ -151,19 +183,11 @@ class Documents:
             for job_id, events in (step.told or {}).items():
                 new = isinstance(events[0], JobQueued) and step.entry.seq > self._horizon
                 wanted.setdefault(job_id, not new)
-        known = {job_id: self._cache[job_id] for job_id in wanted if job_id in self._cache}
+        known = {job_id: story for job_id in wanted if (story := self._cached.story(job_id)) is not None}
         missing = [job_id for job_id, stored in wanted.items() if stored and job_id not in known]
         for start in range(0, len(missing), self._window_jobs):
             known |= await self._store.load(missing[start : start + self._window_jobs])
         return known
-
-    def _remember(self, stories: dict[str, JobStory]) -> None:
-        for job_id, story in stories.items():
-            self._cache.pop(job_id, None)
-            if not story.document.state.terminal:
-                self._cache[job_id] = story
-        while len(self._cache) > self._cache_jobs:
-            self._cache.popitem(last=False)
 
     async def _forget(self) -> None:
         try:

@@ -19,8 +19,10 @@ class HistorySettings(ServiceSettings):
     cache_jobs: int = Field(
         default=4_000,
         ge=100,
-        description="unfinished jobs kept in memory (4 KB each and more); others are read again, 0.07 ms each",
+        description="unfinished jobs kept in memory, where one takes four times what it takes when it is stored (5 KB and "
+        "more); others are read again, 0.07 ms each",
     )
+    cache_mib: float = Field(default=32.0, gt=0, description="and of these so many MiB, as they are stored")
     snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the feed")
     sum_every_s: float = Field(
         default=300.0, ge=1, description="ledger time between two sums of all teams' lines (docs/proofs.md), s"

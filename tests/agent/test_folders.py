@@ -2,12 +2,10 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -137,55 +135,6 @@ def test_a_file_without_a_name_counts_while_it_is_open(tmp_path: Path) -> None:
         assert 4 * MIB <= held_open(me, [tmp_path]).bytes - before < 8 * MIB, "once, and not the one that has a name"
         os.close(second)
     assert held_open(me, [tmp_path]).bytes == before
-
-
-def test_a_socket_counts_once_however_many_have_it_open() -> None:
-    me = [os.getpid()]
-    before = held_open(me, []).sockets
-    pairs = [socket.socketpair() for _ in range(5)]
-    unbound = socket.socket()
-    again = unbound.dup()
-    assert held_open([*me, *me], []).sockets - before == 11
-    for one in (*sum(pairs, ()), unbound, again):
-        one.close()
-    assert held_open(me, []).sockets == before
-
-
-async def test_who_takes_very_many_ports_is_looked_at_before_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job takes all ports of a machine in a tenth of a second."""
-    may = limits.AttemptLimits(memory=1, disk=MIB, memory_group="held by a cgroup", sockets=100)
-    watched = limits.Watched(may, [tmp_path])
-    assert await watched.exceeded(0) is None
-    monkeypatch.setattr(limits.proc, "descendants", lambda pids: {os.getpid()})
-    watched._next, watched._gap_s = sys.maxsize, limits.LONG_S
-    assert await watched.exceeded(1) is None
-    taken = [socket.socket() for _ in range(300)]  # more than others on this machine may close meanwhile
-    ended = await watched.exceeded(1)
-    for one in taken:
-        one.close()
-    assert ended is not None
-    assert ended[0].startswith("socket limit: it had 3"), ended
-
-
-async def test_who_opens_very_many_files_is_looked_at_before_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen: a job had all 2,466,193 open files of a machine for a minute, since the looks lay minutes apart, and the other
-    team's could open none."""
-    watched = limits.Watched(limits.AttemptLimits(memory=1, disk=MIB, memory_group="held by a cgroup"), [tmp_path])
-    assert await watched.exceeded(0) is None
-    monkeypatch.setattr(limits.proc, "descendants", lambda pids: {os.getpid()})
-    monkeypatch.setattr(limits, "open_files_of_machine", lambda: 4 * 2_000)
-    watched._next, watched._gap_s = sys.maxsize, limits.LONG_S
-    assert await watched.exceeded(1) is None
-    with ExitStack() as taken:
-        for _ in range(6_000):  # more than others on this machine may close meanwhile
-            taken.enter_context(open(os.devnull))
-        ended = await watched.exceeded(1)
-    assert ended is not None
-    assert ended[0] == "disk limit: it has more than 2,000 files open"
 
 
 OWN_TABLE = """

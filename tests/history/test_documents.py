@@ -14,12 +14,13 @@ from pydantic import ValidationError
 
 from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
 from libs.bus.queries import NothingFound
+from libs.core.projections.history import JobStory, advance, job_events
 from libs.embedded.servers import MONGO
 from libs.ledger.chain import LedgerRewound
 from schemas.jobs import JobState
 from schemas.queries import EventListQuery, JobGet, JobListQuery
 from services.history import handlers
-from services.history.documents import Documents
+from services.history.documents import Documents, StoryCache
 from services.history.events import EventLog
 from tests.core.builders import World
 from tests.history.written import Written, busy_world, until
@@ -88,14 +89,39 @@ async def test_what_a_frozen_process_writes_late_changes_nothing(
     assert await stored(store, written) == written.stories()
 
 
+@pytest.mark.parametrize("few", [{"cache_jobs": 1}, {"cache_mib": 0.001}])
 async def test_jobs_that_left_memory_are_read_again(
-    nats: Client, pool: str, store: JobStore, written: Written, team: str
+    nats: Client, pool: str, store: JobStore, written: Written, team: str, few: dict[str, float]
 ) -> None:
     world = busy_world(team)
-    async with running(nats, pool, store, cache_jobs=1, window_jobs=1) as loop:
+    async with running(nats, pool, store, **few, window_jobs=1) as loop:
         await written.write(world.records)
         await complete(loop, written)
     assert await stored(store, written) == written.stories()
+
+
+def test_as_many_jobs_are_kept_in_memory_as_have_room(team: str) -> None:
+    world = busy_world(team, "other")
+    grown: dict[str, JobStory] = {}
+    for seq, record in enumerate(world.records, 1):
+        for job_id, events in job_events(record).items():
+            grown[job_id] = advance(grown.get(job_id), events, record.t_us, seq)
+    running = [story for story in grown.values() if not story.document.state.terminal]
+    first, second, third = running[:3]
+    cache = StoryCache(2, 100)
+    for story, size in ((first, 60), (second, 40), (first, 50)):
+        cache.keep(story, size)
+    assert (len(cache), cache.size) == (2, 90)
+    cache.keep(third, 20)
+    assert cache.story(second.document.job_id) is None, "two at the most, those that changed last"
+    assert (len(cache), cache.size) == (2, 70)
+    cache.keep(second, 101)
+    assert (len(cache), cache.size) == (2, 70), "it has no room, even alone"
+    cache.keep(second, 60)
+    assert (len(cache), cache.size) == (2, 80), "the first has left"
+    ended = next(story for story in grown.values() if story.document.state.terminal)
+    cache.keep(ended, 1)
+    assert (len(cache), cache.size) == (2, 80), "it changes no more"
 
 
 async def test_a_restart_goes_on_from_the_checkpoint(

@@ -64,7 +64,7 @@ def start(world, nats_url, tmp_path):
         await agent.subscribe()
         tasks = [
             asyncio.create_task(getattr(agent, f"run_{loop}")())
-            for loop in ("heartbeats", "watch_leases", "ask", "limits", "quarantine")
+            for loop in ("heartbeats", "watch_leases", "ask", "limits", "shared", "quarantine")
         ]
         tasks.append(asyncio.create_task(agent.reports.run()))
         try:

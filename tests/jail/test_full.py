@@ -17,10 +17,11 @@ from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.inbox import Released
 from schemas.jobs import JobLimits, Network
 from schemas.resources import WALLS, Resources
-from services.agent import tree
+from services.agent import processes, shared, sockdiag, tree
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper
 from services.agent.settings import AgentSettings
+from services.agent.variables import master_port
 from services.agent.view import Exposed, JobView, view_of
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
@@ -519,6 +520,168 @@ async def test_a_job_that_takes_the_ports_of_all_is_ended(start):
         end = await ended(node, victim, of("red", TAKING_PORTS, device=2))
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
         assert "sockets open, and may have 600" in end.reason
+
+
+OPENING_FILES = """
+import os, time
+taken = []
+for _ in range(4):
+    if os.fork() == 0:
+        taken += [open("/dev/null") for _ in range(8_000)]
+        time.sleep(600)
+time.sleep(600)
+"""
+
+
+async def test_a_job_that_opens_the_files_of_all_is_ended(start, monkeypatch):
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: 4 * 20_000)
+    async with start() as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        end = await ended(node, victim, of("red", OPENING_FILES, device=2))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert end.reason.startswith("file limit: it had ")
+
+
+LISTENING = """
+import os, socket, sys, time
+how, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+server = socket.create_server(("127.0.0.1", 0))
+held = []
+for port in range(first, last):
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, how == "listens")
+    try:
+        one.bind(("0.0.0.0", port))
+    except OSError:
+        continue
+    if how == "listens":
+        one.listen()
+    if how == "connects":
+        one.connect(server.getsockname())
+        held.append(server.accept()[0])
+        one = one.dup()  # the last that was opened closes first, and what closes first is remembered
+    held.append(one)
+if how == "hides":
+    here, there = socket.socketpair()
+    for at in range(0, len(held), 200):
+        socket.send_fds(here, [b"x"], [one.fileno() for one in held[at : at + 200]])
+    held.clear()
+    one = None
+print("up", len(held), flush=True)
+time.sleep(600)
+"""
+MEETING = """
+import os, socket, time
+where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(where) as server:
+        for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
+            one, _ = server.accept()
+            one.sendall(b"of the gang")
+    print("met", flush=True)
+else:
+    for _ in range(600):
+        try:
+            with socket.create_connection(where) as one:
+                assert one.recv(100) == b"of the gang", "a stranger"
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+"""
+OWN_PORT = """
+import os, socket, time
+with socket.create_server(("", int(os.environ["MASTER_PORT"]))):
+    time.sleep(1)
+    os._exit(3)
+"""
+
+
+def listening(team, how, first, last, device=1, **fields):
+    command = (sys.executable, "-c", LISTENING, how, str(first), str(last))
+    return part(spec(command=command), rank(f"n0-gpu{device}"), team=team, **fields)
+
+
+def gang(team, devices=(2, 3), **fields):
+    return part(spec(MEETING), *(rank(f"n0-gpu{d}", number=n) for n, d in enumerate(devices)), team=team, **fields)
+
+
+@pytest.fixture
+def forgotten():
+    """Ports whose connections are not remembered after the test: for a minute nobody else could have them."""
+    ports = set()
+    yield ports
+    for port in ports:
+        sockdiag.end_what_is_left(port)
+
+
+@pytest.mark.parametrize("how", ["listens", "binds", "connects", "hides"])
+async def test_a_job_that_holds_many_ports_at_which_gangs_meet_is_ended(start, forgotten, how):
+    ports = range(20_000, 30_000) if how in ("listens", "binds") else range(29_600, 29_800)
+    forgotten.update(ports if how == "connects" else ())
+    async with start() as node:
+        (end,) = await node.ends(listening("red", how, ports.start, ports.stop))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert end.reason.startswith("port limit: it has had ")
+        assert end.reason.endswith(" of the ports 20000 to 29999, at which gangs meet, and may have 64")
+
+
+@pytest.mark.parametrize("how", ["listens", "connects"])
+async def test_a_gang_begins_as_ever_while_a_job_holds_all_ports_at_which_it_could_meet(start, forgotten, how):
+    """One of 10,000 that listen; and among connections, which are remembered for a minute after the end of their process."""
+    async with start() as node:
+        meets = gang("blue")
+        port = master_port(meets.job_id, meets.attempt)
+        ports = range(20_000, 30_000) if how == "listens" else range(port - 50, port + 50)
+        forgotten.update(ports if how == "connects" else ())
+        attacker = listening("red", how, ports.start, ports.stop)
+        await node.world.want("n0", attacker)
+        await until(lambda: "up" in node.says(attacker) or node.world.of(attacker, Released))
+        await node.world.want("n0", attacker, meets)
+        end = await node.world.sees(meets, Released)
+        assert end.exit_code == 0, (end, node.says(meets))
+
+
+async def test_a_gang_waits_for_its_port_while_others_hold_it(start, monkeypatch):
+    monkeypatch.setattr(processes, "PORT_TRIES", 1000)
+    async with start(ask_s=0.1) as node:
+        meets = gang("blue")
+        port = master_port(meets.job_id, meets.attempt)
+        holder = listening("red", "listens", port, port + 1)
+        await node.up(holder)
+        asked = []
+        real = sockdiag.is_free
+        monkeypatch.setattr(sockdiag, "is_free", lambda port: asked.append(port) or real(port))
+        await node.world.want("n0", holder, meets)
+        await until(lambda: len(asked) > 2)
+        assert not node.says(meets)
+        await node.world.want("n0", meets)
+        end = await node.world.sees(meets, Released)
+        assert end.exit_code == 0, (end, node.says(meets))
+
+
+async def test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense(start, monkeypatch):
+    """By one who may: it has few of these ports."""
+    monkeypatch.setattr(processes, "PORT_TRIES", 2)
+    async with start(limits_s=0.2) as node:
+        meets, alone = gang("blue"), gang("blue", devices=(4,))
+        ports = [master_port(one.job_id, one.attempt) for one in (meets, alone)]
+        holders = [listening("red", "listens", port, port + 1, device) for device, port in enumerate(ports, start=5)]
+        await node.up(*holders)
+        await node.world.want("n0", *holders, meets, alone)
+        for one, port, what in (
+            (meets, ports[0], "could not start"),
+            (alone, ports[1], "rank 0 ended with exit code 1"),
+        ):
+            end = await node.world.sees(one, Released)
+            assert (end.own_exit, end.category) == (True, Category.HARDWARE), end
+            assert end.reason.startswith(what)
+            assert f"port {port}" in end.reason
+        assert not any(node.world.of(one, Released) for one in holders)
+        failing = of("blue", OWN_PORT, device=7)
+        await node.world.want("n0", *holders, failing)
+        end = await node.world.sees(failing, Released)
+        assert (end.exit_code, end.category) == (3, None), "nobody but itself held its port"
 
 
 async def test_memory_is_watched_where_no_group_holds_it(start):

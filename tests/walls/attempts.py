@@ -32,6 +32,7 @@ _HEADER, _FORGED = f"{_ATTACKS}::test_no_header_helps", f"{_ATTACKS}::test_a_for
 _API = f"{_ATTACKS}::test_no_api_of_the_broker_hears_it"
 _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_nobody", "tests/jail/test_full.py"
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
+_SHARED = "tests/agent/test_shared.py"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
 _TELLER = "tests/services/test_teller.py"
 _FAILING = "tests/core/test_failing.py"
@@ -476,13 +477,36 @@ ATTEMPTS = (
             "have_the_kernel_watch_itself"),
     Attempt(2, _JOB, "all ports of the machine, so that nobody there connects anywhere",
             "its sockets are counted; it is ended", f"{_FULL}::test_a_job_that_takes_the_ports_of_all_is_ended"),
-    Attempt(2, _JOB, "... while looks at it lie minutes apart", "it is looked at when the machine has as many more",
-            "tests/agent/test_folders.py::test_who_takes_very_many_ports_is_looked_at_before_its_time"),
+    Attempt(2, _JOB, "... while looks at it lie minutes apart", "the machine's total is read five times a second",
+            f"{_SHARED}::test_who_takes_very_many_ports_is_looked_at_before_its_time"),
+    Attempt(2, _JOB, "... in sockets that it has sent to itself and does not receive", "they count for its team",
+            f"{_SHARED}::test_sockets_that_are_sent_and_not_received_are_their_teams"),
+    Attempt(2, _JOB, "... in two jobs that have half of them each", "the larger ends when seven eighths are taken",
+            f"{_SHARED}::test_of_two_who_take_half_of_all_ports_each_the_larger_ends_before_none_is_left"),
+    Attempt(2, _JOB, "listening on all 10,000 ports at which gangs meet, or binding them, so that no gang of others begins",
+            "it may have had 64; it is ended",
+            f"{_FULL}::test_a_job_that_holds_many_ports_at_which_gangs_meet_is_ended", "binds"),
+    Attempt(2, _JOB, "... and begins just before a gang of another team does", "the gang waits for its port",
+            f"{_FULL}::test_a_gang_begins_as_ever_while_a_job_holds_all_ports_at_which_it_could_meet"),
+    Attempt(2, _JOB, "... by connections that the kernel remembers for a minute after the job's end",
+            "those of a gang's port that nobody has any more are ended",
+            f"{_FULL}::test_a_gang_begins_as_ever_while_a_job_holds_all_ports_at_which_it_could_meet", "connects"),
+    Attempt(2, _JOB, "... in sockets that it has sent to itself, so that none of its processes has them",
+            "they are its team's, and count for its jobs there",
+            f"{_FULL}::test_a_job_that_holds_many_ports_at_which_gangs_meet_is_ended", "hides"),
+    Attempt(2, _JOB, "... one after the other, never many", "all that it has had count",
+            f"{_SHARED}::test_who_has_had_more_ports_of_gangs_than_it_may_is_ended"),
+    Attempt(2, _JOB, "listening on one of these ports, so that a gang of another team fails",
+            "the gang runs again, elsewhere, at nobody's expense",
+            f"{_FULL}::test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense"),
     Attempt(2, _JOB, "all terminals of the machine", "256 of an attempt",
             f"{_FULL}::test_a_job_has_so_many_terminals_and_leaves_the_others"),
     Attempt(2, _JOB, "all files that the machine can have open, so that no other team's job opens one",
-            "a quarter is the most; it is looked at when the machine has as many more",
-            "tests/agent/test_folders.py::test_who_opens_very_many_files_is_looked_at_before_its_time"),
+            "a quarter is the most; it is ended", f"{_FULL}::test_a_job_that_opens_the_files_of_all_is_ended"),
+    Attempt(2, _JOB, "... faster than it is looked at", "the machine's total is read five times a second",
+            f"{_SHARED}::test_who_opens_very_many_files_is_looked_at_before_its_time"),
+    Attempt(2, _JOB, "... in four jobs that have less than a quarter each", "the largest ends when three quarters are open",
+            f"{_SHARED}::test_of_several_who_have_less_than_a_quarter_the_largest_end_before_nothing_is_left"),
     Attempt(2, _JOB, "the same in its folder of secrets, without walls, so that its devices are never free", "the same",
             "tests/agent/test_folders.py::test_a_folder_of_secrets_goes_with_all_that_a_job_without_walls_put_there"),
     Attempt(2, _JOB, "an acknowledgement that ends the agent's part, as if the node had failed", "it is told as a bad one",

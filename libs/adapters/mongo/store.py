@@ -68,17 +68,17 @@ class JobStore:
 
     # -------------------------------------------------------------------------------------------------------- writing
 
-    async def save(self, stories: Iterable[JobStory]) -> None:
+    async def save(self, stories: Iterable[JobStory]) -> dict[str, int]:
         """Replaces these jobs' documents, in no particular order, but for those that are of a later record: another process
-        has written them. Some may be written when StoreAway is raised."""
+        has written them. Some may be written when StoreAway is raised. How long each is, in characters."""
+        bodies = [_stored(story) for story in stories]
         operations = [
-            ReplaceOne({"_id": s.document.job_id, "seq": {"$lte": s.document.seq}}, _stored(s), upsert=True)
-            for s in stories
+            ReplaceOne({"_id": body["_id"], "seq": {"$lte": body["seq"]}}, body, upsert=True) for body in bodies
         ]
-        if not operations:
-            return
-        with away():
-            await replace_older(self._jobs, operations)
+        if operations:
+            with away():
+                await replace_older(self._jobs, operations)
+        return {body["_id"]: len(body["document"]) + len(body["events"]) for body in bodies}
 
     async def checkpoint(self, name: str) -> ReaderPosition | None:
         """The checkpoint of that name, or None."""

@@ -1,0 +1,144 @@
+"""The ports at which gangs meet (`MASTER_PORT`), which are on the machine's network like all others: a job could listen on all
+of them first, and no gang of another team would begin there.
+
+So an attempt may have had so many of them and no more. All count that it has had since its agent first saw it: one that holds
+them one after the other is in the way of as many gangs. And whoever holds the port of an attempt beside it is noted: if that
+attempt fails, it was not its own doing.
+
+The kernel says which sockets hold a port. Whose they are the tables of processes say, which takes longer, so it is asked once
+for each socket.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from schemas.ids import FIRST_TEAM_UID, TEAM_UIDS
+from services.agent.keeper import proc
+from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, HeldPort, held_ports
+from services.agent.tables import sockets_of
+from services.agent.variables import GANG_PORTS
+
+_FEW = 16
+"""Of more sockets than these it is asked at once whose they are, also when that took long the last time."""
+_SHARE = 20
+"""Connections may be asked for a twentieth of the time."""
+_IN_THE_WAY_S = 30.0
+"""A process says within so long that it could not listen."""
+_EACH, _EACH_OF_ANY = 64, 1000
+
+
+@dataclass(eq=False, slots=True)
+class PortsHad:
+    """What one attempt has had of them, and who was in its way.
+
+    Args:
+        uid: its team's user.
+        most: so many it may have had; 0: as many as it likes.
+        meets: its own, where its first process is on this node; else 0.
+    """
+
+    uid: int
+    most: int = 0
+    meets: int = 0
+    had: set[int] = field(default_factory=set)
+    own: set[int] = field(default_factory=set)
+    """Its sockets at its own."""
+    in_the_way_s: float | None = None
+    """When others were last seen there."""
+
+    def too_many(self) -> str:
+        """In words, or ""."""
+        if not self.most or len(self.had) <= self.most:
+            return ""
+        return (
+            f"port limit: it has had {len(self.had)} of the ports {GANG_PORTS.start} to {GANG_PORTS.stop - 1}, at which gangs "
+            f"meet, and may have {self.most}"
+        )
+
+    def was_in_the_way(self, now_s: float) -> str:
+        """Who kept it from its own port, lately or, when nothing of it is left, now: in words, or "". Blocks for some
+        milliseconds."""
+        lately = self.in_the_way_s is not None and now_s - self.in_the_way_s < _IN_THE_WAY_S
+        if self.meets and (lately or held_ports(range(self.meets, self.meets + 1), LISTENING | BOUND | CONNECTED)):
+            return f"others on its node held port {self.meets}, at which its processes meet (MASTER_PORT)"
+        return ""
+
+
+AttemptOf = tuple[PortsHad, Callable[[], set[int]]]
+"""With the processes that it consists of."""
+
+
+class GangPorts:
+    """All looks of one agent."""
+
+    def __init__(self) -> None:
+        self._all_at_s = sys.float_info.max if given_out() else 0.0
+        """When those that are connected are asked for as well: a server at such a port may have very many."""
+        self._known: set[int] = set()
+        """Sockets of which it is known whose they are."""
+        self._nobodys: set[int] = set()
+        """Of no process that was looked at. The second time they are in flight, sent and not received."""
+
+    def look(self, attempts: Sequence[AttemptOf], now_s: float, thorough: bool) -> None:
+        """Notes what each attempt has. Blocks. `thorough`: a few new sockets may be looked for as well."""
+        every = now_s >= self._all_at_s
+        began = time.monotonic()
+        held = held_ports(GANG_PORTS, LISTENING | BOUND | (CONNECTED if every else 0))
+        if every:
+            self._all_at_s = now_s + _SHARE * (time.monotonic() - began)
+            self._known.intersection_update(one.inode for one in held)
+        servers = {one.port for one in held if one.state & LISTENING}
+        held = [one for one in held if not (one.state & CONNECTED and one.port in servers)]
+        new = [one for one in held if one.inode not in self._known]
+        if new and (thorough or len(new) > _FEW):
+            self._ask_whose(new, attempts)
+        for ports, _ in attempts:
+            at = {one.inode for one in held if one.port == ports.meets}
+            if at & self._known - ports.own:
+                ports.in_the_way_s = now_s
+
+    def _ask_whose(self, new: Sequence[HeldPort], attempts: Sequence[AttemptOf]) -> None:
+        by_inode = {one.inode: one for one in new}
+        nobodys = set(by_inode)
+        for ports, processes in attempts:
+            wanted = {one.inode for one in new if one.uid == ports.uid or not _is_teams(one.uid)}
+            for inode in sockets_of(processes(), wanted) if wanted else ():
+                port = by_inode[inode].port
+                ports.had.add(port)
+                if port == ports.meets:
+                    ports.own.add(inode)
+                nobodys.discard(inode)
+        in_flight = nobodys & self._nobodys
+        for one in (by_inode[inode] for inode in in_flight):
+            for ports, _ in attempts:
+                if one.uid == ports.uid:
+                    ports.had.add(one.port)
+        self._known |= by_inode.keys() - (nobodys - in_flight)
+        self._nobodys = nobodys - in_flight
+
+
+def _is_teams(uid: int) -> bool:
+    return FIRST_TEAM_UID <= uid < FIRST_TEAM_UID + TEAM_UIDS
+
+
+def most_each() -> int:
+    """How many of them an attempt may have had, where nothing else is said."""
+    return _EACH_OF_ANY if given_out() else _EACH
+
+
+@cache
+def given_out() -> bool:
+    """Whether the machine gives ports of gangs to those who connect somewhere, or listen at any port."""
+    try:
+        first, last = map(int, proc.read_text("/proc/sys/net/ipv4/ip_local_port_range").split())
+        kept = proc.read_text("/proc/sys/net/ipv4/ip_local_reserved_ports").strip()
+        spans = [tuple(map(int, (span.split("-") * 2)[:2])) for span in kept.split(",") if span]
+    except (OSError, ValueError):
+        return False
+    given = set(range(max(first, GANG_PORTS.start), min(last + 1, GANG_PORTS.stop)))
+    for begin, end in spans:
+        given.difference_update(range(begin, end + 1))
+    return bool(given)

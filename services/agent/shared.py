@@ -1,0 +1,196 @@
+"""What all processes of a machine have together, and one job could take for itself: the ports at which gangs meet, the ports
+of outgoing connections, open files.
+
+The kernel bounds none of these for a user, and a job takes each of them in a tenth of a second. Who has how many of them the
+tables of its processes say, which takes long to read. So the machine's totals are read five times a second, which costs
+nothing, and it is looked for whose they are when they have grown, and else from time to time. Who has more than it may is
+ended.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+import psutil
+
+from services.agent.gangports import GangPorts, PortsHad, given_out
+from services.agent.keeper import proc
+from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, held_ports
+from services.agent.tables import files_of, sockets_of
+
+QUICK_S = 0.2
+_FEW = 16
+"""So many more sockets on the machine are reason for another look."""
+_SHARE = 20
+"""Reading tables may cost a twentieth of the time, but where something has grown much."""
+_OF_ONE = 4
+"""Of the files that the machine can have open an attempt may have a quarter."""
+_FILES_TAKEN, _PORTS_TAKEN = 3 / 4, 7 / 8
+"""When so much of all is taken, whoever has most is ended, if that is a share worth speaking of:"""
+_WORTH = 64
+_FILE_BYTES = 256
+"""Of the memory of its job an open file takes as much, and more."""
+
+
+@dataclass(eq=False, slots=True)
+class SharedUse:
+    """What one attempt has of it. `sockets`: so many it may have open, 0: as many as it likes. `shim`: the process that holds
+    it, 0: not known yet. `ending`: it had too much, and is gone soon."""
+
+    ports: PortsHad
+    sockets: int = 0
+    shim: int = 0
+    ending: bool = False
+
+    def processes(self) -> set[int]:
+        return proc.descendants([self.shim]) if self.shim else set()
+
+
+Excess = Iterator[tuple[SharedUse, str]]
+"""Who is to end, and for what, in words. It counts as `ending` before the next is looked for."""
+
+
+class SharedLook:
+    """All looks of one agent. `every_s`: how often it looks though nothing has grown."""
+
+    def __init__(self, every_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._every_s, self._now = every_s, now
+        self._gang_ports = GangPorts()
+        self._next = self._next_thorough = 0.0
+        self._sockets = self._opened = 0
+        """Of the machine at the last look, or since, if they were fewer then."""
+
+    def due(self) -> bool:
+        """Whether to look."""
+        sockets, opened = sockets_of_machine(), open_on_machine()
+        self._sockets, self._opened = min(self._sockets, sockets), min(self._opened, opened)
+        return self._now() >= self._next or sockets - self._sockets > _FEW or self._many_more_files(opened)
+
+    def look(self, uses: Sequence[SharedUse]) -> dict[SharedUse, str]:
+        """Those that have taken more than they may, and of what, in words. Blocks."""
+        began = self._now()
+        ended = {}
+        for use, why in self._too_much(uses, began >= self._next_thorough):
+            use.ending, ended[use] = True, why
+        self._next = began + self._every_s
+        if began >= self._next_thorough:
+            self._next_thorough = self._now() + _SHARE * (self._now() - began)
+        return ended
+
+    def _too_much(self, uses: Sequence[SharedUse], thorough: bool) -> Excess:
+        sockets, opened = sockets_of_machine(), open_on_machine()
+        self._gang_ports.look([(use.ports, use.processes) for use in uses], self._now(), thorough)
+        yield from ((use, why) for use in uses if not use.ending and (why := use.ports.too_many()))
+        fewest = min((use.sockets for use in uses if use.sockets), default=sys.maxsize)
+        if sockets > fewest and (thorough or sockets - self._sockets > fewest // 8):
+            yield from _too_many_sockets(uses)
+        if opened > files_each() and (thorough or self._many_more_files(opened)):
+            yield from _too_many_files(uses, opened)
+        self._sockets, self._opened = sockets, opened
+
+    def _many_more_files(self, opened: int) -> bool:
+        return opened > files_each() and opened - self._opened > files_each() // 8
+
+
+def _too_many_sockets(uses: Sequence[SharedUse]) -> Excess:
+    held = held_ports(local_ports(), LISTENING | BOUND | CONNECTED)
+    own = {use: sockets_of(use.processes()) for use in uses}
+    nobodys = {one.inode for one in held}.difference(*own.values())
+    if nobodys:  # those that are there still are in flight, sent and not received: their team's
+        nobodys &= {one.inode for one in held_ports(local_ports(), LISTENING | BOUND | CONNECTED)}
+    for use in uses:
+        own[use].update(one.inode for one in held if one.uid == use.ports.uid and one.inode in nobodys)
+    why = "all processes of the machine have their ports together"
+    for use in uses:
+        if use.sockets and not use.ending and (count := len(own[use])) > use.sockets:
+            yield use, f"socket limit: it had {count} sockets open, and may have {use.sockets}: {why}"
+    ports = {use: len({one.port for one in held if one.inode in own[use]}) for use in uses}
+    taken = len({one.port for one in held})
+    for use in _largest(ports, taken, len(local_ports()), _PORTS_TAKEN):
+        yield use, f"socket limit: it had {ports[use]} ports, more than any other, when {taken} were taken: {why}"
+
+
+def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
+    most, there_are = files_each(), open_files_of_machine()
+    counts = {use: files_of(use.processes()) for use in uses}
+    why = f"all processes of the machine have {there_are:,} together (sysctl fs.file-max)"
+    for use in uses:
+        if not use.ending and counts[use] > most:
+            yield use, f"file limit: it had {counts[use]:,} files open, and may have {most:,}: {why}"
+    for use in _largest(counts, opened, there_are, _FILES_TAKEN):
+        yield use, f"file limit: it had {counts[use]:,} files open, more than any other, when {opened:,} were: {why}"
+
+
+def _largest(counts: Mapping[SharedUse, int], taken: int, there_are: int, crowded: float) -> Iterator[SharedUse]:
+    """Those who have most, until less than the share `crowded` of all that there are is taken. What those have who are being
+    ended is not taken any more."""
+    taken -= sum(count for use, count in counts.items() if use.ending)
+    for use, count in sorted(counts.items(), key=lambda one: one[1], reverse=True):
+        if not use.ending and taken > crowded * there_are and count > there_are // _WORTH:
+            taken -= count
+            yield use
+
+
+# --------------------------------------------------------------------------------------------- what the machine has
+
+
+@cache
+def local_ports() -> range:
+    """From which outgoing connections get theirs. They are one set for all processes of the machine."""
+    try:
+        first, last = map(int, proc.read_text("/proc/sys/net/ipv4/ip_local_port_range").split())
+    except (OSError, ValueError):
+        first, last = 32_768, 60_999
+    return range(first, last + 1)
+
+
+def open_files_of_machine() -> int:
+    """So many its processes can have open together, but root's."""
+    try:
+        return int(proc.read_text("/proc/sys/fs/file-max"))
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def files_each() -> int:
+    """So many of them an attempt may have."""
+    return open_files_of_machine() // _OF_ONE
+
+
+def open_on_machine() -> int:
+    """Files that are open, of all its processes."""
+    try:
+        return int(proc.read_text("/proc/sys/fs/file-nr").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def sockets_of_machine() -> int:
+    """Those of TCP, whether they are connected or not, and of UDP; 0 where the kernel does not say."""
+    count = 0
+    with suppress(OSError, ValueError):
+        for line in proc.read_text("/proc/net/sockstat").splitlines():
+            name, *words = line.split()
+            said = dict(zip(words[::2], words[1::2], strict=True))
+            count += int(said.get("alloc", 0)) if name == "TCP:" else int(said["inuse"]) if name == "UDP:" else 0
+    return count
+
+
+def lacking() -> list[str]:
+    """What this machine's settings leave for one job to take, and how they are mended."""
+    out = []
+    most, memory = open_files_of_machine(), int(psutil.virtual_memory().total)
+    if most < memory // _FILE_BYTES:  # else nobody has memory for so many
+        out.append(
+            f"all jobs together can have {most:,} files open, and one may have a quarter: sysctl -w fs.file-max={sys.maxsize} "
+            "leaves it to their memory"
+        )
+    if given_out():
+        out.append(
+            "outgoing connections are given ports of 20000 to 29999, at which gangs meet: sysctl -w "
+            "net.ipv4.ip_local_reserved_ports=20000-29999 keeps them"
+        )
+    return out

@@ -1,0 +1,102 @@
+"""The sockets of TCP that hold a port of a range, as the kernel tells them by netlink (`sock_diag`): one question for each
+family, of which the kernel answers with those of the range alone, in a millisecond or two whatever else is connected."""
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+LISTENING = 1 << 10
+BOUND = 1 << 13
+"""It has a port and neither listens nor is connected. Told since Linux 6.8."""
+_LEFT = 1 << 6
+"""A connection that is remembered for a minute after its end (TIME_WAIT)."""
+_CLOSED = 1 << 7
+CONNECTED = 0x0FFF & ~(_LEFT | _CLOSED | LISTENING | 1)
+
+_SOCK_DIAG, _TELL, _END = 4, 20, 21
+_DUMP, _ACKNOWLEDGE = 0x301, 0x005
+_DONE, _ERROR = 3, 2
+_FILTER = 1
+_AT_LEAST, _AT_MOST = 2, 3
+_HEADER, _ASKED, _ANSWER = struct.Struct("=IHHII"), struct.Struct("=BBHI48s"), struct.Struct("=xB2x48s12xII")
+_ROOM = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPort:
+    """One socket: its port, the user whose process made it, and its number, by which processes' open files name it; 0: no
+    process has it."""
+
+    port: int
+    uid: int
+    inode: int
+    state: int
+    """`LISTENING`, one of those of `CONNECTED`, or another: it is bound."""
+    family: int
+    id: bytes
+    """By which the kernel knows it."""
+
+
+def held_ports(ports: range, states: int) -> list[HeldPort]:
+    """Of this network's those that processes have. Empty where the kernel does not tell."""
+    return [one for one in _held(ports, states) if one.inode]
+
+
+def _held(ports: range, states: int) -> list[HeldPort]:
+    # Two operations, and their ports: the second number is how far to go on, the third leads behind the end: refused.
+    wanted = struct.pack("=BBHHHBBHHH", _AT_LEAST, 8, 20, 0, ports.start, _AT_MOST, 8, 12, 0, ports.stop - 1)
+    attribute = struct.pack("=HH", 4 + len(wanted), _FILTER) + wanted
+    found: list[HeldPort] = []
+    with suppress(OSError):
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for answer in _answers(_TELL, _DUMP, _ASKED.pack(family, socket.IPPROTO_TCP, 0, states, b"") + attribute):
+                state, id, uid, inode = _ANSWER.unpack_from(answer)
+                found.append(HeldPort(int.from_bytes(id[:2], "big"), uid, inode, 1 << state, family, id))
+    return found
+
+
+def _answers(what: int, flags: int, body: bytes) -> Iterator[bytes]:
+    """Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
+        kernel.send(_HEADER.pack(_HEADER.size + len(body), what, flags, 1, 0) + body)
+        while True:
+            said, at = kernel.recv(_ROOM), 0
+            while at < len(said):
+                length, kind, *_ = _HEADER.unpack_from(said, at)
+                if kind == _DONE:
+                    return
+                if kind == _ERROR:
+                    if number := -struct.unpack_from("=i", said, at + _HEADER.size)[0]:
+                        raise OSError(number, "the kernel does not tell of sockets, or end them")
+                    return
+                yield said[at + _HEADER.size : at + length]
+                at += (length + 3) & ~3
+
+
+def is_free(port: int) -> bool:
+    """Whether a server may listen on this port, at every address of the machine. It is tried as servers do it, with
+    `SO_REUSEADDR`."""
+    for family, anywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind((anywhere, port))
+        except OSError as e:
+            if e.errno == errno.EADDRINUSE:
+                return False
+    return True
+
+
+def end_what_is_left(port: int) -> None:
+    """Connections from this port that no process has any more: whoever did not say `SO_REUSEADDR` leaves one that keeps all
+    from the port for a minute. Root alone may; others wait."""
+    held = _held(range(port, port + 1), LISTENING | BOUND | CONNECTED | _LEFT)
+    if any(one.inode for one in held):  # what it has not accepted yet is nobody's, too
+        return
+    for one in held:
+        with suppress(OSError):
+            body = _ASKED.pack(one.family, socket.IPPROTO_TCP, 0, 0xFFFF, one.id)
+            list(_answers(_END, _ACKNOWLEDGE, body))

@@ -1,0 +1,293 @@
+"""What all processes of a machine share: one job may not have it all."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from services.agent import gangports, shared
+from services.agent.gangports import GangPorts, PortsHad, given_out
+from services.agent.keeper import proc
+from services.agent.shared import SharedLook, SharedUse
+from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, end_what_is_left, held_ports, is_free
+from services.agent.tables import files_of, sockets_of
+from services.agent.variables import GANG_PORTS
+
+SELDOM_S = 1e9
+
+
+@pytest.fixture
+def me(monkeypatch: pytest.MonkeyPatch) -> SharedUse:
+    """This process as an attempt."""
+    monkeypatch.setattr(proc, "descendants", lambda of: {os.getpid()})
+    return SharedUse(PortsHad(uid=os.getuid()), shim=1)
+
+
+def quiet(looks: SharedLook) -> SharedLook:
+    """It has looked, and would not soon look again by itself."""
+    looks.look([])
+    looks._next_thorough = sys.maxsize
+    return looks
+
+
+@contextmanager
+def free_ports(count: int, bind: Callable[[socket.socket, int], None]) -> Iterator[dict[int, socket.socket]]:
+    """So many ports of gangs that were free, each with a socket."""
+    with ExitStack() as all_of_them:
+        found: dict[int, socket.socket] = {}
+        for port in reversed(GANG_PORTS):
+            if len(found) < count and is_free(port):
+                found[port] = all_of_them.enter_context(socket.socket())
+                bind(found[port], port)
+        yield found
+
+
+def bound(one: socket.socket, port: int) -> None:
+    one.bind(("127.0.0.1", port))
+
+
+def listening(one: socket.socket, port: int) -> None:
+    bound(one, port)
+    one.listen()
+
+
+def connected(one: socket.socket, port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        bound(one, port)
+        one.connect(server.getsockname())
+        server.accept()[0].detach()
+
+
+# ------------------------------------------------------------------------------------------- outgoing connections, files
+
+
+def test_a_socket_counts_once_however_many_have_it_open() -> None:
+    mine = [os.getpid()]
+    before = sockets_of(mine)
+    with ExitStack() as opened:
+        pairs = [socket.socketpair() for _ in range(5)]
+        unbound = socket.socket()
+        for one in (*sum(pairs, ()), unbound, unbound.dup()):
+            opened.enter_context(one)
+        assert len(sockets_of([*mine, *mine]) - before) == 11
+    assert sockets_of(mine) == before
+
+
+def test_who_takes_very_many_ports_is_looked_at_before_its_time(me: SharedUse) -> None:
+    """A job takes all ports of a machine in a tenth of a second."""
+    me.sockets = max(100, shared.sockets_of_machine())
+    looks = quiet(SharedLook(SELDOM_S))
+    assert not looks.due()
+    with ExitStack() as taken:
+        for _ in range(me.sockets + 1):
+            taken.enter_context(socket.socket())
+        assert looks.due()
+        assert looks.look([me])[me].startswith("socket limit: it had ")
+        looks._next_thorough = 0.0
+        assert not looks.look([me]), "it is being ended"
+    me.ending = False
+    looks._next_thorough = 0.0
+    assert not looks.look([me])
+
+
+def test_sockets_that_are_sent_and_not_received_are_their_teams(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "local_ports", lambda: GANG_PORTS)
+    monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
+    me.sockets = 2
+    others = SharedUse(PortsHad(uid=me.ports.uid + 1), sockets=2)
+    looks = SharedLook(SELDOM_S)
+    with free_ports(3, bound):
+        assert looks.look([me, others])[me].startswith("socket limit: it had ")
+    assert not others.ending
+
+
+def test_of_two_who_take_half_of_all_ports_each_the_larger_ends_before_none_is_left(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with free_ports(100, listening) as held:
+        inodes = [os.fstat(one.fileno()).st_ino for one in held.values()]
+        have = {1: set(inodes[:52]), 2: set(inodes[52:])}
+        monkeypatch.setattr(proc, "descendants", tuple)
+        monkeypatch.setattr(shared, "sockets_of", lambda pids: set(have[pids[0]]))
+        uses = [SharedUse(PortsHad(uid=2**31), sockets=90, shim=number) for number in (2, 1)]
+        monkeypatch.setattr(shared, "local_ports", lambda: range(min(held), max(held) + 1))
+        looks = SharedLook(SELDOM_S)
+        looks._next_thorough = 0.0
+        (ended,) = looks.look(uses).items()
+        assert ended[0] is uses[1]
+        assert ended[1].startswith("socket limit: it had 52 ports, more than any other, when ")
+        looks._next_thorough = 0.0
+        assert not looks.look(uses)
+
+
+def test_who_opens_very_many_files_is_looked_at_before_its_time(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: a job had all 2,466,193 open files of a machine for a minute, since the looks lay minutes apart, and the other
+    team's could open none."""
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: 4 * 2_000)
+    looks = SharedLook(SELDOM_S)
+    monkeypatch.setattr(shared, "open_on_machine", lambda: 500)
+    quiet(looks)
+    assert not looks.due()
+    with ExitStack() as taken:
+        for _ in range(2_000):
+            taken.enter_context(open(os.devnull))
+        monkeypatch.setattr(shared, "open_on_machine", lambda: 2_500)
+        assert looks.due()
+        why = looks.look([me])[me]
+    assert why.startswith("file limit: it had 2,0")
+    assert why.endswith(", and may have 2,000: all processes of the machine have 8,000 together (sysctl fs.file-max)")
+
+
+def test_of_several_who_have_less_than_a_quarter_the_largest_end_before_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uses = [SharedUse(PortsHad(uid=1), shim=number) for number in (24, 23, 22, 21, 2)]
+    monkeypatch.setattr(proc, "descendants", set)
+    monkeypatch.setattr(shared, "files_of", sum)  # of the process number n: n hundredths of all
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: 100)
+    monkeypatch.setattr(shared, "open_on_machine", lambda: 92)
+    looks = SharedLook(SELDOM_S)
+    assert list(looks.look(uses)) == uses[:1], "92 are open, and without it 68"
+    looks._next_thorough = 0.0
+    assert not looks.look(uses), "it has not given back what it had, and no other is ended for that"
+    looks._next_thorough = 0.0
+    monkeypatch.setattr(shared, "open_on_machine", lambda: 24 + 76)
+    assert list(looks.look(uses)) == uses[1:2]
+
+
+def test_files_are_counted_without_being_listed() -> None:
+    mine = [os.getpid()]
+    before = files_of(mine)
+    with open(os.devnull), open(os.devnull):
+        assert files_of(mine) == before + 2
+    assert files_of([2**30]) == 0
+
+
+# ----------------------------------------------------------------------------------------------- where gangs meet
+
+
+@pytest.mark.parametrize("bind", [bound, listening, connected])
+def test_the_kernel_tells_who_holds_a_port(bind: Callable[[socket.socket, int], None]) -> None:
+    with free_ports(2, bind) as held:
+        found = {one.inode: one.port for one in held_ports(GANG_PORTS, LISTENING | BOUND | CONNECTED)}
+        for port, one in held.items():
+            assert found[os.fstat(one.fileno()).st_ino] == port
+            assert not is_free(port)
+        first = min(held)
+        alone = held_ports(range(first, first + 1), LISTENING | BOUND | CONNECTED)
+        assert [(one.port, one.uid) for one in alone] == [(first, os.getuid())]
+        end_what_is_left(first)
+        assert not is_free(first), "somebody has it"
+    for port in held:
+        if os.geteuid() == 0:
+            end_what_is_left(port)
+            assert is_free(port)
+
+
+@pytest.mark.parametrize("bind", [bound, listening, connected])
+def test_who_has_had_more_ports_of_gangs_than_it_may_is_ended(
+    me: SharedUse, bind: Callable[[socket.socket, int], None]
+) -> None:
+    me.ports.most = 30
+    looks = quiet(SharedLook(SELDOM_S))
+    looks._gang_ports._all_at_s = 0.0
+    with free_ports(20, bind) as before:
+        assert looks.due()
+        assert not looks.look([me])
+    looks._next_thorough = 0.0
+    looks.look([me])
+    looks._next_thorough = sys.maxsize
+    looks._gang_ports._all_at_s = 0.0
+    with free_ports(40, bind) as held:
+        why = looks.look([me])[me]
+        count = len(before.keys() | held.keys())
+        assert len(me.ports.had) == count
+    assert why == f"port limit: it has had {count} of the ports 20000 to 29999, at which gangs meet, and may have 30"
+
+
+def test_connections_to_a_server_at_such_a_port_are_not_looked_for(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job serves at its own port, and of thousands of connections each would be looked for in its tables."""
+    asked: list[int] = []
+    real = gangports.sockets_of
+    monkeypatch.setattr(gangports, "sockets_of", lambda pids, wanted: asked.extend(wanted) or real(pids, wanted))
+    looks = GangPorts()
+    with free_ports(1, listening) as held, ExitStack() as connections:
+        ((port, server),) = held.items()
+        for _ in range(5):
+            connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connections.enter_context(server.accept()[0])
+        looks.look([(me.ports, me.processes)], 0.0, thorough=True)
+        assert len([one for one in held_ports(range(port, port + 1), CONNECTED) if one.inode]) == 5
+        assert os.fstat(server.fileno()).st_ino in asked
+        assert not {one.inode for one in held_ports(range(port, port + 1), CONNECTED)} & set(asked)
+    assert port in me.ports.had
+
+
+def test_a_socket_that_is_sent_and_not_received_is_its_teams(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gangports, "sockets_of", lambda pids, wanted: set())
+    looks, others = GangPorts(), PortsHad(uid=os.getuid() + 1)
+    with free_ports(3, listening) as held:
+        for attempt in range(2):
+            looks.look([(me.ports, me.processes), (others, me.processes)], 0.0, thorough=True)
+            assert (me.ports.had >= held.keys()) is bool(attempt), "once it may be a process that has just begun"
+    assert not others.had
+
+
+def test_who_holds_the_port_of_an_attempt_beside_it_is_noted(me: SharedUse) -> None:
+    theirs = (
+        "import socket, sys; s = socket.socket(); s.bind(('127.0.0.2', int(sys.argv[1]))); print(flush=True); input()"
+    )
+    looks = GangPorts()
+    with free_ports(1, listening) as held:
+        (me.ports.meets,) = held
+        looks.look([(me.ports, me.processes)], 100.0, thorough=True)
+        assert me.ports.in_the_way_s is None, "it is its own"
+        command = [sys.executable, "-c", theirs, str(me.ports.meets)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            for _ in range(2):
+                looks.look([(me.ports, me.processes)], 100.0, thorough=True)
+            other.communicate(b"\n")
+    assert me.ports.in_the_way_s == 100.0
+    assert f"port {me.ports.meets}" in me.ports.was_in_the_way(110.0)
+    assert me.ports.was_in_the_way(200.0) == "", "long ago, and nobody is there now"
+
+
+@pytest.mark.parametrize(
+    ("span", "kept", "given"),
+    [
+        ("32768\t60999", "", False),
+        ("1024\t65535", "", True),
+        ("1024\t65535", "20000-29999", False),
+        ("1024\t65535", "5000,20000-24999,25001-29999", True),
+        ("1024\t65535", "19000-24999,25000-31000", False),
+    ],
+)
+def test_whether_the_machine_gives_ports_of_gangs_to_others(
+    monkeypatch: pytest.MonkeyPatch, span: str, kept: str, given: bool
+) -> None:
+    said = {"ip_local_port_range": span, "ip_local_reserved_ports": kept}
+    monkeypatch.setattr(proc, "read_text", lambda path: said[Path(path).name] + "\n")
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
+    for asked in (given_out, lambda: bool(shared.lacking())):
+        given_out.cache_clear()
+        assert asked() is given
+    given_out.cache_clear()
+
+
+def test_few_open_files_for_the_machine_are_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "given_out", lambda: False)
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: 100_000)
+    (told,) = shared.lacking()
+    assert told.startswith("all jobs together can have 100,000 files open")
+    assert f"sysctl -w fs.file-max={sys.maxsize}" in told
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
+    assert shared.lacking() == []
