@@ -104,7 +104,7 @@ _CODES: dict[str, int] = {
     "BusUnavailable": Exit.UNREACHABLE, "NotStored": Exit.UNREACHABLE, "NoAnswer": Exit.UNREACHABLE,
     "StreamsMissing": Exit.UNREACHABLE, "StreamDrift": Exit.CONFLICT, "CannotProvision": Exit.FAILED,
     "NoLedger": Exit.NOT_FOUND, "LedgerStopped": Exit.FAILED, "BadLedgerFile": Exit.FAILED, "BrokenBook": Exit.FAILED,
-    "StateDirLocked": Exit.CONFLICT, "PortInUse": Exit.CONFLICT, "MissingBinary": Exit.FAILED,
+    "StateDirLocked": Exit.CONFLICT, "UnfitStateDir": Exit.USAGE, "PortInUse": Exit.CONFLICT, "MissingBinary": Exit.FAILED,
     "StartFailed": Exit.FAILED, "NotReady": Exit.FAILED,
 }  # fmt: skip
 
