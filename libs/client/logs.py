@@ -7,6 +7,7 @@ from libs.client.errors import ClientError, NotFound, Unreachable
 from schemas.queries import JobDocument, LogPiece, LogQuery
 
 _AGAIN_S = 0.5
+_LOOK = "see `baton describe job` for its attempts and nodes"
 
 Read = Callable[[LogQuery], Awaitable[LogPiece]]
 Get = Callable[[], Awaitable[JobDocument]]
@@ -21,7 +22,7 @@ async def pieces(
     question for "the latest" could be answered by the node of an earlier one.
 
     Raises:
-        NotFound: the job never started, it is a timer, or no agent has the output (any more).
+        NotFound: the job never started, it is a timer, it has no such attempt or rank, or no agent has the output (any more).
     """
     if (await get()).spec.simulation is not None:
         raise NotFound(f"{job_id} has no output", "it is a timer on simulated devices, and a timer writes nothing")
@@ -54,14 +55,16 @@ async def _attempt(read: Read, get: Get, query: LogQuery, follow: bool) -> Async
     while True:
         try:
             piece = await read(query.model_copy(update={"offset": offset}))
+        except NotFound as e:
+            raise NotFound(e.what, e.why, _LOOK) from None
         except Unreachable:
             if follow and not await _is_over(get, query.attempt):
                 await asyncio.sleep(_AGAIN_S)
                 continue
             raise NotFound(
                 f"no agent has the output of attempt {query.attempt}, rank {query.rank}",
-                "its node is gone, the rank does not exist, or the output was removed",
-                "see `baton describe job` for its nodes",
+                "its node is gone or does not answer, or the output was removed",
+                _LOOK,
             ) from None
         if piece.text or piece.ended:
             yield piece

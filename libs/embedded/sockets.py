@@ -28,9 +28,13 @@ def check_state_dir(path: Path) -> None:
     fix = "name another with --state-dir or BATON_STATE_DIR"
     real = path.resolve()
     if (size := max(len(os.fsencode(path)), len(os.fsencode(real)))) > _LONGEST_STATE:
-        raise UnfitStateDir(f"the path of the state directory has {size} bytes, at most {_LONGEST_STATE} can be used: {fix}")
+        raise UnfitStateDir(
+            f"the path of the state directory has {size} bytes, at most {_LONGEST_STATE} can be used: {fix}"
+        )
     if odd := [c for c in f"{path}{real}" if not c.isprintable()]:
-        raise UnfitStateDir(f"the path of the state directory, {str(path)!r}, holds {odd[0]!r}, which cannot be printed: {fix}")
+        raise UnfitStateDir(
+            f"the path of the state directory, {str(path)!r}, holds {odd[0]!r}, which cannot be printed: {fix}"
+        )
 
 
 def private_socket(state_dir: Path, name: str) -> Path:

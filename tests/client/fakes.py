@@ -188,6 +188,8 @@ class Fakes:
 
     def _read(self, query: LogQuery, team: str) -> LogPiece | None:
         text = self.logs.get((query.job_id, query.attempt, query.rank))
+        if text is None and query.rank >= self.jobs[query.job_id].devices:
+            raise NothingFound(f"{query.job_id} has no rank {query.rank}")
         if text is None:
             return None
         piece = text[query.offset : query.offset + query.limit]

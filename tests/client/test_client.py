@@ -303,7 +303,15 @@ async def test_logs_that_nobody_has_are_not_found(blue: Baton, fakes: Fakes, key
     job = (await blue.submit(TRAIN, key)).job_id
     await fakes.starts(job, 1, "one")
     with pytest.raises(NotFound, match="no agent has"):
-        [piece async for piece in blue.logs(job, rank=7)]
+        [piece async for piece in blue.logs(job, attempt=7)]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_a_rank_that_never_was_is_not_waited_for(blue: Baton, fakes: Fakes, key: str, follow: bool) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.starts(job, 1, "one")
+    with pytest.raises(NotFound, match=r"has no rank 7\. see `baton describe job` for its attempts and nodes"):
+        [piece async for piece in blue.logs(job, rank=7, follow=follow)]
 
 
 async def test_an_owner_that_does_not_run_is_named(blue: Baton) -> None:
