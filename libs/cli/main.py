@@ -90,7 +90,7 @@ Where Baton is: --url or BATON_NATS_URL, else the instance of `baton up` under B
 Who you are: the credential of BATON_NATS_CREDS, else the instance's: of --team or BATON_TEAM, else of its only team, and of
 the team's user --user or BATON_USER, else this session's.
 
-Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 conflict, 6 nobody answers."""
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 conflict, 6 nobody answers; docs/cli.md has all."""
 
 
 class Lazy(TyperCommand):

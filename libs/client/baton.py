@@ -347,15 +347,24 @@ class Baton:
     # --------------------------------------------------------------------------------------------------------- asking
 
     async def get(self, job_id: str) -> JobDocument:
-        """A job with its attempts. Of one that `wait` has seen the end of, its end is in it."""
-        query, deadline = valid(JobGet, job_id=job_id), time.monotonic() + following.HISTORY_LAGS_S
-        while job_id in self._ended and time.monotonic() < deadline:
+        """A job with its attempts. Of one that `wait` has seen the end of, its end is in it; for one that `submit` has just
+        returned history is waited for."""
+        deadline = time.monotonic() + following.HISTORY_LAGS_S
+        while self._knows_more_of(job_id) and time.monotonic() < deadline:
             with contextlib.suppress(NotFound):
-                document: JobDocument = await ask(self.nats, "job.get", self.place, query)
-                if document.state.terminal:
+                document = await self._document(job_id)
+                if document.state.terminal or job_id not in self._ended:
                     return document
             await asyncio.sleep(_ASK_AGAIN_S)
-        document = await ask(self.nats, "job.get", self.place, query)
+        return await self._document(job_id)
+
+    def _knows_more_of(self, job_id: str) -> bool:
+        """Whether we have heard what history may not have read yet."""
+        job, at = self._submitted
+        return job_id in self._ended or (job == job_id and time.monotonic() - at < following.HISTORY_LAGS_S)
+
+    async def _document(self, job_id: str) -> JobDocument:
+        document: JobDocument = await ask(self.nats, "job.get", self.place, valid(JobGet, job_id=job_id))
         return document
 
     async def list(
@@ -504,7 +513,7 @@ class Baton:
 
     async def _known(self, job_id: str) -> JobDocument | None:
         try:
-            return await self.get(job_id)
+            return await self._document(job_id)
         except NotFound:
             return None
 

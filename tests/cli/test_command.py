@@ -325,17 +325,6 @@ async def test_tables_in_pipes_are_tab_separated(urls: dict[str, Address], fakes
     assert document["job_id"] == job
 
 
-async def test_waiting_makes_the_outcome_the_exit_code(
-    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
-) -> None:
-    good, bad, open_ = [(await blue.submit(JobSpec(command=("x",)), f"{key}-{i}")).job_id for i in range(3)]
-    await fakes.happens(good, "succeeded")
-    await fakes.happens(bad, "failed")
-    assert (await baton("wait", good, url=urls["blue"])).code == 0
-    assert (await baton("wait", good, bad, url=urls["blue"])).code == 1
-    assert (await baton("wait", open_, "--timeout", "0.5s", url=urls["blue"])).code == 6
-
-
 async def test_cancelling_what_is_over_is_a_conflict(
     urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
 ) -> None:
