@@ -17,7 +17,6 @@ from pydantic import BeforeValidator, Field
 
 from libs.cli.grammar import whole_seconds
 from libs.cli.written import millionths, whole
-from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.billing.budgets import problems
 from schemas.base import Name, Strict
 from schemas.budgets import (
@@ -31,6 +30,7 @@ from schemas.budgets import (
     WhenSpent,
 )
 from schemas.yamlfile import Broken, read
+from schemas.yamlmodel import WrongFile, problem_at, read_model
 
 _AMOUNTS = ("soft", "hard", "carry_over")
 

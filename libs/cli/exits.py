@@ -98,7 +98,7 @@ _CODES: dict[str, int] = {
     "Invalid": Exit.USAGE, "Busy": Exit.UNREACHABLE,
     "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "TimeoutError": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
     # the command line and its files
-    "UsageFault": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
+    "UsageFault": Exit.USAGE, "FleetError": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
     "PermissionError": Exit.DENIED, "IsADirectoryError": Exit.USAGE, "UnicodeDecodeError": Exit.USAGE,
     "NoSuchPerson": Exit.NOT_FOUND, "NewerKeys": Exit.CONFLICT,
     "NotCopied": Exit.FAILED, "NotFenced": Exit.CONFLICT,

@@ -12,15 +12,15 @@ Several documents in one file are several jobs. Nothing is submitted unless all 
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_duration, parse_gpus, parse_memory
-from libs.cli.yamlmodel import told
 from schemas.jobs import JobSpec
+from schemas.reasons import reasons_of
 from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
+from schemas.yamlmodel import model_in, no_flags_for_numbers, told
 
 SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources", "secret": ""}
 _USUAL_NAMES = {
@@ -101,7 +101,7 @@ def _job(document: Document) -> JobRequest | None:
     key = _word(document, data, "key", _MAX_KEY)
     team = _word(document, data, "team", 63)
     _short_forms(document, data)
-    _no_flags_for_numbers(document, data, JobSpec, ())
+    no_flags_for_numbers(document, data, JobSpec, ())
     try:
         spec = JobSpec.model_validate(data)
     except ValidationError as e:
@@ -214,18 +214,6 @@ def _expand(document: Document, path: Path, resources: dict[str, Any], fields: d
             document.marks.setdefault(("resources", name), document.at(path))
 
 
-def _no_flags_for_numbers(document: Document, data: Any, model: type[BaseModel], path: Path) -> None:
-    """`devices: yes` would become 1 device."""
-    for name, info in model.model_fields.items():
-        value, here = data.get(name), (*path, name)
-        inner = _model_of(info.annotation)
-        if inner is not None and isinstance(value, dict):
-            _no_flags_for_numbers(document, value, inner, here)
-        elif isinstance(value, bool) and info.annotation in (int, float):
-            _tell(document, here, f"{document.texts.get(here, value)} is not a number", "write a number")
-            del data[name]
-
-
 def _nearest(path: Path) -> str:
     """The fix for an unknown field: what it is probably called."""
     name, known = str(path[-1]), _names_at(path[:-1])
@@ -246,7 +234,7 @@ def _names_at(path: Path) -> list[str]:
     model: type[BaseModel] | None = JobSpec
     for part in path:
         info = model.model_fields.get(str(part)) if model else None
-        model = _model_of(info.annotation) if info else None
+        model = model_in(info.annotation) if info else None
     if model is None:
         return []
     where = dotted(path)
@@ -254,13 +242,6 @@ def _names_at(path: Path) -> list[str]:
         *model.model_fields,
         *(n for n, place in SHORT_FORMS.items() if place == where or (n == "gpus" and where == "resources")),
     ]
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
 
 
 def _put(data: Any, path: Path, value: str) -> None:

@@ -186,8 +186,8 @@ def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
         raise UsageFault("--simulate runs a timer and no command: leave out --simulate, or the command after `--`")
     from pydantic import ValidationError
 
-    from libs.bus.reasons import reasons_of
     from schemas.jobs import JobSpec
+    from schemas.reasons import reasons_of
 
     try:
         return JobRequest(JobSpec.model_validate(_spec(options, argv)))

@@ -58,6 +58,17 @@ async def test_a_command_started_by_itself_says_what_a_forked_one_says(arguments
     assert await baton(*arguments) == Result(process.returncode or 0, out.decode(), err.decode())
 
 
+@pytest.mark.parametrize("option", ["--fleet", "--more-pool"])
+async def test_a_wrong_fleet_file_is_told_before_anything_is_started(option: str, tmp_path: Path) -> None:
+    """Seen: all servers ran first, and it stood in the log of an agent."""
+    (tmp_path / "fleet.yaml").write_text("groups:\n  - {name: n, count: yes, devices: {model: H100, count: 1}}\n")
+    value = "fleet.yaml" if option == "--fleet" else "west=fleet.yaml"
+    result = await baton("up", "--state-dir", "state", option, value, cwd=tmp_path)
+    said = "baton: fleet.yaml:2: groups.0.count: yes is not a number; write a number\n"
+    assert (result.code, result.err) == (2, said)
+    assert not (tmp_path / "state").exists()
+
+
 async def test_help_lists_every_command() -> None:
     result = await baton("--help")
     assert result.code == 0
