@@ -71,11 +71,16 @@ class BudgetsFileError(WrongFile):
 
 def is_budgets(text: str) -> bool:
     """Whether a file that may be applied is about budgets."""
+    return "budgets" in top_names(text)
+
+
+def top_names(text: str) -> Collection[str]:
+    """The fields of a file's first document; none when that is no mapping."""
     try:
         documents = read(text)
     except Broken:
-        return False
-    return bool(documents) and isinstance(documents[0].data, dict) and "budgets" in documents[0].data
+        return ()
+    return documents[0].data.keys() if documents and isinstance(documents[0].data, dict) else ()
 
 
 def read_budgets(text: str, name: str = "budgets file", queues: Collection[str] = ()) -> BudgetSet:

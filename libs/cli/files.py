@@ -26,7 +26,8 @@ def read_yaml(file: Path) -> str:
     try:
         return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
+        why = getattr(error, "strerror", None) or error
+        raise UsageFault(f"{file} cannot be read: {why}; name a YAML file in UTF-8 with -f") from None
 
 
 def check_target(path: Path) -> None:
