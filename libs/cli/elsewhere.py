@@ -43,12 +43,25 @@ _OPTIONS = {
 """Of `baton submit`, and where they are there of `baton plan`."""
 
 
-def meant(error: Any) -> str:
-    """What to write in place of the option or the subcommand that a usage error names; "" for any other."""
+_NO_VALUE = (
+    "a value is no argument: every user of this machine could read it; write it to stdin, or name a file with --file"
+)
+
+
+def told(error: Any) -> str:
+    """What a usage error says, with what to write in place of the option or the command that it names, where that is known.
+    A secret that stood on the command line is not repeated."""
+    message = str(getattr(error, "message", "")).removeprefix("Value error, ")
     path = getattr(getattr(error, "ctx", None), "command_path", "")
+    if path == "baton secret set" and message.startswith("Got unexpected extra argument"):
+        return _NO_VALUE
+    fix = _meant(error, path, message)
+    return f"{message.rstrip('.')}: {fix}" if fix else message
+
+
+def _meant(error: Any, path: str, message: str) -> str:
     if (option := getattr(error, "option_name", None)) is not None and path in ("baton submit", "baton plan"):
         return _OPTIONS.get(option, "")
-    message = getattr(error, "message", "")
     if path == "baton node" and message.startswith("No such command "):
         name = message.removeprefix("No such command ").split("'")[1]
         return f"did you mean '{_OF_NODES[name]}'?" if name in _OF_NODES else ""

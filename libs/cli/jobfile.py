@@ -24,8 +24,10 @@ from schemas.yamlmodel import model_in, no_flags_for_numbers, told
 
 SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources", "secret": ""}
 _USUAL_NAMES = {
-    "args": "command", "class": "priority_class", "cmd": "command", "cwd": "workdir", "entrypoint": "command",
-    "environment": "env", "gpu": "gpus", "mem": "memory", "priority": "priority_class", "queue": "priority_class",
+    "args": "command", "class": "priority_class", "cmd": "command", "cpu": "cpu_milli", "cpus": "cpu_milli",
+    "cpus_per_task": "cpu_milli", "cwd": "workdir", "entrypoint": "command", "environment": "env", "gpu": "gpus",
+    "host_memory": "host_memory_mib", "mem": "memory", "nodeselector": "labels", "node_selector": "labels",
+    "priority": "priority_class", "queue": "priority_class",
     "run": "command", "share": "share_milli", "time": "time_limit_s", "timeout": "time_limit_s", "type": "types",
     "workdir_path": "workdir", "working_dir": "workdir",
 }  # fmt: skip

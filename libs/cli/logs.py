@@ -30,11 +30,18 @@ def command(
 
 
 async def show_output(
-    baton: Baton, job_id: str, rank: int = 0, *, attempt: int = 0, follow: bool = False, raw: bool = False
+    baton: Baton,
+    job_id: str,
+    rank: int = 0,
+    *,
+    attempt: int = 0,
+    follow: bool = False,
+    every: bool = False,
+    raw: bool = False,
 ) -> None:
-    """On stdout, what a rank of the job writes. Raises as `Baton.logs`."""
+    """On stdout, what a rank of the job writes. As `Baton.logs`."""
     unchanged = raw or not sys.stdout.isatty()
-    async for piece in baton.logs(job_id, rank, attempt=attempt, follow=follow):
+    async for piece in baton.logs(job_id, rank, attempt=attempt, follow=follow, every=every):
         text = piece.text if unchanged else clean(piece.text, keep_newlines=True)
         sys.stdout.write(text.encode(errors="replace").decode())
         sys.stdout.flush()

@@ -181,11 +181,10 @@ def _ended(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(Exit.FAILED)
     if callable(getattr(error, "show", None)):  # a usage error of the command line
-        if isinstance(told := getattr(error, "message", None), str):
-            error.message = told.removeprefix("Value error, ")  # type: ignore[attr-defined]
-            if fix := elsewhere.meant(error):
-                error.message = f"{error.message.rstrip('.')}: {fix}"  # type: ignore[attr-defined]
-                error.possibilities = None  # type: ignore[attr-defined]
+        if isinstance(said := getattr(error, "message", None), str):
+            error.message = elsewhere.told(error)  # type: ignore[attr-defined]
+            if error.message != said and hasattr(error, "possibilities"):  # type: ignore[attr-defined]
+                error.possibilities = None
         error.show()  # type: ignore[attr-defined]
         return int(getattr(error, "exit_code", Exit.USAGE))
     if type(error).__name__ in ("Exit", "Abort"):

@@ -46,7 +46,9 @@ def waiting_of(
 
 async def until_ended(baton: Baton, ids: Sequence[str], output: Format, waiting: Waiting) -> int:
     """The exit code. How the jobs have ended is told on stderr, or in JSON and YAML on stdout."""
-    showing = [asyncio.create_task(show_output(baton, job_id, follow=True)) for job_id in ids if waiting.logs]
+    showing = [
+        asyncio.create_task(show_output(baton, job_id, follow=True, every=True)) for job_id in ids if waiting.logs
+    ]
     try:
         ended = await ends(baton, ids, waiting.limit_s)
         for rest in showing:

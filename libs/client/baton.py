@@ -328,9 +328,10 @@ class Baton:
                     yield event
 
     async def logs(
-        self, job_id: str, rank: int = 0, *, attempt: int = 0, follow: bool = False
+        self, job_id: str, rank: int = 0, *, attempt: int = 0, follow: bool = False, every: bool = False
     ) -> AsyncGenerator[LogPiece, None]:
-        """What a rank wrote, of the latest attempt unless named; with `follow` until the job ends. See libs.client.logs."""
+        """What a rank wrote, of the latest attempt unless named; with `follow` until the job ends, and with `every` from its
+        first attempt on. See libs.client.logs."""
 
         async def read(query: LogQuery) -> LogPiece:
             piece: LogPiece = await ask(self.nats, "log.read", self.place, query, timeout_s=2.0)
@@ -339,7 +340,7 @@ class Baton:
         async def get() -> JobDocument:
             return await self.get(job_id)
 
-        found = logs.pieces(read, get, job_id, rank=rank, attempt=attempt, follow=follow)
+        found = logs.pieces(read, get, job_id, rank=rank, attempt=attempt, follow=follow, every=every)
         async with contextlib.aclosing(found) as pieces:
             async for piece in pieces:
                 yield piece

@@ -14,9 +14,18 @@ Get = Callable[[], Awaitable[JobDocument]]
 
 
 async def pieces(
-    read: Read, get: Get, job_id: str, *, rank: int, attempt: int, follow: bool, limit: int = 65_536
+    read: Read,
+    get: Get,
+    job_id: str,
+    *,
+    rank: int,
+    attempt: int,
+    follow: bool,
+    every: bool = False,
+    limit: int = 65_536,
 ) -> AsyncGenerator[LogPiece, None]:
-    """What the job wrote; with `follow` also what it will write, in later attempts too, until the job ends.
+    """What the job wrote in its latest attempt, or in `attempt`; with `follow` also what it will write, in later attempts too,
+    until the job ends; with `every` beginning with its first attempt.
 
     Every agent that ran an attempt has that attempt's output, so the attempt is settled by asking history first: a
     question for "the latest" could be answered by the node of an earlier one.
@@ -26,27 +35,22 @@ async def pieces(
     """
     if (await get()).spec.simulation is not None:
         raise NotFound(f"{job_id} has no output", "it is a timer on simulated devices, and a timer writes nothing")
-    pinned = attempt
+    shown = 0
     while True:
-        number = pinned or await _latest(get)
-        if number:
-            ended = False
-            async for piece in _attempt(
-                read, get, LogQuery(job_id=job_id, attempt=number, rank=rank, limit=limit), follow
-            ):
-                ended = piece.ended
+        document = await get()
+        latest = document.attempts[-1].attempt if document.attempts else 0
+        if attempt or latest > shown:
+            shown = attempt or (max(shown + 1, document.attempts[0].attempt) if every else latest)
+            query = LogQuery(job_id=job_id, attempt=shown, rank=rank, limit=limit)
+            async for piece in _attempt(read, get, query, follow):
                 yield piece
-            if pinned or not follow or (await get()).state.terminal:
+            if attempt or not follow:
                 return
-            if ended:
-                while await _latest(get) == number:
-                    if (await get()).state.terminal:
-                        return
-                    await asyncio.sleep(_AGAIN_S)
+        elif document.state.terminal and shown:
+            return
+        elif document.state.terminal or not follow:
+            raise NotFound(f"{job_id} has no output", f"it has not started; it is {document.state.value}")
         else:
-            document = await get()
-            if not follow or document.state.terminal:
-                raise NotFound(f"{job_id} has no output", f"it has not started; it is {document.state.value}")
             await asyncio.sleep(_AGAIN_S)
 
 
@@ -74,11 +78,6 @@ async def _attempt(read: Read, get: Get, query: LogQuery, follow: bool) -> Async
             return
         if caught_up:
             await asyncio.sleep(_AGAIN_S)
-
-
-async def _latest(get: Get) -> int:
-    document = await get()
-    return document.attempts[-1].attempt if document.attempts else 0
 
 
 async def _is_over(get: Get, attempt: int) -> bool:

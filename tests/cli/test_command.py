@@ -141,6 +141,14 @@ def test_help_loads_nothing_heavy() -> None:
             ("apply", "-f", f"{ROOT}/deploy/teams.yaml"),
             "teams.yaml is a file of teams, and queues or budgets are applied",
         ),
+        (
+            ("ledger", "credits", "--policy", "none.yaml", "--url", NOWHERE),
+            "none.yaml cannot be read: No such file or directory; name a YAML file in UTF-8",
+        ),
+        (
+            ("secret", "set", "token", "hunter2"),
+            "Error: a value is no argument: every user of this machine could read it",
+        ),
         (("apply", "-f", "none.yaml"), "none.yaml cannot be read: No such file or directory; name a YAML file"),
         (("describe", "train"), "Write baton describe job train, or baton describe node train"),
         (("submit", "--gpus", "1@40GiB", "--memory", "1GiB", "--", "x"), "--memory: the @ of --gpus says the same"),
@@ -367,7 +375,7 @@ async def test_cancelling_what_is_over_is_a_conflict(
     await blue.wait(job, 20)
     result = await baton("cancel", job, url=urls["blue"])
     assert result.code == 5
-    assert "it is cancelled already" in result.err
+    assert "it has ended already: cancelled" in result.err
 
 
 async def test_a_team_is_told_whether_an_operator_has_cancelled(

@@ -109,6 +109,22 @@ async def test_its_output_is_shown_meanwhile_also_before_history_has_read_of_it(
     assert result == Result(5, "one\ntwo\n", f"{job}\n{job}\tfailed\texit 5\n")
 
 
+async def test_the_output_of_all_attempts_is_shown_also_of_those_that_end_at_once(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    """Seen: of two attempts within 60 ms the first one's output was left out."""
+    fakes.unread = 1_000_000
+    waiting = asyncio.create_task(baton("submit", "--logs", "--key", key, "--", "x", url=urls["blue"]))
+    job = await once_taken(fakes, key)
+    for attempt, output in ((1, "one\n"), (2, "two\n")):
+        await fakes.starts(job, attempt, output)
+        fakes.ended.add((job, attempt))
+    await fakes.happens(job, "failed", exit_code=5)
+    fakes.unread = 0
+    result = await waiting
+    assert (result.code, result.out) == (5, "one\ntwo\n"), result.err
+
+
 async def test_json_says_how_it_ended(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
     waiting = asyncio.create_task(baton("submit", "--wait", "-o", "json", "--key", key, "--", "x", url=urls["blue"]))
     job = await once_taken(fakes, key)
