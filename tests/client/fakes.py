@@ -179,7 +179,7 @@ class Fakes:
         self.unread, unread = max(0, self.unread - 1), self.unread
         job = self.jobs.get(query.job_id) if not unread else None
         if job is None or team not in (job.team, subjects.OPERATOR):
-            raise NothingFound(f"no job {query.job_id}")
+            raise NothingFound(f"no job {query.job_id}; `baton get jobs` lists them")
         return job
 
     def _list(self, query: JobListQuery, team: str) -> JobList:
