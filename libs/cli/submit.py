@@ -15,7 +15,7 @@ from libs.cli.jobfile import JobRequest, read_jobs
 from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
 from libs.cli.session import run, short
-from libs.cli.submit_wait import Waiting, until_ended, waiting_of
+from libs.cli.submit_wait import WaitOptions, until_ended, waiting_of
 from libs.client import Baton, Submitted
 from schemas.ids import job_id
 from schemas.yamlfile import MAX_BYTES
@@ -120,7 +120,7 @@ def team_of(requests: list[JobRequest], team: str | None) -> str | None:
 
 
 async def _submit(
-    baton: Baton, requests: list[JobRequest], wait_admitted: bool, output: Format, waiting: Waiting | None
+    baton: Baton, requests: list[JobRequest], wait_admitted: bool, output: Format, waiting: WaitOptions | None
 ) -> list[Submitted]:
     done: list[Submitted] = []
     for request in requests:

@@ -15,7 +15,7 @@ from schemas.jobs import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitOptions:
     """At most so long; `logs`: what the job writes is shown meanwhile."""
 
     limit_s: float | None
@@ -24,7 +24,7 @@ class Waiting:
 
 def waiting_of(
     specs: Sequence[JobSpec], output: Format, *, wait: bool, logs: bool, timeout: str | None, no_wait: bool
-) -> Waiting | None:
+) -> WaitOptions | None:
     """What `--wait`, `--logs` and `--timeout` say; None: nothing is waited for. Raises UsageFault."""
     limit_s = seconds(timeout)
     if not wait and not logs:
@@ -41,10 +41,10 @@ def waiting_of(
         raise UsageFault("--logs shows what a command writes, and a simulated job has none: use --wait")
     if logs and output in (Format.JSON, Format.YAML):
         raise UsageFault(f"--logs and -o {output.value} both write to stdout: leave one out")
-    return Waiting(limit_s, logs)
+    return WaitOptions(limit_s, logs)
 
 
-async def until_ended(baton: Baton, ids: Sequence[str], output: Format, waiting: Waiting) -> int:
+async def until_ended(baton: Baton, ids: Sequence[str], output: Format, waiting: WaitOptions) -> int:
     """The exit code. How the jobs have ended is told on stderr, or in JSON and YAML on stdout."""
     showing = [
         asyncio.create_task(show_output(baton, job_id, follow=True, every=True)) for job_id in ids if waiting.logs
