@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from schemas.jobs import Reason
-from schemas.reasons import clip, reasons_of
+from schemas.reasons import clip, details_of, reasons_of
 from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 
 M = TypeVar("M", bound=BaseModel)
@@ -60,8 +60,7 @@ def read_model(
     except ValidationError as e:
         found = [
             problem_at(document, tuple(detail["loc"]), told(reason, detail), reason.fix.replace("send ", "write "))
-            for reason, detail in zip(reasons_of(e, model=model), e.errors(include_url=False), strict=False)
-            if not _only_its_items(detail)
+            for reason, detail in zip(reasons_of(e, model=model), details_of(e), strict=False)
         ]
         known = {(p.line, p.field) for p in document.problems}
         more = [p for p in found if (p.line, p.field) not in known]
@@ -78,11 +77,6 @@ def told(reason: Reason, detail: ErrorDetails) -> str:
     """The value and what is wrong with it; of a whole map or list its place says enough."""
     scalar = not isinstance(detail["input"], dict | list | tuple)
     return f"{clip(reason.value, _VALUE)}: {reason.problem}" if scalar and reason.value else reason.problem
-
-
-def _only_its_items(detail: ErrorDetails) -> bool:
-    """A list whose items are wrong is too short for pydantic, which counts those that are right."""
-    return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def no_flags_for_numbers(document: Document, data: Any, model: type[BaseModel], path: Path) -> None:

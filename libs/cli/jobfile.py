@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from libs.cli.grammar import parse_duration, parse_gpus, parse_memory
 from schemas.jobs import JobSpec
-from schemas.reasons import reasons_of
+from schemas.reasons import details_of, reasons_of
 from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 from schemas.yamlmodel import model_in, no_flags_for_numbers, told
 
@@ -108,7 +108,7 @@ def _job(document: Document) -> JobRequest | None:
         spec = JobSpec.model_validate(data)
     except ValidationError as e:
         known = {problem.field for problem in document.problems}
-        for reason, detail in zip(reasons_of(e, model=JobSpec), e.errors(include_url=False), strict=False):
+        for reason, detail in zip(reasons_of(e, model=JobSpec), details_of(e), strict=False):
             path, unknown = tuple(detail["loc"]), detail["type"] == "extra_forbidden"
             if dotted(path) in known:
                 continue
