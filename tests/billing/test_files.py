@@ -101,7 +101,7 @@ def test_a_list_whose_items_are_wrong_is_not_said_to_be_too_short(tmp_path: Path
         read_prices(path)
     assert str(refused.value) == f"{path}: prices.0.micros_per_device_hour: the field is missing: add it"
     path.write_text("currency: USD\nprices: []\n")
-    with pytest.raises(BadFile, match="prices: .*too few: write at least 1"):
+    with pytest.raises(BadFile, match=r"prices: .*too few: write at least 1"):
         read_prices(path)
 
 
