@@ -71,7 +71,7 @@ _PLACE = re.compile(r"\{(\w+)\}")
 def token(value: str) -> str:
     """`value`, if it is one subject token. Raises ValueError naming it otherwise."""
     if not _TOKEN.fullmatch(value):
-        raise ValueError(f"{value!r} cannot be a subject token: use 1 to 63 letters, digits, '-' or '_'")
+        raise ValueError(f"{value!r} cannot be a name: use 1 to 63 letters, digits, '-' or '_'")
     return value
 
 

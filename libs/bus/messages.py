@@ -12,12 +12,12 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from libs.bus.json_checks import MAX_BYTES, MAX_FACT_BYTES, JsonProblem, check_json
-from libs.bus.reasons import clip, reasons_of
 from schemas import subjects
 from schemas.catalog import CATALOG
 from schemas.envelope import Envelope, EnvelopeError, read
 from schemas.ids import content_hash, event_id
 from schemas.jobs import Reason
+from schemas.reasons import clip, reasons_of
 
 __all__ = [
     "MAX_BYTES",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from libs.cli import apply_budgets
-from libs.cli.budgetsfile import is_budgets
+from libs.cli.budgetsfile import is_budgets, top_names
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.files import read_yaml
@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Give the pool the queues of a file, all of them, or its budgets. What is not in the file is gone; what runs is left
     alone."""
-    text = read_yaml(file)
+    text = _to_apply(file)
     if is_budgets(text):
         _budgets(text, file, reason, pool=pool, user=user, url=url)
         return
@@ -60,7 +60,7 @@ def command(
 
 def compare(file: QueueFileOption, *, pool: Pool = None, user: UserOption = None, url: Url = None) -> None:
     """What `baton apply` would change. Exit code 0: nothing, 1: something."""
-    text = read_yaml(file)
+    text = _to_apply(file)
     if is_budgets(text):
         _compare_budgets(text, file, pool=pool, user=user, url=url)
         return
@@ -74,6 +74,25 @@ def compare(file: QueueFileOption, *, pool: Pool = None, user: UserOption = None
     _show(found)
     if found:
         raise typer.Exit(1)
+
+
+def _to_apply(file: Path) -> str:
+    """The text of the file. Raises UsageFault for one that is given to another command."""
+    text = read_yaml(file)
+    for names, what, use in _OTHER_FILES:
+        if not names.isdisjoint(top_names(text)):
+            raise UsageFault(f"{file} is {what}, and queues or budgets are applied: {use}".format(file=file))
+    return text
+
+
+_OTHER_FILES = (
+    ({"command", "gpus", "resources", "simulation"}, "a job file", "write baton submit -f {file}"),
+    ({"prices"}, "a price book", "write baton prices apply -f {file}"),
+    ({"apiVersion", "kind"}, "a Kubernetes manifest", "see docs/queues.md, and docs/job-spec.md for jobs"),
+    ({"groups"}, "a fleet file", "write baton up --fleet {file}"),
+    ({"teams"}, "a file of teams", "write baton up --quotas {file}, or see `baton quota set`"),
+)
+"""By the names at their tops: no file of queues or of budgets has one of them."""
 
 
 def _budgets(text: str, file: Path, reason: str, *, pool: str | None, user: str | None, url: str | None) -> None:

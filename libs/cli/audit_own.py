@@ -16,7 +16,7 @@ from typing import Any
 
 from libs.cli import units
 from libs.cli.exits import Ended, Exit, UsageFault
-from libs.cli.files import read_text
+from libs.cli.files import read_text, why_not
 from libs.cli.output import Format, document, fields, hint
 from libs.cli.pricesfile import PricesFileError, read_book
 from libs.cli.session import run
@@ -104,7 +104,7 @@ def _text(path: Path) -> str:
     try:
         return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"--prices {path} cannot be read: {error}; name a price book in UTF-8") from None
+        raise UsageFault(f"--prices {path} cannot be read: {why_not(error)}; name a price book in UTF-8") from None
 
 
 def prices_of(text: str, name: str, offered: Collection[str] = ()) -> Prices | RateBook:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from libs.bus.reasons import reasons_of
 from libs.cli import bill_close, bill_files, bill_page, bill_push, bill_used, units
 from libs.cli.bill_period import days_between, forecast_end, zone_of
 from libs.cli.budget import overdrawn
@@ -19,6 +18,7 @@ from libs.cli.session import run, whole_id
 from libs.client import Baton
 from libs.core.billing.wall import DAY_US, day_text
 from schemas.billing import BillQuery, BillReply
+from schemas.reasons import reasons_of
 
 app = typer.Typer(help="GPU-seconds and money.", invoke_without_command=True, rich_markup_mode=None)
 app.command("export")(bill_files.export)

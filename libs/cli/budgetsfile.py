@@ -17,7 +17,6 @@ from pydantic import BeforeValidator, Field
 
 from libs.cli.grammar import whole_seconds
 from libs.cli.written import millionths, whole
-from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.billing.budgets import problems
 from schemas.base import Name, Strict
 from schemas.budgets import (
@@ -31,6 +30,7 @@ from schemas.budgets import (
     WhenSpent,
 )
 from schemas.yamlfile import Broken, read
+from schemas.yamlmodel import WrongFile, problem_at, read_model
 
 _AMOUNTS = ("soft", "hard", "carry_over")
 
@@ -71,11 +71,16 @@ class BudgetsFileError(WrongFile):
 
 def is_budgets(text: str) -> bool:
     """Whether a file that may be applied is about budgets."""
+    return "budgets" in top_names(text)
+
+
+def top_names(text: str) -> Collection[str]:
+    """The fields of a file's first document; none when that is no mapping."""
     try:
         documents = read(text)
     except Broken:
-        return False
-    return bool(documents) and isinstance(documents[0].data, dict) and "budgets" in documents[0].data
+        return ()
+    return documents[0].data.keys() if documents and isinstance(documents[0].data, dict) else ()
 
 
 def read_budgets(text: str, name: str = "budgets file", queues: Collection[str] = ()) -> BudgetSet:

@@ -42,4 +42,4 @@ class AlreadyOver(Conflict):
 
     def __init__(self, job_id: str, state: str) -> None:
         super().__init__(job_id, ())
-        self.what, self.why, self.fix = f"{job_id} cannot be cancelled", f"it is {state} already", ""
+        self.what, self.why, self.fix = f"{job_id} cannot be cancelled", f"it has ended already: {state}", ""

@@ -1,7 +1,7 @@
 """Exit codes, and how errors are told: what happened, why, what to do; on stderr; never a traceback for the user's own.
 
-0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers, or busy   130 interrupted
-141 nobody reads
+0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers, or busy   7 cancelled   8 lost
+130 interrupted   141 nobody reads; and of `baton wait` and `baton submit --wait` whatever the job ended with
 """
 
 import errno
@@ -23,6 +23,10 @@ class Exit(IntEnum):
     DENIED = 4
     CONFLICT = 5
     UNREACHABLE = 6
+    CANCELLED = 7
+    """The job that was waited for was cancelled."""
+    LOST = 8
+    """The job that was waited for ended with its node or a device, and had no further attempt."""
     INTERRUPTED = 130
     NOT_READ = 141
     """Whoever read the output has gone (`| head`): what a shell says of tools that end by SIGPIPE."""
@@ -94,7 +98,7 @@ _CODES: dict[str, int] = {
     "Invalid": Exit.USAGE, "Busy": Exit.UNREACHABLE,
     "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "TimeoutError": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
     # the command line and its files
-    "UsageFault": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
+    "UsageFault": Exit.USAGE, "FleetError": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
     "PermissionError": Exit.DENIED, "IsADirectoryError": Exit.USAGE, "UnicodeDecodeError": Exit.USAGE,
     "NoSuchPerson": Exit.NOT_FOUND, "NewerKeys": Exit.CONFLICT,
     "NotCopied": Exit.FAILED, "NotFenced": Exit.CONFLICT,
@@ -104,7 +108,7 @@ _CODES: dict[str, int] = {
     "BusUnavailable": Exit.UNREACHABLE, "NotStored": Exit.UNREACHABLE, "NoAnswer": Exit.UNREACHABLE,
     "StreamsMissing": Exit.UNREACHABLE, "StreamDrift": Exit.CONFLICT, "CannotProvision": Exit.FAILED,
     "NoLedger": Exit.NOT_FOUND, "LedgerStopped": Exit.FAILED, "BadLedgerFile": Exit.FAILED, "BrokenBook": Exit.FAILED,
-    "StateDirLocked": Exit.CONFLICT, "PortInUse": Exit.CONFLICT, "MissingBinary": Exit.FAILED,
+    "StateDirLocked": Exit.CONFLICT, "UnfitStateDir": Exit.USAGE, "PortInUse": Exit.CONFLICT, "MissingBinary": Exit.FAILED,
     "StartFailed": Exit.FAILED, "NotReady": Exit.FAILED,
 }  # fmt: skip
 

@@ -26,7 +26,14 @@ def read_yaml(file: Path) -> str:
     try:
         return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
+        raise UsageFault(f"{file} cannot be read: {why_not(error)}; name a YAML file in UTF-8 with -f") from None
+
+
+def why_not(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read or written, for who is told its name anyway."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no UTF-8 text ({error.reason} at byte {error.start})"
+    return error.strerror or str(error)
 
 
 def check_target(path: Path) -> None:

@@ -87,7 +87,7 @@ def jobs(
             return [await baton.get(await whole_id(baton, text)) for text in ids]
         found = await baton.list(states, name, limit)
         if len(found) == limit:
-            hint(f"the newest {limit} are shown; use --limit for more")
+            hint(f"only the newest are shown, {limit}; use --limit for more")
         return found
 
     found, names = run(ask, team, url)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.core.accelerators.catalog import find_model
+from libs.core.accelerators.kinds import catalogued
 from schemas.resources import MOST_DEVICES, Level
 
 _GPUS = re.compile(r"(?:(?P<type>[A-Za-z][A-Za-z0-9._-]*):)?(?P<count>[0-9]{1,6})(?:@(?P<memory>[0-9.]+\s*[A-Za-z]+))?")
+_LIMIT = re.compile(r"(?P<kind>[^=]+)(?:=(?P<number>.+)|:(?P<plain>[0-9]+(?:\.[0-9]+)?))")
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([KMGT])(i?)B?", re.IGNORECASE)
 _POWER = {"K": 1, "M": 2, "G": 3, "T": 4}
 _DURATION = re.compile(r"(?:([0-9]{1,5})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)s)?")
@@ -51,6 +53,15 @@ def parse_gpus(text: str) -> Gpus:
         types=(_type_name(match["type"]),) if match["type"] else (),
         memory_mib=parse_memory(match["memory"]) if match["memory"] else 0,
     )
+
+
+def parse_limit(text: str) -> tuple[str, str]:
+    """What a limit counts and how many, `TYPE=N` or as of `--gpus` `TYPE:N`: `H100=8`, `h100:8`, `H100:1g.10gb=7`. The number
+    is as it stands. Raises ValueError."""
+    match = _LIMIT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("not understood; write TYPE=N, e.g. H100=8 or H100:1g.10gb=7")
+    return catalogued(match["kind"]), match["number"] or match["plain"]
 
 
 def parse_memory(text: str) -> int:

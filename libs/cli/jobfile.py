@@ -12,20 +12,22 @@ Several documents in one file are several jobs. Nothing is submitted unless all 
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_duration, parse_gpus, parse_memory
-from libs.cli.yamlmodel import told
 from schemas.jobs import JobSpec
+from schemas.reasons import details_of, reasons_of
 from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
+from schemas.yamlmodel import model_in, no_flags_for_numbers, told
 
 SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources", "secret": ""}
 _USUAL_NAMES = {
-    "args": "command", "class": "priority_class", "cmd": "command", "cwd": "workdir", "entrypoint": "command",
-    "environment": "env", "gpu": "gpus", "mem": "memory", "priority": "priority_class", "queue": "priority_class",
+    "args": "command", "class": "priority_class", "cmd": "command", "cpu": "cpu_milli", "cpus": "cpu_milli",
+    "cpus_per_task": "cpu_milli", "cwd": "workdir", "entrypoint": "command", "environment": "env", "gpu": "gpus",
+    "host_memory": "host_memory_mib", "mem": "memory", "nodeselector": "labels", "node_selector": "labels",
+    "priority": "priority_class", "queue": "priority_class",
     "run": "command", "share": "share_milli", "time": "time_limit_s", "timeout": "time_limit_s", "type": "types",
     "workdir_path": "workdir", "working_dir": "workdir",
 }  # fmt: skip
@@ -101,12 +103,12 @@ def _job(document: Document) -> JobRequest | None:
     key = _word(document, data, "key", _MAX_KEY)
     team = _word(document, data, "team", 63)
     _short_forms(document, data)
-    _no_flags_for_numbers(document, data, JobSpec, ())
+    no_flags_for_numbers(document, data, JobSpec, ())
     try:
         spec = JobSpec.model_validate(data)
     except ValidationError as e:
         known = {problem.field for problem in document.problems}
-        for reason, detail in zip(reasons_of(e, model=JobSpec), e.errors(include_url=False), strict=False):
+        for reason, detail in zip(reasons_of(e, model=JobSpec), details_of(e), strict=False):
             path, unknown = tuple(detail["loc"]), detail["type"] == "extra_forbidden"
             if dotted(path) in known:
                 continue
@@ -214,18 +216,6 @@ def _expand(document: Document, path: Path, resources: dict[str, Any], fields: d
             document.marks.setdefault(("resources", name), document.at(path))
 
 
-def _no_flags_for_numbers(document: Document, data: Any, model: type[BaseModel], path: Path) -> None:
-    """`devices: yes` would become 1 device."""
-    for name, info in model.model_fields.items():
-        value, here = data.get(name), (*path, name)
-        inner = _model_of(info.annotation)
-        if inner is not None and isinstance(value, dict):
-            _no_flags_for_numbers(document, value, inner, here)
-        elif isinstance(value, bool) and info.annotation in (int, float):
-            _tell(document, here, f"{document.texts.get(here, value)} is not a number", "write a number")
-            del data[name]
-
-
 def _nearest(path: Path) -> str:
     """The fix for an unknown field: what it is probably called."""
     name, known = str(path[-1]), _names_at(path[:-1])
@@ -246,7 +236,7 @@ def _names_at(path: Path) -> list[str]:
     model: type[BaseModel] | None = JobSpec
     for part in path:
         info = model.model_fields.get(str(part)) if model else None
-        model = _model_of(info.annotation) if info else None
+        model = model_in(info.annotation) if info else None
     if model is None:
         return []
     where = dotted(path)
@@ -254,13 +244,6 @@ def _names_at(path: Path) -> list[str]:
         *model.model_fields,
         *(n for n, place in SHORT_FORMS.items() if place == where or (n == "gpus" and where == "resources")),
     ]
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
 
 
 def _put(data: Any, path: Path, value: str) -> None:

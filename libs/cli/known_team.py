@@ -9,6 +9,7 @@ from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import ClientError
 from libs.client.where import state_dir
+from libs.core.accelerators.spelling import meant
 from libs.walls.keyring import Keyring
 from schemas.queries import PoolStatusQuery
 
@@ -19,7 +20,7 @@ async def warn_of_unknown(baton: Baton, team: str) -> None:
     """A hint when `team` has no account in the keys here, no job and no quota. It is for before anything is said of the team,
     which would be known then. Who does not answer may know it, and what is no name is refused by who is told it."""
     try:
-        if team in Keyring(state_dir()).teams:
+        if team in (keys := Keyring(state_dir()).teams):
             return
         quotas = await ask(baton.nats, "quota.list", baton.place, PoolStatusQuery(), timeout_s=_ASK_S)
         known = any(one.team == team for one in quotas.teams)
@@ -29,4 +30,7 @@ async def warn_of_unknown(baton: Baton, team: str) -> None:
     except (ClientError, ValueError, OSError):
         return
     if not known:
-        hint(f"no team {team} is known here: check the name")
+        names = {*keys, *(one.team for one in quotas.teams)}
+        hint(
+            f"no team {team} is known here: {meant(team, names) or 'check the name; '}it counts for a team that comes later"
+        )

@@ -81,6 +81,11 @@ class LaunchOptions:
         for path in (self.fleet, self.prices, self.quotas, *self.more_pools.values()):
             if path is not None and not path.is_file():
                 raise FileNotFoundError(2, "No such file", str(path))
+        for pool, path in ((self.pool, self.fleet), *self.more_pools.items()):
+            if path is not None:
+                from libs.simulation.fleets import check_fleet
+
+                check_fleet(path, pool)  # its agent would say the same, later
 
     @property
     def pools(self) -> tuple[str, ...]:

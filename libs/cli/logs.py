@@ -22,12 +22,26 @@ def command(
     url: Url = None,
 ) -> None:
     """A job's output. On a terminal without the control characters that could steer it; in a pipe as it is."""
-    unchanged = raw or not sys.stdout.isatty()
 
     async def show(baton: Baton) -> None:
-        async for piece in baton.logs(await whole_id(baton, job), rank, attempt=attempt, follow=follow):
-            text = piece.text if unchanged else clean(piece.text, keep_newlines=True)
-            sys.stdout.write(text.encode(errors="replace").decode())
-            sys.stdout.flush()
+        await show_output(baton, await whole_id(baton, job), rank, attempt=attempt, follow=follow, raw=raw)
 
     run(show, team, url)
+
+
+async def show_output(
+    baton: Baton,
+    job_id: str,
+    rank: int = 0,
+    *,
+    attempt: int = 0,
+    follow: bool = False,
+    every: bool = False,
+    raw: bool = False,
+) -> None:
+    """On stdout, what a rank of the job writes. As `Baton.logs`."""
+    unchanged = raw or not sys.stdout.isatty()
+    async for piece in baton.logs(job_id, rank, attempt=attempt, follow=follow, every=every):
+        text = piece.text if unchanged else clean(piece.text, keep_newlines=True)
+        sys.stdout.write(text.encode(errors="replace").decode())
+        sys.stdout.flush()

@@ -14,6 +14,7 @@ try:
     import typer
     from typer.core import TyperCommand, TyperGroup
 
+    from libs.cli import elsewhere
     from libs.cli.exits import Exit, code_of, tell
     from libs.cli.output import open_stdout, say
 except KeyboardInterrupt:  # most of the time that a command takes to begin; `main` tells what comes later
@@ -74,14 +75,6 @@ COMMANDS: dict[str, CommandEntry] = {
     "provision": CommandEntry("provision", "Create streams and consumers on a NATS server (operators)"),
 }
 
-ELSEWHERE = {
-    **{what: f"baton get {what}" for what in ("jobs", "nodes", "devices", "queues", "quotas")},
-    "list": "baton get jobs", "ls": "baton get jobs", "ps": "baton get jobs", "squeue": "baton get jobs",
-    "sinfo": "baton get nodes", "delete": "baton cancel", "kill": "baton cancel", "scancel": "baton cancel",
-    "run": "baton submit", "create": "baton submit", "sbatch": "baton submit", "srun": "baton submit",
-}  # fmt: skip
-"""What people look for under a name that is no command, as they know it from elsewhere."""
-
 _HELP = """Baton gives the accelerators of many machines to the jobs of many teams, and bills them per GPU-second.
 
 Start with `baton demo`, or `baton up` and, in another terminal, `baton submit --gpus 1 -- python train.py`.
@@ -90,7 +83,7 @@ Where Baton is: --url or BATON_NATS_URL, else the instance of `baton up` under B
 Who you are: the credential of BATON_NATS_CREDS, else the instance's: of --team or BATON_TEAM, else of its only team, and of
 the team's user --user or BATON_USER, else this session's.
 
-Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 conflict, 6 nobody answers."""
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 conflict, 6 nobody answers; docs/cli.md has all."""
 
 
 class Lazy(TyperCommand):
@@ -131,7 +124,7 @@ class Commands(TyperGroup):
         self.commands = {name: Lazy(name, entry) for name, entry in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and (meant := ELSEWHERE.get(args[0])) is not None:
+        if args and (meant := elsewhere.COMMANDS.get(args[0])) is not None:
             ctx.fail(f"No such command {args[0]!r}. Did you mean '{meant}'?")
         return super().resolve_command(ctx, args)
 
@@ -188,8 +181,10 @@ def _ended(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(Exit.FAILED)
     if callable(getattr(error, "show", None)):  # a usage error of the command line
-        if isinstance(told := getattr(error, "message", None), str):
-            error.message = told.removeprefix("Value error, ")  # type: ignore[attr-defined]
+        if isinstance(said := getattr(error, "message", None), str):
+            error.message = elsewhere.told(error)  # type: ignore[attr-defined]
+            if error.message != said and hasattr(error, "possibilities"):  # type: ignore[attr-defined]
+                error.possibilities = None
         error.show()  # type: ignore[attr-defined]
         return int(getattr(error, "exit_code", Exit.USAGE))
     if type(error).__name__ in ("Exit", "Abort"):

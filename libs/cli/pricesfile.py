@@ -29,7 +29,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from libs.cli.written import millionths, whole
-from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.billing.prices import problems
 from libs.core.billing.wall import us_of
 from schemas.base import Name, Strict
@@ -46,6 +45,7 @@ from schemas.prices import (
     RateTier,
     Term,
 )
+from schemas.yamlmodel import WrongFile, problem_at, read_model
 
 _NO_BOOK = "is of the file of `baton up --prices` (deploy/prices.yaml), which is no price book"
 _HOW_A_BOOK_LOOKS = "write e.g. {device: H100, price: 2.99, from: 2026-01-01} (docs/billing.md#the-price-book)"

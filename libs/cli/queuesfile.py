@@ -27,7 +27,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from libs.cli.grammar import whole_seconds
-from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.scheduling.queues import problems
 from libs.core.state.queue_tree import QueueTree
 from schemas.base import Name, Strict
@@ -49,6 +48,7 @@ from schemas.queues import (
 )
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 from schemas.yamlfile import Document, YamlProblem
+from schemas.yamlmodel import WrongFile, problem_at, read_model
 
 DAY_S = 86_400
 

@@ -6,6 +6,7 @@ import typer
 
 from libs.cli.decided import decisions, of_command
 from libs.cli.exits import UsageFault
+from libs.cli.grammar import parse_limit
 from libs.cli.known_team import warn_of_unknown
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import say
@@ -55,16 +56,19 @@ def set_quota(
             await decided(lambda record: of_command(record, cause), done)
 
     run(work, OPERATOR, url, user=user, pool=pool)
-    say("\t".join([team, devices, *(types or ())]))
+    say("\t".join([team, devices, *(f"{key}={count / 1000:g}" for key, count in by_type.items())]))
 
 
 def _by_type(given: list[str], url: str | None, pool: str | None) -> dict[str, int]:
     limits: dict[str, int] = {}
     for text in given:
-        key, equals, devices = text.partition("=")
-        limit = _milli(devices) if equals else None
+        try:
+            key, devices = parse_limit(text)
+        except ValueError as e:
+            raise UsageFault(f"--type {text}: {e}") from None
+        limit = _milli(devices)
         if limit is None:
-            raise UsageFault(f"--type {text}: not understood; write TYPE=N, e.g. H100=8 or H100:1g.10gb=7")
+            raise UsageFault(f"--type {text}: {key} is not limited when it is left out: leave it out")
         if key in limits:
             raise UsageFault(f"--type {text}: {key} is limited twice; say it once")
         limits[key] = limit

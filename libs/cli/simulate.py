@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from libs.cli.exits import UsageFault
-from libs.cli.files import read_text
+from libs.cli.files import read_text, why_not
 from libs.cli.options import Output
 from libs.cli.output import Format, document
 from libs.cli.queuesfile import QueueFileError, read_tree
@@ -113,7 +113,7 @@ def command(
             )
         except OSError as error:
             raise UsageFault(
-                f"--page {page} cannot be written: {error}; name a file in a folder that is there"
+                f"--page {page} cannot be written: {why_not(error)}; name a file in a folder that is there"
             ) from None
     if output is not Format.TABLE:
         document({"knows": knows.value, "rows_left_out": len(bad), "policies": found}, output)
@@ -150,7 +150,7 @@ def _policies(rules: Sequence[OrderRule], files: Sequence[Path]) -> dict[str, Si
         except QueueFileError as error:
             raise UsageFault(str(error)) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8") from None
+            raise UsageFault(f"{file} cannot be read: {why_not(error)}; name a YAML file in UTF-8") from None
         if file.stem in found:
             raise UsageFault(f"{file}: two policies are called {file.stem}; rename the file")
         found[file.stem] = ApplyQueues(

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli import grammar, job_options
-from libs.cli.exits import UsageFault
+from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.jobfile import JobRequest, read_jobs
 from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
 from libs.cli.session import run, short
+from libs.cli.submit_wait import WaitOptions, until_ended, waiting_of
 from libs.client import Baton, Submitted
 from schemas.ids import job_id
 from schemas.yamlfile import MAX_BYTES
@@ -54,6 +55,13 @@ def command(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return when it is stored, not when it is admitted.")
     ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when it has ended, with its exit code; Ctrl-C leaves it running.")
+    ] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Wait, and show meanwhile what its rank 0 writes.")] = False,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help="Wait no longer than e.g. 30m, then exit with 6; it goes on.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and print what would be sent.")] = False,
     pool: Annotated[str | None, typer.Option("--pool", help="The pool to run in; else admission chooses.")] = None,
     team: Team = None,
@@ -61,7 +69,9 @@ def command(
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Ask for jobs to be run. Prints their ids; exits with 4 when admission refuses one, with every reason."""
+    """Ask for jobs to be run. Prints their ids; exits with 4 when admission refuses one, with every reason.
+
+    With --wait it exits as `baton wait` does: with the job's own exit code, 7 cancelled, 8 lost with its node or device."""
     given = {
         "name": name, "class": priority_class, "workdir": workdir, "launch": launch,
         "pool": pool,
@@ -74,11 +84,20 @@ def command(
         if len(requests) > 1:
             raise UsageFault("--key names one job and the file has several: write `key:` into each document")
         requests = [JobRequest(requests[0].spec, key, requests[0].team)]
+    waiting = waiting_of(
+        [request.spec for request in requests], output, wait=wait, logs=logs, timeout=timeout, no_wait=no_wait
+    )
     if dry_run:
         document([_shown(request) for request in requests], Format.YAML if output is Format.YAML else Format.JSON)
         return
     speaker = team_of(requests, team)
-    run(lambda baton: _submit(baton, requests, not no_wait, output), speaker, url, user=user, operator=False)
+
+    async def work(baton: Baton) -> int:
+        done = await _submit(baton, requests, not no_wait, output, waiting)
+        return await until_ended(baton, [job.job_id for job in done], output, waiting) if waiting else Exit.OK
+
+    if code := run(work, speaker, url, user=user, operator=False):
+        raise Ended(code)
 
 
 def requested(file: str | None, given: Mapping[str, Any], argv: list[str]) -> list[JobRequest]:
@@ -100,7 +119,9 @@ def team_of(requests: list[JobRequest], team: str | None) -> str | None:
     return next(iter(teams)) or None
 
 
-async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool, output: Format) -> None:
+async def _submit(
+    baton: Baton, requests: list[JobRequest], wait_admitted: bool, output: Format, waiting: WaitOptions | None
+) -> list[Submitted]:
     done: list[Submitted] = []
     for request in requests:
         _warn(request)
@@ -112,13 +133,16 @@ async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool,
             hint(f"{job} may have been taken all the same: see `baton describe job {job}`, or `baton cancel {job}`")
             raise
         done.append(submitted)
-        if output in (Format.TABLE, Format.WIDE, Format.NAME):
+        if waiting is not None and waiting.logs:
+            hint(submitted.job_id)  # stdout is the job's
+        elif output in (Format.TABLE, Format.WIDE, Format.NAME):
             say(submitted.job_id)
-            if sys.stdout.isatty() and output is not Format.NAME:
+            if sys.stdout.isatty() and output is not Format.NAME and waiting is None:
                 state = "queued" if wait_admitted else "stored"
                 hint(f"{request.spec.name} is {state}; follow it with `baton watch {short(submitted.job_id)}`")
-    if output in (Format.JSON, Format.YAML):
+    if output in (Format.JSON, Format.YAML) and waiting is None:
         document([{"job_id": s.job_id, "client_key": s.client_key, "team": s.team} for s in done], output)
+    return done
 
 
 def _warn(request: JobRequest) -> None:
@@ -162,8 +186,8 @@ def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
         raise UsageFault("--simulate runs a timer and no command: leave out --simulate, or the command after `--`")
     from pydantic import ValidationError
 
-    from libs.bus.reasons import reasons_of
     from schemas.jobs import JobSpec
+    from schemas.reasons import reasons_of
 
     try:
         return JobRequest(JobSpec.model_validate(_spec(options, argv)))

@@ -49,7 +49,8 @@ async def ask(
         ) from None
     except QueryError as e:
         if e.status == NOT_FOUND:
-            raise NotFound(str(e), fix="check the id and the team") from None
+            what, _, fix = str(e).partition("; ")  # who answers may know what to do
+            raise NotFound(what, fix=fix or "check the id and the team") from None
         if e.status == INVALID:
             raise Invalid(f"the question {what} is not valid", str(e), reasons=e.reasons) from None
         raise Failed(f"{message.consumers[0]} cannot answer {what}", str(e), "see its log, then try again") from None

@@ -328,9 +328,10 @@ class Baton:
                     yield event
 
     async def logs(
-        self, job_id: str, rank: int = 0, *, attempt: int = 0, follow: bool = False
+        self, job_id: str, rank: int = 0, *, attempt: int = 0, follow: bool = False, every: bool = False
     ) -> AsyncGenerator[LogPiece, None]:
-        """What a rank wrote, of the latest attempt unless named; with `follow` until the job ends. See libs.client.logs."""
+        """What a rank wrote, of the latest attempt unless named; with `follow` until the job ends, and with `every` from its
+        first attempt on. See libs.client.logs."""
 
         async def read(query: LogQuery) -> LogPiece:
             piece: LogPiece = await ask(self.nats, "log.read", self.place, query, timeout_s=2.0)
@@ -339,7 +340,7 @@ class Baton:
         async def get() -> JobDocument:
             return await self.get(job_id)
 
-        found = logs.pieces(read, get, job_id, rank=rank, attempt=attempt, follow=follow)
+        found = logs.pieces(read, get, job_id, rank=rank, attempt=attempt, follow=follow, every=every)
         async with contextlib.aclosing(found) as pieces:
             async for piece in pieces:
                 yield piece
@@ -347,15 +348,24 @@ class Baton:
     # --------------------------------------------------------------------------------------------------------- asking
 
     async def get(self, job_id: str) -> JobDocument:
-        """A job with its attempts. Of one that `wait` has seen the end of, its end is in it."""
-        query, deadline = valid(JobGet, job_id=job_id), time.monotonic() + following.HISTORY_LAGS_S
-        while job_id in self._ended and time.monotonic() < deadline:
+        """A job with its attempts. Of one that `wait` has seen the end of, its end is in it; for one that `submit` has just
+        returned history is waited for."""
+        deadline = time.monotonic() + following.HISTORY_LAGS_S
+        while self._knows_more_of(job_id) and time.monotonic() < deadline:
             with contextlib.suppress(NotFound):
-                document: JobDocument = await ask(self.nats, "job.get", self.place, query)
-                if document.state.terminal:
+                document = await self._document(job_id)
+                if document.state.terminal or job_id not in self._ended:
                     return document
             await asyncio.sleep(_ASK_AGAIN_S)
-        document = await ask(self.nats, "job.get", self.place, query)
+        return await self._document(job_id)
+
+    def _knows_more_of(self, job_id: str) -> bool:
+        """Whether we have heard what history may not have read yet."""
+        job, at = self._submitted
+        return job_id in self._ended or (job == job_id and time.monotonic() - at < following.HISTORY_LAGS_S)
+
+    async def _document(self, job_id: str) -> JobDocument:
+        document: JobDocument = await ask(self.nats, "job.get", self.place, valid(JobGet, job_id=job_id))
         return document
 
     async def list(
@@ -504,7 +514,7 @@ class Baton:
 
     async def _known(self, job_id: str) -> JobDocument | None:
         try:
-            return await self.get(job_id)
+            return await self._document(job_id)
         except NotFound:
             return None
 

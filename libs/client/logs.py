@@ -7,45 +7,50 @@ from libs.client.errors import ClientError, NotFound, Unreachable
 from schemas.queries import JobDocument, LogPiece, LogQuery
 
 _AGAIN_S = 0.5
+_LOOK = "see `baton describe job` for its attempts and nodes"
 
 Read = Callable[[LogQuery], Awaitable[LogPiece]]
 Get = Callable[[], Awaitable[JobDocument]]
 
 
 async def pieces(
-    read: Read, get: Get, job_id: str, *, rank: int, attempt: int, follow: bool, limit: int = 65_536
+    read: Read,
+    get: Get,
+    job_id: str,
+    *,
+    rank: int,
+    attempt: int,
+    follow: bool,
+    every: bool = False,
+    limit: int = 65_536,
 ) -> AsyncGenerator[LogPiece, None]:
-    """What the job wrote; with `follow` also what it will write, in later attempts too, until the job ends.
+    """What the job wrote in its latest attempt, or in `attempt`; with `follow` also what it will write, in later attempts too,
+    until the job ends; with `every` beginning with its first attempt.
 
     Every agent that ran an attempt has that attempt's output, so the attempt is settled by asking history first: a
     question for "the latest" could be answered by the node of an earlier one.
 
     Raises:
-        NotFound: the job never started, it is a timer, or no agent has the output (any more).
+        NotFound: the job never started, it is a timer, it has no such attempt or rank, or no agent has the output (any more).
     """
     if (await get()).spec.simulation is not None:
         raise NotFound(f"{job_id} has no output", "it is a timer on simulated devices, and a timer writes nothing")
-    pinned = attempt
+    shown = 0
     while True:
-        number = pinned or await _latest(get)
-        if number:
-            ended = False
-            async for piece in _attempt(
-                read, get, LogQuery(job_id=job_id, attempt=number, rank=rank, limit=limit), follow
-            ):
-                ended = piece.ended
+        document = await get()
+        latest = document.attempts[-1].attempt if document.attempts else 0
+        if attempt or latest > shown:
+            shown = attempt or (max(shown + 1, document.attempts[0].attempt) if every else latest)
+            query = LogQuery(job_id=job_id, attempt=shown, rank=rank, limit=limit)
+            async for piece in _attempt(read, get, query, follow):
                 yield piece
-            if pinned or not follow or (await get()).state.terminal:
+            if attempt or not follow:
                 return
-            if ended:
-                while await _latest(get) == number:
-                    if (await get()).state.terminal:
-                        return
-                    await asyncio.sleep(_AGAIN_S)
+        elif document.state.terminal and shown:
+            return
+        elif document.state.terminal or not follow:
+            raise NotFound(f"{job_id} has no output", f"it has not started; it is {document.state.value}")
         else:
-            document = await get()
-            if not follow or document.state.terminal:
-                raise NotFound(f"{job_id} has no output", f"it has not started; it is {document.state.value}")
             await asyncio.sleep(_AGAIN_S)
 
 
@@ -54,14 +59,16 @@ async def _attempt(read: Read, get: Get, query: LogQuery, follow: bool) -> Async
     while True:
         try:
             piece = await read(query.model_copy(update={"offset": offset}))
+        except NotFound as e:
+            raise NotFound(e.what, e.why, _LOOK) from None
         except Unreachable:
             if follow and not await _is_over(get, query.attempt):
                 await asyncio.sleep(_AGAIN_S)
                 continue
             raise NotFound(
                 f"no agent has the output of attempt {query.attempt}, rank {query.rank}",
-                "its node is gone, the rank does not exist, or the output was removed",
-                "see `baton describe job` for its nodes",
+                "its node is gone or does not answer, or the output was removed",
+                _LOOK,
             ) from None
         if piece.text or piece.ended:
             yield piece
@@ -71,11 +78,6 @@ async def _attempt(read: Read, get: Get, query: LogQuery, follow: bool) -> Async
             return
         if caught_up:
             await asyncio.sleep(_AGAIN_S)
-
-
-async def _latest(get: Get) -> int:
-    document = await get()
-    return document.attempts[-1].attempt if document.attempts else 0
 
 
 async def _is_over(get: Get, attempt: int) -> bool:

@@ -6,7 +6,7 @@ from nats.aio.client import Client
 
 from libs.bus.boxes import ForVault, close_box, encoded
 from libs.client.asking import ask
-from libs.client.errors import Invalid
+from libs.client.errors import Invalid, NotFound
 from libs.client.sending import valid
 from libs.client.where import Place
 from schemas import subjects
@@ -55,7 +55,14 @@ async def list_secrets(nats: Client, place: Place, team: str | None = None) -> S
 
 async def remove_secrets(nats: Client, place: Place, name: str | None, team: str | None = None) -> tuple[str, ...]:
     """What is gone now. Without a name, operators only: all of the team's. Raises NotFound."""
-    gone: SecretRemoved = await ask(nats, "secret.remove", place, valid(SecretRemove, name=name, team=team))
+    try:
+        gone: SecretRemoved = await ask(nats, "secret.remove", place, valid(SecretRemove, name=name, team=team))
+    except NotFound:
+        whose = team or place.team
+        raise NotFound(
+            f"team {whose} has no secret {name}" if name else f"team {whose} has no secrets",
+            fix="`baton secret list` shows those that there are",
+        ) from None
     return gone.names
 
 

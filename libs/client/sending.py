@@ -17,11 +17,11 @@ from pydantic import BaseModel, ValidationError
 
 from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
 from libs.bus.outbox import Crowded, NotStored, Outbox, is_full
-from libs.bus.reasons import reasons_of
 from libs.bus.table import WAITING_OF_A_SENDER
 from libs.client.errors import Busy, Denied, Failed, Invalid, Unreachable
 from schemas.base import Strict
 from schemas.ids import content_hash
+from schemas.reasons import reasons_of
 
 _LOOK_S = 0.05
 RETRY_AFTER_S = 30.0

@@ -52,7 +52,7 @@ def write_private(path: Path, text: str, *, whose: Path | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
         if whose is not None and os.geteuid() == 0:
             os.fchown(file.fileno(), (there := whose.stat()).st_uid, there.st_gid)

@@ -242,7 +242,8 @@ def _one_nats(
         url=nats_url(users[0] if options.trust is None else None, ports.client),
         data_dir=data_dir,
         config_path=config_path,
-        config=json.dumps(config, indent=1),  # nats-server's own format takes JSON, which saves us its quoting rules
+        # nats-server's own format takes JSON, which saves us its quoting rules, but no character by its number (\u00e9)
+        config=json.dumps(config, indent=1, ensure_ascii=False),
         more_urls={MONITOR: f"http://{LOOPBACK}:{ports.monitor}{monitor}"},
     )
 
@@ -275,12 +276,12 @@ def describe_valkey(options: ValkeyOptions, state_dir: Path, password: str) -> S
     config = "\n".join(
         [
             "port 0",
-            f"unixsocket {json.dumps(str(socket))}",
+            f"unixsocket {_quoted(socket)}",
             "unixsocketperm 600",
             "user default off -@all",
             f"user {DEFAULT_USER} on #{_digest(password)} ~* &* +@all",
             *(f"user {user.name} on #{_digest(passwords[user.name])} {' '.join(user.rules)}" for user in options.users),
-            f"dir {json.dumps(str(data_dir))}",
+            f"dir {_quoted(data_dir)}",
             'save ""',
             "appendonly yes",
             f"appendfsync {options.append_fsync}",
@@ -302,6 +303,11 @@ def describe_valkey(options: ValkeyOptions, state_dir: Path, password: str) -> S
         config=config,
         more_urls=urls,
     )
+
+
+def _quoted(path: Path) -> str:
+    """As valkey-server reads it: it takes a character by its number (\\u00e9) for letters."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def derived(password: str, name: str) -> str:

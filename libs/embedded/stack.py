@@ -18,6 +18,7 @@ from libs.embedded.events import ProcessEvent
 from libs.embedded.ports import lease_port
 from libs.embedded.records import kill_leftovers, open_lock, write_private
 from libs.embedded.servers import MONGO, MONITOR, NATS, VALKEY, NatsPorts, NatsUser, Server, ServerOptions
+from libs.embedded.sockets import check_state_dir
 from libs.embedded.spread import make_apart
 from libs.embedded.supervisor import Supervisor
 
@@ -93,11 +94,13 @@ class Servers:
         """Take the directory, start the servers in parallel, return when all are ready.
 
         Raises:
+            UnfitStateDir: a server cannot use a path like this.
             StateDirLocked: another stack runs on this directory.
             PortInUse: a port given in the options is taken.
             MissingBinary: a server is not installed.
             StartFailed: a server did not become ready; the message shows the end of its log.
         """
+        check_state_dir(self.state_dir)
         async with AsyncExitStack() as undo:
             undo.enter_context(_lock(self.state_dir))
             kill_leftovers(self.state_dir)

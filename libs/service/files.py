@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from libs.bus.reasons import reasons_of
 from libs.core.admission.evaluate import PriorityClass
 from libs.core.billing.pricing import Prices
 from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict
 from schemas.billing import PriceBook
 from schemas.jobs import Reason
+from schemas.reasons import reasons_of
 from schemas.yamlfile import Broken, plain, text_of
 
 PRICES_FILE = "BATON_PRICES_FILE"

@@ -36,7 +36,7 @@ def hosted(settings: AgentSettings) -> list[Hosted]:
     if settings.fleet is not None:
         out = [
             Hosted(inventory, SimulatedLayer(inventory.devices, inventory.boards))
-            for inventory in read_fleet(settings.fleet)
+            for inventory in read_fleet(settings.fleet, settings.pool)
         ]
     layer = _layer(settings)
     if layer is not None:

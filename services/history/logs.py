@@ -12,10 +12,10 @@ from typing import Final
 from nats.aio.client import Client
 from pydantic import ValidationError
 
-from libs.bus.queries import AskAgain, NoAnswer, QueryError, ask
-from libs.core.projections.history import node_of
+from libs.bus.queries import AskAgain, NoAnswer, NothingFound, QueryError, ask
+from libs.core.projections.hosts import hosts
 from schemas.catalog import BY_TYPE
-from schemas.queries import JobDocument, LogPiece, LogQuery, NodeLogQuery
+from schemas.queries import AttemptDocument, JobDocument, LogPiece, LogQuery, NodeLogQuery
 
 _PIECE = BY_TYPE["io.baton.log.piece.query.v1"]
 _ANSWER_S = 1.6
@@ -39,7 +39,8 @@ class LogRelay:
         self._under_way: Counter[str] = Counter()
 
     async def read(self, query: LogQuery, team: str) -> LogPiece | None:
-        """None when the node does not have it, or does not answer. Raises NothingFound, and AskAgain."""
+        """None when the node does not have it, or does not answer. Raises AskAgain, and NothingFound: no such job, attempt or
+        rank. That there is no such rank is certain as soon as the attempt is known."""
         if self._under_way[team] >= _MOST_OF_A_TEAM:
             raise AskAgain(
                 f"{_MOST_OF_A_TEAM} questions of {team} for logs are under way already: ask again in a second"
@@ -59,10 +60,13 @@ class LogRelay:
         while True:
             document = await self._find(query.job_id, team)
             number = query.attempt or (document.attempts[-1].attempt if document.attempts else 0)
-            node = next((node_of(a, query.rank) for a in document.attempts if a.attempt == number), "")
+            attempt = next((a for a in document.attempts if a.attempt == number), None)
+            node = "" if attempt is None else _node(document, attempt, query.rank)
             asked = NodeLogQuery(**{**query.model_dump(), "attempt": number}, team=team)
             piece = await self._of_node(asked, document.pool, node) if node and document.pool else None
             if piece is not None or loop.time() + _PAUSE_S > deadline:
+                if attempt is None:
+                    raise NothingFound(_no_attempt(document, number))
                 return piece
             await asyncio.sleep(_PAUSE_S)
 
@@ -72,6 +76,23 @@ class LogRelay:
         except (NoAnswer, QueryError, ValidationError):
             return None  # the asker hears nothing, as of a node that is gone
         return piece if _answers(piece, asked) else None
+
+
+def _node(document: JobDocument, attempt: AttemptDocument, rank: int) -> str:
+    """The node that ran `rank`; "" when that is not known. Raises NothingFound: there is no such rank."""
+    nodes = hosts(document.spec, attempt)
+    if nodes and rank >= len(nodes):
+        there = "rank 0 only" if len(nodes) == 1 else f"ranks 0 to {len(nodes) - 1}"
+        raise NothingFound(f"{document.job_id} has no rank {rank}: attempt {attempt.attempt} has {there}")
+    return nodes[rank] if nodes else ""
+
+
+def _no_attempt(document: JobDocument, number: int) -> str:
+    if not document.attempts:
+        return f"{document.job_id} has not started: it is {document.state.value}"
+    first, last = document.attempts[0].attempt, document.attempts[-1].attempt
+    there = f"attempt {first} only" if first == last else f"attempts {first} to {last}"
+    return f"{document.job_id} has no attempt {number}{' any more' if number < first else ''}: it has {there}"
 
 
 def _answers(piece: LogPiece, asked: NodeLogQuery) -> bool:

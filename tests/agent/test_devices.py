@@ -3,6 +3,7 @@
 # ruff: noqa: N802, N815 - the recorded API has NVIDIA's names
 
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -319,30 +320,69 @@ GROUP = "groups: [{name: 'n{i}', count: 2, devices: {model: H100, count: 4, memo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GROUP % ("", ", count: many"), "line 1: groups.0.count: the key stands twice, first in line 1; keep one"),
-        (GROUP % ("", ", cpus: many"), "groups.0.cpus is 'many'"),
+        (GROUP % ("", ", count: many"), "f.yaml:1: groups.0.count: the key stands twice, first in line 1; keep one"),
+        (GROUP % ("", ", cpus: many"), "f.yaml:1: groups.0.cpus: many: not a whole number; write an integer"),
+        (GROUP % ("", ", cpus: yes"), "groups.0.cpus: yes is not a number; write a number"),
+        (GROUP % ("", ", cpus: 2000000"), "groups.0.cpus: 2000000: too large; use at most 1000000"),
         (
             GROUP % (", mig: [4g.40gb, 4g.40gb]", ""),
-            "no board can be partitioned into 4g.40gb, 4g.40gb at once; its profiles",
+            "no board can be partitioned into 4g.40gb, 4g.40gb at once; its profiles are",
         ),
         (GROUP.replace("H100", "L4") % (", mig: [1g.5gb]", ""), "L4 has no MIG"),
         (GROUP.replace("80%s", "0%s").replace("H100", "H1") % ("", ""), "H1 is not in the catalogue.*memory_gib"),
         (GROUP % (", torus: {shape: [4, 4], host: [2, 4]}", ""), r"count is 4, and a host of \[2, 4\] has 8 chips"),
         (GROUP % (", torus: {shape: [4, 3], host: [2, 2]}", ""), r"hosts of \[2, 2\] chips do not fill"),
         (GROUP % (", nvlink_domains: 3", ""), "4 devices cannot be split into 3 equal NVLink domains"),
-        (GROUP % ("", ", colour: red"), "groups.0.colour is 'red': .*remove it or correct its spelling"),
-        ("groups: []", "groups is .*at least 1 item"),
-        ("pool: main", "groups: Field required; add it"),
+        (GROUP % ("", ", colour: red"), "groups.0.colour: red: unknown field; remove it; known here: contents, "),
+        (GROUP % ("", ", count_: 3"), "groups.0.count_: 3: unknown field; did you mean 'count'?"),
+        ("groups: []", "groups: too few; write at least 1"),
+        ("pool: main", "groups: the field is missing; add it"),
+        ("", "file: is not one mapping of fields; write `groups: "),
+        ("pool: west\n" + GROUP % ("", ""), "pool: west: the pool is main; correct it, or leave it out"),
         (GROUP.replace("n{i}", "node") % ("", ""), "'node' names two nodes; put {i} into the pattern"),
-        (GROUP.replace("n{i}", "n{rack}") % ("", ""), "groups.0.name is 'n{rack}': .*use {i} and {leaf} only"),
-        (GROUP.replace("n{i}", "n.{i}") % ("", ""), r"gives 'n.0': .*use letters, digits"),
+        (
+            "groups: [{name: 'n{i}', count: 1, devices: {model: H100, count: 1}}, "
+            "{name: 'n{i}', count: 1, devices: {model: L4, count: 1}}]",
+            "groups.1.name: n{i}: 'n0' names two nodes; give each group names of its own",
+        ),
+        (
+            GROUP.replace("n{i}", "n{rack}") % ("", ""),
+            "groups.0.name: n{rack}: not a pattern that is read; use {i} and {leaf} only",
+        ),
+        (GROUP.replace("n{i}", "n{i.x}") % ("", ""), "groups.0.name: n{i.x}: not a pattern that is read"),
+        (
+            GROUP.replace("n{i}", "n.{i}") % ("", ""),
+            r"groups.0.name: n.{i}: gives 'n.0', which has characters .*; use letters",
+        ),
         ("{", "not YAML"),
-        (GROUP % ("", ", cpus: 1_0"), "line 1: groups.0.cpus: '1_0' is not a number that is read; write it in decimal"),
+        (
+            GROUP % ("", ", cpus: 1_0"),
+            "f.yaml:1: groups.0.cpus: '1_0' is not a number that is read; write it in decimal",
+        ),
     ],
 )
 def test_fleet_errors_name_field_value_and_fix(text, message):
-    with pytest.raises(FleetError, match=message):
-        parse_fleet(text, "fleet.yaml")
+    """Seen: words of pydantic's, a line for the list of groups in which nothing was wrong, and 1 for `yes`."""
+    with pytest.raises(FleetError) as told:
+        parse_fleet(text, "f.yaml", "main")
+    (line,) = str(told.value).splitlines()
+    assert re.search(message, line), line
+    assert not re.search("Input|Value error|is not permitted", line)
+
+
+def test_all_that_is_wrong_with_a_fleet_is_told_at_once_each_in_its_line():
+    text = """groups:
+  - {name: "a{i}", count: 2, devices: {model: H100, count: none}}
+  - {name: "b{i}", count: 0, devices: {model: H100, count: 8}}
+  - {name: "c{i}", count: 2}
+"""
+    with pytest.raises(FleetError) as told:
+        parse_fleet(text, "f.yaml")
+    assert str(told.value).splitlines() == [
+        "f.yaml:2: groups.0.devices.count: none: not a whole number; write an integer",
+        "f.yaml:3: groups.1.count: 0: too small; use at least 1",
+        "f.yaml:4: groups.2.devices: the field is missing; add it",
+    ]
 
 
 def test_a_simulated_node_may_tell_its_disk_and_its_racks_power_cap():
@@ -360,9 +400,15 @@ groups:
     assert [device.memory_free_mib for device in node.devices] == [70 * 1024] * 2
 
 
-def test_a_missing_fleet_file_names_the_setting():
-    with pytest.raises(FleetError, match="set BATON_AGENT_FLEET"):
-        read_fleet("/nowhere.yaml")
+def test_a_fleet_file_that_cannot_be_read_is_told_with_its_name(tmp_path):
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff")
+    for path, why in (
+        (Path("/nowhere.yaml"), "No such file"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "bytes.yaml", "UTF-8"),
+    ):
+        with pytest.raises(FleetError, match=f"^{path}:1: file: .*{why}"):
+            read_fleet(path)
 
 
 def test_simulated_readings_follow_what_is_granted_and_repeat():

@@ -93,6 +93,18 @@ def test_a_bad_price_book_is_refused(tmp_path: Path, content: str, problem: str)
     assert str(path) in str(refused.value)
 
 
+def test_a_list_whose_items_are_wrong_is_not_said_to_be_too_short(tmp_path: Path) -> None:
+    """Seen: "prices: [...]: too few", of a list with one price that lacked a field."""
+    path = tmp_path / "prices.yaml"
+    path.write_text("currency: USD\nprices: [{model: H100}]\n")
+    with pytest.raises(BadFile) as refused:
+        read_prices(path)
+    assert str(refused.value) == f"{path}: prices.0.micros_per_device_hour: the field is missing: add it"
+    path.write_text("currency: USD\nprices: []\n")
+    with pytest.raises(BadFile, match=r"prices: .*too few: write at least 1"):
+        read_prices(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"none\.yaml cannot be read"):
         read_prices(tmp_path / "none.yaml")

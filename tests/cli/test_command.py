@@ -58,6 +58,17 @@ async def test_a_command_started_by_itself_says_what_a_forked_one_says(arguments
     assert await baton(*arguments) == Result(process.returncode or 0, out.decode(), err.decode())
 
 
+@pytest.mark.parametrize("option", ["--fleet", "--more-pool"])
+async def test_a_wrong_fleet_file_is_told_before_anything_is_started(option: str, tmp_path: Path) -> None:
+    """Seen: all servers ran first, and it stood in the log of an agent."""
+    (tmp_path / "fleet.yaml").write_text("groups:\n  - {name: n, count: yes, devices: {model: H100, count: 1}}\n")
+    value = "fleet.yaml" if option == "--fleet" else "west=fleet.yaml"
+    result = await baton("up", "--state-dir", "state", option, value, cwd=tmp_path)
+    said = "baton: fleet.yaml:2: groups.0.count: yes is not a number; write a number\n"
+    assert (result.code, result.err) == (2, said)
+    assert not (tmp_path / "state").exists()
+
+
 async def test_help_lists_every_command() -> None:
     result = await baton("--help")
     assert result.code == 0
@@ -110,6 +121,35 @@ def test_help_loads_nothing_heavy() -> None:
         (("submit", "job.yaml"), "write baton submit -f job.yaml"),
         (("jobs",), "No such command 'jobs'. Did you mean 'baton get jobs'?"),
         (("sbatch", "x.sh"), "Did you mean 'baton submit'?"),
+        (("submit", "--array", "1-4", "--", "x"), "No such option: --array: write each job as a document of one file"),
+        (("submit", "--gres", "gpu:2", "--", "x"), "No such option: --gres: a job asks for devices: write --gpus"),
+        (("submit", "-N", "2", "--", "x"), "No such option: -N: a job asks for devices: write --gpus"),
+        (("submit", "--partition=gpu", "--", "x"), "No such option: --partition: write --label for the nodes"),
+        (("plan", "--mem", "4G"), "No such option: --mem: write cpu_milli and host_memory_mib"),
+        (("submit", "--nam", "x", "--", "x"), "No such option: --nam"),
+        (("node", "drain", "n1"), "No such command 'drain': did you mean 'baton node cordon'?"),
+        (("drain", "n1"), "No such command 'drain'. Did you mean 'baton node cordon'?"),
+        (
+            ("apply", "-f", f"{ROOT}/examples/gang-16.yaml"),
+            "gang-16.yaml is a job file, and queues or budgets are applied: write baton submit -f ",
+        ),
+        (
+            ("diff", "-f", f"{ROOT}/deploy/prices.yaml"),
+            "prices.yaml is a price book, and queues or budgets are applied: write baton prices",
+        ),
+        (
+            ("apply", "-f", f"{ROOT}/deploy/teams.yaml"),
+            "teams.yaml is a file of teams, and queues or budgets are applied",
+        ),
+        (
+            ("ledger", "credits", "--policy", "none.yaml", "--url", NOWHERE),
+            "none.yaml cannot be read: No such file or directory; name a YAML file in UTF-8",
+        ),
+        (
+            ("secret", "set", "token", "hunter2"),
+            "Error: a value is no argument: every user of this machine could read it",
+        ),
+        (("apply", "-f", "none.yaml"), "none.yaml cannot be read: No such file or directory; name a YAML file"),
         (("describe", "train"), "Write baton describe job train, or baton describe node train"),
         (("submit", "--gpus", "1@40GiB", "--memory", "1GiB", "--", "x"), "--memory: the @ of --gpus says the same"),
         (("submit", "-f", "-", "--gpus", "1"), "-f and --gpus exclude each other"),
@@ -128,7 +168,9 @@ def test_help_loads_nothing_heavy() -> None:
         (("quota", "set", "blue", "many"), "'many' is not a number of devices"),
         (("quota", "set", "blue", "8", "--type", "H100"), "--type H100: not understood; write TYPE=N, e.g. H100=8"),
         (("quota", "set", "blue", "8", "--type", "H100=x"), "'x' is not a number of devices"),
-        (("quota", "set", "blue", "8", "--type", "H100=1", "--type", "H100=2"), "H100 is limited twice; say it once"),
+        (("quota", "set", "blue", "8", "--type", "H100=1", "--type", "h100:2"), "H100 is limited twice; say it once"),
+        (("quota", "set", "blue", "8", "--type", "H100:1g.10gb"), "--type H100:1g.10gb: not understood; write TYPE=N"),
+        (("quota", "set", "blue", "8", "--type", "H100=none"), "H100 is not limited when it is left out: leave it out"),
         (("wait", "job-1", "--timeout", "x"), "'x' is not a duration"),
         (("watch", "-o", "yaml"), "use -o json"),
         (("ledger", "export", "-"), "- is no file: name one"),
@@ -325,17 +367,6 @@ async def test_tables_in_pipes_are_tab_separated(urls: dict[str, Address], fakes
     assert document["job_id"] == job
 
 
-async def test_waiting_makes_the_outcome_the_exit_code(
-    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
-) -> None:
-    good, bad, open_ = [(await blue.submit(JobSpec(command=("x",)), f"{key}-{i}")).job_id for i in range(3)]
-    await fakes.happens(good, "succeeded")
-    await fakes.happens(bad, "failed")
-    assert (await baton("wait", good, url=urls["blue"])).code == 0
-    assert (await baton("wait", good, bad, url=urls["blue"])).code == 1
-    assert (await baton("wait", open_, "--timeout", "0.5s", url=urls["blue"])).code == 6
-
-
 async def test_cancelling_what_is_over_is_a_conflict(
     urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
 ) -> None:
@@ -344,7 +375,7 @@ async def test_cancelling_what_is_over_is_a_conflict(
     await blue.wait(job, 20)
     result = await baton("cancel", job, url=urls["blue"])
     assert result.code == 5
-    assert "it is cancelled already" in result.err
+    assert "it has ended already: cancelled" in result.err
 
 
 async def test_a_team_is_told_whether_an_operator_has_cancelled(

@@ -8,6 +8,7 @@ from libs.cli.grammar import (
     Gpus,
     parse_duration,
     parse_gpus,
+    parse_limit,
     parse_memory,
     parse_pairs,
     parse_role,
@@ -37,6 +38,32 @@ from schemas.resources import Role
 )
 def test_device_requests(text: str, gpus: Gpus) -> None:
     assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("H100=8", ("H100", "8")),
+        ("h100=8", ("H100", "8")),
+        ("H100:8", ("H100", "8")),
+        ("h100:2.5", ("H100", "2.5")),
+        ("h100:1g.10gb=7", ("H100:1g.10gb", "7")),
+        ("H100:1g.10gb:7", ("H100:1g.10gb", "7")),
+        ("tpu-v5e=4", ("v5e", "4")),
+        ("cpu:2", ("CPU", "2")),
+        ("ourchip=2", ("ourchip", "2")),
+        ("H100=many", ("H100", "many")),
+    ],
+)
+def test_limits(text: str, limit: tuple[str, str]) -> None:
+    """Seen: h100=8 was refused where `--gpus h100:8` is taken."""
+    assert parse_limit(text) == limit
+
+
+@pytest.mark.parametrize("text", ["H100", "=8", "H100=", "H100:1g.10gb", ""])
+def test_what_is_no_limit_is_told_with_what_to_write(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write TYPE=N, e\.g\. H100=8 or H100:1g\.10gb=7"):
+        parse_limit(text)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ WRONG = {
     # the nearest name
     MINIMAL + "nam: x": "job.yaml:2:1: nam: unknown field; did you mean 'name'?",
     MINIMAL + "gpu: 4": "job.yaml:2:1: gpu: unknown field; did you mean 'gpus'?",
+    MINIMAL + "resources: {cpus: 4}": "job.yaml:2:13: resources.cpus: unknown field; did you mean 'cpu_milli'?",
     MINIMAL + "class: x": "job.yaml:2:1: class: unknown field; did you mean 'priority_class'?",
     MINIMAL + "devices: 4": "job.yaml:2:1: devices: unknown field; did you mean 'resources.devices'?",
     MINIMAL + "resources:\n  device: 4": "job.yaml:3:3: resources.device: unknown field; did you mean 'devices'?",

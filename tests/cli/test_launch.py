@@ -166,7 +166,7 @@ async def test_interrupting_the_start_stops_what_has_started(tmp_path: Path) -> 
     [
         ({"teams": ("a", "a")}, "teams named twice: a"),
         ({"teams": ("services",)}, "Baton's own"),
-        ({"teams": ("a b",)}, "cannot be a subject token"),
+        ({"teams": ("a b",)}, "cannot be a name"),
         ({"services": ("history", "herald")}, "unknown services: herald"),
         ({"real_node": "gpu"}, "use one of none, auto, nvml, cpu"),
     ],

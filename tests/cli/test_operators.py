@@ -263,7 +263,7 @@ async def test_a_team_that_nobody_knows_is_taken_with_a_hint(
     about = ("--pool", DECIDED, "--user", "olga")
     warned = {}
     async with a_pool_of(urls["services"], with_quota="blue", with_jobs="green"):
-        for team in ("blue", "green", "fresh", "nosuch"):
+        for team in ("blue", "green", "fresh", "nosuch", "freesh"):
             words = ("quota", "set", team, "none", *about)
             told = await baton(*words, url=urls["operator"], BATON_STATE_DIR=str(tmp_path))
             assert told.code == 0, told.err
@@ -274,8 +274,9 @@ async def test_a_team_that_nobody_knows_is_taken_with_a_hint(
         Keyring(tmp_path).folder.joinpath(KEYS_FILE).write_text("{")
         words = ("quota", "set", "nosuch2", "none", *about)
         unread = await baton(*words, url=urls["operator"], BATON_STATE_DIR=str(tmp_path))
-    says = "no team nosuch is known here: check the name\n"
-    assert warned == {"blue": "", "green": "", "fresh": "", "nosuch": says}
+    says = "no team nosuch is known here: check the name; it counts for a team that comes later\n"
+    near = "no team freesh is known here: did you mean fresh? it counts for a team that comes later\n"
+    assert warned == {"blue": "", "green": "", "fresh": "", "nosuch": says, "freesh": near}
     assert (suspended.code, suspended.err.startswith(says)) == (0, True), suspended.err
     assert (unread.code, unread.err) == (0, "")
 

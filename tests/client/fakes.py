@@ -49,6 +49,7 @@ class Fakes:
         self.hashes = True
         self.bodies: dict[str, SubmitJob] = {}
         self.silent = False  # admission does not answer
+        self.unread = 0  # so many questions for a job find that history has not read of it yet
         self.questions = 0  # about events
         self._clock = time.time_ns() // 1000
 
@@ -78,16 +79,30 @@ class Fakes:
         await self.nats.close()
 
     async def happens(
-        self, job_id: str, what: str, *, live: bool = True, recorded: bool = True, attempt: int = 1
+        self,
+        job_id: str,
+        what: str,
+        *,
+        live: bool = True,
+        recorded: bool = True,
+        attempt: int = 1,
+        exit_code: int | None = None,
+        category: str = "",
     ) -> None:
-        """Something happens to a job. `live=False`: the event is lost on its way; `recorded=False`: history lags."""
+        """Something happens to a job. `live=False`: the event is lost on its way; `recorded=False`: history lags. `category`:
+        of the attempt that ended."""
         job = self.jobs[job_id]
         self._clock += 1000
         state = JobState(STATES.get(what, what))
         event = JobEvent(
-            job_id=job_id, team=job.team, name=job.name, what=what, state=state, attempt=attempt, at_us=self._clock
-        )
-        self.jobs[job_id] = job.model_copy(update={"state": state})
+            job_id=job_id, team=job.team, name=job.name, what=what, state=state, attempt=attempt, at_us=self._clock,
+            exit_code=exit_code,
+        )  # fmt: skip
+        attempts = job.attempts
+        if category:
+            ended = AttemptDocument(attempt=attempt, granted_us=self._clock, nodes=("n1",), category=category)
+            attempts = (*attempts[:-1], ended)
+        self.jobs[job_id] = job.model_copy(update={"state": state, "attempts": attempts})
         if recorded:
             self.told.setdefault(job_id, []).append(event)
         if live:
@@ -161,9 +176,10 @@ class Fakes:
         await self.nats.flush()
 
     def _get(self, query: JobGet, team: str) -> JobDocument:
-        job = self.jobs.get(query.job_id)
+        self.unread, unread = max(0, self.unread - 1), self.unread
+        job = self.jobs.get(query.job_id) if not unread else None
         if job is None or team not in (job.team, subjects.OPERATOR):
-            raise NothingFound(f"no job {query.job_id}")
+            raise NothingFound(f"no job {query.job_id}; `baton get jobs` lists them")
         return job
 
     def _list(self, query: JobListQuery, team: str) -> JobList:
@@ -188,6 +204,8 @@ class Fakes:
 
     def _read(self, query: LogQuery, team: str) -> LogPiece | None:
         text = self.logs.get((query.job_id, query.attempt, query.rank))
+        if text is None and query.rank >= self.jobs[query.job_id].devices:
+            raise NothingFound(f"{query.job_id} has no rank {query.rank}")
         if text is None:
             return None
         piece = text[query.offset : query.offset + query.limit]

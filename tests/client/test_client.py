@@ -299,11 +299,28 @@ async def test_a_timer_has_no_logs_and_is_not_looked_for(blue: Baton, fakes: Fak
         [piece async for piece in blue.logs(job, follow=True)]
 
 
+async def test_what_who_answers_says_to_do_is_told_in_place_of_what_is_said_of_all(
+    blue: Baton, key: str, fakes: Fakes
+) -> None:
+    """Seen: "no node 'nosuch' in this pool; `baton get nodes` lists them", and to check the id and the team."""
+    with pytest.raises(NotFound) as told:
+        await blue.get(job_id_of("blue", key))
+    assert (told.value.what, told.value.fix) == (f"no job {job_id_of('blue', key)}", "`baton get jobs` lists them")
+
+
 async def test_logs_that_nobody_has_are_not_found(blue: Baton, fakes: Fakes, key: str) -> None:
     job = (await blue.submit(TRAIN, key)).job_id
     await fakes.starts(job, 1, "one")
     with pytest.raises(NotFound, match="no agent has"):
-        [piece async for piece in blue.logs(job, rank=7)]
+        [piece async for piece in blue.logs(job, attempt=7)]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_a_rank_that_never_was_is_not_waited_for(blue: Baton, fakes: Fakes, key: str, follow: bool) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.starts(job, 1, "one")
+    with pytest.raises(NotFound, match=r"has no rank 7\. see `baton describe job` for its attempts and nodes"):
+        [piece async for piece in blue.logs(job, rank=7, follow=follow)]
 
 
 async def test_an_owner_that_does_not_run_is_named(blue: Baton) -> None:

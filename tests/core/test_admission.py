@@ -9,7 +9,6 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from libs.bus.reasons import reasons_of
 from libs.core.admission.evaluate import (
     DEFAULT_CLASSES,
     AdmissionContext,
@@ -26,6 +25,7 @@ from schemas import ledger as led
 from schemas.ids import content_hash, job_id
 from schemas.jobs import JobLimits, JobSpec, ModelShape, Simulation, SubmitJob, Workload
 from schemas.queues import Queue
+from schemas.reasons import reasons_of
 from schemas.resources import (
     Device,
     DeviceKind,

@@ -32,7 +32,7 @@ from libs.embedded import (
     ValkeyUser,
     read_processes,
 )
-from libs.embedded.sockets import SocketTaken, private_socket
+from libs.embedded.sockets import SocketTaken, UnfitStateDir, private_socket
 
 Until = Callable[..., Awaitable[Any]]
 
@@ -239,6 +239,41 @@ def test_a_folder_of_sockets_that_is_somebody_elses_is_refused(tmp_path: Path) -
     (tmp_path / "state" / "sockets").symlink_to(tmp_path / "theirs")
     with pytest.raises(SocketTaken, match="not a folder of this user"):
         private_socket(tmp_path / "state", "mongo")
+
+
+@pytest.mark.parametrize("kind", ["as long as may be", "odd characters"])
+async def test_a_path_that_is_long_or_odd_serves(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: nats-server's "Invalid escape character 'u'" for a letter beyond ASCII, and Valkey's "unix socket path too long"
+    where the folder for temporary files has a long path, too."""
+    state_dir = tmp_path / 'caf\u00e9 "$HOME" {x} \\ %'
+    if kind == "as long as may be":
+        state_dir = long_path(tmp_path, 400)
+        (elsewhere := tmp_path / ("t" * 120)).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    async with Servers(state_dir) as servers:
+        await write_everywhere(servers, "llama")
+        assert await read_everywhere(servers) == ("llama", "llama", "llama")
+    assert {path.name for path in (state_dir / "nats").iterdir()} == {"jetstream"}
+    assert (state_dir / "valkey" / "appendonlydir").is_dir()
+
+
+async def test_a_path_that_no_server_can_use_is_refused_at_once(tmp_path: Path) -> None:
+    """Seen: SQLite's "unable to open database file" at the end of a traceback."""
+    (tmp_path / "short").symlink_to(long_path(tmp_path, 401))
+    for unfit, why in (
+        (long_path(tmp_path, 401), "has 401 bytes, at most 400 can be used: name another with --state-dir"),
+        (tmp_path / "short", "has 401 bytes, at most 400"),
+        (tmp_path / "a\nb", r"holds '\\n', which cannot be printed: name another"),
+    ):
+        with pytest.raises(UnfitStateDir, match=why):
+            await Servers(unfit).start()
+        assert not unfit.exists()
+
+
+def long_path(folder: Path, size: int) -> Path:
+    """One below `folder`, of so many bytes."""
+    left = size - len(str(folder)) - len("//")
+    return folder / ("d" * (left // 2)) / ("d" * (left - left // 2))
 
 
 async def test_files_with_passwords_are_private(state_dir: Path) -> None:

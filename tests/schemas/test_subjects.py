@@ -35,7 +35,7 @@ def test_a_token_is_itself(value: str) -> None:
 def test_what_is_no_token_is_refused_by_name(value: str) -> None:
     if re.fullmatch(r"[A-Za-z0-9_-]{1,63}", value):
         return
-    with pytest.raises(ValueError, match="cannot be a subject token") as refused:
+    with pytest.raises(ValueError, match="cannot be a name") as refused:
         subjects.token(value)
     assert repr(value) in str(refused.value)
 
@@ -43,7 +43,7 @@ def test_what_is_no_token_is_refused_by_name(value: str) -> None:
 @pytest.mark.parametrize("value", ["", "a.b", "*", ">", "a b", "a\n", "é", "a" * 64, "٣"])
 def test_wildcards_dots_spaces_and_line_ends_are_no_tokens(value: str) -> None:
     for team, user in ((value, "ana"), ("research", value)):
-        with pytest.raises(ValueError, match="cannot be a subject token"):
+        with pytest.raises(ValueError, match="cannot be a name"):
             subjects.submit(team, user)
 
 
@@ -52,7 +52,7 @@ def test_a_key_is_one_token_or_every_key(make: object) -> None:
     assert callable(make)
     assert make("main") == make("main", "*")
     for pool, node in (("a.b", "n"), ("main", ">"), ("main", "a.b"), ("", "n")):
-        with pytest.raises(ValueError, match="cannot be a subject token"):
+        with pytest.raises(ValueError, match="cannot be a name"):
             make(pool, node)
 
 

@@ -10,8 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from libs.bus.connect import Address, connect
-from libs.bus.queries import AskAgain, NothingFound
-from libs.core.projections.history import node_of
+from libs.bus.queries import AskAgain, NoAnswer, NothingFound
 from libs.walls.keyring import Keyring
 from schemas.jobs import JobSpec, JobState
 from schemas.queries import AttemptDocument, JobDocument, LogPiece, LogQuery
@@ -145,8 +144,24 @@ async def test_a_silent_node_holds_up_its_own_askers_only(monkeypatch: pytest.Mo
     assert not relay._under_way
 
 
-def test_which_node_has_a_rank() -> None:
-    assert [node_of(GANG, rank) for rank in range(5)] == ["n1", "n1", "n2", "n2", ""]
-    uneven = GANG.model_copy(update={"places": (0, 1, 1, 0)})
-    assert [node_of(uneven, rank) for rank in range(4)] == ["n1", "n2", "n2", "n1"]
-    assert node_of(AttemptDocument(attempt=1, granted_us=1), 0) == ""
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        (LogQuery(job_id=JOB, rank=4), f"{JOB} has no rank 4: attempt 1 has ranks 0 to 3"),
+        (LogQuery(job_id=JOB, attempt=7), f"{JOB} has no attempt 7: it has attempt 1 only"),
+    ],
+)
+async def test_what_never_was_is_said_and_no_node_is_asked(
+    query: LogQuery, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: nobody answered, and `baton logs --rank 99` said after 3 s that a node is gone, maybe."""
+    asked: list[Any] = []
+
+    async def ask(*what: Any, **_: Any) -> LogPiece:
+        asked.append(what)
+        raise NoAnswer("nobody")
+
+    monkeypatch.setattr(logs, "ask", ask)
+    with pytest.raises(NothingFound, match=why):
+        await LogRelay(lambda: None, find).read(query, "blue")  # type: ignore[arg-type, return-value]
+    assert asked == []

@@ -37,14 +37,16 @@ from libs.core.accelerators.catalog import CPU, Accelerator, find_model
 from libs.core.accelerators.mig_boards import Geometry, geometry_for
 from libs.core.placement.mig.layouts import Layout, layouts
 from schemas.base import NodeName, Strict
+from schemas.reasons import reasons_of
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Position, Runtime
-from schemas.yamlfile import Broken, plain, text_of
+from schemas.yamlfile import OWN, YamlProblem, text_of
+from schemas.yamlmodel import WrongFile, problem_at, read_model
 
 MIB_PER_GIB = 1024
 
 
-class FleetError(ValueError):
-    """The fleet file cannot be used. Each line names the field, the value and the fix."""
+class FleetError(WrongFile, ValueError):
+    """The fleet file cannot be used. Each line names the line, the field, the value and the fix."""
 
 
 class FleetTorus(Strict):
@@ -115,7 +117,7 @@ class FleetDevices(Strict):
         if self.mig and self.geometry and not self.layout:
             names = ", ".join(profile.name for profile in self.geometry.profiles)
             raise ValueError(
-                f"no board can be partitioned into {', '.join(self.mig)} at once; its profiles are {names}"
+                f"no board can be partitioned into {', '.join(self.mig)} at once: its profiles are {names}"
             )
         return self
 
@@ -133,15 +135,21 @@ class FleetDevices(Strict):
             return self
         shape, host = self.torus.shape, self.torus.host
         if len(shape) != len(host) or any(n % h for n, h in zip(shape, host, strict=True)):
-            raise ValueError(f"hosts of {list(host)} chips do not fill a torus of {list(shape)}")
+            raise ValueError(
+                f"hosts of {list(host)} chips do not fill a torus of {list(shape)}: each side is a multiple"
+            )
         if self.count != prod(host):
-            raise ValueError(f"count is {self.count}, and a host of {list(host)} has {prod(host)} chips")
+            raise ValueError(
+                f"count is {self.count}, and a host of {list(host)} has {prod(host)} chips: correct one of them"
+            )
         return self
 
     @model_validator(mode="after")
     def _islands_are_equal(self) -> "FleetDevices":
         if self.nvlink_domains and self.count % self.nvlink_domains:
-            raise ValueError(f"{self.count} devices cannot be split into {self.nvlink_domains} equal NVLink domains")
+            raise ValueError(
+                f"{self.count} devices cannot be split into {self.nvlink_domains} equal NVLink domains: correct one of them"
+            )
         return self
 
 
@@ -179,55 +187,70 @@ class SimulatedFleet(Strict):
     groups: Annotated[tuple[FleetGroup, ...], Field(min_length=1)]
 
 
-def read_fleet(path: str | Path) -> tuple[Inventory, ...]:
-    """The inventories of a fleet file, in its order. Raises FleetError naming file, field, value and fix."""
+def read_fleet(path: str | Path, pool: str = "") -> tuple[Inventory, ...]:
+    """The inventories of a fleet file, in its order, for `pool` where that is known. Raises FleetError naming file, field,
+    value and fix."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             text = text_of(file)
     except OSError as e:
-        raise FleetError(f"fleet file {path}: {e.strerror}; set BATON_AGENT_FLEET to a readable YAML file") from None
-    return parse_fleet(text, str(path))
+        why = f"{e.strerror or e}"
+        raise FleetError(str(path), [YamlProblem(1, 1, "file", why, "name a fleet file that can be read")]) from None
+    except UnicodeDecodeError:
+        raise FleetError(str(path), [YamlProblem(1, 1, "file", "it is no UTF-8 text", "save it as UTF-8")]) from None
+    return parse_fleet(text, str(path), pool)
 
 
-def parse_fleet(text: str, path: str) -> tuple[Inventory, ...]:
+def parse_fleet(text: str, path: str, pool: str = "") -> tuple[Inventory, ...]:
     """As `read_fleet`, from text; `path` is for messages."""
-    try:
-        fleet = SimulatedFleet.model_validate(plain(text))
-    except Broken as e:
-        raise FleetError(f"fleet file {path}: {e}") from None
-    except ValidationError as e:
-        raise FleetError("\n".join(_line(path, error) for error in e.errors())) from None
-    nodes = [_node(path, g, group, i) for g, group in enumerate(fleet.groups) for i in range(group.count)]
-    names = [inventory.node for inventory in nodes]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise FleetError(
-            f"fleet file {path}: groups.*.name: {twice[0]!r} names two nodes; put {{i}} into the pattern and give each "
-            "group its own"
+    document, fleet = read_model(text, path, SimulatedFleet, FleetError, "write `groups: [...]`", times=OWN)
+    if document.problems:
+        raise FleetError(path, document.problems)
+    nodes: list[Inventory] = []
+    named: dict[str, int] = {}
+    problems = []
+    if pool and fleet.pool not in ("", pool):
+        problems.append(
+            problem_at(document, ("pool",), f"{fleet.pool}: the pool is {pool}", "correct it, or leave it out")
         )
+    for number, group in enumerate(fleet.groups):
+        for i in range(group.count):
+            try:
+                node = _node(group, i)
+            except _Unfit as e:
+                problems.append(problem_at(document, ("groups", number, e.field), e.problem, e.fix))
+                break  # the others of the group have the same problem
+            if node.node in named:
+                fix = "put {i} into the pattern" if named[node.node] == number else "give each group names of its own"
+                problem = f"{group.name}: {node.node!r} names two nodes"
+                problems.append(problem_at(document, ("groups", number, "name"), problem, fix))
+                break
+            named[node.node] = number
+            nodes.append(node)
+    if problems:
+        raise FleetError(path, problems)
     return tuple(nodes)
 
 
-def _line(path: str, error: Any) -> str:
-    field = ".".join(str(part) for part in error["loc"]) or "(top level)"
-    given = "" if error["type"] == "missing" else f" is {str(error['input'])[:200]!r}"
-    fix = {
-        "missing": "add it",
-        "extra_forbidden": "remove it or correct its spelling",
-    }.get(error["type"], "correct the value; libs/adapters/devices/fleet.py describes each field")
-    return f"fleet file {path}: {field}{given}: {error['msg']}; {fix}"
+class _Unfit(Exception):
+    """A group whose nodes cannot be made: what is wrong with which field."""
+
+    def __init__(self, field: str, problem: str, fix: str) -> None:
+        super().__init__(field)
+        self.field, self.problem, self.fix = field, problem, fix
 
 
-def _node(path: str, number: int, group: FleetGroup, i: int) -> Inventory:
+def _node(group: FleetGroup, i: int) -> Inventory:
+    """Raises _Unfit."""
     leaf = i // group.nodes_per_leaf
     texts = {}
     for field in ("name", "leaf", "spine", "zone"):
         pattern = getattr(group, field)
         try:
             texts[field] = pattern.format(i=i, leaf=leaf)
-        except (KeyError, IndexError, ValueError) as e:
-            raise FleetError(
-                f"fleet file {path}: groups.{number}.{field} is {pattern!r}: {e}; use {{i}} and {{leaf}} only"
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError):
+            raise _Unfit(
+                field, f"{pattern}: not a pattern that is read", "use {i} and {leaf} only, e.g. gpu-{i:02d}"
             ) from None
     try:
         return Inventory(
@@ -247,10 +270,13 @@ def _node(path: str, number: int, group: FleetGroup, i: int) -> Inventory:
             simulated=True,
         )
     except ValidationError as e:
-        raise FleetError(
-            f"fleet file {path}: groups.{number}.name gives {texts['name']!r}: {e.errors()[0]['msg']}; use letters, "
-            "digits, '-' and '_', at most 63"
-        ) from None
+        reason = reasons_of(e, model=Inventory)[0]
+        at = reason.field.partition(".")[0]
+        if at == "node":
+            fix = "use letters, digits, '-' and '_', at most 63"
+            raise _Unfit("name", f"{group.name}: gives {texts['name']!r}, which {reason.problem}", fix) from None
+        field = {"memory_mib": "memory_gib"}.get(at, at)
+        raise _Unfit(field, f"{reason.value}: {reason.problem}", reason.fix.replace("send ", "write ")) from None
 
 
 def _devices(group: FleetGroup, node: NodeName, i: int) -> Iterator[Device]:

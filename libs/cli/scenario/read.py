@@ -5,10 +5,10 @@ from typing import Any
 
 from libs.cli.queuesfile import QueueFile, wrong_queues
 from libs.cli.scenario.schema import Expected, ScenarioFile
-from libs.cli.yamlmodel import WrongFile, problem_at, read_model
 from libs.core.admission.evaluate import DEFAULT_CLASSES
 from schemas.subjects import OPERATOR
 from schemas.yamlfile import Document, Path, YamlProblem
+from schemas.yamlmodel import WrongFile, problem_at, read_model
 
 CLASSES = tuple(one.name for one in DEFAULT_CLASSES)
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel
 
+from libs.core.projections.hosts import even_places
 from libs.core.state import lifecycle, parts
 from libs.core.state.budgets import millionths_text
 from libs.core.state.by_job import ByJob
@@ -398,20 +399,7 @@ def _nodes(event: led.JobGranted) -> tuple[str, ...]:
 def _places(event: led.JobGranted) -> tuple[int, ...]:
     nodes = {node: place for place, node in enumerate(_nodes(event))}
     places = tuple(nodes[c.node] for c in event.claims)
-    even = tuple(_even(rank, len(places), len(nodes)) for rank in range(len(places)))
-    return () if places == even else places
-
-
-def _even(rank: int, devices: int, nodes: int) -> int:
-    return rank * nodes // devices
-
-
-def node_of(attempt: AttemptDocument, rank: int) -> str:
-    """The node that ran `rank`; "" when the attempt has none, or its nodes are not kept any more."""
-    if not attempt.nodes or rank >= len(attempt.devices):
-        return ""
-    place = attempt.places[rank] if attempt.places else _even(rank, len(attempt.devices), len(attempt.nodes))
-    return attempt.nodes[place]
+    return () if places == even_places(len(places), len(nodes)) else places
 
 
 def _attempt_of(document: JobDocument) -> int:

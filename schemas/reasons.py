@@ -38,7 +38,7 @@ def reasons_of(
 
     `model`, when given, lets a misspelt field be answered with the nearest known one.
     """
-    details = error.errors(include_url=False)
+    details = details_of(error)
     reasons = [_reason(d, payload, model) for d in details[:MAX_REASONS]]
     if len(details) > MAX_REASONS:
         rest = len(details) - MAX_REASONS
@@ -46,6 +46,16 @@ def reasons_of(
             Reason(field="(more)", value=str(rest), problem=f"{rest} more errors", fix="correct these first")
         )
     return tuple(reasons)
+
+
+def details_of(error: ValidationError) -> list[ErrorDetails]:
+    """Those that somebody can act on, in the order of `reasons_of`: of a list whose items are wrong pydantic counts the others,
+    and says that it is too short."""
+    return [
+        detail
+        for detail in error.errors(include_url=False)
+        if not (detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"])
+    ]
 
 
 def _reason(detail: ErrorDetails, payload: bytes, model: type[BaseModel] | None) -> Reason:
