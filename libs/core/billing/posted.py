@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from libs.core.billing.credited import DeviceOfAttempt, GivenBack, Parts, differences, given_back
 from libs.core.billing.prices import Amount, PriceList, Rater, Unchanged
-from libs.core.billing.use_lines.line import About, AlikeUses, CreditedUse, DayOf, Key, utc_day
+from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, DayOf, Key, PricedBy, utc_day
 from libs.core.billing.use_lines.lines import LinesBlock, UseLines
 from libs.core.billing.use_lines.money_rows import FRESH_ROWS, RowsBlock, packed_rows, rows_of
 from libs.core.billing.use_lines.packing import JobIds
@@ -430,7 +430,7 @@ class PostedMoney:
                 if tiered(one.about):
                     self._rated(self._rater, number, one)
 
-    def _tiers(self, about: About) -> bool:
+    def _tiers(self, about: PricedBy) -> bool:
         return not self._rater.flat(*about)
 
 

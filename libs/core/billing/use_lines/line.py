@@ -8,7 +8,7 @@ from libs.core.billing.wall import DAY_US
 
 Key = tuple[str, int, int, str, str, str]
 """Job id, attempt, UTC day, device kind, priority class, user."""
-About = tuple[str, str, str]
+PricedBy = tuple[str, str, str]
 """Team, device kind, priority class: what prices hang on."""
 UseOwner = tuple[str, str, str, str]
 """Team, user, device kind, priority class."""
@@ -49,7 +49,7 @@ class AlikeUses(NamedTuple):
                 wall = stop
 
     @property
-    def about(self) -> About:
+    def about(self) -> PricedBy:
         return self.team, self.device_kind, self.priority_class
 
 

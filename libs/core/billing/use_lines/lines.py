@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.core.billing.credited import CreditedPart, Parts
-from libs.core.billing.use_lines.line import About, AlikeUses, CreditedUse, UseOwner
+from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, PricedBy, UseOwner
 from libs.core.billing.use_lines.packing import JobIds, Numbering, packed_columns, unpacked_columns
 from libs.core.billing.wall import DAY_US
 from schemas.prices import CreditCause
@@ -34,7 +34,7 @@ class LinesBlock:
     first: int
     count: int
     jobs: JobIds
-    wall: Mapping[About, tuple[int, int]]
+    wall: Mapping[PricedBy, tuple[int, int]]
     posted: tuple[int, int]
     last_seq: int
     credited: tuple[int, int]
@@ -287,7 +287,7 @@ def _block(first: int, lines: Sequence[AlikeUses], credited: Sequence[CreditedUs
         [one.posted_us - begin - (end - start) for one, begin, (start, end, _) in zip(lines, begins, simple, strict=True)],
     ]  # fmt: skip
     pieces = [(number, one.straight) for number, one in enumerate(lines) if len(one.straight) != 1]
-    wall: dict[About, tuple[int, int]] = {}
+    wall: dict[PricedBy, tuple[int, int]] = {}
     for one in lines:
         for start, end, begin in one.straight:
             since, until = wall.get(one.about, _NONE)

@@ -87,7 +87,7 @@ class Numbering(Generic[T]):
         return self.all.setdefault(name, len(self.all))
 
 
-Column = npt.NDArray[np.int64] | npt.NDArray[np.object_]
+Integers = npt.NDArray[np.int64] | npt.NDArray[np.object_]
 
 
 def packed_columns(columns: Sequence[Sequence[int]], beside: Any) -> bytes:
@@ -105,14 +105,14 @@ def packed_columns(columns: Sequence[Sequence[int]], beside: Any) -> bytes:
     return zlib.compress(b"".join((len(head).to_bytes(_LENGTH_BYTES), head, *planes)))
 
 
-def unpacked_columns(packed: bytes) -> tuple[list[Column], Any]:
+def unpacked_columns(packed: bytes) -> tuple[list[Integers], Any]:
     """The inverse; tuples beside come back as lists."""
     raw = zlib.decompress(packed)
     start = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES])
     count, told, beside = json.loads(raw[_LENGTH_BYTES:start])
     large: dict[int, list[int]] = dict(told)
     size = (len(raw) - start) // max(1, count - len(large))
-    columns: list[Column] = []
+    columns: list[Integers] = []
     for at in range(count):
         if at in large:
             columns.append(np.array(large[at], np.object_))
