@@ -58,11 +58,16 @@ class PortsHad:
             f"meet, and may have {self.most}"
         )
 
+    def is_others(self, one: HeldPort) -> bool:
+        """Whether it may be another team's. What a team does to itself is its own failure: it is given back nothing."""
+        return one.uid != self.uid or not _is_teams(one.uid)
+
     def was_in_the_way(self, now_s: float) -> str:
         """Who kept it from its own port, lately or, when nothing of it is left, now: in words, or "". Blocks for some
         milliseconds."""
         lately = self.in_the_way_s is not None and now_s - self.in_the_way_s < _IN_THE_WAY_S
-        if self.meets and (lately or held_ports(range(self.meets, self.meets + 1), LISTENING | BOUND | CONNECTED)):
+        there = held_ports(range(self.meets, self.meets + 1), LISTENING | BOUND | CONNECTED) if self.meets else []
+        if self.meets and (lately or any(map(self.is_others, there))):
             return f"others on its node held port {self.meets}, at which its processes meet (MASTER_PORT)"
         return ""
 
@@ -96,7 +101,7 @@ class GangPorts:
         if new and (thorough or len(new) > _FEW):
             self._ask_whose(new, attempts)
         for ports, _ in attempts:
-            at = {one.inode for one in held if one.port == ports.meets}
+            at = {one.inode for one in held if one.port == ports.meets and ports.is_others(one)}
             if at & self._known - ports.own:
                 ports.in_the_way_s = now_s
 

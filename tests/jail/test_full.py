@@ -684,6 +684,17 @@ async def test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense(s
         assert (end.exit_code, end.category) == (3, None), "nobody but itself held its port"
 
 
+async def test_a_team_that_holds_the_port_of_its_own_gang_is_given_back_nothing(start):
+    async with start(limits_s=0.2) as node:
+        alone = gang("blue", devices=(4,))
+        port = master_port(alone.job_id, alone.attempt)
+        holder = listening("blue", "listens", port, port + 1, 5)
+        await node.up(holder)
+        await node.world.want("n0", holder, alone)
+        end = await node.world.sees(alone, Released)
+        assert (end.own_exit, end.category) == (True, None), end
+
+
 async def test_memory_is_watched_where_no_group_holds_it(start):
     async with start(cgroups=False, limits_s=0.2) as node:
         end = await ended(node, of("red", HOG, resources=Resources(devices=1, host_memory_mib=200)))
