@@ -8,10 +8,12 @@ it was posted. Uses are kept, one line for all devices of an attempt that were a
 because a seal counts from a record that is there already. Old lines and rows are packed (`libs.core.billing.use_lines`).
 """
 
+import zlib
+from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 from libs.core.billing.credited import DeviceOfAttempt, GivenBack, Parts, differences, given_back
@@ -36,6 +38,22 @@ class AppliedBook(NamedTuple):
     seq: int
     posted_us: int
     book: RateBook
+
+
+class PastBook(NamedTuple):
+    """An applied book, kept for who rates old uses: JSON, compressed. A hundredth of the object."""
+
+    seq: int
+    posted_us: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, one: AppliedBook) -> "PastBook":
+        return cls(one.seq, one.posted_us, zlib.compress(one.book.model_dump_json().encode()))
+
+    @property
+    def book(self) -> RateBook:
+        return RateBook.model_validate_json(zlib.decompress(self.packed))
 
 
 class TooManyUses(ValueError):
@@ -73,7 +91,12 @@ class PostedMoney:
         self._rater = Rater(None)
         self._closed = list(closed)
         self.lines = UseLines()
-        self._books: list[AppliedBook] = []
+        self.book: RateBook | None = None
+        """The one that is applied now; None: none was."""
+        self._books: list[PastBook] = []
+        """And all before it."""
+        self._tiered_teams: set[str] = set()
+        """Those with tiers in any."""
         self._open: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
         """Attempt that is not closed -> device that is freed -> its line of uses, and its place there."""
         self._lines: set[int] = set()
@@ -82,23 +105,18 @@ class PostedMoney:
         """Of `_lines` whose price has tiers: what each device costs by the book of now."""
 
     @property
-    def book(self) -> RateBook | None:
-        """The one that is applied now."""
-        return self._books[-1].book if self._books else None
-
-    @property
     def prices(self) -> PriceList | None:
         return self._rater.prices
 
     @property
     def policy(self) -> Mapping[CreditCause, int]:
         """What is given back, thousandths by cause."""
-        return self._books[-1].book.credits if self._books else {}
+        return self.book.credits if self.book is not None else {}
 
     def ahead(self, day_of: "DayOf | None" = None) -> "PostedMoney":
         """For what is held still: what it would come to, at the prices of now."""
         other = PostedMoney(self._closed, day_of or self._day_of)
-        other._books, other._rater = self._books, self._rater.fork()
+        other.book, other._books, other._rater = self.book, self._books, self._rater.fork()
         return other
 
     def all_rows(
@@ -141,7 +159,8 @@ class PostedMoney:
         """Another book: from now on by it, and what was billed is corrected. Whether anything was."""
         first = not self._books
         before, then = Rater(self._rater.prices), Rater(prices := PriceList(applied.book))
-        self._books.append(applied)
+        self._take(applied.book)
+        self._books.append(PastBook.of(applied))
         self._rater, self._tiered = then, {}
         day = self._day_of(self._posted(applied.seq, applied.posted_us))
         same = Unchanged(before.prices, prices, applied.posted_us)
@@ -165,6 +184,13 @@ class PostedMoney:
                 self._pack_rows()
                 self.fresh.clear()  # all is counted anew
         return corrected
+
+    def _past(self) -> Iterator[AppliedBook]:
+        return (AppliedBook(one.seq, one.posted_us, one.book) for one in self._books)
+
+    def _take(self, book: RateBook) -> None:
+        self.book = book
+        self._tiered_teams.update(contract.team for contract in book.contracts if len(contract.tiers) > 1)
 
     def _with_parts(
         self, wanted: Callable[[LinesBlock], bool]
@@ -201,7 +227,7 @@ class PostedMoney:
         money = PostedMoney(self._closed, self._day_of)
         money._lines = self._lines | {one.use for one in self.lines.credited()}
         uses = (uses for _, uses in self.lines.all())
-        money._post_all(uses, self.lines.credited(), self._books, packed=True)
+        money._post_all(uses, self.lines.credited(), self._past(), packed=True)
         money.touched |= self.touched | {(team, key[0]) for team, sums in self.sums.items() for key in sums}
         money._open, money._lines = self._open, self._lines
         money.lines.await_only(self._lines)
@@ -226,18 +252,16 @@ class PostedMoney:
         credited = [one._replace(use=place[one.use]) for one in self.lines.credited_of(first, end) if one.use in place]
         money = PostedMoney(self._closed, day_of)
         money._lines = {one.use for one in credited}
-        money._post_all(uses, credited, self._books)
+        money._post_all(uses, credited, self._past())
         return money, uses
 
     def _needed(self, team: str | None, span: tuple[int, int]) -> Iterator[tuple[int, AlikeUses]]:
         """The lines of uses of which something is, or may be, billed in a span. Tiers count all that their team used."""
-        tiered = {c.team for one in self._books for c in one.book.contracts if len(c.tiers) > 1}
-        priced, before = list[Unchanged](), None
-        for book in self._books:
-            prices = PriceList(book.book)
-            if span[0] <= self._posted(book.seq, book.posted_us) < span[1]:
-                priced.append(Unchanged(before, prices, book.posted_us))
-            before = prices
+        priced = [
+            Unchanged(PriceList(before.book) if before is not None else None, PriceList(one.book), one.posted_us)
+            for before, one in pairwise([None, *self._books])
+            if one is not None and span[0] <= self._posted(one.seq, one.posted_us) < span[1]
+        ]
         used = span[0], span[1] + HOUR_US  # an hour is billed where it begins
         credited = {
             one.use
@@ -254,7 +278,7 @@ class PostedMoney:
             for about, (since, until) in block.wall.items():
                 if team in (None, about[0]) and (
                     late
-                    or about[0] in tiered
+                    or about[0] in self._tiered_teams
                     or (since // HOUR_US * HOUR_US < used[1] and until > used[0])
                     or not all(book.of_all({about: (since, until)}) for book in priced)
                 ):
@@ -266,7 +290,7 @@ class PostedMoney:
             for number, one in self.lines.all(may)
             if team in (None, one.team)
             and (
-                one.team in tiered
+                one.team in self._tiered_teams
                 or any(
                     wall // HOUR_US * HOUR_US < used[1] and wall + end - start > used[0]
                     for start, end, wall in one.straight
@@ -373,10 +397,10 @@ class PostedMoney:
     def dump(self) -> tuple[dict[str, Any], dict[str, Iterable[Any]]]:
         """For a snapshot: small things, and tables."""
         about = {
-            "books": [[seq, posted_us, book.model_dump(mode="json")] for seq, posted_us, book in self._books],
             "closed": [period.model_dump(mode="json") for period in self._closed],
         }
         return about, {
+            "books": ((seq, posted_us, b64encode(packed).decode()) for seq, posted_us, packed in self._books),
             "sums": (
                 (team, *key, *row) for team, sums in sorted(self.sums.items()) for key, row in sorted(sums.items())
             ),
@@ -399,6 +423,8 @@ class PostedMoney:
     def load_rows(self, table: str, rows: Iterable[Any]) -> None:
         """Some rows of one of the tables."""
         match table:
+            case "books":
+                self._books += (PastBook(seq, posted_us, b64decode(packed)) for seq, posted_us, packed in rows)
             case "sums":
                 for team, day, kind, klass, *row in rows:
                     self._count(team, (day, kind, klass), *row)
@@ -419,12 +445,11 @@ class PostedMoney:
     def loaded(self, about: Mapping[str, Any]) -> None:
         """All rows are there: counts what contracts have used."""
         self._closed = [ClosedPeriod.model_validate(period) for period in about["closed"]]
-        self._books = [
-            AppliedBook(seq, posted_us, RateBook.model_validate(book)) for seq, posted_us, book in about["books"]
-        ]
         self._lines = {number for places in self._open.values() for number, _ in places.values()}
-        if self._books:
-            self._rater = Rater(PriceList(self._books[-1].book))
+        for book in self._past():
+            self._take(book.book)
+        if self.book is not None:
+            self._rater = Rater(PriceList(self.book))
             tiered = self._tiers
             for number, one in self.lines.all(lambda block: any(map(tiered, block.wall))):
                 if tiered(one.about):
