@@ -230,6 +230,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
                 tasks.start("quarantine", agent.run_quarantine())
                 tasks.start("limits", agent.run_limits())
                 tasks.start("prune", agent.run_prune())
+                tasks.start("files of teams that left", agent.run_left())
                 yield
                 await agent.drain(DRAIN_S)
             await agent.close()

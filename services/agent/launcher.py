@@ -360,9 +360,12 @@ def prune(folders: Sequence[Path]) -> None:
                 folder.parent.rmdir()
 
 
-def remove_unsaved(checkpoints: Path, pruned: Sequence[Path], kept: Collection[str]) -> None:
-    """Of jobs whose last attempts here were pruned the folder of checkpoints, where nothing is in it. On the event loop, not
-    in a thread: no attempt that begins meanwhile may find its folder gone."""
+def remove_unsaved(checkpoints: Path, pruned: Sequence[Path], kept: Collection[str]) -> list[str]:
+    """Of jobs whose last attempts here were pruned the folder of checkpoints, where nothing is in it; returns these jobs. On
+    the event loop, not in a thread: no attempt that begins meanwhile may find its folder gone."""
+    gone: list[str] = []
     for job_id in {folder.name.partition(".")[0] for folder in pruned}.difference(kept):
         with suppress(OSError):  # something was saved
             os.rmdir(checkpoints / job_id)
+            gone.append(job_id)
+    return gone
