@@ -213,7 +213,7 @@ def test_a_team_leaves_once_nothing_of_it_waits_or_runs_and_may_come_back() -> N
         f"{waits} of team research is queued",
     ]
     assert not w.decider.state.left
-    w.send(inbox.CancelRequested(job_id=waits, team="research"))
+    w.send(inbox.CancelRequested(job_id=waits, team="research", reason="we leave"))
     (told,) = w.send(LEAVES)
     assert (told.kind, told.team, told.user) == ("team.left", "research", "olga")
     assert w.send(LEAVES) == [], "it is said once"

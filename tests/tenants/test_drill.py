@@ -163,16 +163,17 @@ async def leaves(cluster: LocalStack, export: Path, ana: str, key: Path) -> None
         for _ in range(2):
             await offboard(operator, cluster.keyring, asked, shown.append)
     steps = [line.partition("\t")[::2] for line in shown]
-    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "secrets", "revoke", "erase"] * 2
-    found = dict(steps[:6])
+    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "secrets", "revoke", "erase", "nodes"] * 2
+    found = dict(steps[:7])
     assert (found["suspend"], found["jobs"], found["secrets"]) == ("in main", "1 have ended", "1 removed")
     assert found["erase"].startswith("1 names are forgotten")
-    again = dict(steps[6:])
+    again = dict(steps[7:])
     assert (again["suspend"], again["jobs"], again["secrets"]) == (
         "was suspended already",
         "none waits or runs",
         "0 removed",
     )
+    assert (found["nodes"], again["nodes"]) == ("told by main: they remove its files", "were told already")
     assert (again["export"], again["revoke"]) == (f"was written already: {export}", "0 credentials are void")
     assert json.loads((export / "about.json").read_text())["counts"]["jobs"] == 4
     assert ana in (export / "jobs.jsonl").read_text()
