@@ -589,6 +589,10 @@ class NodeView(Fact):
         default=None,
         description="what keeps jobs apart there; none: no processes run there, or its agent has not told yet",
     )
+    cleared_seq: int | None = Field(
+        default=None,
+        description="ledger sequence as of which nothing of a team that has left is kept there; told to operators",
+    )
 
 
 class NodeList(Fact):

@@ -82,8 +82,8 @@ def command(
     with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
         run(lambda baton: offboard(baton, ring, asked), OPERATOR, url, user=user)
     hint(
-        "nodes remove homes, output and checkpoints of its jobs within ten minutes, or when their agents start, and log it: "
-        "docs/security.md, 'A team comes, pauses and leaves', says how to look"
+        "nodes remove homes, output and checkpoints of its jobs within ten minutes, or when their agents start: "
+        "`baton get nodes -o wide` shows in CLEARED by which record each has"
     )
 
 
@@ -230,8 +230,10 @@ async def _erase(ring: Keyring, asked: Leaving) -> str:
 
 
 async def _nodes(baton: Baton, asked: Leaving) -> str:
-    pools = await team_pause.leave(baton, asked.team, asked.reason)
-    return f"told by {', '.join(pools)}: they remove its files" if pools else "were told already"
+    """Said again it finds the same, of a later record."""
+    known = await team_pause.leave(baton, asked.team, asked.reason)
+    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(known.items()))
+    return f"are told by {said} that its files go"
 
 
 def _as(baton: Baton, team: str) -> Baton:

@@ -76,25 +76,24 @@ async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, onl
     return pools
 
 
-async def leave(baton: Baton, team: str, reason: str) -> list[str]:
-    """`team`, which is suspended, has left; the pools in which that is new. Raises as `say_to_pool`."""
+async def leave(baton: Baton, team: str, reason: str) -> dict[str, int]:
+    """`team`, which is suspended, has left; pool -> a ledger record that knows it. Raises as `say_to_pool`."""
     who = baton.place.user or "operator"
-    new: list[str] = []
-    for pool in await pools_of(baton):
-        there = await suspension(baton, pool, team)
-        if there is None or there.left_us is None:
-            new.append(pool)
+    known: dict[str, int] = {}
 
     async def say_it(pool: str) -> None:
         async def gone() -> bool:
-            there = await suspension(baton, pool, team)
-            return there is not None and there.left_us is not None
+            status = await _own_status(baton, pool, team)
+            if any(one.left_us is not None for one in status.suspended):
+                known[pool] = status.ledger_seq
+            return pool in known
 
-        said = OffboardTeam(team=team, reason=reason, user=who)
-        await say_to_pool(baton, pool, said, subjects.offboard_team(pool, who), team, done=gone)
+        if not await gone():
+            said = OffboardTeam(team=team, reason=reason, user=who)
+            await say_to_pool(baton, pool, said, subjects.offboard_team(pool, who), team, done=gone)
 
-    await say_to_pools(new, say_it)
-    return new
+    await say_to_pools(await pools_of(baton), say_it)
+    return known
 
 
 async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> list[str]:
@@ -117,10 +116,15 @@ async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None
 
 
 async def suspension(baton: Baton, pool: str, team: str) -> SuspendedTeam | None:
-    """How `team` is suspended in `pool`, as the team itself would be told; None: it is not. Raises ClientError."""
+    """How `team` is suspended in `pool`; None: it is not. Raises ClientError."""
+    return next(iter((await _own_status(baton, pool, team)).suspended), None)
+
+
+async def _own_status(baton: Baton, pool: str, team: str) -> PoolStatus:
+    """As the team itself would be told."""
     place = replace(baton.place, team=team)
     status: PoolStatus = await ask(baton.nats, "pool.status", place, PoolStatusQuery(), pool=pool)
-    return next(iter(status.suspended), None)
+    return status
 
 
 async def suspended(baton: Baton) -> dict[str, dict[str, SuspendedTeam]]:

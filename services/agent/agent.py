@@ -287,6 +287,7 @@ class Agent:
                 at_us=at_us,
                 devices=samples,
                 walls=self.launcher.walls.found(),
+                cleared_seq=self.left.ledger_seq,
             ),
             subject=subjects.sample(self._pool, node.name),
             type=_SAMPLE.type,

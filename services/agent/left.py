@@ -122,8 +122,8 @@ class LeftTeams:
     def __init__(
         self, nats: Client, pool: str, node: str, logs: LogStore, owners: Owners, runs: Callable[[], set[str]]
     ) -> None:
-        self.ledger_seq = 0
-        """As of this ledger record nothing of a team that has left is kept here."""
+        self.ledger_seq: int | None = None
+        """As of this ledger record nothing of a team that has left is kept here; None: not known yet."""
         self.removed = 0
         """Jobs whose files were removed."""
         self.kept = 0

@@ -52,7 +52,7 @@ class AgentMetrics(Collector):
             (
                 "left_ledger_seq",
                 "ledger record as of which nothing of a team that has left is kept here",
-                agent.left.ledger_seq,
+                agent.left.ledger_seq or 0,
             ),
             ("left_kept", "jobs of teams that have left whose files resist, or which run", agent.left.kept),
             ("keeper_up", "1 while the keeper answers or is not needed", int(agent.launcher.keeper_ok())),
