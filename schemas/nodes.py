@@ -257,6 +257,6 @@ class NodeSampled(Fact):
     walls: NodeWalls | None = Field(
         default=None, description="around its jobs; none: no processes run there, or not told"
     )
-    cleared_seq: Annotated[int, IN_64_BITS, Field(ge=0)] | None = Field(
+    cleared_seq: Annotated[int, Field(ge=0), IN_64_BITS] | None = Field(
         default=None, description="ledger sequence as of which nothing of a team that has left is kept there"
     )
