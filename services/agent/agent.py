@@ -28,7 +28,7 @@ from services.agent.asking import Asker
 from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
 from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
-from services.agent.left import LeftTeams, Owners
+from services.agent.left import LeftTeams
 from services.agent.node import NodeRunner
 from services.agent.reconcile import Phase
 from services.agent.reports import Reports
@@ -71,8 +71,7 @@ class Agent:
         self._refused: set[tuple[str, int]] = set()
         """Lives that the keeper has ended: it held nothing of them that is kept when their lease ended."""
         self._beats = 0
-        self.owners = Owners(launcher.checkpoints, settings.pool, launcher.shares_checkpoints)
-        self.left = LeftTeams(nats, settings.pool, next(iter(self.nodes)), launcher.logs, self.owners, self._runs)
+        self.left = LeftTeams(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
         launcher.keeper.on_dying = self.keeper_dies
@@ -327,12 +326,12 @@ class Agent:
         """Whose its checkpoints are is noted before the last attempt of a job goes, which says so."""
         teams = {job_id: team for (job_id, _), team in self.launcher.logs.kept().items()}
         pruned = self.launcher.logs.prune()
-        await asyncio.to_thread(self.owners.note, teams, followed)
+        await asyncio.to_thread(self.launcher.owners.note, teams, followed)
         await asyncio.to_thread(prune, pruned)
         if not self.launcher.shares_checkpoints:
             kept = {job_id for job_id, _ in self.launcher.logs.kept()}
             for job_id in remove_unsaved(self.launcher.checkpoints, pruned, kept):
-                self.owners.forget(job_id, teams[job_id])
+                self.launcher.owners.forget(job_id, teams[job_id])
 
     async def run_left(self) -> None:
         """Removes files of teams that have left."""
@@ -341,7 +340,7 @@ class Agent:
             done = False
             if (followed := self._followed()) is not None:
                 if older:
-                    await asyncio.to_thread(self.owners.note_older, self.launcher.walls.team_of, followed)
+                    await asyncio.to_thread(self.launcher.owners.note_older, self.launcher.walls.team_of, followed)
                     older = False
                 done = await self.left.look(followed)
             every_s = self.settings.left_s

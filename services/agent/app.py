@@ -35,6 +35,7 @@ from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
 from services.agent.node import NodeCounts, NodeRunner
 from services.agent.nodes import Hosted, hosted
+from services.agent.owners import Owners
 from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports, check_registration
 from services.agent.secrets import SecretFolders, SecretSource
@@ -169,6 +170,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         state_dir=state_dir,
         workdir=workdir,
         checkpoints=checkpoints,
+        owners=Owners(checkpoints, settings.pool, shared=settings.checkpoints is not None),
         logs=LogStore(workdir, settings.keep_attempts),
         keeper=keeper,
         walls=around,

@@ -24,6 +24,7 @@ from services.agent.lease import early_s
 from services.agent.limits import AttemptLimits, Watched, limits_of
 from services.agent.logs import OWN, LogStore, make_folder
 from services.agent.node import NodeRunner, RunningPart
+from services.agent.owners import Owners
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
 from services.agent.quarantine import Since, still_busy
 from services.agent.secrets import Delivered, SecretFolders, SecretSource
@@ -50,6 +51,7 @@ class Launcher:
     state_dir: Path
     workdir: Path
     checkpoints: Path
+    owners: Owners
     logs: LogStore
     keeper: KeeperClient
     timers: Timers

@@ -8,7 +8,7 @@ import pytest
 from schemas.ids import job_id
 from schemas.inbox import Released, Started
 from schemas.nodes import TEAMS_PER_QUESTION
-from services.agent.left import Owners
+from services.agent.owners import Owners
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 from tests.agent.test_agent import start, world  # noqa: F401 - fixtures
