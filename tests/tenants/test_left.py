@@ -2,6 +2,7 @@
 what the team saves after it has come back, too."""
 
 import asyncio
+import re
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -37,7 +38,7 @@ async def test_files_of_a_team_that_leaves_go_and_no_others(tmp_path: Path) -> N
     fleet, home, keys = tmp_path / "fleet.yaml", tmp_path / "agent", tmp_path / "keys"
     fleet.write_text(FLEET)
     options = LaunchOptions(
-        state_dir=tmp_path / "instance", teams=("red", "blue"), services=SERVICES, sync_always=False, scale=0.1,
+        state_dir=tmp_path / "instance", teams=("red", "blue"), services=(*SERVICES, "telemetry"), sync_always=False, scale=0.1,
         log_level="WARNING", env={"*": {"OPENBLAS_NUM_THREADS": "1"}},
     )  # fmt: skip
     async with LocalStack(options) as cluster, AsyncExitStack() as stack:
@@ -50,7 +51,7 @@ async def test_files_of_a_team_that_leaves_go_and_no_others(tmp_path: Path) -> N
             service = Service(
                 "agent", BATON_NATS_URL=cluster.nats_url, BATON_NATS_CREDS=str(keys / creds.name), BATON_POOL="main",
                 BATON_AGENT_FLEET=str(fleet), BATON_AGENT_DEVICES="none", BATON_STATE_DIR=str(home),
-                BATON_AGENT_LEFT_S="0.5", BATON_AGENT_ON_STOP="drain",
+                BATON_AGENT_LEFT_S="0.5", BATON_AGENT_SAMPLE_S="0.5", BATON_AGENT_ON_STOP="drain",
                 BATON_AGENT_TEAMS_WITHOUT_WALLS="true",
             )  # fmt: skip
             async with service:
@@ -64,9 +65,10 @@ async def test_files_of_a_team_that_leaves_go_and_no_others(tmp_path: Path) -> N
             others = await saved(blue)
         assert len(lies(home, theirs)) == len(lies(home, others)) >= 3, "the agent is off"
 
-        await leaves(cluster, operator, tmp_path / "export")
+        told = await leaves(cluster, operator, tmp_path / "export")
         async with agent():
             await until(lambda: gone(home, theirs))
+            await until(lambda: cleared(operator, told))
             assert len(lies(home, others)) >= 3
 
             assert await go_on(operator, "red", "it is back") == ["main"]
@@ -90,10 +92,18 @@ async def saved(team: Baton) -> str:
     return job.job_id
 
 
-async def leaves(cluster: LocalStack, operator: Baton, export: Path) -> None:
+async def leaves(cluster: LocalStack, operator: Baton, export: Path) -> int:
+    """Which ledger record tells it."""
     shown: list[str] = []
     await offboard(operator, cluster.keyring, Leaving("red", export, "its contract ends", False, 60), shown.append)
-    assert shown[-1].startswith("nodes\tare told by main from record ")
+    found = re.fullmatch(r"nodes\tare told by main from record (\d+) on that its files go", shown[-1])
+    assert found
+    return int(found[1])
+
+
+async def cleared(operator: Baton, record: int) -> bool:
+    """Whether all nodes say that they have done it."""
+    return all((node.cleared_seq or 0) >= record for node in (await operator.nodes()).nodes)
 
 
 async def gone(agent: Path, job_id: str) -> bool:
