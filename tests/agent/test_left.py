@@ -88,6 +88,7 @@ async def test_an_agent_that_was_off_removes_it_when_it_starts(world, start, tmp
         await followed(agent, world)
         await agent._prune(agent._followed())
         assert lies(tmp_path) == sorted([f"checkpoints/{long_ago.job_id}", *all_of(lately.job_id)])
+        assert agent.launcher.owners.jobs("blue").keys() == {long_ago.job_id, lately.job_id}
     world.left = {"blue"}
     async with start() as agent, beside(agent.run_left()):
         await until(lambda: agent.left.ledger_seq)
@@ -209,9 +210,9 @@ def test_a_note_that_is_a_link_or_has_two_names_or_another_name_is_none(owners, 
 def test_checkpoints_of_an_earlier_version_are_known_by_their_user(owners, tmp_path):
     for job in (THEIRS, OTHERS):
         saved(tmp_path, job)
-    if os.geteuid() == 0:
-        os.chown(tmp_path / THEIRS, 70_001, 70_001)
     theirs = (tmp_path / THEIRS).stat().st_uid
     owners.note({OTHERS: "green"}, 5)
     owners.note_older(lambda uid: "blue" if uid == theirs else "", 7)
-    assert (owners.jobs("blue"), owners.jobs("green")) == ({THEIRS: 7}, {OTHERS: 5})
+    assert (owners.jobs("blue"), owners.jobs("green")) == ({THEIRS: 7}, {OTHERS: 5}), "what is noted counts"
+    owners.note_older(lambda uid: "", 9)
+    assert owners.teams() == ["blue", "green"]
