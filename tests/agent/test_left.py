@@ -212,7 +212,7 @@ def test_checkpoints_of_an_earlier_version_are_known_by_their_user(owners, tmp_p
         saved(tmp_path, job)
     theirs = (tmp_path / THEIRS).stat().st_uid
     owners.note({OTHERS: "green"}, 5)
+    owners.note_older(lambda uid: "", 6)
+    assert owners.teams() == ["green"], "whose it is, is not known"
     owners.note_older(lambda uid: "blue" if uid == theirs else "", 7)
     assert (owners.jobs("blue"), owners.jobs("green")) == ({THEIRS: 7}, {OTHERS: 5}), "what is noted counts"
-    owners.note_older(lambda uid: "", 9)
-    assert owners.teams() == ["blue", "green"]
