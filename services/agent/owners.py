@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from schemas.base import NAME_PATTERN
 from schemas.ids import JOB_ID_PATTERN
 from services.agent.folders import remove_tree
 from services.agent.logs import OWN, make_folder
@@ -15,7 +16,7 @@ from services.agent.private import open_file
 
 log = logging.getLogger("baton.agent")
 
-TEAM = re.compile(r"[A-Za-z0-9_-]{1,63}")
+TEAM = re.compile(NAME_PATTERN)
 _JOB = re.compile(JOB_ID_PATTERN)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -35,7 +36,7 @@ class Owners:
         """`teams`: job -> team. What cannot be written down is logged. Blocks."""
         self._noted &= teams.keys()
         for job_id, team in teams.items():
-            if job_id not in self._noted and self._saved(job_id):
+            if job_id not in self._noted and TEAM.fullmatch(team) and self._saved(job_id):
                 try:
                     self._write(job_id, team, seq)
                 except OSError as e:
@@ -96,13 +97,12 @@ class Owners:
 
 
 def _names(folder: Path, form: re.Pattern[str]) -> Iterator[str]:
-    """Of what lies in `folder`, which is no link, the names of this form."""
-    try:
+    """Of what lies in `folder`, which is no link, the names of this form; none where it cannot be read."""
+    names: list[str] = []
+    with suppress(OSError):
         at = os.open(folder, _FOLDER)
-    except OSError:
-        return
-    try:
-        names = os.listdir(at)
-    finally:
-        os.close(at)
+        try:
+            names = os.listdir(at)
+        finally:
+            os.close(at)
     yield from filter(form.fullmatch, names)

@@ -150,13 +150,13 @@ async def test_where_other_nodes_save_too_what_is_noted_there_counts(world, star
 async def test_more_teams_than_one_question_takes_are_asked_of_in_several(world, start):  # noqa: F811
     async with start() as agent:
         teams = [f"team-{n:03d}" for n in range(TEAMS_PER_QUESTION + 1)]
-        for team in teams:
+        for team in (*teams, "-no-team-is-called-so"):
             agent.launcher.logs.begin(job_id(team, "x"), 1, team)
         await followed(agent, world)
         world.left = set(teams)
         assert await look(agent)
         assert [len(asked) for asked in world.asked_who_left] == [TEAMS_PER_QUESTION, 1]
-        assert agent.launcher.logs.kept() == {}
+        assert [*agent.launcher.logs.kept().values()] == ["-no-team-is-called-so"]
 
 
 async def test_where_nobody_answers_everything_stays(world, start, tmp_path, nats_url):  # noqa: F811
