@@ -42,6 +42,7 @@ _IDLE_WATCH_S = 0.5
 _BARE_S = 0.5
 _FIRST_BARE_S = 0.1
 _PRUNE_S = 60.0
+_MISSES = 12
 _DISK_S = 1.0
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
 _SAMPLE = BY_TYPE["io.baton.node.sample.v1"]
@@ -334,7 +335,8 @@ class Agent:
                 self.launcher.owners.forget(job_id, teams[job_id])
 
     async def run_left(self) -> None:
-        """Removes files of teams that have left."""
+        """Removes files of teams that have left. Where nobody answers it is asked again soon, and then less and less often."""
+        misses = 0
         older = not self.launcher.shares_checkpoints  # on another machine a user's number may be another team's
         while True:
             done = False
@@ -343,8 +345,9 @@ class Agent:
                     await asyncio.to_thread(self.launcher.owners.note_older, self.launcher.walls.team_of, followed)
                     older = False
                 done = await self.left.look(followed)
-            every_s = self.settings.left_s
-            await asyncio.sleep(clock.until_turn(every_s if done else min(every_s, self.settings.ask_s)))
+            misses = 0 if done else min(misses + 1, _MISSES)
+            every_s, soon_s = self.settings.left_s, self.settings.ask_s * 2 ** (misses - 1)
+            await asyncio.sleep(clock.until_turn(every_s if done else min(every_s, soon_s)))
 
     def _followed(self) -> int | None:
         """A ledger record before which everything was granted of which there are files here. None until each node has been told
