@@ -5,7 +5,7 @@ long those waited, is told to those whose jobs they are.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -83,13 +83,11 @@ class Glance:
         )  # fmt: skip
 
     def _paused(self) -> tuple[SuspendedTeam, ...]:
-        """By name; where that are too many for an answer, those of long ago are left out, and before them those that left."""
-        teams: Iterable[str] = self._suspended
-        if len(self._suspended) > MOST_SUSPENDED:
-            teams = nlargest(
-                MOST_SUSPENDED, self._suspended, key=lambda one: (one not in self._left, self._suspended[one].since_us)
-            )
-        return tuple(map(self._how, sorted(teams)))
+        """By name; where that are too many for an answer, those that left long ago are not told, or else were suspended then."""
+        stay = [team for team in self._suspended if team not in self._left]
+        told = nlargest(MOST_SUSPENDED, stay, key=lambda team: self._suspended[team].since_us)
+        told += nlargest(MOST_SUSPENDED - len(told), self._left, key=self._left.__getitem__)
+        return tuple(map(self._how, sorted(told)))
 
     def _how(self, team: str) -> SuspendedTeam:
         how = self._suspended[team]
