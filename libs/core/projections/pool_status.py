@@ -83,7 +83,7 @@ class Glance:
         )  # fmt: skip
 
     def _paused(self) -> tuple[SuspendedTeam, ...]:
-        """By name; where that are too many for an answer, those that left long ago are not told, or else were suspended then."""
+        """By name; where that are too many for an answer, those that left long ago are left out, then those of long ago."""
         stay = [team for team in self._suspended if team not in self._left]
         told = nlargest(MOST_SUSPENDED, stay, key=lambda team: self._suspended[team].since_us)
         told += nlargest(MOST_SUSPENDED - len(told), self._left, key=self._left.__getitem__)
