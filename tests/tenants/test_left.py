@@ -28,7 +28,7 @@ JOB = JobSpec(command=(sys.executable, "-c", SAVES), resources=Resources(devices
 
 
 def lies(agent: Path, *job_ids: str) -> list[str]:
-    """What an agent has of these jobs: checkpoints, homes, output, and whose the checkpoints are."""
+    """What an agent has of these jobs: checkpoints, homes, output, and, sooner or later, whose the checkpoints are."""
     return sorted(
         path.relative_to(agent).as_posix() for path in agent.rglob("job-*") if path.name.partition(".")[0] in job_ids
     )
@@ -63,7 +63,7 @@ async def test_files_of_a_team_that_leaves_go_and_no_others(tmp_path: Path) -> N
             async with await connect(cluster.address("red")) as red:
                 theirs = await saved(red)
             others = await saved(blue)
-        assert len(lies(home, theirs)) == len(lies(home, others)) >= 3, "the agent is off"
+        assert min(len(lies(home, theirs)), len(lies(home, others))) >= 3, "the agent is off"
 
         told = await leaves(cluster, operator, tmp_path / "export")
         async with agent():
