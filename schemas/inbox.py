@@ -403,8 +403,17 @@ class SuspendTeam(Fact):
     user: User = ""
 
 
+class OffboardTeam(Fact):
+    """An operator says that a suspended team has left, once nothing of it waits or runs: nodes remove what they keep of it.
+    Sent by `baton team offboard`."""
+
+    team: Name
+    reason: str = Field(default="", max_length=1024)
+    user: User = ""
+
+
 class ResumeTeam(Fact):
-    """An operator lets a suspended team go on. Sent by `baton team resume`."""
+    """An operator lets a suspended team go on, also one that had left. Sent by `baton team resume`."""
 
     team: Name
     reason: str = Field(default="", max_length=1024)
@@ -457,6 +466,7 @@ InboxMessage = (
     | ApplyBudgets
     | TopUpBudget
     | SuspendTeam
+    | OffboardTeam
     | ResumeTeam
     | PreemptionPlanned
     | ActionTold

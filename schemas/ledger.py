@@ -170,8 +170,18 @@ class TeamSuspended(Fact):
     user: User = Field(default="", description="the operator who said it")
 
 
+class TeamLeft(Fact):
+    """A suspended team, of which nothing waits or runs, has left: nodes remove what they keep of it. It stays suspended;
+    that it is resumed takes this back."""
+
+    kind: Literal["team.left"] = "team.left"
+    team: Name
+    reason: str = Field(default="", max_length=1024, description="in the operator's words")
+    user: User = Field(default="", description="the operator who said it")
+
+
 class TeamResumed(Fact):
-    """The team's suspension is over: its waiting jobs stand in their queues again, with their age."""
+    """The team's suspension is over: its waiting jobs stand in their queues again, with their age. If it left, it is back."""
 
     kind: Literal["team.resumed"] = "team.resumed"
     team: Name
@@ -690,6 +700,7 @@ LedgerEvent = Annotated[
     | BudgetHoldsRenewed
     | BudgetReached
     | TeamSuspended
+    | TeamLeft
     | TeamResumed
     | EventOfJob
     | BoardRecut

@@ -192,6 +192,24 @@ class NodeSpecs(Fact):
     specs: dict[SpecDigest, AcceptedSpec]
 
 
+TEAMS_PER_QUESTION: Final = 256
+
+
+class TeamsLeftQuery(Fact):
+    """An agent asks which of these teams, of whose jobs it keeps files, have left the pool: at its start, and every ten
+    minutes."""
+
+    teams: tuple[Name, ...] = Field(min_length=1, max_length=TEAMS_PER_QUESTION)
+
+
+class TeamsLeft(Fact):
+    """Of the teams that were asked for those that have left, as of a ledger sequence. What of them was begun by then has ended,
+    and the agent removes it; what a team begins after it has come back is granted later, and stays. Sent by placement."""
+
+    ledger_seq: int = Field(ge=0)
+    left: tuple[Name, ...] = ()
+
+
 class Heartbeat(Fact):
     """An agent renews a node's lease (request; leases answers `LeaseGranted`). Counts from when it was sent. It names
     the subject's node and no other."""
@@ -238,4 +256,7 @@ class NodeSampled(Fact):
     devices: tuple[DeviceSample, ...] = Field(max_length=4096)
     walls: NodeWalls | None = Field(
         default=None, description="around its jobs; none: no processes run there, or not told"
+    )
+    cleared_seq: Annotated[int, Field(ge=0), IN_64_BITS] | None = Field(
+        default=None, description="ledger sequence as of which nothing of a team that has left is kept there"
     )

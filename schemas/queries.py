@@ -506,6 +506,11 @@ class SuspendedTeam(Fact):
     since_us: int
     reason: str = ""
     user: str = Field(default="", description="the operator who said it")
+    left_us: Micros | None = Field(default=None, description="since when it has left; null: it has not")
+
+
+MOST_SUSPENDED = 256
+"""Teams in one answer."""
 
 
 class PoolStatus(Fact):
@@ -545,7 +550,11 @@ class PoolStatus(Fact):
     waiting_devices: int = Field(default=0, ge=0, description="that waiting jobs ask for")
     limit_milli: int | None = Field(default=None, description="the team's quota; null: no such limit")
     limits_by_type: dict[str, int] = Field(default_factory=dict, description="the team's quota per kind")
-    suspended: tuple[SuspendedTeam, ...] = Field(default=(), description="told to a team: itself, if it is")
+    suspended: tuple[SuspendedTeam, ...] = Field(
+        default=(),
+        description=f"told to a team: itself, if it is; to the operator: of all that are the last {MOST_SUSPENDED}, those that "
+        "have left after all others",
+    )
 
 
 class NodeListQuery(Strict):
@@ -579,6 +588,10 @@ class NodeView(Fact):
     walls: NodeWalls | None = Field(
         default=None,
         description="what keeps jobs apart there; none: no processes run there, or its agent has not told yet",
+    )
+    cleared_seq: int | None = Field(
+        default=None,
+        description="ledger sequence as of which nothing of a team that has left is kept there; told to operators",
     )
 
 

@@ -236,6 +236,11 @@ def suspend_team(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="team-suspended", pool=pool, team=OPERATOR, user=user)
 
 
+def offboard_team(pool: str, user: str) -> str:
+    """Operators only: a suspended team has left."""
+    return fill(OPERATOR_INPUT, what="team-left", pool=pool, team=OPERATOR, user=user)
+
+
 def resume_team(pool: str, user: str) -> str:
     """Operators only: a paused team goes on."""
     return fill(OPERATOR_INPUT, what="team-resumed", pool=pool, team=OPERATOR, user=user)

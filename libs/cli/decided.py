@@ -24,6 +24,7 @@ from schemas.inbox import (
     ClosePeriod,
     CordonNode,
     NodeDead,
+    OffboardTeam,
     QuarantineLifted,
     ResumeTeam,
     SuspendTeam,
@@ -44,6 +45,7 @@ Said = (
     | ClosePeriod
     | CordonNode
     | NodeDead
+    | OffboardTeam
     | QuarantineLifted
     | ResumeTeam
     | SuspendTeam

@@ -170,6 +170,7 @@ def node(
             ("simulated", "yes" if view.simulated else ""),
             ("walls", "" if view.walls is None else view.walls.tier),
             ("walls lack", [] if view.walls is None else list(view.walls.lacks)),
+            ("cleared", "" if view.cleared_seq is None else f"of teams that left by record {view.cleared_seq}"),
         ]
     )
     say("")

@@ -117,6 +117,7 @@ _NODES = [
     Column("INCARNATION", lambda n: n.incarnation, wide=True, right=True),
     Column("LABELS", lambda n: [f"{k}={v}" for k, v in sorted(n.labels.items())], wide=True),
     Column("OUT OF USE", lambda n: n.out_of_use, wide=True),
+    Column("CLEARED", lambda n: n.cleared_seq, wide=True, right=True),
 ]
 
 DEVICES = [

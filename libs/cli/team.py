@@ -273,7 +273,8 @@ def _suspended(url: str | None) -> dict[str, str]:
     told: dict[str, list[str]] = {}
     for pool, teams in found.items():
         for team, how in teams.items():
-            told.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}")
+            left = "" if how.left_us is None else " (it has left)"
+            told.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}{left}")
     return {team: "; ".join(where) for team, where in sorted(told.items())}
 
 

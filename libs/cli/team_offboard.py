@@ -7,6 +7,7 @@ where it was ended: a step looks at what is there, and does what is left.
     secrets    removed in every version
     revoke     every credential of it; that it has left is noted beside the keys, so that nobody else gets its name unwarned
     erase      who its users were: the names of pseudonyms
+    nodes      in every pool: it has left, so nodes remove what they keep of it
 """
 
 import asyncio
@@ -80,8 +81,10 @@ def command(
     asked = Leaving(team, export, reason, cancel, wait)
     with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
         run(lambda baton: offboard(baton, ring, asked), OPERATOR, url, user=user)
-    hint(f"nodes keep homes, output and checkpoints of its jobs, which {export / 'jobs.jsonl'} lists: docs/security.md, "
-         '"A team comes, pauses and leaves", says how they are removed')  # fmt: skip
+    hint(
+        "nodes remove homes, output and checkpoints of its jobs within ten minutes, or when their agents start: "
+        "`baton get nodes -o wide` shows in CLEARED by which record each has"
+    )
 
 
 def check_folder(folder: Path, team: str) -> None:
@@ -118,14 +121,15 @@ async def offboard(baton: Baton, ring: Keyring, asked: Leaving, show: Callable[[
         "secrets": lambda: _secrets(baton, asked),
         "revoke": lambda: _revoke(baton, ring, asked),
         "erase": lambda: _erase(ring, asked),
+        "nodes": lambda: _nodes(baton, asked),
     }
     for name, step in steps.items():
         show(f"{name}\t{await step()}")
 
 
 async def _suspend(baton: Baton, asked: Leaving) -> str:
-    there = await team_pause.suspended(baton)
-    if there and all(asked.team in teams for teams in there.values()):
+    pools = await team_pause.pools_of(baton)
+    if all([await team_pause.suspension(baton, pool, asked.team) is not None for pool in pools]):
         return "was suspended already"
     return f"in {', '.join(await team_pause.pause(baton, asked.team, asked.reason))}"
 
@@ -223,6 +227,13 @@ async def _revoke(baton: Baton, ring: Keyring, asked: Leaving) -> str:
 async def _erase(ring: Keyring, asked: Leaving) -> str:
     gone = await asyncio.to_thread(People(ring.folder).erase, asked.team)
     return f"{len(gone)} names are forgotten; their pseudonyms stay in ledger and bills"
+
+
+async def _nodes(baton: Baton, asked: Leaving) -> str:
+    """Said again it finds the same, of a later record."""
+    known = await team_pause.leave(baton, asked.team, asked.reason)
+    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(known.items()))
+    return f"are told by {said} that its files go"
 
 
 def _as(baton: Baton, team: str) -> Baton:

@@ -1,5 +1,6 @@
 """`baton team suspend|resume TEAM`: what an operator says to the pools, and what they then say of it."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import Failed
 from schemas import subjects
-from schemas.inbox import ResumeTeam, SuspendTeam
+from schemas.inbox import OffboardTeam, ResumeTeam, SuspendTeam
 from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
 
 TeamName = Annotated[str, typer.Argument(help="A team. It need not have a credential any more.", metavar="TEAM")]
@@ -65,7 +66,7 @@ async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, onl
 
     async def say_it(pool: str) -> None:
         async def paused() -> bool:
-            there = (await suspended(baton, pool))[pool].get(team)
+            there = await suspension(baton, pool, team)
             return there is not None and there.reason == reason
 
         said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
@@ -75,16 +76,37 @@ async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, onl
     return pools
 
 
+async def leave(baton: Baton, team: str, reason: str) -> dict[str, int]:
+    """`team`, which is suspended, has left; pool -> a ledger record that knows it. Raises as `say_to_pool`."""
+    who = baton.place.user or "operator"
+    known: dict[str, int] = {}
+
+    async def say_it(pool: str) -> None:
+        async def gone() -> bool:
+            status = await _own_status(baton, pool, team)
+            if any(one.left_us is not None for one in status.suspended):
+                known[pool] = status.ledger_seq
+            return pool in known
+
+        if not await gone():
+            said = OffboardTeam(team=team, reason=reason, user=who)
+            await say_to_pool(baton, pool, said, subjects.offboard_team(pool, who), team, done=gone)
+
+    await say_to_pools(await pools_of(baton), say_it)
+    return known
+
+
 async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> list[str]:
     """Resumes `team` where it is suspended; the pools in which it was. Raises as `say_to_pool`; Failed when it is nowhere."""
     who = baton.place.user or "operator"
-    found = [pool for pool, there in (await suspended(baton, only)).items() if team in there]
+    pools = [only] if only else await pools_of(baton)
+    found = [pool for pool in pools if await suspension(baton, pool, team) is not None]
     if not found:
         raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
 
     async def say_it(pool: str) -> None:
         async def goes_on() -> bool:
-            return team not in (await suspended(baton, pool))[pool]
+            return await suspension(baton, pool, team) is None
 
         said = ResumeTeam(team=team, reason=reason, user=who)
         await say_to_pool(baton, pool, said, subjects.resume_team(pool, who), team, done=goes_on)
@@ -93,10 +115,22 @@ async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None
     return found
 
 
-async def suspended(baton: Baton, only: str | None = None) -> dict[str, dict[str, SuspendedTeam]]:
-    """Pool -> the teams that are suspended there. Raises ClientError."""
+async def suspension(baton: Baton, pool: str, team: str) -> SuspendedTeam | None:
+    """How `team` is suspended in `pool`; None: it is not. Raises ClientError."""
+    return next(iter((await _own_status(baton, pool, team)).suspended), None)
+
+
+async def _own_status(baton: Baton, pool: str, team: str) -> PoolStatus:
+    """As the team itself would be told."""
+    place = replace(baton.place, team=team)
+    status: PoolStatus = await ask(baton.nats, "pool.status", place, PoolStatusQuery(), pool=pool)
+    return status
+
+
+async def suspended(baton: Baton) -> dict[str, dict[str, SuspendedTeam]]:
+    """Pool -> the teams that are suspended there, the last ones where there are many. Raises ClientError."""
     out: dict[str, dict[str, SuspendedTeam]] = {}
-    for pool in [only] if only else await pools_of(baton):
+    for pool in await pools_of(baton):
         status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
         out[pool] = {one.team: one for one in status.suspended}
     return out

@@ -10,7 +10,7 @@ from libs.cli.output import hint
 from libs.client import Unreachable
 from libs.client.where import check_operator, read_instance, shown_credential, state_dir
 from libs.walls.keyring import Keyring
-from libs.walls.leavers import Leavers, TeamLeft
+from libs.walls.leavers import Leavers, TeamIsGone
 from libs.walls.resolver import NotTold, tell
 
 
@@ -35,7 +35,7 @@ def staying(ring: Keyring, names: Iterable[str]) -> list[str]:
         try:
             leavers.check(team)
             out.append(name)
-        except TeamLeft as e:
+        except TeamIsGone as e:
             if team not in gone:
                 hint(f"no credential is made: {e}")
             gone.add(team)

@@ -24,6 +24,7 @@ from schemas.inbox import (
     NodeDead,
     NodeObserved,
     NodeRegistered,
+    OffboardTeam,
     QuarantineLifted,
     ResumeTeam,
     SuspendTeam,
@@ -47,6 +48,7 @@ _OPERATORS_SAY = (
     | ApplyBudgets
     | TopUpBudget
     | SuspendTeam
+    | OffboardTeam
     | ResumeTeam
     | ActionTold
 )

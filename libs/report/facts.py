@@ -102,7 +102,7 @@ class Facts:
         "attempt.starting", "attempt.progress", "gang.promised",
         "attempt.stopping", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
-        "queues.applied", "prices.applied", "period.closed", "budgets.applied",
+        "team.left", "queues.applied", "prices.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
         "node.cordoned", "node.uncordoned", "devices.reserved", "devices.fragmented",

@@ -16,7 +16,7 @@ from libs.walls.changing import changing
 LEAVERS_FILE = "left.json"
 
 
-class TeamLeft(ValueError):
+class TeamIsGone(ValueError):
     """A team of that name has left; the text says when, what is kept of it, and what to do."""
 
 
@@ -43,9 +43,9 @@ class Leavers:
             return left.left_s.pop(team, None) is not None
 
     def check(self, team: str) -> None:
-        """Raises TeamLeft for a team that has left."""
+        """Raises TeamIsGone for a team that has left."""
         if (at_s := self._read().left_s.get(team)) is not None:
-            raise TeamLeft(
+            raise TeamIsGone(
                 f"team {team} left on {time.strftime('%Y-%m-%d at %H:%M UTC', time.gmtime(at_s))}; its jobs, logs, events and "
                 "bills are kept under this name, and whoever is given a credential of it sees them: take another name, or, if "
                 f"it is the same team, `baton team add {team} --returns`"
@@ -57,6 +57,6 @@ class Leavers:
         except FileNotFoundError:
             return _Left()
         except ValidationError:
-            raise TeamLeft(
+            raise TeamIsGone(
                 f"{self._file} cannot be read, so nobody knows which teams have left: put it back from a backup, or remove it"
             ) from None

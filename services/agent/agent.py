@@ -28,7 +28,9 @@ from services.agent.asking import Asker
 from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
 from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
+from services.agent.left import LeftTeams
 from services.agent.node import NodeRunner
+from services.agent.reconcile import Phase
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings, OnStop
 from services.agent.shared import QUICK_S, SharedLook
@@ -41,6 +43,7 @@ _IDLE_WATCH_S = 0.5
 _BARE_S = 0.5
 _FIRST_BARE_S = 0.1
 _PRUNE_S = 60.0
+_MISSES = 12
 _DISK_S = 1.0
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
 _SAMPLE = BY_TYPE["io.baton.node.sample.v1"]
@@ -70,6 +73,7 @@ class Agent:
         self._refused: set[tuple[str, int]] = set()
         """Lives that the keeper has ended: it held nothing of them that is kept when their lease ended."""
         self._beats = 0
+        self.left = LeftTeams(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
         launcher.keeper.on_dying = self.keeper_dies
@@ -284,6 +288,7 @@ class Agent:
                 at_us=at_us,
                 devices=samples,
                 walls=self.launcher.walls.found(),
+                cleared_seq=self.left.ledger_seq,
             ),
             subject=subjects.sample(self._pool, node.name),
             type=_SAMPLE.type,
@@ -328,11 +333,49 @@ class Agent:
             await asyncio.sleep(_PRUNE_S)
             if self.launcher.memory_base is not None:
                 await asyncio.to_thread(groups.look)
-            pruned = self.launcher.logs.prune()
-            await asyncio.to_thread(prune, pruned)
-            if not self.launcher.shares_checkpoints:
-                remove_unsaved(self.launcher.checkpoints, pruned, self.launcher.logs.jobs())
+            if (followed := self._followed()) is not None:  # before, nothing begins here
+                await self._prune(followed)
             await asyncio.to_thread(make_room, self.launcher.workdir, self.launcher.logs.left)
+
+    async def _prune(self, followed: int) -> None:
+        """Whose its checkpoints are is noted before the last attempt of a job goes, which says so."""
+        teams = {job_id: team for (job_id, _), team in self.launcher.logs.kept().items()}
+        pruned = self.launcher.logs.prune()
+        await asyncio.to_thread(self.launcher.owners.note, teams, followed)
+        await asyncio.to_thread(prune, pruned)
+        if not self.launcher.shares_checkpoints:
+            kept = {job_id for job_id, _ in self.launcher.logs.kept()}
+            for job_id in remove_unsaved(self.launcher.checkpoints, pruned, kept):
+                self.launcher.owners.forget(job_id, teams[job_id])
+
+    async def run_left(self) -> None:
+        """Removes files of teams that have left. Where nobody answers it is asked again soon, and then less and less often."""
+        misses = 0
+        older = not self.launcher.shares_checkpoints  # on another machine a user's number may be another team's
+        while True:
+            done = False
+            if (followed := self._followed()) is not None:
+                if older:
+                    await asyncio.to_thread(self.launcher.owners.note_older, self.launcher.walls.team_of, followed)
+                    older = False
+                done = await self.left.look(followed)
+            misses = 0 if done else min(misses + 1, _MISSES)
+            every_s, soon_s = self.settings.left_s, self.settings.ask_s * 2 ** (misses - 1)
+            await asyncio.sleep(clock.until_turn(every_s if done else min(every_s, soon_s)))
+
+    def _followed(self) -> int | None:
+        """A ledger record before which everything was granted of which there are files here. None until each node has been told
+        what should run there in this life of it, which begins after all that earlier ones were granted."""
+        told = [node.view.ledger_seq for node in self.nodes.values()]
+        return None if min(told) < 0 else max(told)
+
+    def _runs(self) -> set[str]:
+        return {
+            job_id
+            for node in self.nodes.values()
+            for (job_id, _), held in node.view.parts.items()
+            if held.phase is not Phase.ENDED
+        }
 
     def read_log(self, query: LogQuery, team: str) -> LogPiece | None:
         return self.launcher.logs.read(query, team)

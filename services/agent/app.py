@@ -35,6 +35,7 @@ from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
 from services.agent.node import NodeCounts, NodeRunner
 from services.agent.nodes import Hosted, hosted
+from services.agent.owners import Owners
 from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports, check_registration
 from services.agent.secrets import SecretFolders, SecretSource
@@ -170,6 +171,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         state_dir=state_dir,
         workdir=workdir,
         checkpoints=checkpoints,
+        owners=Owners(checkpoints, settings.pool, shared=settings.checkpoints is not None),
         logs=LogStore(workdir, settings.keep_attempts),
         keeper=keeper,
         walls=around,
@@ -233,6 +235,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
                 tasks.start("limits", agent.run_limits())
                 tasks.start("shared", agent.run_shared())
                 tasks.start("prune", agent.run_prune())
+                tasks.start("files of teams that left", agent.run_left())
                 yield
                 await agent.drain(DRAIN_S)
             await agent.close()

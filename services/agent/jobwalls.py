@@ -80,6 +80,10 @@ class JobWalls:
             "BATON_AGENT_TRUSTED_TEAM names another, BATON_AGENT_TEAMS_WITHOUT_WALLS=true lets all in"
         )
 
+    def team_of(self, uid: int) -> str:
+        """Whose jobs have this user here, and nobody else's; "" where that is not known."""
+        return self._teams.get(str(uid), "")
+
     def _first(self, team: str) -> str:
         self._keep("", team)
         return team

@@ -26,6 +26,7 @@ from services.agent.lease import early_s
 from services.agent.limits import AttemptLimits, Watched, limits_of
 from services.agent.logs import OWN, LogStore, make_folder
 from services.agent.node import NodeRunner, RunningPart
+from services.agent.owners import Owners
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
 from services.agent.quarantine import Since, still_busy
 from services.agent.secrets import Delivered, SecretFolders, SecretSource
@@ -53,6 +54,7 @@ class Launcher:
     state_dir: Path
     workdir: Path
     checkpoints: Path
+    owners: Owners
     logs: LogStore
     keeper: KeeperClient
     timers: Timers
@@ -375,9 +377,12 @@ def prune(folders: Sequence[Path]) -> None:
                 folder.parent.rmdir()
 
 
-def remove_unsaved(checkpoints: Path, pruned: Sequence[Path], kept: Collection[str]) -> None:
-    """Of jobs whose last attempts here were pruned the folder of checkpoints, where nothing is in it. On the event loop, not
-    in a thread: no attempt that begins meanwhile may find its folder gone."""
+def remove_unsaved(checkpoints: Path, pruned: Sequence[Path], kept: Collection[str]) -> list[str]:
+    """Of jobs whose last attempts here were pruned the folder of checkpoints, where nothing is in it; returns these jobs. On
+    the event loop, not in a thread: no attempt that begins meanwhile may find its folder gone."""
+    gone: list[str] = []
     for job_id in {folder.name.partition(".")[0] for folder in pruned}.difference(kept):
         with suppress(OSError):  # something was saved
             os.rmdir(checkpoints / job_id)
+            gone.append(job_id)
+    return gone

@@ -116,19 +116,16 @@ class LogStore:
         old = sorted(self._ended(), reverse=True)[self._keep :]
         for _, job_id, attempt, _ in old:
             self._teams.pop((job_id, attempt), None)
-        return [
-            folder
-            for _, job_id, attempt, team in old
-            for folder in (
-                self.attempt(job_id, attempt),
-                self.earlier(job_id, attempt),
-                self._own / folder_name(job_id, attempt, team),
-            )
-        ]
+        return [folder for _, job_id, attempt, team in old for folder in self.folders(job_id, attempt, team)]
 
-    def jobs(self) -> set[str]:
-        """Those with attempts here, running or ended, that are not pruned."""
-        return {job_id for job_id, _, _ in self._kept().values()}
+    def folders(self, job_id: str, attempt: int, team: str) -> tuple[Path, ...]:
+        """All that may lie here of an attempt. The last one says whose it is: it is to be removed after the others."""
+        own = self._own / folder_name(job_id, attempt, team)
+        return self.attempt(job_id, attempt), self.earlier(job_id, attempt), own
+
+    def kept(self) -> dict[tuple[str, int], str]:
+        """Job and attempt -> team, of those here that are not pruned, running or ended."""
+        return {(job_id, attempt): team for job_id, attempt, team in self._kept().values()}
 
     def left(self) -> list[Path]:
         """What ended attempts left beside their output: their jobs' own folders."""

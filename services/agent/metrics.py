@@ -49,10 +49,19 @@ class AgentMetrics(Collector):
                 "devices that something else than a job still uses",
                 sum(len(n.quarantine.devices) for n in nodes),
             ),
+            (
+                "left_ledger_seq",
+                "ledger record as of which nothing of a team that has left is kept here",
+                agent.left.ledger_seq or 0,
+            ),
+            ("left_kept", "jobs of teams that have left whose files resist, or which run", agent.left.kept),
             ("keeper_up", "1 while the keeper answers or is not needed", int(agent.launcher.keeper_ok())),
         ):
             yield GaugeMetricFamily(f"baton_agent_{name}", text, value=value)
         yield CounterMetricFamily("baton_agent_observations", "observations stored", value=agent.reports.published)
+        yield CounterMetricFamily(
+            "baton_agent_left_removed", "jobs of teams that have left, whose files were removed", agent.left.removed
+        )
         yield CounterMetricFamily(
             "baton_agent_unreadable", "desired states that could not be read", agent.asker.unreadable
         )

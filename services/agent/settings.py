@@ -115,6 +115,12 @@ class AgentSettings(ServiceSettings):
     checkpoints: Path | None = Field(default=None, description="shared between nodes; default <state dir>/checkpoints")
     log_limit_mib: int = Field(default=64, ge=1, le=65_536, description="output kept per process, MiB")
     keep_attempts: int = Field(default=500, ge=1, description="ended attempts whose files are kept, newest first")
+    left_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86_400,
+        description="how often it is asked whether a team has left whose files are here, s; and at the start",
+    )
     on_stop: OnStop = Field(
         default=OnStop.DRAIN,
         description="keep: jobs run on while agent and control plane are stopped (baton up --keep-jobs)",

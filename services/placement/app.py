@@ -273,6 +273,7 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
     for what, answer in (
         ("state", handlers.state_of_node),
         ("specs", handlers.specs_of_node),
+        ("left", handlers.teams_left),
         ("desired", handlers.whole_state_of_node),
     ):
         serve(broker, BY_TYPE[f"io.baton.node.{what}.query.v1"], of_node(answer), pool=pool, queue="placement")

@@ -10,7 +10,16 @@ from libs.core.state.desired import desired, spec_bytes, specs_of
 from schemas.base import Fact
 from schemas.jobs import Reason
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord, NodeCordoned
-from schemas.nodes import DesiredQuery, DesiredReply, NodeSpecs, NodeSpecsQuery, NodeState, NodeStateQuery
+from schemas.nodes import (
+    DesiredQuery,
+    DesiredReply,
+    NodeSpecs,
+    NodeSpecsQuery,
+    NodeState,
+    NodeStateQuery,
+    TeamsLeft,
+    TeamsLeftQuery,
+)
 from services.placement.teller import Teller
 
 
@@ -62,6 +71,14 @@ def specs_of_node(decider: Decider, query: NodeSpecsQuery, node: str, of: Answer
     """Specs of what runs on `node`; those of other nodes are not told."""
     of.teller.looks_at(node, len(decider.state.on_node.get(node, ())) // _SPECS_LOOKED_AT)
     return specs_of(decider.state, node, set(query.specs), of.teller.limit)
+
+
+def teams_left(decider: Decider, query: TeamsLeftQuery, node: str, of: Answerer) -> TeamsLeft:
+    """Of the teams that `node` names those that have left. Of others it hears nothing: an answer is no longer than its
+    question."""
+    of.teller.looks_at(node, 0)
+    left = tuple(team for team in dict.fromkeys(query.teams) if team in decider.state.left)
+    return TeamsLeft(ledger_seq=of.ledger_seq, left=left)
 
 
 def whole_state_of_node(decider: Decider, query: DesiredQuery, asker: str, of: Answerer) -> DesiredReply:

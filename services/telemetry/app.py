@@ -125,8 +125,8 @@ class Telemetry:
 
     async def node_list(self, query: NodeListQuery, team: str) -> NodeList:
         nodes, devices = await self._rows()
-        readings, walls = self.readings.fresh(now()), self.readings.walls()
-        return handlers.node_list(query, nodes, devices, readings, self._age, self._sight(team), walls=walls)
+        readings, told = self.readings.fresh(now()), self.readings.last()
+        return handlers.node_list(query, nodes, devices, readings, self._age, self._sight(team), told=told)
 
     async def device_list(self, query: DeviceListQuery, team: str) -> DeviceList:
         nodes, devices = await self._rows()

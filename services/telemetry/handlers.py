@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import Row
-from schemas.nodes import DeviceSample, NodeWalls
+from schemas.nodes import DeviceSample, NodeSampled
 from schemas.queries import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
 from schemas.resources import WHOLE_MILLI
 from schemas.subjects import OPERATOR
@@ -31,10 +31,10 @@ def node_list(
     age: Callable[[str], float | None],
     sight: "Sight",
     *,
-    walls: Mapping[str, NodeWalls] | None = None,
+    told: Mapping[str, NodeSampled] | None = None,
 ) -> NodeList:
-    """All nodes, by name. `walls`: what keeps jobs apart, of those that have told."""
-    around = walls or {}
+    """All nodes, by name. `told`: what their agents said last, also long ago: walls are found once, at an agent's start."""
+    last = told or {}
     return NodeList(
         nodes=tuple(
             _node(
@@ -44,7 +44,7 @@ def node_list(
                 readings,
                 age(name),
                 sight,
-                walls=around.get(name),
+                told=last.get(name),
             )
             for name, row in sorted(nodes.items())
         )
@@ -96,7 +96,7 @@ def _node(
     age: float | None,
     sight: Sight,
     *,
-    walls: NodeWalls | None,
+    told: NodeSampled | None,
 ) -> NodeView:
     samples = [sight.sample(device, readings.get((str(device["node"]), name))) for name, device in devices]
     seen = [sample.utilization_pct for sample in samples if sample is not None]
@@ -118,7 +118,8 @@ def _node(
         memory_mib=row["memory_mib"],
         labels=row["labels"],
         simulated=row["simulated"],
-        walls=walls,
+        walls=None if told is None else told.walls,
+        cleared_seq=told.cleared_seq if told is not None and sight.team == OPERATOR else None,
     )
 
 

@@ -6,7 +6,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.core.projections.hot_state import HotState
-from schemas.nodes import DeviceSample, NodeSampled, NodeWalls
+from schemas.nodes import DeviceSample, NodeSampled
 
 _MAX_NODES = 20_000
 LABELS = ("gpu", "UUID", "device", "modelName", "Hostname", "hostname")
@@ -62,9 +62,9 @@ class Readings:
             for device in sample.devices
         }
 
-    def walls(self) -> dict[str, NodeWalls]:
-        """By node, as it was told last: an agent finds them once, at its start."""
-        return {name: sample.walls for name, (_, sample) in self._nodes.items() if sample.walls is not None}
+    def last(self) -> dict[str, NodeSampled]:
+        """By node, what it said last, however long ago."""
+        return {name: sample for name, (_, sample) in self._nodes.items()}
 
 
 class DeviceCollector(Collector):

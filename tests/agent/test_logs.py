@@ -86,7 +86,7 @@ def test_an_empty_folder_of_checkpoints_goes_with_the_last_attempt_of_its_job(st
     pruned = store.prune()
     assert {folder.name for folder in pruned} >= {f"{job}.1" for job in (saved, unsaved, runs_again)}
     prune(pruned)
-    remove_unsaved(checkpoints, pruned, store.jobs())
+    remove_unsaved(checkpoints, pruned, {job for job, _ in store.kept()})
     assert {folder.name for folder in checkpoints.iterdir()} == {saved, runs_again}
 
 

@@ -18,6 +18,8 @@ from schemas.nodes import (
     NodeSpecsQuery,
     NodeState,
     ReferencedPart,
+    TeamsLeft,
+    TeamsLeftQuery,
 )
 from schemas.resources import Recut
 from tests.agent.build import state
@@ -52,6 +54,10 @@ class World:
         self.wanted: dict[str, tuple[DesiredPart, ...]] = {}
         self.seq = 1
         self.disowned: set[str] = set()
+        self.left: set[str] = set()
+        self.left_as_of: int | None = None
+        """The record of which it is said who has left; None: the last."""
+        self.asked_who_left: list[tuple[str, ...]] = []
         self.answers = True
         self.hears_starts = True
 
@@ -66,6 +72,7 @@ class World:
             (subjects.sample(self.pool), self._sampled),
             (subjects.anyone(subjects.NODE_QUESTION, what="state", pool=self.pool), self._asked),
             (subjects.anyone(subjects.NODE_QUESTION, what="specs", pool=self.pool), self._asked_for_specs),
+            (subjects.anyone(subjects.NODE_QUESTION, what="left", pool=self.pool), self._asked_who_left),
         ):
             await self.nats.subscribe(what, cb=call)
         await self.nats.flush()
@@ -126,6 +133,13 @@ class World:
         digests = NodeSpecsQuery.model_validate_json(msg.data).specs
         specs = {digest(part): part.spec for part in self.wanted.get(node, ()) if digest(part) in digests}
         await msg.respond(NodeSpecs(specs=specs).model_dump_json().encode())
+
+    async def _asked_who_left(self, msg: Msg) -> None:
+        query = TeamsLeftQuery.model_validate_json(msg.data)
+        self.asked_who_left.append(query.teams)
+        seq = self.seq if self.left_as_of is None else self.left_as_of
+        left = tuple(team for team in query.teams if team in self.left)
+        await msg.respond(TeamsLeft(ledger_seq=seq, left=left).model_dump_json().encode())
 
     def state(self, node: str) -> DesiredState:
         parts = self.wanted.get(node, ())

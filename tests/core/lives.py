@@ -289,6 +289,25 @@ def suspended() -> World:
     return w
 
 
+def left() -> World:
+    """A team is suspended, its last job is cancelled, and it leaves; said too early that is refused. It comes back."""
+    w = World(node("n0"))
+    runs = w.submit(job("runs", 4))
+    w.started(runs)
+    leaves = inbox.OffboardTeam(team="research", reason="its contract has ended", user="olga")
+    w.send(inbox.SuspendTeam(team="research", reason="it leaves", user="olga"))
+    w.send(leaves)
+    w.released(runs)
+    w.send(leaves)
+    w.send(leaves)
+    w.started(blue := w.submit(job("blue", 4, team="blue")))
+    w.released(blue)
+    w.send(inbox.ResumeTeam(team="research", reason="it is back", user="olga"))
+    w.started(back := w.submit(job("back", 4, submitted_us=w.now_us)))
+    w.released(back)
+    return w
+
+
 def queued_up() -> World:
     """A pool is given queues while jobs of two teams run; a limit above both holds, and is raised."""
     w = World(node("n0"), node("n1"))
@@ -532,6 +551,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "quarantined": quarantined,
     "out of use": out_of_use,
     "suspended": suspended,
+    "left": left,
     "audited": audited,
     "summed": summed,
     "queues": queued_up,

@@ -12,17 +12,18 @@ from libs.core.projections.pool_status import Glance
 from libs.core.scheduling import cycle, limits, preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.reactions import Decision, InputRefused
-from libs.core.scheduling.reactions.teams import suspend_team
+from libs.core.scheduling.reactions.teams import offboard_team, suspend_team
 from libs.core.state.desired import node_state
 from libs.core.state.formats import FIRST
 from schemas import inbox, ledger
 from schemas.jobs import JobSpec, JobState, SubmitJob
 from schemas.nodes import Action
-from schemas.queries import Quantiles
+from schemas.queries import MOST_SUSPENDED, Quantiles
 from tests.core.builders import World, job, node
 
 PAUSE = inbox.SuspendTeam(team="research", reason="unpaid", user="olga")
 STOP = PAUSE.model_copy(update={"stop": True})
+LEAVES = inbox.OffboardTeam(team="research", reason="its contract has ended", user="olga")
 GO_ON = inbox.ResumeTeam(team="research", reason="paid", user="olga")
 
 
@@ -193,3 +194,62 @@ def test_what_cannot_be_is_refused() -> None:
     assert "cannot be suspended" in reasons[0]
     assert "is not suspended" in reasons[1]
     assert not w.decider.state.suspended
+
+
+def rejections(w: World) -> list[str]:
+    return [e.reason for record in w.records for e in record.events if isinstance(e, ledger.InputRejected)]
+
+
+def test_a_team_leaves_once_nothing_of_it_waits_or_runs_and_may_come_back() -> None:
+    w, runs, waits, _ = two_teams()
+    w.send(LEAVES)
+    w.send(PAUSE)
+    w.send(LEAVES)
+    w.released(runs)
+    w.send(LEAVES)
+    assert [one.partition(": ")[0] for one in rejections(w)] == [
+        "team research is not suspended",
+        f"{runs} of team research is running",
+        f"{waits} of team research is queued",
+    ]
+    assert not w.decider.state.left
+    w.send(inbox.CancelRequested(job_id=waits, team="research", reason="we leave"))
+    (told,) = w.send(LEAVES)
+    assert (told.kind, told.team, told.user) == ("team.left", "research", "olga")
+    assert w.send(LEAVES) == [], "it is said once"
+    w.send(PAUSE.model_copy(update={"reason": "it stays suspended"}))
+    assert w.decider.state.left == {"research": w.records[-3].t_us}
+    assert Decider.load(list(w.decider.dump())).state.left == w.decider.state.left
+    none = Quantiles(count=0)
+    glance = Glance(w.decider.state, "test", 1)
+    assert [one.left_us for one in glance.of_team("research", none, none).suspended] == [w.records[-3].t_us]
+    w.send(GO_ON)
+    assert not w.decider.state.left
+    assert Decider.load(list(w.decider.dump())).state.left == {}
+    assert w.checker.finish().violations == []
+
+
+def test_while_readers_of_an_older_format_live_nobody_has_left() -> None:
+    w = World(node("n0"), allowed=6)
+    w.send(PAUSE)
+    w.send(LEAVES)
+    assert ["knows no teams that left" in one for one in rejections(w)] == [True]
+    assert not w.decider.state.left
+    decision = Decision(w.decider.state, w.now_us, allowed=7)
+    offboard_team(decision, LEAVES)
+    assert [event.kind for event in decision.events] == ["team.left"]
+
+
+def test_the_operator_is_told_of_no_more_suspended_teams_than_an_answer_holds() -> None:
+    w = World(node("n0"))
+    for number in range(MOST_SUSPENDED + 2):
+        team = f"team-{number:03d}"
+        w.send(inbox.SuspendTeam(team=team, reason="it leaves", user="olga"))
+        if number % 2:
+            w.send(inbox.OffboardTeam(team=team, user="olga"))
+    none = Quantiles(count=0)
+    glance = Glance(w.decider.state, "test", 1)
+    told = [one.team for one in glance.of_all(none, none).suspended]
+    assert told == sorted(told)
+    assert {f"team-{n:03d}" for n in range(MOST_SUSPENDED + 2)} - set(told) == {"team-001", "team-003"}
+    assert [one.team for one in glance.of_team("team-001", none, none).suspended] == ["team-001"]

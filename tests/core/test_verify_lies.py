@@ -750,6 +750,11 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     # ------------------------------------------------------------------------------------------------- limits (I7)
     "a limit is lower than what is granted": (END, changed("quota.set", with_(limit_milli=3000)), "I7"),
     "a limit of a type is lower": (END, changed("quota.set", with_(by_type={"H100": 2000})), "I7"),
+    "a team has left that may submit": ("left", left_out("team.suspended"), "I7"),
+    "a team has left whose job runs": (
+        "left", then("team.suspended", lambda e: led.TeamLeft(team=e.team, reason="its contract has ended")), "I7"
+    ),
+    "a team has left twice": ("left", then("team.left", lambda e: e), "I7"),
     # ------------------------------------------------------------------------------------------------- boards (I8)
     "an instance goes that is held": (CUT, changed("board.recut", lambda e: with_(recut=e.recut.model_copy(
         update={"destroy": (*e.recut.destroy, "b0-1g.10gb-6")}))(e)), "I8"),

@@ -50,6 +50,15 @@ def suspended_again_goes_on(stack: ExitStack) -> None:
     _fold(stack, ledger.TeamSuspended, team_suspended)
 
 
+@bug("a team has left while jobs of it wait or run", aim="teams leave")
+def leaves_with_jobs(stack: ExitStack) -> None:
+    def offboard_team(d: Any, m: inbox.OffboardTeam) -> None:
+        if m.team in d.state.suspended and m.team not in d.state.left:
+            d.emit(ledger.TeamLeft(team=m.team, reason=m.reason, user=m.user))
+
+    _react(stack, inbox.OffboardTeam, offboard_team)
+
+
 @bug("an older price book replaces a newer one", "operators")
 def older_prices(stack: ExitStack) -> None:
     def prices_applied(d: Any, m: inbox.ApplyPrices) -> None:

@@ -186,13 +186,16 @@ def test_node_list_joins_rows_readings_and_ages() -> None:
 def test_the_walls_of_a_node_are_shown_as_its_agent_has_told_them() -> None:
     hot, readings = folded(World(node("a", 2), node("b", 2))), Readings(60)
     told = NodeWalls(tier="namespaces", lacks=("the agent is not root",))
-    readings.take(sampled("a", 50).model_copy(update={"walls": told}), 0.0)
+    readings.take(sampled("a", 50).model_copy(update={"walls": told, "cleared_seq": 7}), 0.0)
     readings.take(sampled("b", 50), 0.0)
     args = NodeListQuery(), hot.nodes, hot.devices, readings.fresh(900.0), {}.get, handlers.Sight("blue")
-    a, b = handlers.node_list(*args, walls=readings.walls()).nodes
+    a, b = handlers.node_list(*args, told=readings.last()).nodes
     assert (a.walls, b.walls) == (told, None), "also when its last sample is old: an agent finds them once"
+    assert a.cleared_seq is None, "which teams left is no team's business"
+    a, b = handlers.node_list(*args[:-1], handlers.Sight(), told=readings.last()).nodes
+    assert (a.cleared_seq, b.cleared_seq) == (7, None)
     readings.take(sampled("a", 50, incarnation=2), 1.0)
-    assert readings.walls() == {}, "another agent, that has not told"
+    assert readings.last()["a"].walls is None, "another agent, that has not told"
 
 
 def test_a_team_sees_its_own_jobs_on_devices_and_no_others() -> None:

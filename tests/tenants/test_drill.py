@@ -3,6 +3,7 @@ team leaves, and nothing that is left says who its people were."""
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 import time
@@ -23,7 +24,7 @@ from libs.client import Baton, NotFound, Unreachable, connect
 from libs.core.billing.use_hours import WHOLE, UseHour
 from libs.core.billing.used import DeviceUseSums
 from libs.core.billing.wall import HOUR_US
-from libs.walls.leavers import Leavers, TeamLeft
+from libs.walls.leavers import Leavers, TeamIsGone
 from libs.walls.people import PEOPLE_FILE, People
 from libs.walls.resolver import tell
 from schemas.billing import BillQuery
@@ -163,20 +164,23 @@ async def leaves(cluster: LocalStack, export: Path, ana: str, key: Path) -> None
         for _ in range(2):
             await offboard(operator, cluster.keyring, asked, shown.append)
     steps = [line.partition("\t")[::2] for line in shown]
-    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "secrets", "revoke", "erase"] * 2
-    found = dict(steps[:6])
+    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "secrets", "revoke", "erase", "nodes"] * 2
+    found = dict(steps[:7])
     assert (found["suspend"], found["jobs"], found["secrets"]) == ("in main", "1 have ended", "1 removed")
     assert found["erase"].startswith("1 names are forgotten")
-    again = dict(steps[6:])
+    again = dict(steps[7:])
     assert (again["suspend"], again["jobs"], again["secrets"]) == (
         "was suspended already",
         "none waits or runs",
         "0 removed",
     )
+    assert all(
+        re.fullmatch(r"are told by main from record \d+ on that its files go", one["nodes"]) for one in (found, again)
+    )
     assert (again["export"], again["revoke"]) == (f"was written already: {export}", "0 credentials are void")
     assert json.loads((export / "about.json").read_text())["counts"]["jobs"] == 4
     assert ana in (export / "jobs.jsonl").read_text()
-    with pytest.raises(TeamLeft, match="team red left on"):
+    with pytest.raises(TeamIsGone, match="team red left on"):
         Leavers(cluster.state_dir).check("red")
     with pytest.raises(Unreachable, match="revoked or rotated"):
         await connect(Address(cluster.nats_url, key))

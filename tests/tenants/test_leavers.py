@@ -10,7 +10,7 @@ from libs.cli import team_offboard
 from libs.cli.backup_files import _copy_state
 from libs.client import Baton
 from libs.walls.keyring import Keyring
-from libs.walls.leavers import LEAVERS_FILE, Leavers, TeamLeft
+from libs.walls.leavers import LEAVERS_FILE, Leavers, TeamIsGone
 from libs.walls.people import People
 from tests.cli.test_command import Result, baton
 
@@ -39,7 +39,7 @@ def test_who_has_left_did_so_once_and_may_come_back(tmp_path: Path) -> None:
     for at_s in (LEFT_S, LEFT_S + 86_400):
         leavers.note("vis", at_s)
     assert (tmp_path / LEAVERS_FILE).stat().st_mode & 0o077 == 0
-    with pytest.raises(TeamLeft, match=r"team vis left on 2025-11-28 at 08:53 UTC; .*kept under this name"):
+    with pytest.raises(TeamIsGone, match=r"team vis left on 2025-11-28 at 08:53 UTC; .*kept under this name"):
         leavers.check("vis")
     leavers.check("red")
     assert [leavers.forget("vis"), leavers.forget("vis")] == [True, False]
@@ -83,7 +83,7 @@ async def test_offboarding_notes_it_and_a_backup_keeps_the_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def told(*_: object) -> None:
-        with pytest.raises(TeamLeft):
+        with pytest.raises(TeamIsGone):
             Leavers(tmp_path).check("vis")
 
     monkeypatch.setattr(team_offboard, "tell", told)

@@ -543,6 +543,13 @@ ATTEMPTS = (
             "tests/agent/test_logs.py::test_a_log_that_is_made_another_file_is_not_read"),
     Attempt(8, _JOB, "its own record rewritten, to name another team", "records lie where it cannot enter",
             "tests/agent/test_logs.py::test_a_job_cannot_say_whose_its_output_is"),
+    # a team that leaves
+    Attempt(0, _TEAM, "to say that another team has left, so that its files go from the nodes", "it is not imported", _ITS_OWN,
+            "baton.in.operator.v1.team-left.main.operator.eve"),
+    Attempt(0, _NODE, "the same, and to ask as another node which teams have left", "the same", _ITS_OWN,
+            "baton.qry.node.v1.left.main.n2"),
+    Attempt(0, _JOB, "a link from its checkpoints to others' files, so that these go with its team's", "no link is followed",
+            "tests/agent/test_left.py::test_links_are_not_followed_and_what_resists_is_told", "symlink_to(outside)"),
 )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ TARGETS = [
     "baton.in.job.v1.admitted.main",
     "baton.in.node.v1.observed.main.n1",
     "baton.in.operator.v1.node-dead.main.operator.eve",
+    "baton.in.operator.v1.team-left.main.operator.eve",
+    "baton.qry.node.v1.left.main.n2",
     "baton.cmd.job.v1.submit.green.eve",
     "baton.cmd.job.v1.cancel.green.eve",
     "baton.cmd.quota.v1.set.main.operator.eve",

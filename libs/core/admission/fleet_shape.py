@@ -66,7 +66,7 @@ class FleetShape:
         "attempt.checkpointed", "attempt.progress", "gang.promised",
         "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
-        "plan.declined", "clock.jumped", "segment.sealed",
+        "plan.declined", "clock.jumped", "segment.sealed", "team.left",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
         "node.cordoned", "node.uncordoned", "devices.reserved", "devices.fragmented",
         "operator.acted", "command.refused", "ledger.summed", "prices.applied", "period.closed", "budgets.applied",

@@ -58,7 +58,7 @@ _HANDLED = led.kinds_of(get_args(JobLedgerEvent))
 _IGNORED = frozenset({
     "node.joined", "node.left", "quota.set", "devices.held", "hold.released", "board.recut", "board.cut",
     "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
-        "team.suspended", "team.resumed", "queues.applied", "prices.applied", "period.closed", "budgets.applied",
+        "team.suspended", "team.left", "team.resumed", "queues.applied", "prices.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
         "node.cordoned", "node.uncordoned", "devices.reserved", "devices.fragmented",

@@ -123,8 +123,8 @@ class HotState:
         "attempt.closed", "devices.held", "hold.released", "board.recut",
         "devices.reserved", "devices.fragmented",
         "input.rejected", "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended",
-        "team.resumed", "queues.applied", "lease.granter", "node.declared-dead", "operator.acted", "command.refused",
-        "ledger.summed",
+        "team.left", "team.resumed", "queues.applied", "lease.granter", "node.declared-dead", "operator.acted",
+        "command.refused", "ledger.summed",
         "prices.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
     })  # fmt: skip

@@ -7,6 +7,7 @@ long those waited, is told to those whose jobs they are.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.limits import Limits
 from libs.core.state.model import State, running
 from schemas.jobs import JobState
-from schemas.queries import PoolStatus, Quantiles, SuspendedTeam
+from schemas.queries import MOST_SUSPENDED, PoolStatus, Quantiles, SuspendedTeam
 from schemas.resources import WHOLE_MILLI, kind_of
 
 
@@ -37,10 +38,7 @@ class Glance:
         self._shares: dict[str, _Share] = {}
         self._used = {team: dict(used) for team, used in state.used.items()}
         self._quotas = dict(state.quotas)
-        self._suspended = {
-            team: SuspendedTeam(team=team, since_us=how.since_us, reason=how.reason, user=how.user)
-            for team, how in sorted(state.suspended.items())
-        }
+        self._suspended, self._left = dict(state.suspended), dict(state.left)
         self._whole = _whole(state, pool, ledger_seq)
         self._inbox_seq = state.inbox_seq
         self._totals = (state.grants, state.preemptions, dict(state.finished_by_state))
@@ -79,10 +77,23 @@ class Glance:
         return self._whole.model_copy(
             update={
                 "jobs": dict(jobs), "inbox_seq": self._inbox_seq, "grants": grants, "preemptions": preemptions,
-                "suspended": tuple(self._suspended.values()), "waiting_devices": waiting,
+                "suspended": self._paused(), "waiting_devices": waiting,
                 "scheduling_latency_ms": latency, "queue_wait_ms": wait,
             }
         )  # fmt: skip
+
+    def _paused(self) -> tuple[SuspendedTeam, ...]:
+        """By name; where that are too many for an answer, those that left long ago are left out, then those of long ago."""
+        stay = [team for team in self._suspended if team not in self._left]
+        told = nlargest(MOST_SUSPENDED, stay, key=lambda team: self._suspended[team].since_us)
+        told += nlargest(MOST_SUSPENDED - len(told), self._left, key=self._left.__getitem__)
+        return tuple(map(self._how, sorted(told)))
+
+    def _how(self, team: str) -> SuspendedTeam:
+        how = self._suspended[team]
+        return SuspendedTeam(
+            team=team, since_us=how.since_us, reason=how.reason, user=how.user, left_us=self._left.get(team)
+        )
 
     def of_team(self, team: str, latency: Quantiles, wait: Quantiles) -> PoolStatus:
         """As `team` sees it; the two distributions are of its own jobs."""
@@ -95,7 +106,7 @@ class Glance:
                 "accelerators_used_milli": accelerators_milli(used), "processors_used_milli": _processors_milli(used),
                 "limit_milli": limits.total_milli, "limits_by_type": dict(limits.by_type),
                 "scheduling_latency_ms": latency, "queue_wait_ms": wait,
-                "suspended": (self._suspended[team],) if team in self._suspended else (),
+                "suspended": (self._how(team),) if team in self._suspended else (),
             }
         )  # fmt: skip
 

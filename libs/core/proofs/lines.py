@@ -20,6 +20,7 @@ NOBODY = JOB_ID_PREFIX + "0" * JOB_ID_DIGITS
 _FIELDS_OF_OTHERS: Mapping[type, frozenset[str]] = {
     led.QuotaSet: frozenset({"user", "cause"}),
     led.TeamSuspended: frozenset({"user"}),
+    led.TeamLeft: frozenset({"user"}),
     led.JobBoosted: frozenset({"user"}),
     led.BoostEnded: frozenset({"user"}),
     led.TeamResumed: frozenset({"user"}),
@@ -45,6 +46,7 @@ OF_JOBS: tuple[type, ...] = (
 OF_TEAMS: Mapping[type, Callable[[Any], str]] = {
     led.QuotaSet: lambda e: e.team,
     led.TeamSuspended: lambda e: e.team,
+    led.TeamLeft: lambda e: e.team,
     led.TeamResumed: lambda e: e.team,
     led.InputRejected: lambda e: e.request.team if e.request is not None else "",
     led.CommandRefused: lambda e: e.command.team,

@@ -131,6 +131,7 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.BudgetHoldsRenewed: _nothing,
     led.BudgetReached: _nothing,
     led.TeamSuspended: _anything,
+    led.TeamLeft: _nothing,
     led.TeamResumed: _anything,
     led.JobQueued: _job_queued,
     led.JobBoosted: _anything,

@@ -24,6 +24,7 @@ then each decision falls back to what the format before it could say:
     period.closed           refused: the period stays open
     budgets.applied         refused, and with it all that is told of budgets
     disk-limit              `user-error`, as the agent says beside it
+    team.left               refused: nodes keep the team's files
     a back-off              left out of job.requeued: a job that was lost again, or failed again, runs again at once
 """
 
@@ -49,6 +50,7 @@ KINDS: tuple[frozenset[str], ...] = (
     frozenset({"devices.reserved", "node.cordoned", "node.uncordoned"}),
     frozenset({"devices.fragmented"}),
     frozenset(),  # no kinds: jobs that fail wait, too
+    frozenset({"team.left"}),
 )  # fmt: skip
 """What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
 and knows just these. A new kind begins the next list, however soon that comes. So does a rule by which the checker would find

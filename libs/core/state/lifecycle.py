@@ -107,6 +107,7 @@ TABLE: Mapping[type, Rule] = {
     led.BudgetHoldsRenewed: _NOTHING,
     led.BudgetReached: _NOTHING,
     led.TeamSuspended: _NOTHING,
+    led.TeamLeft: _NOTHING,
     led.TeamResumed: _NOTHING,
     led.BoardRecut: _NOTHING,
     led.BoardCutDone: _NOTHING,

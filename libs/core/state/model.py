@@ -399,6 +399,8 @@ class State:
     """What the broker's clock showed at the last record."""
     suspended: dict[str, Suspension] = field(default_factory=dict)
     """Teams that an operator has paused."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Those of them that have left, and since when, us: nodes remove what they keep of them."""
     resumed: dict[str, int] = field(default_factory=dict)
     """Team -> when it was resumed last: what it sent before was refused, or would have been. Forgotten as client keys are."""
     parked: dict[QueueKey, Line] = field(default_factory=dict)

@@ -90,6 +90,8 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
     }
     if state.fragmented:  # only then: so a state that a release of before has saved is still the same as its fold
         header["fragmented"] = dict(sorted(state.fragmented.items()))
+    if state.left:
+        header["left"] = dict(sorted(state.left.items()))
     first = b"H" + _json(header)
     nodes, devices, limited = _nodes(state.fleet), _devices(state.fleet), list(state.limited.items())
     beside = state.turns.dump() if state.turns is not None else iter(())
@@ -158,6 +160,7 @@ def load(parts: Iterable[bytes]) -> Loaded:
     state.boosts_had = BoostsHad(body.get("boosts_had"))
     state.preempted = PreemptedLately.load(body.get("preempted", ()))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
+    state.left = body.get("left", {})
     nodes: list[Any] = []
     devices: list[Any] = []
     ended: list[tuple[list[int], bytes]] = []

@@ -5,7 +5,7 @@
 
 import random
 
-from libs.simulation.dst.operators import draw_pause, quota_gone
+from libs.simulation.dst.operators import draw_leave, draw_pause, quota_gone
 from libs.simulation.dst.scenario import POOL, TEAMS, Scenario, name_secrets
 from libs.simulation.dst.themes import THEMES, Theme, become, crowded, last_long, move
 
@@ -57,6 +57,15 @@ def _brief(scenario: Scenario, chance: random.Random) -> None:
             job.spec = job.spec.model_copy(update={"simulation": brief})
 
 
+def _teams_leave(scenario: Scenario, chance: random.Random) -> None:
+    """Each team leaves while its last jobs end, which is said too early, too, and comes back."""
+    _brief(scenario, chance)
+    scenario.older_until, scenario.nodes = 0.0, max(2, scenario.nodes)
+    scenario.stories = [draw_leave(chance, POOL, team) for team in TEAMS]
+    for job in scenario.jobs:
+        move(job, chance.uniform(0.3, 2.0))
+
+
 def _two_minds(scenario: Scenario, chance: random.Random) -> None:
     """Two admissions judge by different files, and what one has answered comes to the other."""
     scenario.admissions, scenario.two_minds = 2, True
@@ -88,6 +97,7 @@ AIMS: dict[str, Theme] = {
     "deaf beside an older reader": Theme({"deaf standby": 1}, _older_for_long, ("leases.tick",)),
     "nothing saved": Theme({"nothing saved": 1, "roll": 3}, _unsaved, ("archive.deleted",)),
     "paused twice": Theme({"messages": 2, "kill": 1}, _paused_twice, ("writer.decided",)),
+    "teams leave": Theme({"messages": 2, "kill": 1}, _teams_leave, ("writer.decided",)),
     "late words to agents": Theme({"old words": 4, "messages": 1}, _brief, ("writer.told", "agent.reported"), loses=0.0),
     "two minds": Theme({"stop admission": 5, "messages": 2}, _two_minds, ("settle.stored", "settle.decided"), loses=0.5),
     "heard of at once": Theme({"freeze renewal": 1}, _shorter_leases, ("documents.saved",), loses=0.0),

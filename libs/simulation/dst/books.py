@@ -291,6 +291,7 @@ _BUDGETS = subjects.stem(subjects.apply_budgets(POOL, "op"))
 _TOLD_BY_OPERATORS = {
     subjects.stem(subjects.boost_job(POOL, "op")): ("no such job", "is not boosted", "boosts.most", "a class above"),
     subjects.stem(subjects.suspend_team(POOL, "op")): (),
+    subjects.stem(subjects.offboard_team(POOL, "op")): ("is not suspended", "when all its jobs have ended"),
     subjects.stem(subjects.declare_dead(POOL, "op")): ("is not up", "is not silent", "is in life"),
     subjects.stem(subjects.resume_team(POOL, "op")): ("is not suspended",),
     subjects.stem(subjects.apply_prices(POOL, "op")): ("is not above", "device"),

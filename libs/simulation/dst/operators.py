@@ -12,7 +12,7 @@ from typing import Any
 from schemas import subjects
 from schemas.billing import SetQuota
 from schemas.ids import job_id
-from schemas.inbox import ApplyPrices, BoostJob, ResumeTeam, SuspendTeam, TopUpBudget
+from schemas.inbox import ApplyPrices, BoostJob, OffboardTeam, ResumeTeam, SuspendTeam, TopUpBudget
 from schemas.prices import ListRate, RateBook
 
 LAST_S = 26.0
@@ -95,6 +95,19 @@ def draw_pause(chance: random.Random, pool: str, team: str, *, again: float = 0.
         OperatorWord(when, subjects.resume_team(pool, "op"), goes_on)
         for when in (at + chance.uniform(0.5, 6.0), LAST_S)
     ]
+    return OperatorStory("a team was suspended", tuple(words))
+
+
+def draw_leave(chance: random.Random, pool: str, team: str) -> OperatorStory:
+    """A team is suspended, and has left as soon as it has no jobs; it is back in the end."""
+    at = chance.uniform(4.0, 9.0)
+    words = [OperatorWord(at, subjects.suspend_team(pool, "op"), SuspendTeam(team=team, reason="sim", user="op"))]
+    words += [
+        OperatorWord(when, subjects.offboard_team(pool, "op"), OffboardTeam(team=team, reason="sim", user="op"))
+        for when in sorted(at + chance.uniform(0.1, 12.0) for _ in range(6))
+    ]
+    back = ResumeTeam(team=team, reason="sim", user="op")
+    words.append(OperatorWord(LAST_S, subjects.resume_team(pool, "op"), back))
     return OperatorStory("a team was suspended", tuple(words))
 
 

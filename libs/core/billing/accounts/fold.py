@@ -48,7 +48,7 @@ class Accounts:
         "job.boosted", "job.boost-ended",
         "quota.set", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "gang.promised",
         "attempt.preempting", "attempt.stopping", "attempt.closed", "job.requeued", "board.recut-withdrawn",
-        "input.rejected", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
+        "input.rejected", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed", "team.left",
         "lease.granter", "node.declared-dead", "operator.acted", "command.refused", "ledger.summed",
         "prices.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",

@@ -108,9 +108,8 @@ class AuditLines:
     def _topped_up(self, e: led.BudgetToppedUp) -> Iterator[dict[str, Any]]:
         yield _operator("budget.top-up", f"{e.budget} by {millionths_text(e.amount)}", e.user, e.reason)
 
-    def _paused(self, e: led.TeamSuspended | led.TeamResumed) -> Iterator[dict[str, Any]]:
-        kind = "team.suspend" if isinstance(e, led.TeamSuspended) else "team.resume"
-        yield _operator(kind, e.team, e.user, e.reason) | {"teams": (e.team,)}
+    def _paused(self, e: led.TeamSuspended | led.TeamLeft | led.TeamResumed) -> Iterator[dict[str, Any]]:
+        yield _operator(_OF_TEAM[type(e)], e.team, e.user, e.reason) | {"teams": (e.team,)}
 
     def _dead(self, e: led.NodeDeclaredDead) -> Iterator[dict[str, Any]]:
         yield _operator("node.declare-dead", e.node, e.user, e.fenced_by)
@@ -161,6 +160,12 @@ class AuditLines:
         yield said | {"reason": c.reason, "source": c.cause, "digest": c.digest, "policy": c.policy}
 
 
+_OF_TEAM: dict[type, str] = {
+    led.TeamSuspended: "team.suspend",
+    led.TeamLeft: "team.left",
+    led.TeamResumed: "team.resume",
+}
+
 _SAID = {
     "node-dead": "node.declare-dead",
     "quarantine-lifted": "node.release",
@@ -173,6 +178,7 @@ _SAID = {
     "budgets-applied": "budgets.apply",
     "budget-topped-up": "budget.top-up",
     "team-suspended": "team.suspend",
+    "team-left": "team.left",
     "team-resumed": "team.resume",
     "acted": "audit.tell",
 }
@@ -190,6 +196,7 @@ _LINES: dict[type, Callable[[AuditLines, Any], Iterator[dict[str, Any]]]] = {
     led.BudgetsApplied: AuditLines._budgets,
     led.BudgetToppedUp: AuditLines._topped_up,
     led.TeamSuspended: AuditLines._paused,
+    led.TeamLeft: AuditLines._paused,
     led.TeamResumed: AuditLines._paused,
     led.NodeDeclaredDead: AuditLines._dead,
     led.DeviceReturned: AuditLines._returned,

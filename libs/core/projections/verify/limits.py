@@ -1,5 +1,5 @@
 """Limits of teams and queues (I7): no grant and no hold lifts one above them, in books of their own (`limit_books`).
-A team that is suspended gets no grant, no hold and no new job."""
+A team that is suspended gets no grant, no hold and no new job, and one that has left is suspended and has no job."""
 
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -19,6 +19,7 @@ class TeamLimits(Subject):
         led.QuotaSet: "set",
         led.QueuesApplied: "applied",
         led.TeamSuspended: "suspended",
+        led.TeamLeft: "left",
         led.TeamResumed: "resumed",
         led.JobQueued: "queued",
         led.JobGranted: "granted",
@@ -32,6 +33,7 @@ class TeamLimits(Subject):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._version = -1
+        self._left: set[str] = set()
 
     def set(self, e: led.QuotaSet) -> None:
         self.books.limits.set(e.team, e.limit_milli, e.by_type)
@@ -48,10 +50,21 @@ class TeamLimits(Subject):
     def suspended(self, e: led.TeamSuspended) -> None:
         self.books.suspended.add(e.team)
 
+    def left(self, e: led.TeamLeft) -> None:
+        if e.team not in self.books.suspended:
+            self.books.broken("I7", f"team {e.team} has left, and was not suspended")
+        if e.team in self._left:
+            self.books.broken("I7", f"team {e.team} has left, and had left before")
+        for job_id, job in self.books.jobs.items():
+            if job.team == e.team and job.stage is not Stage.ENDED:
+                self.books.broken("I7", f"team {e.team} has left, and its {job_id} has not ended")
+        self._left.add(e.team)
+
     def resumed(self, e: led.TeamResumed) -> None:
         if e.team not in self.books.suspended:
             self.books.broken("I7", f"team {e.team} is resumed, and was not suspended")
         self.books.suspended.discard(e.team)
+        self._left.discard(e.team)
 
     def queued(self, e: led.JobQueued) -> None:
         self._while_suspended(e.team, f"{e.job_id} is queued")

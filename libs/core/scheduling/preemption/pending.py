@@ -32,6 +32,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.BoardRecutWithdrawn,
         ledger.ClockJumped,
         ledger.SegmentSealed,
+        ledger.TeamLeft,
         ledger.GranterNamed,
         ledger.NodeDeclaredDead,
         ledger.DevicesReserved,

@@ -78,6 +78,7 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.ApplyBudgets: budgets.budgets_applied,
     inbox.TopUpBudget: budgets.topped_up,
     inbox.SuspendTeam: teams.suspend_team,
+    inbox.OffboardTeam: teams.offboard_team,
     inbox.ResumeTeam: teams.resume_team,
     inbox.PreemptionPlanned: preemption.preemption_planned,
     inbox.ActionTold: audit.action_told,

@@ -1,4 +1,4 @@
-"""What operators say of teams: one is paused, and goes on."""
+"""What operators say of teams: one is paused, has left, and goes on."""
 
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
@@ -26,6 +26,21 @@ def suspend_team(d: Decision, m: inbox.SuspendTeam) -> None:
             if job.current is not None and job.current.state in UNDECIDED:
                 stop(d, job, Cause.SUSPENDED, f"team {m.team} is suspended: {m.reason}", m.user)
                 d.may_end_here()
+
+
+def offboard_team(d: Decision, m: inbox.OffboardTeam) -> None:
+    """Nothing of it waits or runs, and nothing can come: what nodes keep of it is of no use to anybody."""
+    if m.team not in d.state.suspended:
+        raise InputRefused(f"team {m.team} is not suspended: `baton team offboard` suspends it first")
+    event = ledger.TeamLeft(team=m.team, reason=m.reason, user=m.user)
+    if not d.may(event):
+        raise InputRefused(
+            "a reader of this ledger is of a release that knows no teams that left: `baton ledger readers`"
+        )
+    if job := next((job for job in d.state.jobs.values() if job.team == m.team), None):
+        raise InputRefused(f"{job.id} of team {m.team} is {job.state.value}: say it again when all its jobs have ended")
+    if m.team not in d.state.left:
+        d.emit(event)
 
 
 def resume_team(d: Decision, m: inbox.ResumeTeam) -> None:

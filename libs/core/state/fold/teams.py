@@ -45,8 +45,15 @@ def _team_suspended(state: State, e: led.TeamSuspended, t_us: int) -> None:
     park(state, e.team)
 
 
+def _team_left(state: State, e: led.TeamLeft, t_us: int) -> None:
+    if e.team not in state.suspended:
+        raise lifecycle.Forbidden(f"team {e.team} has left, and is not suspended")
+    state.left[e.team] = t_us
+
+
 def _team_resumed(state: State, e: led.TeamResumed, t_us: int) -> None:
     del state.suspended[e.team]
+    state.left.pop(e.team, None)
     state.resumed.pop(e.team, None)
     state.resumed = {team: at for team, at in state.resumed.items() if at >= t_us - KEPT_US} | {e.team: t_us}
     unpark(state, e.team)
@@ -93,6 +100,7 @@ FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.QuotaSet: _quota_set,
     led.QueuesApplied: _queues_applied,
     led.TeamSuspended: _team_suspended,
+    led.TeamLeft: _team_left,
     led.TeamResumed: _team_resumed,
     led.PricesApplied: _prices_applied,
     led.PeriodClosed: _period_closed,

@@ -1,0 +1,107 @@
+"""Files of teams that have left the pool are removed from this machine.
+
+What lies here of a team are homes and output of its attempts, whose names say the team (`services.agent.logs`), and its jobs'
+checkpoints, whose teams are noted beside them (`services.agent.owners`). The agent asks which of these teams have left: at its
+start, and then every `left_s`, so one that was off meanwhile misses nothing. It is told of no team that it does not name, so
+nothing grows with the teams that are gone.
+
+An answer is of one ledger record. What was granted before that to a team that has left has ended by then; what it is granted
+after it came back stays, however old the answer is: an answer counts if it knows what this node had followed when the files
+were found, and for checkpoints also what is noted with them, for other nodes may have jobs in the same folder. Nothing is
+removed of a job that runs here, as on a node that was cut off.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from pydantic import ValidationError
+
+from libs.bus.queries import NoAnswer, NobodyAnswers, QueryError, ask
+from schemas.catalog import BY_TYPE
+from schemas.nodes import STATE_ANSWER_S, TEAMS_PER_QUESTION, TeamsLeft, TeamsLeftQuery
+from services.agent.launcher import Launcher, prune
+from services.agent.owners import TEAM
+
+log = logging.getLogger("baton.agent")
+
+_QUESTION = BY_TYPE["io.baton.node.left.query.v1"]
+
+
+class LeftTeams:
+    """Asks which teams have left, and removes what lies here of them. `node`: on whose subject it asks; `runs`: the jobs that
+    run here."""
+
+    def __init__(self, nats: Client, pool: str, node: str, launcher: Launcher, runs: Callable[[], set[str]]) -> None:
+        self.ledger_seq: int | None = None
+        """As of this ledger record nothing of a team that has left is kept here; None: not known yet."""
+        self.removed = 0
+        """Jobs whose files were removed."""
+        self.kept = 0
+        """Jobs of teams that have left whose files resist, or which run here still."""
+        self._nats, self._pool, self._node, self._launcher, self._runs = nats, pool, node, launcher, runs
+
+    async def look(self, followed: int) -> bool:
+        """Asks of all teams that have files here, and removes what is to be removed. `followed`: the ledger sequence up to
+        which this node knows of what is granted to it. Returns whether all was answered."""
+        attempts: dict[str, dict[str, list[int]]] = {}
+        for (job_id, attempt), team in self._launcher.logs.kept().items():
+            attempts.setdefault(team, {}).setdefault(job_id, []).append(attempt)
+        teams = sorted({*filter(TEAM.fullmatch, attempts), *await asyncio.to_thread(self._launcher.owners.teams)})
+        seqs, kept = [followed], 0
+        for start in range(0, len(teams), TEAMS_PER_QUESTION):
+            asked = teams[start : start + TEAMS_PER_QUESTION]
+            answer = await self._ask(asked)
+            if answer is None or answer.ledger_seq < followed:
+                return False
+            seqs.append(answer.ledger_seq)
+            for team in set(answer.left).intersection(asked):
+                kept += await self._remove(team, attempts.get(team, {}), answer.ledger_seq)
+        self.kept = kept
+        if not kept:
+            self.ledger_seq = min(seqs[1:] or seqs)
+        return True
+
+    async def _ask(self, teams: Sequence[str]) -> TeamsLeft | None:
+        query = TeamsLeftQuery(teams=tuple(teams))
+        try:
+            answer: TeamsLeft = await ask(
+                self._nats, _QUESTION, query, pool=self._pool, node=self._node, timeout_s=STATE_ANSWER_S
+            )
+        except NobodyAnswers:  # placement is away, or of an earlier version
+            return None
+        except (NoAnswer, QueryError, NatsError, ValidationError) as e:
+            log.warning("placement does not say which teams have left: %s", str(e)[:300] or type(e).__name__)
+            return None
+        return answer
+
+    async def _remove(self, team: str, here: Mapping[str, Sequence[int]], seq: int) -> int:
+        """Of how many jobs something stays. `here`: job -> its attempts."""
+        noted = await asyncio.to_thread(self._launcher.owners.jobs, team)
+        removed, resist, runs = 0, [], 0
+        for job_id in sorted(here.keys() | {job_id for job_id, noted_at in noted.items() if noted_at <= seq}):
+            if job_id in self._runs():
+                runs += 1
+            elif await asyncio.to_thread(self._remove_job, team, job_id, here.get(job_id, ())):
+                removed += 1
+            else:
+                resist.append(job_id)
+        self.removed += removed
+        if removed:
+            log.info("team %s has left: what was kept here of %d of its jobs is removed", team, removed)
+        if resist:
+            log.error("team %s has left, and files of %d of its jobs resist, e.g. %s", team, len(resist), resist[0])
+        if runs:
+            log.warning("team %s has left, and %d of its jobs run here still: their files stay so long", team, runs)
+        return len(resist) + runs
+
+    def _remove_job(self, team: str, job_id: str, attempts: Sequence[int]) -> bool:
+        """Whether nothing is left of it. The attempts' folders go last: they say whose the checkpoints are. Blocks."""
+        if not self._launcher.owners.remove(job_id, team):
+            return False
+        folders = [folder for attempt in attempts for folder in self._launcher.logs.folders(job_id, attempt, team)]
+        prune(folders)
+        return not any(map(os.path.lexists, folders))
