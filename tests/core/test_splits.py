@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libs.core.billing.charges import Charge, charges
@@ -187,6 +187,7 @@ def unpriced_of_both(ledger: PricedLedger, upto: int) -> tuple[Counter[tuple[str
 
 
 @given(st.integers(0, 2**63))
+@example(2353)  # two books in one record
 @settings(max_examples=30, deadline=None)
 def test_what_is_unpriced_is_told_alike_but_for_prices_that_were_taken_back(seed: int) -> None:
     """Decision 0119: a bill says what has no price now, exports what had none when it was posted. Over all periods they agree,
@@ -194,12 +195,13 @@ def test_what_is_unpriced_is_told_alike_but_for_prices_that_were_taken_back(seed
     for hours of which a part has a price: what a later book prices of the rest may be money alone, and exports go on telling
     its units."""
     ledger = PricedLedger(seed)
-    books = [at for at, one in enumerate(ledger.records) if any(isinstance(e, PricesApplied) for e in one.events)]
+    books = [at for at, one in enumerate(ledger.records) for event in one.events if isinstance(event, PricesApplied)]
     if not books:
         return
     second = books[1] if len(books) > 1 else len(ledger.records)
-    bill, exports = unpriced_of_both(ledger, second)
-    assert +bill == +exports
+    if second > books[0]:  # else the second one may have taken back a price in the very record of the first
+        bill, exports = unpriced_of_both(ledger, second)
+        assert +bill == +exports
     bill, exports = unpriced_of_both(ledger, len(ledger.records))
     apart = half_priced(ledger)
     for key in {*bill, *exports}:
