@@ -6,6 +6,7 @@ unknown fields and the same class inside a fact does not. Schemas are kept withi
 """
 
 import re
+from functools import cache
 from typing import Any
 
 from schemas import subjects
@@ -35,8 +36,9 @@ ABOUT = (
 )
 
 
+@cache
 def document() -> Json:
-    """The whole AsyncAPI document, in an order that depends on the catalogue alone."""
+    """The whole AsyncAPI document, in an order that depends on the catalogue alone. The same each time: change it not."""
     return {
         "asyncapi": "3.0.0",
         "id": "urn:baton",

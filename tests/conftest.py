@@ -8,6 +8,7 @@ import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,7 +18,8 @@ from libs.bus.connect import BusConnection, close, connect
 from libs.bus.streams import provision
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from tests.kit.background import ServerInBackground
-from tests.kit.files_to_workers import FilesToWorkers, long_first
+from tests.kit.compiled import compile_for_workers
+from tests.kit.files_to_workers import FilesToWorkers, long_first, tell_slowest
 
 settings.register_profile("house", deadline=None)  # a busy machine is not a failure
 settings.load_profile("house")
@@ -26,8 +28,16 @@ STREAM_SCALE = 0.01
 """Streams of a hundredth of their size: thousands of test pools fit into the server's reservation."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    compile_for_workers(config, Path(__file__).parent)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long_first(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    tell_slowest(terminalreporter)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesToWorkers:

@@ -35,6 +35,7 @@ from tests.agent.conftest import until
 from tests.agent.test_processes import FOREVER, STUBBORN_DAEMON
 from tests.agent.world import World
 from tests.faults.chaos import disks
+from tests.kit.commands import AGENT, Forked, fork
 from tests.kit.held import held, zygotes
 
 pytestmark = pytest.mark.faults
@@ -75,12 +76,15 @@ class Node:
             "BATON_AGENT_CGROUPS": str(containment == contain.CGROUP).lower(),
         }
         self.log = (root / "agent.log").open("ab")
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self, code: Path = ROOT) -> None:
         """`code`: the tree that it runs from."""
+        if code == ROOT:
+            self.process = fork(AGENT).start(self.environment, code, self.log)
+            return
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.agent"], env=self.environment, cwd=code, stdout=self.log, stderr=self.log
+            [sys.executable, "-m", AGENT], env=self.environment, cwd=code, stdout=self.log, stderr=self.log
         )
 
     def signal(self, number: int) -> None:

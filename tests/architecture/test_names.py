@@ -2,41 +2,38 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("schemas", "libs", "services")
 
 
-def classes() -> dict[str, list[str]]:
-    """Class name -> where it is defined, nested and private ones too."""
-    found: dict[str, list[str]] = defaultdict(list)
+@cache
+def given() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Class name -> where it is defined, nested and private ones too. Names that modules give to types
+    (`Rows = Mapping[str, Row]`) -> where."""
+    classes: dict[str, list[str]] = defaultdict(list)
+    aliases: dict[str, list[str]] = defaultdict(list)
     for path in (path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text())):
+        module = ast.parse(path.read_text())
+        for node in ast.walk(module):
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    return found
-
-
-def aliases() -> dict[str, list[str]]:
-    """Names that modules give to types (`Rows = Mapping[str, Row]`) -> where."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for path in (path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))):
-        for node in ast.parse(path.read_text()).body:
+                classes[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+        for node in module.body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
-                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-                for name in names:
-                    found[name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    return found
+                for name in (target.id for target in node.targets if isinstance(target, ast.Name)):
+                    aliases[name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return classes, aliases
 
 
 def test_every_class_name_has_one_meaning() -> None:
-    found = classes()
+    found, _ = given()
     assert len(found) > 300, "the classes were not found"
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
 def test_no_alias_of_a_type_has_the_name_of_a_class() -> None:
-    known, found = classes(), aliases()
+    known, found = given()
     assert len(found) > 50, "the aliases were not found"
     assert {name: (places, known[name]) for name, places in found.items() if name in known} == {}

@@ -1,14 +1,15 @@
-"""`baton` as people and scripts meet it, forked from a process that has imported it: a command's imports cost half a second
-of CPU, and the tests call hundreds.
+"""`baton` as people and scripts meet it, and agents, forked from a process that has imported them: a command's imports cost
+half a second of CPU and an agent's more than one, and the tests start hundreds.
 
-What is run is `python -m libs.cli`, in a process of its own with its own arguments, environment, folder, input and output.
-`Fork.run` is for tests; `python -m tests.kit.commands FD` is the process that forks.
+What is run is `python -m libs.cli` or `python -m services.agent`, in a process of its own with its own arguments, environment,
+folder, input and output. `Fork` is for tests; `python -m tests.kit.commands FD MODULE` is the process that forks.
 """
 
 import array
 import asyncio
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -20,17 +21,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 ROOT = Path(__file__).parents[2]
 _MESSAGE_BYTES = 128 * 1024
+COMMANDS, AGENT = "libs.cli", "services.agent"
+"""What can be run."""
 
 
 class Fork:
-    """The process that forks. It ends with the one that started it."""
+    """The process that forks what runs `module`. It ends with the one that started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.kit.commands", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.kit.commands", str(theirs.fileno()), module]
         env = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")} | {"OPENBLAS_NUM_THREADS": "1"}
         subprocess.Popen(command, cwd=ROOT, env=env, pass_fds=[theirs.fileno()])
         theirs.close()
@@ -40,28 +44,71 @@ class Fork:
     ) -> tuple[int, bytes, bytes]:
         """Exit code (negative for a signal), stdout and stderr of `baton *arguments`. Whoever stops waiting ends it."""
         files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
-        ours, theirs = socket.socketpair()
         try:
             os.write(files[0], stdin)
             os.lseek(files[0], 0, os.SEEK_SET)
-            request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)}).encode()
-            descriptors = array.array("i", [*files, theirs.fileno()])
-            self._channel.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-            theirs.close()
-            ours.setblocking(False)
-            code = await asyncio.get_running_loop().sock_recv(ours, 16)
+            with self._forked(arguments, env, cwd, files) as asked:
+                asked.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.sock_recv(asked, 16)  # its process id
+                code = await loop.sock_recv(asked, 16)
             return int(code), _read(files[1]), _read(files[2])
         finally:
-            theirs.close()
-            ours.close()
             for file in files:
                 os.close(file)
 
+    def start(self, env: Mapping[str, str], cwd: Path, log: BinaryIO) -> "Forked":
+        """One that runs on, its output in `log`. It ends with the one that started it, too."""
+        with open(os.devnull) as nothing:
+            return Forked(self._forked((), env, cwd, [nothing.fileno(), log.fileno(), log.fileno()]))
+
+    def _forked(
+        self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, files: Sequence[int]
+    ) -> socket.socket:
+        """Tells the process id of the fork, then its exit code; at this socket's end the fork is killed."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)}).encode()
+            descriptors = array.array("i", [*files, theirs.fileno()])
+            self._channel.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        return ours
+
+
+class Forked:
+    """As `subprocess.Popen`."""
+
+    def __init__(self, asked: socket.socket) -> None:
+        self._asked = asked
+        self.pid = int(asked.recv(16))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._ended(socket.MSG_DONTWAIT)
+
+    def wait(self) -> int:
+        code = self._ended(0)
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, flags: int) -> int | None:
+        if self.returncode is None:
+            with contextlib.suppress(BlockingIOError):
+                self.returncode = int(self._asked.recv(16, flags))
+                self._asked.close()
+        return self.returncode
+
 
 @cache
-def fork() -> Fork:
+def fork(module: str = COMMANDS) -> Fork:
     """The one of this process."""
-    return Fork()
+    return Fork(module)
 
 
 def _read(file: int) -> bytes:
@@ -109,21 +156,26 @@ def _serve(channel: socket.socket) -> list[str] | None:
             os.chdir(request["cwd"])
             return list(request["arguments"])
         running[pid] = socket.socket(fileno=asker_fd)
+        running[pid].send(str(pid).encode())
         for file in files:
             os.close(file)
 
 
 def _main() -> None:
-    from libs.cli.main import COMMANDS, load
+    channel, module = int(sys.argv[1]), sys.argv[2]
+    if module == COMMANDS:
+        from libs.cli import main
 
-    for entry in COMMANDS.values():
-        load(entry.module)
+        for entry in main.COMMANDS.values():
+            main.load(entry.module)
+    else:
+        importlib.import_module(f"{module}.app")
     gc.collect()
     gc.freeze()
-    arguments = _serve(socket.socket(fileno=int(sys.argv[1])))
+    arguments = _serve(socket.socket(fileno=channel))
     if arguments is not None:
         sys.argv[1:] = arguments
-        runpy.run_module("libs.cli", run_name="__main__", alter_sys=True)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ pytest-xdist 3.8 hands a crashed worker's files to the one that replaces it, tho
 test to run never asks for the next, and the run waits for ever. The test that crashed would be run again, too.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -17,6 +18,7 @@ from xdist.workermanage import WorkerController
 LONG = (
     "tests/faults/test_kill9.py",
     "tests/simulation/test_seeds_0.py",
+    "tests/agent/test_keeper_faults.py",
     "tests/cli/test_demo.py",
     "tests/simulation/test_seeds_1.py",
     "tests/cli/test_scenarios.py",
@@ -27,11 +29,13 @@ LONG = (
     "tests/architecture/test_checks.py",
     "tests/cli/test_launch.py",
     "tests/cli/test_operators.py",
+    "tests/simulation/policy/test_policy_simulation.py",
+    "tests/service/test_app.py",
     "tests/core/test_verify_sweep.py",
-    "tests/agent/test_keeper_faults.py",
     "tests/tenants/test_queues.py",
     "tests/cli/test_command.py",
     "tests/tenants/test_people.py",
+    "tests/simulation/test_planted.py",
     "tests/core/test_repartition.py",
     "tests/faults/test_two_of_everything.py",
     "tests/tenants/test_drill_agents.py",
@@ -46,13 +50,32 @@ LONG = (
     "tests/faults/test_three_brokers.py",
     "tests/faults/test_keep_jobs.py",
 )
-"""By measured time. A file that is missing here runs later."""
+"""By measured time (`slowest`). A file that is missing here runs later."""
+
+_TOLD = 10
 
 
 def long_first(items: list[pytest.Item]) -> None:
     """Sorts what was collected, in place: the `LONG` files, then the others as they came."""
     place = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(LONG)))
+
+
+def tell_slowest(terminal: pytest.TerminalReporter) -> None:
+    """At the end of a run with workers: in which files its time went."""
+    if terminal.config.option.dist != "no":
+        told = [report for kind in terminal.stats.values() for report in kind]
+        terminal.section("slowest files, seconds of all workers together")
+        terminal.write("".join(slowest(report for report in told if isinstance(report, pytest.TestReport))))
+
+
+def slowest(reports: Iterable[pytest.TestReport]) -> list[str]:
+    """A line for each of the slowest files: how long its tests took together, and what share of all tests that is."""
+    spent: Counter[str] = Counter()
+    for report in reports:
+        spent[report.nodeid.split("::")[0]] += report.duration
+    total = sum(spent.values()) or 1.0
+    return [f"{file_s:7.1f} {file_s / total:4.0%}  {file}\n" for file, file_s in spent.most_common(_TOLD)]
 
 
 class FilesToWorkers(LoadFileScheduling):

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from schemas.json_schema import documents
+from schemas.json_schema import documents, models
 from tests.schemas import release
 from tests.schemas.compat import narrowed
 
-ADMITTED = documents()["io.baton.job.admitted.v1"]
-SUBMIT = documents()["io.baton.job.submit.v1"]
-LEDGER = documents()["io.baton.ledger.record.v1"]
-BILL = documents()["io.baton.bill.get.query.v1"]
+ADMITTED = "io.baton.job.admitted.v1"
+SUBMIT = "io.baton.job.submit.v1"
+LEDGER = "io.baton.ledger.record.v1"
+BILL = "io.baton.bill.get.query.v1"
 HOW = (
     "after a release a narrower message is a new type in a new file; before the first one, "
     "delete tests/schemas/released.json and run `python -m tests.schemas.release`"
@@ -25,7 +25,7 @@ def test_nothing_that_was_released_is_refused() -> None:
     assert release.problems() == [], HOW
 
 
-@pytest.mark.parametrize("type_", sorted(documents()))
+@pytest.mark.parametrize("type_", sorted(models()))
 def test_every_message_is_as_wide_as_itself(type_: str) -> None:
     document = documents()[type_]
     assert narrowed(release.wordless(document), document) == []
@@ -43,7 +43,7 @@ def spec(d: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("document", "edit", "text"),
+    ("type_", "edit", "text"),
     [
         (ADMITTED, lambda d: d["properties"].pop("preempts"), "$.preempts is gone"),
         (ADMITTED, lambda d: d["required"].append("preempts"), "$.preempts is required now"),
@@ -64,7 +64,8 @@ def spec(d: dict[str, Any]) -> dict[str, Any]:
         (LEDGER, lambda d: d["$defs"]["Claim"]["required"].append("surprise"), "surprise is required now"),
     ],
 )  # fmt: skip
-def test_a_planted_narrowing_is_found(document: dict[str, Any], edit: Callable[[Any], Any], text: str) -> None:
+def test_a_planted_narrowing_is_found(type_: str, edit: Callable[[Any], Any], text: str) -> None:
+    document = documents()[type_]
     found = narrowed(document, change(document, edit))
     assert found
     assert text in found[0], found
@@ -84,4 +85,5 @@ def test_a_planted_narrowing_is_found(document: dict[str, Any], edit: Callable[[
     ],
 )
 def test_growing_is_left_alone(edit: Callable[[Any], Any]) -> None:
-    assert narrowed(SUBMIT, change(SUBMIT, edit)) == []
+    document = documents()[SUBMIT]
+    assert narrowed(document, change(document, edit)) == []

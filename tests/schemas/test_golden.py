@@ -14,7 +14,6 @@ from tests.schemas.checker import Checker, fields
 from tests.schemas.golden_files import FOLDER, Golden, load, lost
 
 GOLDEN = load()
-DOCUMENTS = documents()
 each = pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)
 
 
@@ -25,7 +24,7 @@ def test_every_message_of_the_catalogue_has_a_golden_file() -> None:
 
 
 def test_every_golden_file_is_of_a_message_that_exists() -> None:
-    unknown = {golden.type for golden in GOLDEN} - DOCUMENTS.keys()
+    unknown = {golden.type for golden in GOLDEN} - documents().keys()
     assert not unknown, f"released messages are gone from the catalogue: {sorted(unknown)}"
 
 
@@ -38,7 +37,7 @@ def test_a_released_message_is_read_whole(golden: Golden) -> None:
 
 @each
 def test_a_released_message_fits_its_json_schema(golden: Golden) -> None:
-    assert Checker(DOCUMENTS[golden.type]).problems(json.loads(_data(golden))) == []
+    assert Checker(documents()[golden.type]).problems(json.loads(_data(golden))) == []
 
 
 @pytest.mark.parametrize("golden", [g for g in GOLDEN if g.answer is not None], ids=lambda g: g.name)
@@ -47,7 +46,7 @@ def test_a_released_answer_is_read_whole(golden: Golden) -> None:
     assert message.reply
     read = message.reply.model_validate_json(json.dumps(golden.answer)).model_dump(mode="json")
     assert lost(golden.answer, read) == []
-    assert Checker(DOCUMENTS[message.reply_type]).problems(golden.answer) == []
+    assert Checker(documents()[message.reply_type]).problems(golden.answer) == []
 
 
 def test_every_question_has_a_golden_answer() -> None:
@@ -65,7 +64,7 @@ def test_a_golden_file_lies_where_its_message_is_sent(golden: Golden) -> None:
 
 def test_golden_files_show_every_field() -> None:
     """A field that no golden file shows could be renamed unseen."""
-    for type_, document in DOCUMENTS.items():
+    for type_, document in documents().items():
         checker = Checker(document)
         for golden in GOLDEN:
             if golden.type == type_:

@@ -11,43 +11,51 @@ from pathlib import Path
 
 from libs.simulation.dst.many import EXPECTED, outcomes
 
-SEEDS = 1000
+SEEDS = 500
+"""What draw their own theme. Of the 56 planted bugs that need no aim, so many find 53, and twice as many 55 (found.json)."""
 FILES = 4
 PIECE = 25
 """Seeds of one test."""
+DWELLING = "archive"
+"""The theme of one piece more: one in ten of its seeds reaches the rarest state, that a reader needs what was archived, and of
+others one in four hundred."""
+PIECES = (*(("", first) for first in range(0, SEEDS, PIECE)), (DWELLING, 0))
+"""Theme ("": what each draws) and first seed of each piece."""
 
 
-def pieces(file: int) -> list[int]:
-    """First seeds of the pieces of one file: every `FILES`-th piece."""
-    return list(range(file * PIECE, SEEDS, FILES * PIECE))
+def pieces(file: int) -> tuple[tuple[str, int], ...]:
+    """Of one file: every `FILES`-th piece."""
+    return PIECES[file::FILES]
 
 
-def all_right(first: int, reached: Path) -> None:
+def all_right(theme: str, first: int, reached: Path) -> None:
     """Runs a piece. Raises AssertionError naming the failing seeds, each with the command that replays it, or what
     no piece reached. `reached`: the folder that is shared."""
     failed: list[str] = []
     got: Counter[str] = Counter()
-    for outcome, _ in outcomes(range(first, min(first + PIECE, SEEDS))):
+    dwells = f"--theme {theme!r} " if theme else ""
+    for outcome, _ in outcomes(range(first, first + PIECE), theme=theme):
         got += outcome.failpoints + outcome.seen
         if outcome.violations:
-            failed.append(f"./dev chaos --seed {outcome.seed}    {outcome.violations[0]}")
+            failed.append(f"./dev chaos {dwells}--seed {outcome.seed}    {outcome.violations[0]}")
     assert not failed, f"{len(failed)} of {PIECE} seeds are violated:\n" + "\n".join(failed)
-    _leave(reached, first, sorted(got))
+    leave(reached, theme, first, sorted(got))
     missed = never_reached(reached)
-    assert not missed, f"what none of {SEEDS} seeds reached: {', '.join(missed)}"
+    assert not missed, f"what no seed of {len(PIECES)} pieces reached: {', '.join(missed)}"
 
 
-def _leave(reached: Path, first: int, names: list[str]) -> None:
+def leave(reached: Path, theme: str, first: int, names: list[str]) -> None:
+    """For whoever looks at the sum: what a piece reached."""
     reached.mkdir(exist_ok=True)
-    fresh = reached / f"{first}.new"
+    fresh = reached / f"{theme}-{first}.new"
     fresh.write_text(json.dumps(names))
-    fresh.replace(reached / f"{first}.json")
+    fresh.replace(reached / f"{theme}-{first}.json")
 
 
 def never_reached(reached: Path) -> list[str]:
     """What no piece reached, once all pieces are there; until then nothing."""
     found = list(reached.glob("*.json"))
-    if len(found) < len(range(0, SEEDS, PIECE)):
+    if len(found) < len(PIECES):
         return []
     names = {name for one in found for name in json.loads(one.read_text())}
     return [name for name in EXPECTED if name not in names]
