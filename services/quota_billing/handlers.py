@@ -42,6 +42,8 @@ MAX_ROWS = 3000
 MAX_READ = 1_000_000
 """Sums that are read for one answer about use: a few seconds of a thread. A team has at most 500 an hour by job, and one for
 each user in what is not asked by job: 2,000 hours of the largest team, or a year of a hundred users who always work."""
+MAX_LINES = 2_000_000
+"""Of packed attempts (`libs.core.billing.use_lines`), of all teams: some seconds of a thread, while no record is folded."""
 MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
@@ -73,15 +75,22 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str, *, now_u
     if days.day_of is not utc_day:
         try:
             reply = bill_in_days(meter, prices, query, whose, days)
-        except TooManyUses as e:
-            problem = f"{e.number} uses are to be cut at its midnights, more than the {MOST_USES} of one answer"
+        except TooManyUses:
+            problem = f"more uses are to be cut at its midnights than the {MOST_USES} of one answer"
             fix = "narrow it with from_us and to_us, ask for days of UTC, or make a statement (`baton bill statement`)"
             raise _invalid("time_zone", query.time_zone or "", problem, fix) from None
     elif meter.money.book is not None and is_summed(query):
         reply = bill_of_sums(meter, query, whose)
     else:
         _narrow(at_least(meter, query, whose), query)
-        usage = meter.usage(whose, open_until_us=query.open_until_us, of_day=cache(days_of(query)), job_id=query.job_id)
+        asked = cache(days_of(query))
+        if (lines := meter.money.lines.opens(whose, asked, query.job_id)) > MAX_LINES:
+            problem = (
+                f"{lines} attempts lie in blocks of that time, more than the {MAX_LINES} that one answer looks through"
+            )
+            fix = "narrow it with from_day and to_day, group by team, day or model, or use `baton bill statement`"
+            raise _invalid("group_by", query.group_by, problem, fix)
+        usage = meter.usage(whose, open_until_us=query.open_until_us, of_day=asked, job_id=query.job_id)
         currency = meter.money.book.currency if meter.money.book is not None else ""
         reply = bill(usage, prices, query, meter.seq, currency)
     if query.forecast_until_us is not None:

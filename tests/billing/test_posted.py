@@ -14,6 +14,7 @@ from libs.core.billing import in_days
 from libs.core.billing.charges import charges
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, bill, days_of
+from libs.core.billing.use_lines import lines as use_lines
 from libs.core.billing.wall import DAY_US, HOUR_US, day_text
 from schemas.billing import BillQuery, BillReply, Price, PriceBook
 from schemas.ledger import JobGranted, PricesApplied
@@ -188,6 +189,25 @@ def test_a_bill_of_a_zone_that_is_of_too_many_uses_is_refused_and_others_uses_do
     assert [(r.field, r.value) for r in refused.value.reasons] == [("time_zone", "Europe/Berlin")]
     for team in teams:
         assert {row.team for row in get_bill(meter, FILE, berlin, team).rows} == {team}
+
+
+def test_a_bill_that_would_look_through_too_many_old_attempts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(use_lines, "FRESH", 1)
+    meter = metered(over_the_month())
+    days = sorted({row.day for row in meter.usage()})
+    one_day = {"from_day": day_text(days[0]), "to_day": day_text(days[0])}
+    few = meter.money.lines.opens(None, lambda day: day == days[0], None)
+    assert 0 < few < len(meter.money.lines)
+    monkeypatch.setattr(handlers, "MAX_LINES", few)
+    for asked in ({"group_by": "user"}, {"group_by": "class"}):
+        with pytest.raises(InvalidQuestion) as refused:
+            get_bill(meter, FILE, BillQuery(**asked), OPERATOR)
+        assert [(r.field, r.value) for r in refused.value.reasons] == [("group_by", asked["group_by"])]
+        assert get_bill(meter, FILE, BillQuery(**asked, **one_day), OPERATOR).rows
+    for by in ("team", "day", "model"):
+        assert get_bill(meter, FILE, BillQuery(group_by=by), OPERATOR).rows
+    job = next(iter(meter.usage())).job_id
+    assert len(get_bill(meter, FILE, BillQuery(group_by="job", job_id=job), OPERATOR).rows) == 1
 
 
 @pytest.mark.parametrize(

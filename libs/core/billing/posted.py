@@ -57,11 +57,7 @@ class PastBook(NamedTuple):
 
 
 class TooManyUses(ValueError):
-    """So many would have to be rated anew, more than are rated at once."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"{number} uses")
-        self.number = number
+    """More would have to be rated anew than are rated at once."""
 
 
 class PostedMoney:
@@ -243,9 +239,9 @@ class PostedMoney:
         Raises TooManyUses when more than `most` are needed.
         """
         needed = self._needed(team, span)
-        found = list(islice(needed, most))
-        if more := sum(1 for _ in needed):
-            raise TooManyUses(most + more)
+        found = list(islice(needed, most + 1))
+        if len(found) > most:
+            raise TooManyUses(f"more than {most} uses")
         wanted, uses = [number for number, _ in found], [one for _, one in found]
         place = {number: here for here, number in enumerate(wanted)}
         first, end = (wanted[0], wanted[-1] + 1) if wanted else (0, 0)
@@ -265,7 +261,12 @@ class PostedMoney:
         used = span[0], span[1] + HOUR_US  # an hour is billed where it begins
         credited = {
             one.use
-            for one in self.lines.credited(lambda block: block.credited_us[0] < span[1])
+            for one in self.lines.credited(
+                lambda block: (
+                    block.credited_us[0] < span[1]
+                    and span[0] <= max(block.credited_us[1], self._until(block.credited_seq))
+                )
+            )
             if span[0] <= self._posted(one.seq, one.posted_us) < span[1]
         }
         ascending = sorted(credited)

@@ -129,10 +129,16 @@ class UseLines:
 
     def of(self, team: str | None, of_day: Callable[[int], bool], job_id: str | None) -> Iterator[AlikeUses]:
         """Those of a team, or of all; of a job, or of all. Blocks with nothing on one of these days are left packed."""
-        for block in self.blocks:
-            if (job_id is None or job_id in block.jobs) and block.on(team, of_day):
-                yield from self._open(block).of(team, job_id)
+        for block in self._blocks_of(team, of_day, job_id):
+            yield from self._open(block).of(team, job_id)
         yield from (one for one in self._fresh if team in (None, one.team) and job_id in (None, one.job_id))
+
+    def opens(self, team: str | None, of_day: Callable[[int], bool], job_id: str | None) -> int:
+        """How many lines lie in the blocks that `of` would open."""
+        return sum(block.count for block in self._blocks_of(team, of_day, job_id))
+
+    def _blocks_of(self, team: str | None, of_day: Callable[[int], bool], job_id: str | None) -> Iterator[LinesBlock]:
+        return (block for block in self.blocks if (job_id is None or job_id in block.jobs) and block.on(team, of_day))
 
     def all(self, wanted: Callable[[LinesBlock], bool] = lambda block: True) -> Iterator[tuple[int, AlikeUses]]:
         """Every line with its number, in order; without those of blocks that are not wanted."""
