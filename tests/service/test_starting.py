@@ -148,11 +148,10 @@ def test_wrong_terms_of_leases_are_told_before_anything_is_restored(monkeypatch:
 
 def test_baton_up_says_what_is_wrong_in_a_file(tmp_path: Path) -> None:
     """Seen: "it wrote nothing to its log", as the services are forked from the command."""
-    fleet = tmp_path / "fleet.yaml"
-    fleet.write_text("nodes:\n  - {name: gpu, count: 2}\n")
-    command = [sys.executable, "-m", "libs.cli", "up", "--state-dir", str(tmp_path / "state"), "--fleet", str(fleet)]
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("currency: USD\n")
+    command = [sys.executable, "-m", "libs.cli", "up", "--state-dir", str(tmp_path / "state"), "--prices", str(prices)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert ended.returncode == 1
-    assert "agent: fleet file" in ended.stderr
-    assert "groups: Field required" in ended.stderr
+    assert f"{prices}: prices: the field is missing: add it" in ended.stderr
     assert "Traceback" not in ended.stderr
