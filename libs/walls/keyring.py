@@ -127,7 +127,7 @@ class Keyring:
         return self.creds / SERVICES / name / _ONE
 
     def finance(self, user: str) -> Path:
-        """Of somebody who reads all bills, and does nothing. Raises ValueError for a name that cannot be a name."""
+        """Of somebody who reads all bills, and does nothing. Raises ValueError for a name that is not allowed."""
         known_as = f"{subjects.FINANCE}.{token(user)}"
         return self._credential(FINANCE, READER, known_as, self._of_finance(user))
 
@@ -181,7 +181,7 @@ class Keyring:
         """Of a whole team, or of a user `<team>.<user>`; a new team gets an account. `admin`: a user who manages the others;
         what it had as a plain user is void then. `lasts_s`: how long one that is made now is good, by default until it is void.
 
-        Raises ValueError as `check_team`, and for a user's name that cannot be a name.
+        Raises ValueError as `check_team`, and for a user's name that is not allowed.
         """
         team, dot, user = name.partition(".")
         self.check_team(team)

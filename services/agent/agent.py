@@ -44,6 +44,7 @@ _BARE_S = 0.5
 _FIRST_BARE_S = 0.1
 _PRUNE_S = 60.0
 _MISSES = 12
+"""The pause is doubled no more often than this."""
 _DISK_S = 1.0
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
 _SAMPLE = BY_TYPE["io.baton.node.sample.v1"]

@@ -105,7 +105,7 @@ def test_tiers_are_used_up_claim_by_claim_also_of_unlike_claims() -> None:
     for c in charges(lambda: list(enumerate(world.records, start=1))):
         wanted[c.billed_us // DAY_US] += c.amount.cost_micros
     told: Counter[int] = Counter()
-    for _, key, row in metered(world).money.all_rows(None, lambda day: True):
+    for _, key, row in metered(world).money.all_rows():
         told[key[2]] += row[0]
     assert told == wanted
     assert len(wanted) == 2

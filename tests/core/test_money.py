@@ -117,9 +117,7 @@ def bill(ledger: PricedLedger, found: list[Charge]) -> None:
         ):
             row[place] += more
     ours: dict[tuple[str, str, int, str, str], list[int]] = {}
-    for team, (job_id, _, day, kind, klass, _), (cost, listed, _, credit) in meter.money.all_rows(
-        None, lambda day: True
-    ):
+    for team, (job_id, _, day, kind, klass, _), (cost, listed, _, credit) in meter.money.all_rows():
         row = ours.setdefault((team, job_id, day, kind, klass), [0, 0, 0])
         for place, more in enumerate((cost, listed, credit)):
             row[place] += more

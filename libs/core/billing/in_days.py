@@ -54,7 +54,7 @@ def _freed(money: PostedMoney, days: Days, team: str | None) -> Iterator[UsageRo
                 units[key] = units.get(key, 0) + (stop - wall) * one.milli * one.alike
                 wall = stop
     posted: dict[str, dict[Key, list[int]]] = {}
-    for name, key, row in recut.all_rows(None, lambda day: True):
+    for name, key, row in recut.all_rows():
         sums = posted.setdefault(name, {}).setdefault(key, [0, 0, 0, 0])
         for place, more in enumerate(row):
             sums[place] += more

@@ -20,7 +20,7 @@ from libs.core.billing.credits import Credits
 from libs.core.billing.open_claims import OpenAttempt, OpenClaim, OpenClaims, by_kind
 from libs.core.billing.posted import NOT_POSTED, NOTHING_POSTED, AppliedBook, PostedMoney
 from libs.core.billing.usage_rows import HeldRow, UsageRow, billed_model
-from libs.core.billing.use_lines.line import AlikeUses, DayOf, Key, utc_day
+from libs.core.billing.use_lines.line import AlikeUses, DayOf, Key, any_day, utc_day
 from libs.core.billing.use_lines.money_rows import rows_of
 from libs.core.billing.wall import DAY_US, HOUR_US
 from libs.core.state import parts
@@ -260,7 +260,7 @@ class Meter:
         self.money.fresh.clear()
         self._days = {}
         keys: dict[str, set[Key]] = {}
-        used, posted = self._used_rows(None, _any_day, None), self.money.all_rows(None, _any_day)
+        used, posted = self._used_rows(None, any_day, None), self.money.all_rows()
         for team, key, _ in chain(used, posted):
             keys.setdefault(team, set()).add(key)
         for team in sorted(keys):
@@ -364,10 +364,6 @@ class Meter:
         meter.money.loaded(about["money"])
         meter._credited = CreditedTime.load(accounts, credits, recent, MOST_RECENT) if accounts else None
         return meter
-
-
-def _any_day(day: int) -> bool:
-    return True
 
 
 _FOLD: dict[type, Callable[[Meter, Any, int], None]] = {

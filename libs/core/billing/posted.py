@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from libs.core.billing.credited import DeviceOfAttempt, GivenBack, Parts, differences, given_back
 from libs.core.billing.prices import Amount, PriceList, Rater, Unchanged
-from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, DayOf, Key, PricedBy, utc_day
+from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, DayOf, Key, PricedBy, any_day, utc_day
 from libs.core.billing.use_lines.lines import LinesBlock, UseLines
 from libs.core.billing.use_lines.money_rows import FRESH_ROWS, RowsBlock, packed_rows, rows_of
 from libs.core.billing.use_lines.packing import JobIds
@@ -116,7 +116,7 @@ class PostedMoney:
         return other
 
     def all_rows(
-        self, team: str | None, of_day: Callable[[int], bool], job_id: str | None = None
+        self, team: str | None = None, of_day: Callable[[int], bool] = any_day, job_id: str | None = None
     ) -> Iterator[tuple[str, Key, Sequence[int]]]:
         """Rows with the team of each, of those days. One may come several times, and is the sum. None: all."""
         for block in self.packed:

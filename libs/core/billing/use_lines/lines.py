@@ -228,7 +228,9 @@ class _Opened:
         self._jobs = block.jobs
         self._columns, (self._whose, pieces, self._credited) = unpacked_columns(block.packed)
         self._pieces = {number: tuple(map(_triple, some)) for number, some in pieces}
-        self._seq, self._begin = np.cumsum(self._columns[5]), np.cumsum(self._columns[6])
+        self._numbers, self._abouts, *_ = self._columns
+        _, _, _, _, _, more_seq, begins_after, *_ = self._columns
+        self._seq, self._begin = np.cumsum(more_seq), np.cumsum(begins_after)
         self._lines: list[AlikeUses] | None = None
 
     def lines(self) -> Sequence[AlikeUses]:
@@ -239,9 +241,9 @@ class _Opened:
     def of(self, team: str | None, job_id: str | None) -> Iterator[AlikeUses]:
         """Those of a team, or of all; of a job, or of all."""
         wanted = [n for n, (name, *_) in enumerate(self._whose) if team in (None, name)]
-        mask = np.isin(self._columns[1], wanted)
+        mask = np.isin(self._abouts, wanted)
         if job_id is not None:
-            mask &= self._columns[0] == self._jobs.number(job_id)
+            mask &= self._numbers == self._jobs.number(job_id)
         return self._made(np.flatnonzero(mask))
 
     def _made(self, places: npt.NDArray[np.intp]) -> Iterator[AlikeUses]:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from libs.core.billing.use_lines.line import Key, UseOwner
+from libs.core.billing.use_lines.line import Key, UseOwner, any_day
 from libs.core.billing.use_lines.packing import JobIds, Numbering, packed_columns, unpacked_columns
 
 V = TypeVar("V")
@@ -36,9 +36,10 @@ class RowsBlock:
         columns, whose = unpacked_columns(self.packed)
         asked = [day for days in self.days.values() for day in days if of_day(day)]
         wanted = [n for n, (name, *_) in enumerate(whose) if team in (None, name)]
-        mask = np.isin(columns[3], asked) & np.isin(columns[1], wanted)
+        jobs, abouts, _, days, *_ = columns
+        mask = np.isin(days, asked) & np.isin(abouts, wanted)
         if job_id is not None:
-            mask &= columns[0] == self.jobs.number(job_id)
+            mask &= jobs == self.jobs.number(job_id)
         numbers = (column[mask].tolist() for column in columns)
         for job, about, attempt, day, cost, listed, unpriced, credit in zip(*numbers, strict=True):
             name, user, kind, klass = whose[about]
@@ -65,7 +66,7 @@ class RowsBlock:
 def rows_of(
     rows: Mapping[str, Mapping[int, Mapping[Key, V]]],
     team: str | None = None,
-    of_day: Callable[[int], bool] = lambda day: True,
+    of_day: Callable[[int], bool] = any_day,
     job_id: str | None = None,
 ) -> Iterator[tuple[str, Key, V]]:
     """Those that are asked for, with the team of each. `team`, `job_id`: None: all."""
