@@ -6,6 +6,9 @@
 - A dead peer is noticed within 20 to 30 s (default: up to six minutes).
 - A server whose URL says `tls://` and that says of itself, in clear, that it has no encryption is told nothing (default: all).
 - Errors that the client reports in the background are logged and counted.
+- A connection ends also when the last of what it was to send cannot be sent: at a peer that has closed it, and at one that is
+  frozen (by default the client stops half-way or waits for ever: who listens goes on listening, and nobody is told of the end).
+- Nor is that waited for before another server is asked (default: until the kernel gives the old one up, a quarter of an hour).
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
 """
@@ -37,6 +40,8 @@ logger = logging.getLogger("baton.bus")
 
 EXIT_CONNECTION_LOST = 70
 PENDING_BYTES = 64 * 1024 * 1024
+_LAST_WORDS_S = 5.0
+"""For what is still to be sent when a connection ends."""
 
 
 __all__ = [
@@ -107,10 +112,46 @@ class BusConnection(Client):
     async def close(self) -> None:
         """Never raises for a server that is away: what waits to be sent to it is given up."""
         self.closing = True
+        await super().close()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """nats-py's own, to its end: once more, without what cannot be sent, where that ended it half-way."""
+        if self.is_closed:
+            await super()._close(status, do_cbs)
+            return
         if self.is_reconnecting:
-            self._pending, self._pending_data_size = [], 0
-        with suppress(OSError):
-            await super().close()
+            self._give_up()
+        patience = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._give_up)
+        try:
+            await super()._close(status, do_cbs)
+        except OSError as e:
+            logger.info("what was still to be sent to NATS is given up: %r", e)
+            self._give_up()
+            self._status = Client.DISCONNECTED  # nothing is done for one that is closed
+            await super()._close(status, do_cbs)
+        finally:
+            patience.cancel()
+
+    async def _attempt_reconnect(self) -> None:
+        """nats-py's own; and where that does not know what to do, the connection is closed for good, and not left as it is."""
+        self._abort()
+        try:
+            await super()._attempt_reconnect()
+        except Exception as e:
+            logger.exception("NATS cannot be reconnected to")
+            self._reconnection_task, self._err = None, e
+            await self._close(Client.CLOSED)
+
+    def _give_up(self) -> None:
+        """What waits to be sent."""
+        self._pending, self._pending_data_size = [], 0
+        self._abort()
+
+    def _abort(self) -> None:
+        """What the transport has is not sent any more: its end would wait until the peer has taken it."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
 
 
 async def connect(

@@ -5,10 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from nats.aio.client import Client
+from nats.errors import ConnectionClosedError, StaleConnectionError
 
+from libs.bus import connect as bus
 from libs.bus.broker import make_broker
 from libs.bus.connect import EXIT_CONNECTION_LOST, BusUnavailable, close, connect, without_password
 from libs.embedded import NatsOptions, ServerOptions, Servers
@@ -120,12 +125,61 @@ async def test_a_broker_uses_the_same_connection_and_can_be_stopped(nats_url: st
     assert connection.is_closed  # and this process still lives, although die_on_close is set
 
 
+@pytest.mark.parametrize("end", ["close", "drain"])
+async def test_closing_gives_up_what_a_frozen_server_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(bus, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(Client, "flush", partialmethod(Client.flush, 1))
+    with ServerInBackground(NATS, tmp_path) as server:
+        connection = await connect(server.url, name="test")
+        waits = asyncio.create_task((await connection.subscribe("news")).next_msg(timeout=600))
+        connection.options["drain_timeout"] = 1
+        with server.frozen():
+            for _ in range(40):  # more than the kernel keeps for a peer that reads nothing
+                await connection.publish("news", b"x" * 200_000)
+            await getattr(connection, end)()
+    assert connection.is_closed
+    assert isinstance((await asyncio.gather(waits, return_exceptions=True))[0], ConnectionClosedError)
+
+
+async def test_another_server_is_asked_though_the_last_one_is_frozen_and_has_not_taken_all(tmp_path: Path) -> None:
+    with ServerInBackground(NATS, tmp_path / "a") as a, ServerInBackground(NATS, tmp_path / "b") as b:
+        connection = await connect(f"{a.url},{b.url}", name="test")
+        first = a if connection.connected_url.port == urlsplit(a.url).port else b
+        with first.frozen():
+            for _ in range(40):  # more than the kernel keeps for a peer that reads nothing
+                await connection.publish("news", b"x" * 200_000)
+            await connection._process_op_err(StaleConnectionError())  # as after 20 s without an answer
+            await until(lambda: connection.is_connected)
+            assert connection.connected_url.port != urlsplit(first.url).port
+        await close(connection)
+
+
+async def test_a_reconnect_that_fails_as_nobody_foresaw_ends_the_connection(
+    own_server: ServerInBackground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(self: Client) -> None:
+        raise ValueError("a line without end")
+
+    connection = await connect(own_server.url, name="test")
+    news = await connection.subscribe("news")
+    monkeypatch.setattr(Client, "_process_connect_init", fails)
+    await connection._process_op_err(StaleConnectionError())
+    with pytest.raises(ConnectionClosedError):
+        await news.next_msg(timeout=600)
+    await until(lambda: connection.is_closed)
+
+
 CLOSED_FOR_GOOD = """
 import asyncio, sys
 from libs.bus.connect import connect
 
 async def main():
     connection = await connect(sys.argv[1], name="test", die_on_close=True)
+    if sys.argv[2] == "by the peer":
+        connection._pending, connection._pending_data_size = [b"PING\\r\\n"], 6
+        connection._transport._io_writer.transport.abort()
     await connection._close(connection.CLOSED)  # what the client does by itself when it gives up
     await asyncio.sleep(60)
 
@@ -133,8 +187,13 @@ asyncio.run(main())
 """
 
 
-def test_a_connection_that_closes_for_good_ends_the_process(nats_url: str) -> None:
+@pytest.mark.parametrize("closed", ["by the client", "by the peer"])
+def test_a_connection_that_closes_for_good_ends_the_process(nats_url: str, closed: str) -> None:
+    """Also when what the client had still to send cannot be sent any more."""
     ended = subprocess.run(
-        [sys.executable, "-c", CLOSED_FOR_GOOD, nats_url], cwd=Path(__file__).parents[2], timeout=60, check=False
+        [sys.executable, "-c", CLOSED_FOR_GOOD, nats_url, closed],
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+        check=False,
     )
     assert ended.returncode == EXIT_CONNECTION_LOST

@@ -384,15 +384,11 @@ async def test_a_connection_has_so_many_subscriptions_and_no_more(bus: tuple[str
     monkeypatch.setattr(accounts, "TEAM_SUBSCRIPTIONS", 20)
     creds = ring.team("copies")
     await tell(url, ring, ["copies"])
-    cut = asyncio.Event()
-
-    async def closed() -> None:
-        cut.set()
 
     async def note(error: Exception) -> None: ...
 
     team = await nats.connect(
-        url, error_cb=note, closed_cb=closed, allow_reconnect=False, inbox_prefix="_INBOX_copies.mallory",
+        url, error_cb=note, allow_reconnect=False, inbox_prefix="_INBOX_copies.mallory",
         **Address("", creds).options(),
     )  # fmt: skip
     for _ in range(20):
@@ -401,7 +397,7 @@ async def test_a_connection_has_so_many_subscriptions_and_no_more(bus: tuple[str
     with suppress(nats.errors.Error):
         for _ in range(20):
             await team.subscribe("_INBOX_copies.mallory.>", cb=note)
-    await asyncio.wait_for(cut.wait(), 30)
+    await until(lambda: team.is_closed)
 
 
 async def test_the_broker_soon_forgets_who_asked_what_nobody_answers(tmp_path: Path, monkeypatch) -> None:

@@ -1,7 +1,7 @@
 """A node that was taken over sends without end: it is cut off, told and shown, and the others of its pool go on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -61,17 +61,9 @@ def creds(pool: LocalStack, name: str) -> Address:
 
 async def floods_until_cut(pool: LocalStack, name: str, size: int) -> int:
     """How many messages it could send."""
-    cut, sent, subject = asyncio.Event(), 0, subjects.node_inbox("observed", "main", name)
-
-    async def closed() -> None:
-        cut.set()
-
+    sent, subject = 0, subjects.node_inbox("observed", "main", name)
     evil = await nats.connect(
-        pool.nats_url,
-        inbox_prefix=f"_NODE_main.{name}",
-        allow_reconnect=False,
-        closed_cb=closed,
-        **creds(pool, name).options(),
+        pool.nats_url, inbox_prefix=f"_NODE_main.{name}", allow_reconnect=False, **creds(pool, name).options()
     )
 
     async def sends() -> None:
@@ -85,7 +77,7 @@ async def floods_until_cut(pool: LocalStack, name: str, size: int) -> int:
                     await evil.flush()
 
     sending = asyncio.create_task(sends())
-    await asyncio.wait_for(cut.wait(), 120)
+    await until(lambda: evil.is_closed, 120)  # `closed_cb` is not called where something waits to be sent
     await cancel(sending)
     return sent
 
@@ -207,19 +199,17 @@ async def test_no_error_and_no_closed_connection_ends_the_look(tmp_path: Path, m
 async def flooding(where: Address, name: str) -> asyncio.Event:
     """A node that says more than it may, until it is cut off: then the event is set."""
     cut = asyncio.Event()
-
-    async def closed() -> None:
-        cut.set()
-
-    options = {"inbox_prefix": f"_NODE_main.{name}", "allow_reconnect": False, "closed_cb": closed}
+    options = {"inbox_prefix": f"_NODE_main.{name}", "allow_reconnect": False}
     client = await nats.connect(where.url, **options, **where.options())
 
     async def sends() -> None:
         with suppress(nats.errors.Error, OSError):
-            while not cut.is_set():
+            while not client.is_closed:
                 for _ in range(50):
                     await client.publish(subjects.node_inbox("observed", "main", name), b"{}")
                 await asyncio.sleep(0.02)
+        await until(lambda: client.is_closed)
+        cut.set()
 
     client.options["sends"] = asyncio.create_task(sends())
     return cut
@@ -272,18 +262,35 @@ async def test_a_question_for_logs_is_copied_for_few_subscriptions_of_a_node(tmp
 LIMITS = {EVERYBODY: TrafficLimits(said_per_s=200, heard_per_s=1_000)}
 
 
+class Watch(Floods):
+    """Counts its looks. How long one takes is the broker's affair."""
+
+    looks = 0
+
+    async def turn(self, nats: Client) -> float:
+        after_s = await super().turn(nats)
+        self.looks += 1
+        return after_s
+
+    async def looked(self) -> None:
+        """Returns when everything was looked at that has happened until now."""
+        before = self.looks
+        await until(lambda: self.looks >= before + 2)
+
+
 @asynccontextmanager
-async def watched(url: str, ring: Keyring, limits: Mapping[str, TrafficLimits]) -> AsyncIterator[list[str]]:
-    """Who sends too much is looked for; what the operator is told."""
-    said: list[str] = []
+async def watched(
+    url: str, ring: Keyring, limits: Mapping[str, TrafficLimits], say: Callable[[str], object] = lambda _: None
+) -> AsyncIterator[Watch]:
+    """Who sends too much is looked for, and the operator told by `say`."""
 
     async def again() -> Client:
         return await connect(Address(url, ring.claims_credential(lasting=True)), name="floods")
 
-    found = Floods(ring, partial(tell, url, ring), say=said.append, limits=limits)
-    looking = asyncio.create_task(look(found, await again(), again))
+    watch = Watch(ring, partial(tell, url, ring), say=say, limits=limits)
+    looking = asyncio.create_task(look(watch, await again(), again))
     try:
-        yield said
+        yield watch
     finally:
         await cancel(looking)
 
@@ -324,10 +331,11 @@ async def test_a_team_that_asks_without_end_is_kept_out_for_a_while_and_longer_t
     monkeypatch.setattr(floods, "OUT_S", 6)
     with broker(tmp_path) as (url, ring):
         green, blue = await teams_client(url, ring, "green"), await teams_client(url, ring, "blue")
-        async with watched(url, ring, LIMITS) as said:
-            await asyncio.sleep(2 * floods.LOOK_S)
+        said = list[str]()
+        async with watched(url, ring, LIMITS, said.append) as watch:
+            await watch.looked()
             await asks(blue, "blue", 300)
-            await asyncio.sleep(3 * floods.LOOK_S)
+            await watch.looked()
             assert blue.is_connected, "so much it may"
             await asks(blue, "blue", 10_000)
             await until(lambda: blue.is_closed)
@@ -335,7 +343,7 @@ async def test_a_team_that_asks_without_end_is_kept_out_for_a_while_and_longer_t
             await asks(green, "green", 10)
             assert green.is_connected, "another team is not touched"
             back = await connect(Address(url, ring.team("blue")), name="blue", wait_s=30)
-            await asyncio.sleep(3 * floods.LOOK_S)
+            await watch.looked()
             assert back.is_connected, "what it had sent before counts no more"
             again = await teams_client(url, ring, "blue")
             await asks(again, "blue", 10_000)
@@ -361,19 +369,14 @@ async def test_a_team_whose_answers_are_heard_by_a_thousand_subscriptions_is_kep
         async def hears(_: Msg) -> None: ...
 
         await core.subscribe(ANSWERED[1], cb=answers)
-        async with watched(url, ring, limits):
+        async with watched(url, ring, limits) as watch:
             crowd = [await teams_client(url, ring, "blue") for _ in range(20)]
             for one in crowd:
                 for _ in range(TEAM_SUBSCRIPTIONS):
                     await one.subscribe("_INBOX_blue.>", cb=hears)
                 await one.flush()
-            for _ in range(
-                20
-            ):  # of 100, which are 16,000 copies each time; what comes before the first look is not counted
-                await asks(crowd[0], "blue", 100, "_INBOX_blue.eve.x")
-                await asyncio.sleep(2 * floods.LOOK_S)
-                if crowd[0].is_closed:
-                    break
+            await watch.looked()
+            await asks(crowd[0], "blue", 100, "_INBOX_blue.eve.x")  # 16,000 copies
             await until(lambda: all(one.is_closed for one in crowd))
         (cut,) = (line for line in Book(ring.folder).lines() if line.what == "team.keep-out")
         assert "it heard more than a team may" in cut.reason
