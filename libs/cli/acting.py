@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from libs.bus import wire
 from libs.bus.creds import Address
 from libs.cli.exits import UsageFault, code_of
 from libs.cli.output import hint
+from libs.cli.release import tool
 from libs.client.where import check_operator, find, session_user, shown_credential, state_dir
 from libs.walls.book import Book
 from schemas.subjects import OPERATOR
@@ -148,11 +148,3 @@ async def _tell(book: Book, folder: Path, url: str | None, again: bool) -> int:
             await deliver(baton.nats, items, give_up_s=_TELL_S)
             book.told(place.pool, some[-1])
     return len(lines)
-
-
-def tool() -> str:
-    """What acts, with its version."""
-    try:
-        return f"baton {version('baton')}"[:64]
-    except PackageNotFoundError:
-        return "baton"

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 """Of the source tree: shipped fleets, prices and traces lie under it."""
 
 _SERVING = (
+    "schemas.catalog", "schemas.base:complete",
     "uvloop", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvicorn.protocols.websockets.auto", "anyio._backends._asyncio",
     "anyio.to_thread", "numpy", "libs.service.app", "libs.ledger.readers:release",
 )  # fmt: skip

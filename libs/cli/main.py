@@ -145,7 +145,7 @@ app = typer.Typer(
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        from libs.cli.acting import tool
+        from libs.cli.release import tool
 
         say(tool())
         raise typer.Exit

@@ -20,6 +20,7 @@ from typing import cast
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from schemas.base import validator
 from schemas.ids import content_hash
 from schemas.ledger import EVENT_KINDS, LEDGER_VERSION, LedgerRecord, UnknownEvent
 
@@ -111,9 +112,8 @@ class Decoded:
 _DECODED_BYTES = 1024 * 1024
 _decoded = Decoded(_DECODED_BYTES)
 
-_adapter = TypeAdapter(LedgerRecord)
-_record, _of_parsed = _adapter.validator.validate_json, _adapter.validator.validate_python
-_link = TypeAdapter(ChainLink).validator.validate_json
+_record, _of_parsed = validator(LedgerRecord).validate_json, validator(LedgerRecord).validate_python
+_link = validator(ChainLink).validate_json
 _pool_link = TypeAdapter(_PoolLink).validator.validate_json
 
 

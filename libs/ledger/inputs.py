@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from libs.bus.json_checks import MAX_BYTES
 from libs.ledger.tail import Stored
 from schemas import envelope, subjects
+from schemas.base import validator
 from schemas.catalog import CATALOG, TYPE_OF
 from schemas.inbox import (
     OBSERVATION_KINDS,
@@ -79,7 +80,7 @@ class _InboxKind:
 
 
 _KINDS = {
-    subjects.stem(m.subject): _InboxKind(m.type, m.subject, TypeAdapter(m.model).validator.validate_json)
+    subjects.stem(m.subject): _InboxKind(m.type, m.subject, validator(m.model).validate_json)
     for m in CATALOG
     if m.stream == subjects.INBOX
 }

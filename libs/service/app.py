@@ -36,6 +36,7 @@ from libs.service.logs import log_json
 from libs.service.settings import ServiceSettings
 from libs.service.strangers import Impatient
 from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process
+from schemas.base import complete
 
 __all__ = ["FAILED_EXIT_CODE", "Ready", "Tasks", "make_asgi", "run"]
 
@@ -143,6 +144,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
     Exits with `FAILED_EXIT_CODE` when the application could not start.
     """
     log_json(settings.log_level, name)
+    complete()
     collect_seldom()
     if yields:
         os.nice(_YIELDS)
