@@ -19,7 +19,7 @@ from libs.cli.main import main
 from libs.client import Baton
 from libs.walls.keyring import Keyring
 from schemas.ids import job_id
-from schemas.jobs import JobSpec
+from schemas.jobs import JobSpec, JobState
 from schemas.subjects import DEAD, REQUESTS, cancel
 from tests.client.fakes import Fakes, until
 from tests.kit.commands import fork
@@ -376,6 +376,23 @@ async def test_cancelling_what_is_over_is_a_conflict(
     result = await baton("cancel", job, url=urls["blue"])
     assert result.code == 5
     assert "it has ended already: cancelled" in result.err
+    other = await submitted(blue, f"{key}-other")
+    both = await baton("cancel", job, other, "-o", "json", url=urls["blue"])
+    assert (both.code, both.err) == (5, result.err)
+    told = {one["job_id"]: (one["state"], one["cancel_asked"], one["error"]) for one in json.loads(both.out)}
+    assert told == {job: ("cancelled", False, "it has ended already: cancelled"), other: ("queued", True, "")}
+    assert (await blue.wait(other, 20)).state is JobState.CANCELLED
+
+
+async def test_why_no_end_was_asked_for_is_told_of_each_job(
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
+) -> None:
+    jobs = [await submitted(blue, f"{key}-{n}") for n in range(2)]
+    refused = await baton("cancel", *jobs, "--reason", "x" * 2000, "-o", "json", url=urls["blue"])
+    assert refused.code == 2
+    why = refused.err.splitlines()[0].removeprefix("baton: ")
+    told = [(one["job_id"], one["cancel_asked"], why in one["error"]) for one in json.loads(refused.out)]
+    assert told == [(job, False, True) for job in jobs]
 
 
 async def test_a_team_is_told_whether_an_operator_has_cancelled(
