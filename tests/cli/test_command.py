@@ -69,6 +69,36 @@ async def test_a_wrong_fleet_file_is_told_before_anything_is_started(option: str
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "says"),
+    [
+        ("--prices", "currency: USD\n", "file.yaml: prices: the field is missing: add it"),
+        (
+            "--prices",
+            "currency: USD\nprices: [{model: H100, micros_per_device_hour: -5}]\n",
+            "file.yaml: prices.0.micros_per_device_hour: -5: too small: use at least 0",
+        ),
+        (
+            "--prices",
+            "currency: USD\nprices: [{model: H100, micros_per_device_hour: 5}, {model: h100, micros_per_device_hour: 6}]\n",
+            "file.yaml: 'h100' is another name of 'H100', which has a price already: keep one",
+        ),
+        ("--quotas", "teams: {red: {devices: many}}\n", "file.yaml: teams.red.devices: many: "),
+        ("--quotas", "teams: {red: {devices: 8, types: {H10O: 2}}}\n", "did you mean H100?"),
+        ("--quotas", "intake: {open_jobs: 0}\nteams: {}\n", "file.yaml: intake.open_jobs: 0: too small: use at least 1"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_file_for_services_is_told_before_anything_is_started(
+    option: str, text: str, says: str, tmp_path: Path
+) -> None:
+    """Seen: it was told by a service, after some seconds."""
+    (tmp_path / "file.yaml").write_text(text)
+    result = await baton("up", "--state-dir", "state", option, "file.yaml", cwd=tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert says in result.err
+    assert not (tmp_path / "state").exists()
+
+
 async def test_help_lists_every_command() -> None:
     result = await baton("--help")
     assert result.code == 0
