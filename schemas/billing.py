@@ -118,6 +118,10 @@ class BillReply(Fact):
     total_forecast_micros: int = Field(default=0, description="beyond the total cost, if it was asked for")
     unpriced_milli_us: LargeSum = Field(default=0, description="of the total, use of devices that have no price")
     unpriced_models: tuple[str, ...] = Field(default=(), description="which models of the bill have no price")
+    by_file: bool = Field(
+        default=False,
+        description="no price book is in the ledger: the cost is by the file of the service, and in no export",
+    )
     ledger_seq: int = Field(ge=0, description="the bill is exact up to this ledger sequence")
 
 

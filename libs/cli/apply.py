@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -11,8 +11,8 @@ from libs.cli.budgetsfile import is_budgets, top_names
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.files import read_yaml
-from libs.cli.options import Pool, Url, UserOption
-from libs.cli.output import hint, say
+from libs.cli.options import Output, Pool, Url, UserOption
+from libs.cli.output import Format, done, hint, say
 from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.cli.session import run
 from libs.client import Baton
@@ -58,22 +58,43 @@ def command(
         hint(f"version {version} is applied; `baton get queues` shows how the pool is shared")
 
 
-def compare(file: QueueFileOption, *, pool: Pool = None, user: UserOption = None, url: Url = None) -> None:
+def compare(
+    file: QueueFileOption,
+    *,
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+) -> None:
     """What `baton apply` would change. Exit code 0: nothing, 1: something."""
     text = _to_apply(file)
-    if is_budgets(text):
-        _compare_budgets(text, file, pool=pool, user=user, url=url)
-        return
 
-    async def work(baton: Baton) -> list[Change]:
+    async def of_queues(baton: Baton) -> Difference:
         before, then = await _compared(baton, text, str(file))
-        await _warn(baton, then)
-        return changes(before, then)
+        return Difference("queues", before.version, then.version, changes(before, then), await _warn(baton, then))
 
-    found = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    _show(found)
-    if found:
+    async def of_budgets(baton: Baton) -> Difference:
+        told, then, found = await apply_budgets.compared(baton, text, str(file))
+        return Difference("budgets", told.version, then.version, found, [])
+
+    work = of_budgets if is_budgets(text) else of_queues
+    differs = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    told = differs._asdict() | {"changes": [change._asdict() for change in differs.changes]}
+    done(told, [change.text() for change in differs.changes], output)
+    if not differs.changes:
+        hint(_NOTHING)
+    else:
         raise typer.Exit(1)
+
+
+class Difference(NamedTuple):
+    """What applying a file would change: the version that is applied (0: none is), that of the file, and each change."""
+
+    what: str
+    applied: int
+    version: int
+    changes: list[Change]
+    warnings: list[str]
 
 
 def _to_apply(file: Path) -> str:
@@ -96,7 +117,7 @@ _OTHER_FILES = (
 
 
 def _budgets(text: str, file: Path, reason: str, *, pool: str | None, user: str | None, url: str | None) -> None:
-    async def work(baton: Baton) -> tuple[list[str], int]:
+    async def work(baton: Baton) -> tuple[list[Change], int]:
         told, then, found = await apply_budgets.compared(baton, text, str(file))
         if found:
             await apply_budgets.apply(baton, told, then, reason)
@@ -108,22 +129,14 @@ def _budgets(text: str, file: Path, reason: str, *, pool: str | None, user: str 
         hint(f"version {version} is applied; `baton budget show` shows what is spent of them")
 
 
-def _compare_budgets(text: str, file: Path, *, pool: str | None, user: str | None, url: str | None) -> None:
-    async def work(baton: Baton) -> list[str]:
-        _, _, found = await apply_budgets.compared(baton, text, str(file))
-        return found
-
-    found = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    _show(found)
-    if found:
-        raise typer.Exit(1)
+_NOTHING = "nothing differs"
 
 
-def _show(found: Sequence[Change | str]) -> None:
+def _show(found: Sequence[Change]) -> None:
     for change in found:
-        say(change if isinstance(change, str) else change.text())
+        say(change.text())
     if not found:
-        hint("nothing differs")
+        hint(_NOTHING)
 
 
 async def _compared(baton: Baton, text: str, name: str) -> tuple[QueueTree, QueueTree]:
@@ -136,11 +149,13 @@ async def _compared(baton: Baton, text: str, name: str) -> tuple[QueueTree, Queu
     return _tree(told), then
 
 
-async def _warn(baton: Baton, tree: QueueTree) -> None:
+async def _warn(baton: Baton, tree: QueueTree) -> list[str]:
     """Of guarantees that the pool as it is could not keep."""
     status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery())
-    for line in beyond_the_pool(tree, status.kinds):
+    warnings = beyond_the_pool(tree, status.kinds)
+    for line in warnings:
         hint(f"warning: {line}")
+    return warnings
 
 
 def _tree(told: QueuesReply) -> QueueTree:

@@ -6,14 +6,15 @@ from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.client import Baton
 from libs.client.errors import Failed
+from libs.core.scheduling.queues import Change
 from schemas import subjects
 from schemas.budgets import BudgetSet, SpendingBudget
 from schemas.inbox import ApplyBudgets
 from schemas.queries import BudgetsReply
 
 
-async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, BudgetSet, list[str]]:
-    """The budgets that there are, those of the file, and a line for each change. Raises UsageFault when the file is wrong."""
+async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, BudgetSet, list[Change]]:
+    """The budgets that there are, those of the file, and each change. Raises UsageFault when the file is wrong."""
     told = await standing(baton)
     try:
         then = read_budgets(text, name, told.queues)
@@ -51,29 +52,33 @@ def _set(told: BudgetsReply) -> BudgetSet | None:
     )
 
 
-def changes(before: BudgetSet | None, after: BudgetSet) -> list[str]:
-    """A line for each difference, but of the version; none: nothing differs."""
-    found = []
+def changes(before: BudgetSet | None, after: BudgetSet) -> list[Change]:
+    """Each difference, but of the version; none: nothing differs."""
+    found: list[Change] = []
     if before is not None and before.time_zone != after.time_zone:
-        found.append(f"~ (the pool)  time_zone: {before.time_zone} -> {after.time_zone}")
+        found.append(Change("(the pool)", "time_zone", before.time_zone, after.time_zone))
     if before is not None and before.renewal_s != after.renewal_s:
-        found.append(f"~ (the pool)  renewal: {before.renewal_s}s -> {after.renewal_s}s")
+        found.append(Change("(the pool)", "renewal", f"{before.renewal_s}s", f"{after.renewal_s}s"))
     old = {about.key: about for about in before.budgets} if before is not None else {}
     new = {about.key: about for about in after.budgets}
     for key in sorted({*old, *new}):
         was, now = old.get(key), new.get(key)
         if was is None and now is not None:
-            found.append(f"+ {now.label}  {', '.join(f'{field} {value}' for field, value in _fields(now).items())}")
+            found.append(Change(now.label, "", "", _summary(now)))
         elif now is None and was is not None:
-            found.append(f"- {was.label}  {', '.join(f'{field} {value}' for field, value in _fields(was).items())}")
+            found.append(Change(was.label, "", _summary(was), ""))
         elif was is not None and now is not None:
             one, two = _fields(was), _fields(now)
             found += [
-                f"~ {now.label}  {field}: {one.get(field, 'none')} -> {two.get(field, 'none')}"
+                Change(now.label, field, one.get(field, ""), two.get(field, ""))
                 for field in dict.fromkeys([*one, *two])
                 if one.get(field) != two.get(field)
             ]
     return found
+
+
+def _summary(about: SpendingBudget) -> str:
+    return ", ".join(f"{field} {value}" for field, value in _fields(about).items())
 
 
 def _fields(about: SpendingBudget) -> dict[str, str]:

@@ -85,7 +85,7 @@ def command(
     rows = by_centre(bill.rows, centres) if by == "cost-centre" else bill.rows
     show(rows, _columns(by, bill), output, name=lambda r: r.key, header=not no_header, whole=_whole(bill, rows))
     if output in (Format.TABLE, Format.WIDE):
-        for line in [_total(bill), *over, *_unpriced(bill)]:
+        for line in [_total(bill), *_by_file(bill), *over, *_unpriced(bill)]:
             hint(line)
 
 
@@ -144,12 +144,26 @@ def _total(bill: BillReply) -> str:
     )
 
 
+def _by_file(bill: BillReply) -> list[str]:
+    if not bill.by_file:
+        return []
+    return [
+        "no price book is applied: this cost is by the prices file of the pool, and exports and statements tell all use as "
+        "unpriced until an operator has one applied (`baton prices apply`)"
+    ]
+
+
 def _unpriced(bill: BillReply) -> list[str]:
     if not bill.unpriced_milli_us:
         return []
+    fix = (
+        "an operator adds them to the prices file"
+        if bill.by_file
+        else "an operator adds them to the price book (exports tell what had none then)"
+    )
     return [
         f"unpriced: {bill.unpriced_milli_us / 1e9:.3f} device-seconds of {', '.join(bill.unpriced_models)} "
-        f"have no price now and are in no cost; an operator adds them to the price book (exports tell what had none then)"
+        f"have no price now and are in no cost; {fix}"
     ]
 
 

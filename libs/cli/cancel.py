@@ -1,13 +1,15 @@
 """`baton cancel JOB...`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from libs.cli.options import Team, Url, UserOption
-from libs.cli.output import say
+from libs.cli.options import Output, Team, Url, UserOption
+from libs.cli.output import Format, done
 from libs.cli.session import run, whole_id
 from libs.client import Baton, Conflict
+from libs.client.errors import ClientError
+from schemas.queries import JobDocument
 from schemas.subjects import OPERATOR
 
 
@@ -19,22 +21,41 @@ def command(
     team: Team = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Ask for jobs to be ended. They end when their processes have: see `baton wait`. Exits with 5 if one has already."""
 
     async def cancel(baton: Baton) -> None:
         # All are looked up before the first is cancelled: a mistyped id must not leave half of them ended.
         found = [await baton.get(await whole_id(baton, job)) for job in jobs]
-        over = [job for job in found if job.state.terminal]
+        over = [AlreadyOver(job.job_id, job.state.value) for job in found if job.state.terminal]
         why = reason or f"cancelled by {'an operator' if baton.team == OPERATOR else 'its team'}"
-        for job in found:
-            if not job.state.terminal:
-                await baton.cancel(job.job_id, why)
-                say(job.job_id)
+        asked, error = set[str](), ""
+        try:
+            for job in found:
+                if not job.state.terminal:
+                    await baton.cancel(job.job_id, why)
+                    asked.add(job.job_id)
+        except ClientError as e:
+            error = str(e)
+            raise
+        finally:
+            told = [_told(job, job.job_id in asked, error) for job in found]
+            done(told, [job.job_id for job in found if job.job_id in asked], output)
         if over:
-            raise AlreadyOver(over[0].job_id, over[0].state.value)
+            raise over[0]
 
     run(cancel, team, url, user=user)
+
+
+def _told(job: JobDocument, asked: bool, error: str) -> dict[str, Any]:
+    """What programs are told of a job: its state before it was asked for, and why it was not."""
+    why_not = _ENDED.format(job.state.value) if job.state.terminal else error or "interrupted"
+    about = {"job_id": job.job_id, "name": job.name, "team": job.team, "state": job.state.value}
+    return {**about, "cancel_asked": asked, "error": "" if asked else why_not}
+
+
+_ENDED = "it has ended already: {}"
 
 
 class AlreadyOver(Conflict):
@@ -42,4 +63,4 @@ class AlreadyOver(Conflict):
 
     def __init__(self, job_id: str, state: str) -> None:
         super().__init__(job_id, ())
-        self.what, self.why, self.fix = f"{job_id} cannot be cancelled", f"it has ended already: {state}", ""
+        self.what, self.why, self.fix = f"{job_id} cannot be cancelled", _ENDED.format(state), ""

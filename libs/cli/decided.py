@@ -53,7 +53,8 @@ Said = (
     | UncordonNode
 )
 Done = Callable[[], Awaitable[bool]]
-Decided = Callable[[Callable[[LedgerRecord], bool], Done | None], Awaitable[None]]
+Decided = Callable[[Callable[[LedgerRecord], bool], Done | None], Awaitable[int | None]]
+"""Waits for the decision: the ledger's sequence of the record that it is in; None where no record tells of it."""
 
 _GIVE_UP_S = 30.0
 _DECIDED_S = 15.0
@@ -67,12 +68,14 @@ class PoolRefused(Denied):
 
 async def say_to_pool(
     baton: Baton, pool: str, said: Said, subject: str, about: str, *, done: Done | None = None
-) -> None:
-    """Stores `said` in the inbox of `pool` and waits until it is decided. Each time it is said it is meant anew.
+) -> int | None:
+    """Stores `said` in the inbox of `pool` and waits until it is decided, in which ledger record. Each time it is said it is
+    meant anew.
 
     `done`, if given, tells whether those who answer questions show the pool as was asked. A word that changes nothing leads to
     no record; and after a record they are waited for, 5 s at the most, so that the next question has the new answer.
-    Raises PoolRefused; TimedOut when it is not decided within 15 s; Denied, Unreachable, Busy when it is not stored.
+    Returns None where no record tells of it. Raises PoolRefused; TimedOut when it is not decided within 15 s; Denied,
+    Unreachable, Busy when it is not stored.
     """
     from libs.bus.messages import outgoing
     from libs.client.sending import store
@@ -82,11 +85,12 @@ async def say_to_pool(
     )
     async with decisions(baton, pool) as decided:
         (ack,) = await store(baton.nats, [item], give_up_s=_GIVE_UP_S)
-        await decided(lambda record: _of_input(record, ack.seq), done)
+        decided_in = await decided(lambda record: _of_input(record, ack.seq), done)
     for _ in range(int(_SHOWN_S / _LOOK_S)):
         if done is None or await _shown(done):
             break
         await asyncio.sleep(_LOOK_S)
+    return decided_in
 
 
 async def sent_to_pool(baton: Baton, pool: str, outbox: "Outbox", item: "Outgoing") -> None:
@@ -124,15 +128,16 @@ async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
     head = GENESIS if stored is None else Head(last, content_hash(stored))
     reader = LedgerReader(js, pool, head, only=kinds_of((InputRejected, CommandRefused, QuotaSet)))
 
-    async def decided(decides: Callable[[LedgerRecord], bool], done: Done | None) -> None:
+    async def decided(decides: Callable[[LedgerRecord], bool], done: Done | None) -> int | None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _DECIDED_S
-        while loop.time() < deadline:
+        deadline, shown = loop.time() + _DECIDED_S, False
+        while shown or loop.time() < deadline:
             for entry in await reader.next(wait_s=_LOOK_S):
                 if entry.valid and decides(entry.record):
-                    return
-            if done is not None and await _shown(done):
-                return
+                    return entry.seq
+            if shown:  # a record of it would have been read: it was in the ledger before anybody showed it
+                return None
+            shown = done is not None and await _shown(done)
         raise TimedOut(
             f"pool {pool} has not decided it within {_DECIDED_S:g} s",
             "the service that decides it is away, or slow",

@@ -1,4 +1,4 @@
-"""`baton diff -f FILE`: what applying a queue file would change."""
+"""`baton diff -f FILE`: what applying a file of queues or budgets would change."""
 
 from libs.cli.apply import compare
 

@@ -86,6 +86,13 @@ class LaunchOptions:
                 from libs.simulation.fleets import check_fleet
 
                 check_fleet(path, pool)  # its agent would say the same, later
+        if self.prices is not None or self.quotas is not None:
+            from libs.simulation.start_files import check_prices, check_quotas
+
+            if self.prices is not None:
+                check_prices(self.prices, "--prices")
+            if self.quotas is not None:
+                check_quotas(self.quotas, "--quotas")
 
     @property
     def pools(self) -> tuple[str, ...]:

@@ -1,15 +1,15 @@
 """`baton node declare-dead NODE --fenced-by TEXT`, `release NODE DEVICE --reason TEXT`, `cordon NODE --reason TEXT`,
 `uncordon NODE`, `add NODE`, `rotate NODE`, `revoke NODE --reason TEXT`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
-from libs.cli.options import KeysFolder, Pool, Url, UserOption
-from libs.cli.output import hint, say
+from libs.cli.options import KeysFolder, Output, Pool, Url, UserOption
+from libs.cli.output import Format, done, hint, say
 from libs.cli.session import run
 from libs.cli.telling import ring_of, tell_broker
 from libs.client import Baton
@@ -43,28 +43,37 @@ def dead(
         int | None,
         typer.Option("--incarnation", min=1, help="The life that you mean; else the one that is shown now."),
     ] = None,
+    *,
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Free what a silent node holds, work that is kept too. It is written into the ledger, with your name and your words.
 
     If it is not true, two attempts of one job may run at once. The node itself kills everything before it comes back. One life
     of the node is meant, and no other: if it has come back meanwhile, this is refused."""
 
-    async def work(baton: Baton) -> int:
+    async def work(baton: Baton) -> dict[str, Any]:
         from libs.client.sending import valid
 
         who, meant = baton.place.user or "operator", life or await _life_of(baton, node)
         said = valid(NodeDead, node=node, incarnation=meant, fenced_by=fenced_by, user=who)
-        await say_to_pool(baton, baton.place.pool, said, declare_dead(baton.place.pool, who), f"{node}:{meant}")
-        return meant
+        pool = baton.place.pool
+        seq = await say_to_pool(baton, pool, said, declare_dead(pool, who), f"{node}:{meant}")
+        return _done(pool, node, "declared dead", seq, incarnation=meant)
 
-    ended = run(work, OPERATOR, url, user=user, pool=pool)
-    say(node)
+    told = run(work, OPERATOR, url, user=user, pool=pool)
+    done(told, [node], output)
     hint(
-        f"life {ended} of {node} is over: its jobs wait or run elsewhere; the node kills everything before it comes back"
+        f"life {told['incarnation']} of {node} is over: its jobs wait or run elsewhere; the node kills everything before it "
+        "comes back"
     )
+
+
+def _done(pool: str, node: str, what: str, seq: int | None, **more: str | int) -> dict[str, Any]:
+    """What programs are told: what was done to which node, in which record of the pool's ledger."""
+    return {"pool": pool, "node": node, **more, "done": what, "ledger_seq": seq}
 
 
 async def _life_of(baton: Baton, node: str) -> int:
@@ -95,21 +104,23 @@ def release(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """End the quarantine of a device that something else than a job still uses. It ends by itself when the device is free.
 
     It is written into the ledger, with your name and your words. What uses the device now goes on using it. One quarantine is
     meant, and no other: if it has ended and another has begun meanwhile, this is refused."""
 
-    async def work(baton: Baton) -> None:
+    async def work(baton: Baton) -> dict[str, Any]:
         from libs.client.sending import valid
 
         who, meant = baton.place.user or "operator", since or await _quarantine_of(baton, node, device)
         said = valid(QuarantineLifted, node=node, device=device, since_us=meant, reason=reason, user=who)
-        await say_to_pool(baton, baton.place.pool, said, lift_quarantine(baton.place.pool, who), device)
+        pool = baton.place.pool
+        seq = await say_to_pool(baton, pool, said, lift_quarantine(pool, who), device)
+        return _done(pool, node, "released", seq, device=device, since_us=meant)
 
-    run(work, OPERATOR, url, user=user, pool=pool)
-    say(device)
+    done(run(work, OPERATOR, url, user=user, pool=pool), [device], output)
     hint("the device may be granted again, whatever uses it")
 
 
@@ -187,21 +198,22 @@ def cordon(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Take a node out of use: nothing new is granted there, what runs goes on to its end.
 
     It holds until `baton node uncordon`, also when the node is switched off and comes back. Its free time is in the account
     `maintenance` and nobody pays it. It is written into the ledger, with your name and your words."""
 
-    async def work(baton: Baton) -> None:
+    async def work(baton: Baton) -> dict[str, Any]:
         from libs.client.sending import valid
 
         who = baton.place.user or "operator"
         said = valid(CordonNode, node=node, reason=reason, user=who)
-        await say_to_pool(baton, baton.place.pool, said, cordon_node(baton.place.pool, who), node)
+        pool = baton.place.pool
+        return _done(pool, node, "cordoned", await say_to_pool(baton, pool, said, cordon_node(pool, who), node))
 
-    run(work, OPERATOR, url, user=user, pool=pool)
-    say(node)
+    done(run(work, OPERATOR, url, user=user, pool=pool), [node], output)
     hint("nothing new is granted there; `baton get jobs -o wide` shows what runs there still")
 
 
@@ -212,16 +224,17 @@ def uncordon(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Put a node into use again. It is written into the ledger, with your name and your words."""
 
-    async def work(baton: Baton) -> None:
+    async def work(baton: Baton) -> dict[str, Any]:
         from libs.client.sending import valid
 
         who = baton.place.user or "operator"
         said = valid(UncordonNode, node=node, reason=reason, user=who)
-        await say_to_pool(baton, baton.place.pool, said, uncordon_node(baton.place.pool, who), node)
+        pool = baton.place.pool
+        return _done(pool, node, "uncordoned", await say_to_pool(baton, pool, said, uncordon_node(pool, who), node))
 
-    run(work, OPERATOR, url, user=user, pool=pool)
-    say(node)
+    done(run(work, OPERATOR, url, user=user, pool=pool), [node], output)
     hint("its devices may be granted again")

@@ -56,6 +56,17 @@ def show(
         _table(items, [c for c in columns if format is Format.WIDE or not c.wide], header)
 
 
+def done(value: Any, lines: Iterable[str], format: Format, *, names: Iterable[str] | None = None) -> None:
+    """Print what a command has done: `value` for programs, `lines` for people and pipes, `names` (else the lines) for xargs."""
+    if format in (Format.JSON, Format.YAML):
+        document(value, format)
+    else:
+        _lines(
+            clean(line, keep_newlines=True)
+            for line in (names if format is Format.NAME and names is not None else lines)
+        )
+
+
 def document(value: Any, format: Format) -> None:
     """Print an object (pydantic models, lists and dicts of them) as JSON or YAML."""
     plain = _plain(value)

@@ -1,6 +1,7 @@
 """`baton prices`: the pool's price book, as a record of the ledger."""
 
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,8 @@ import typer
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.files import read_yaml
-from libs.cli.options import Pool, Url, UserOption
-from libs.cli.output import hint, say
+from libs.cli.options import Output, Pool, Url, UserOption
+from libs.cli.output import Format, done, hint, say
 from libs.cli.pricesfile import PricesFileError, read_book
 from libs.cli.session import run
 from libs.client import Baton
@@ -34,12 +35,22 @@ def _group() -> None:
 
 
 @app.command("check")
-def check(file: BookFile) -> None:
+def check(file: BookFile, output: Output = Format.TABLE) -> None:
     """Say everything that is wrong with a price book; no server is asked."""
-    book = _checked(read_yaml(file), file)
-    for line in _foreign(book):
+    text = read_yaml(file)
+    try:
+        book = read_book(text, str(file))
+    except PricesFileError as error:
+        problems = [asdict(problem) for problem in error.problems]
+        done({"file": str(file), "ok": False, "warnings": [], "errors": problems}, [], output)
+        raise UsageFault(str(error)) from None
+    warnings = _foreign(book)
+    for line in warnings:
         hint(f"warning: {line}")
-    say(f"version {book.version}: {len(book.prices)} prices and {len(book.contracts)} of contracts in {book.currency}")
+    prices, contracts = len(book.prices), len(book.contracts)
+    told = {"version": book.version, "currency": book.currency, "prices": prices, "contracts": contracts}
+    line = f"version {book.version}: {prices} prices and {contracts} of contracts in {book.currency}"
+    done({"file": str(file), "ok": True, **told, "warnings": warnings, "errors": []}, [line], output, names=[str(file)])
 
 
 @app.command("apply")

@@ -1,6 +1,6 @@
 """`baton quota set TEAM N`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -8,8 +8,8 @@ from libs.cli.decided import decisions, of_command
 from libs.cli.exits import UsageFault
 from libs.cli.grammar import parse_limit
 from libs.cli.known_team import warn_of_unknown
-from libs.cli.options import Pool, Url, UserOption
-from libs.cli.output import say
+from libs.cli.options import Output, Pool, Url, UserOption
+from libs.cli.output import Format, done
 from libs.cli.session import run
 from libs.client import Baton
 from libs.core.accelerators.kinds import problem_with
@@ -41,22 +41,25 @@ def set_quota(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """From now on these are the team's limits in the pool, all of them; what it holds already is left to it."""
     limit, by_type = _milli(devices), _by_type(types or [], url, pool)
 
-    async def work(baton: Baton) -> None:
-        async def done() -> bool:
+    async def work(baton: Baton) -> dict[str, Any]:
+        async def shown() -> bool:
             now = next((one for one in (await baton.quotas()).teams if one.team == team), None)
             return (limit, by_type) == ((now.limit_milli, now.by_type) if now else (None, {}))
 
         await warn_of_unknown(baton, team)
         async with decisions(baton, baton.place.pool) as decided:
             cause = await baton.set_quota(team, limit, by_type, reason=reason)
-            await decided(lambda record: of_command(record, cause), done)
+            seq = await decided(lambda record: of_command(record, cause), shown)
+        told = {"pool": baton.place.pool, "team": team, "limit_milli": limit, "by_type": by_type}
+        return {**told, "done": "nothing differs" if seq is None else "set", "ledger_seq": seq}
 
-    run(work, OPERATOR, url, user=user, pool=pool)
-    say("\t".join([team, devices, *(f"{key}={count / 1000:g}" for key, count in by_type.items())]))
+    line = "\t".join([team, devices, *(f"{key}={count / 1000:g}" for key, count in by_type.items())])
+    done(run(work, OPERATOR, url, user=user, pool=pool), [line], output, names=[team])
 
 
 def _by_type(given: list[str], url: str | None, pool: str | None) -> dict[str, int]:

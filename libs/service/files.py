@@ -41,7 +41,7 @@ class ClassesFile(Strict):
 
 
 def read(path: Path, model: type[M], setting: str) -> M:
-    """The file at `path` as a `model`. Raises BadFile; `setting` is the variable that names another file."""
+    """The file at `path` as a `model`. Raises BadFile; `setting` is the variable, or the option, that names another file."""
     try:
         with path.open(encoding="utf-8") as file:
             content = plain(text_of(file))
@@ -67,10 +67,10 @@ def _line(reason: Reason) -> str:
     return ": ".join(filter(None, said))
 
 
-def read_prices(path: Path) -> Prices:
+def read_prices(path: Path, setting: str = PRICES_FILE) -> Prices:
     """A price book. Raises BadFile."""
     try:
-        return Prices(read(path, PriceBook, PRICES_FILE))
+        return Prices(read(path, PriceBook, setting))
     except BadFile:
         raise
     except ValueError as error:

@@ -49,14 +49,14 @@ class TeamsFile(Strict):
     teams: dict[Name, TeamEntry] = Field(default_factory=dict)
 
 
-def load_intake(path: Path | None) -> dict[str, IntakeLimits]:
+def load_intake(path: Path | None, setting: str = TEAMS_FILE) -> dict[str, IntakeLimits]:
     """Team, or `EVERYBODY` -> what it may ask for; without a file what is shipped. Raises BadFile."""
-    file = read(path, TeamsFile, TEAMS_FILE) if path is not None else TeamsFile()
+    file = read(path, TeamsFile, setting) if path is not None else TeamsFile()
     named = {team: file.intake.but(entry.intake) for team, entry in file.teams.items()}
     return named if file.intake == IntakeLimits() else {EVERYBODY: file.intake, **named}
 
 
-def load_traffic(path: Path | None) -> dict[str, TrafficLimits]:
+def load_traffic(path: Path | None, setting: str = TEAMS_FILE) -> dict[str, TrafficLimits]:
     """The same of what may pass between the broker and each."""
-    file = read(path, TeamsFile, TEAMS_FILE) if path is not None else TeamsFile()
+    file = read(path, TeamsFile, setting) if path is not None else TeamsFile()
     return {EVERYBODY: file.traffic, **{team: file.traffic.but(entry.traffic) for team, entry in file.teams.items()}}

@@ -67,7 +67,8 @@ async def test_what_operators_do_is_listed_and_verified_and_a_change_is_found(
     assert (nothing.code, "--reason is empty" in nothing.err) == (2, True)
     assert (await run(stack, "team", "revoke", "nobody", "--reason", "a slip")).code == 3
     assert (await run(stack, "team", "revoke", "vision", "--reason", "its contract has ended")).code == 0
-    assert (await run(stack, "quota", "set", "red", "4", "--reason", "less work")).code == 0
+    quota = await run(stack, "quota", "set", "red", "4", "--reason", "less work", "-o", "json")
+    assert quota.code == 0, quota.err
     assert (await run(stack, "node", "declare-dead", "n7", "--incarnation", "1", "--fenced-by", "power off")).code == 4
 
     async def all_there() -> bool:
@@ -84,8 +85,11 @@ async def test_what_operators_do_is_listed_and_verified_and_a_change_is_found(
     assert {line[:4] for line in said[3:]} == {
         ("operator.olga", "quota.set", "red", "accepted"), ("operator.olga", "node.declare-dead", "", "refused"),
     }  # fmt: skip
-    quota = next(line for line in lines if line["kind"] == "quota.set")
-    assert (quota["reason"], str(quota["source"]).startswith("REQUESTS:")) == ("less work", True)
+    line = next(line for line in lines if line["kind"] == "quota.set")
+    assert (line["reason"], str(line["source"]).startswith("REQUESTS:")) == ("less work", True)
+    assert json.loads(quota.out) == {
+        "pool": "main", "team": "red", "limit_milli": 4000, "by_type": {}, "done": "set", "ledger_seq": line["seq"],
+    }  # fmt: skip
     assert [line["target"] for line in await listed(stack, "--kind", "team.add")] == ["vision"]
     assert {line["kind"] for line in await listed(stack, "--team", "vision")} == {"team.add", "team.revoke"}
     assert len(await listed(stack, "--actor", "operator.olga")) == 5

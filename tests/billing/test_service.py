@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from nats.aio.client import Client
 from libs.bus.queries import QueryError, ask
 from libs.core.accelerators.kinds import accelerators_milli
 from libs.core.projections.verify import Checker
-from schemas import subjects
+from schemas import inbox, subjects
 from schemas.billing import BillQuery, BillReply
 from schemas.catalog import BY_TYPE
 from schemas.inbox import QuotaChanged, RefusalTold
 from schemas.queries import PoolStatusQuery
-from tests.core.builders import World
+from tests.billing.ledgers import NOVEMBER, priced_world
+from tests.billing.ledgers import ask as ask_for
+from tests.cli.test_command import baton
+from tests.core.builders import World, node
 from tests.history.written import Service, Written, busy_world, until
 from tests.kit.waiting import stored
 
@@ -60,6 +64,65 @@ async def told(nats: Client, pool: str) -> list[QuotaChanged]:
         assert change.cause.startswith("REQUESTS:" if change.user else f"teams:{pool}:")
         assert bool(change.policy) is not bool(change.user)
     return [change.model_copy(update={"cause": "", "policy": ""}) for change in changes]
+
+
+async def exported(nats_url: str, pool: str, file: Path) -> tuple[int, dict[str, int]]:
+    """What an export of all time comes to, and device -> units that it tells as unpriced."""
+    words = ("bill", "export", str(file), "--from", "2026-01-01", "--to", "2027-12-31", "--pool", pool)
+    result = await baton(*words, url=nats_url)
+    assert result.code == 0, result.err
+    about = json.loads(file.with_name(f"{file.name}.metadata.json").read_text())
+    unpriced = Counter[str]()
+    for one in about["x_Unpriced"]:
+        unpriced[one["device"]] += one["units"]
+    return sum(total["cost_micros"] for total in about["x_Totals"]), dict(unpriced)
+
+
+async def test_a_bill_by_a_book_has_the_cost_of_its_export_whatever_the_file_says(
+    nats: Client, nats_url: str, pool: str, tmp_path: Path
+) -> None:
+    """The shipped file has a price for the A100, the books of this ledger have none."""
+    written = Written(nats.jetstream(), pool)
+    async with Service("quota_billing", **environment(nats_url, pool, tmp_path)):
+        await written.write(priced_world().records)
+        cost, unpriced = await exported(nats_url, pool, tmp_path / "bill.csv")
+        assert cost > 0
+        assert set(unpriced) == {"A100"}
+        zones = ({}, {"time_zone": "Europe/Berlin"})
+        bills = [await billed(nats, pool, written, "operator", group_by=by, **zone) for by in GROUPS for zone in zones]
+    told = {(b.total_cost_micros, b.unpriced_milli_us, b.unpriced_models, b.by_file) for b in bills}
+    assert told == {(cost, unpriced["A100"], ("A100",), False)}
+
+
+async def test_a_bill_by_the_file_says_that_exports_have_no_cost(
+    nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path
+) -> None:
+    """Seen: a cost in `baton bill`, all of it unpriced in the export, and no word of why."""
+    written = Written(nats.jetstream(), pool)
+    world = World()
+    world.now_us = NOVEMBER
+    world.send(inbox.NodeRegistered(incarnation=1, inventory=node("n0", 1), lease_s=10))
+    world.send(inbox.NodeRegistered(incarnation=1, inventory=node("a0", 1, model="A100"), lease_s=10))
+    for kind in ("H100", "A100"):
+        world.started(job := ask_for(world, f"on-{kind}", 1, kind, team=team))
+        world.send(after_us=1_000_000)
+        world.released(job)
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("currency: USD\nprices: [{model: H100, micros_per_device_hour: 3_600_000_000}]\n")
+    env = environment(nats_url, pool, tmp_path) | {"BATON_PRICES_FILE": str(prices)}
+    async with Service("quota_billing", **env):
+        await written.write(world.records)
+        cost, unpriced = await exported(nats_url, pool, tmp_path / "bill.csv")
+        bills = [await billed(nats, pool, written, "operator", group_by=by) for by in GROUPS]
+        said = await baton("bill", "--by", "device", "--pool", pool, "--team", "operator", url=nats_url)
+    assert (cost, set(unpriced)) == (0, {"H100", "A100"})
+    told = {(b.total_cost_micros > 0, b.unpriced_milli_us, b.unpriced_models, b.by_file) for b in bills}
+    assert told == {(True, unpriced["A100"], ("A100",), True)}
+    assert {b.total_milli_us for b in bills} == {sum(unpriced.values())}
+    assert "no price book is applied: this cost is by the prices file of the pool, and exports and" in said.err
+    assert (
+        "device-seconds of A100 have no price now and are in no cost; an operator adds them to the prices" in said.err
+    )
 
 
 def environment(nats_url: str, pool: str, tmp_path: Path, teams: str = "teams: {}") -> dict[str, str]:

@@ -117,9 +117,9 @@ def test_a_difference_is_a_line():
     one = read_budgets(GOOD, queues=("research",))
     text = GOOD.replace("10m", "15m").replace("hard: 1000.5", "hard: 900").replace("queue: research", "team: labs")
     two = read_budgets(text)
-    assert changes(None, one)[0] == "+ queue research, money a week  hard 50000, when_spent continue"
+    assert changes(None, one)[0].text() == "+ queue research, money a week  hard 50000, when_spent continue"
     assert changes(one, one) == []
-    assert changes(one, two) == [
+    assert [change.text() for change in changes(one, two)] == [
         "~ (the pool)  renewal: 600s -> 900s",
         "- queue research, money a week  hard 50000, when_spent continue",
         "+ team labs, money a week  hard 50000, when_spent continue",

@@ -19,7 +19,7 @@ from libs.cli.main import main
 from libs.client import Baton
 from libs.walls.keyring import Keyring
 from schemas.ids import job_id
-from schemas.jobs import JobSpec
+from schemas.jobs import JobSpec, JobState
 from schemas.subjects import DEAD, REQUESTS, cancel
 from tests.client.fakes import Fakes, until
 from tests.kit.commands import fork
@@ -66,6 +66,36 @@ async def test_a_wrong_fleet_file_is_told_before_anything_is_started(option: str
     result = await baton("up", "--state-dir", "state", option, value, cwd=tmp_path)
     said = "baton: fleet.yaml:2: groups.0.count: yes is not a number; write a number\n"
     assert (result.code, result.err) == (2, said)
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "says"),
+    [
+        ("--prices", "currency: USD\n", "file.yaml: prices: the field is missing: add it"),
+        (
+            "--prices",
+            "currency: USD\nprices: [{model: H100, micros_per_device_hour: -5}]\n",
+            "file.yaml: prices.0.micros_per_device_hour: -5: too small: use at least 0",
+        ),
+        (
+            "--prices",
+            "currency: USD\nprices: [{model: H100, micros_per_device_hour: 5}, {model: h100, micros_per_device_hour: 6}]\n",
+            "file.yaml: 'h100' is another name of 'H100', which has a price already: keep one",
+        ),
+        ("--quotas", "teams: {red: {devices: many}}\n", "file.yaml: teams.red.devices: many: "),
+        ("--quotas", "teams: {red: {devices: 8, types: {H10O: 2}}}\n", "did you mean H100?"),
+        ("--quotas", "intake: {open_jobs: 0}\nteams: {}\n", "file.yaml: intake.open_jobs: 0: too small: use at least 1"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_file_for_services_is_told_before_anything_is_started(
+    option: str, text: str, says: str, tmp_path: Path
+) -> None:
+    """Seen: it was told by a service, after some seconds."""
+    (tmp_path / "file.yaml").write_text(text)
+    result = await baton("up", "--state-dir", "state", option, "file.yaml", cwd=tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert says in result.err
     assert not (tmp_path / "state").exists()
 
 
@@ -376,6 +406,23 @@ async def test_cancelling_what_is_over_is_a_conflict(
     result = await baton("cancel", job, url=urls["blue"])
     assert result.code == 5
     assert "it has ended already: cancelled" in result.err
+    other = await submitted(blue, f"{key}-other")
+    both = await baton("cancel", job, other, "-o", "json", url=urls["blue"])
+    assert (both.code, both.err) == (5, result.err)
+    told = {one["job_id"]: (one["state"], one["cancel_asked"], one["error"]) for one in json.loads(both.out)}
+    assert told == {job: ("cancelled", False, "it has ended already: cancelled"), other: ("queued", True, "")}
+    assert (await blue.wait(other, 20)).state is JobState.CANCELLED
+
+
+async def test_why_no_end_was_asked_for_is_told_of_each_job(
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
+) -> None:
+    jobs = [await submitted(blue, f"{key}-{n}") for n in range(2)]
+    refused = await baton("cancel", *jobs, "--reason", "x" * 2000, "-o", "json", url=urls["blue"])
+    assert refused.code == 2
+    why = refused.err.splitlines()[0].removeprefix("baton: ")
+    told = [(one["job_id"], one["cancel_asked"], why in one["error"]) for one in json.loads(refused.out)]
+    assert told == [(job, False, True) for job in jobs]
 
 
 async def test_a_team_is_told_whether_an_operator_has_cancelled(

@@ -46,6 +46,7 @@ from schemas.inbox import (
     QuarantineLifted,
 )
 from schemas.jobs import JobSpec, SubmitJob
+from schemas.ledger import LedgerEvent, LedgerRecord, NodeCordoned, NodeLeft, NodeUncordoned
 from schemas.prices import ClosedPeriod
 from schemas.queries import (
     DeviceList,
@@ -156,8 +157,13 @@ async def test_a_node_is_declared_dead_in_the_name_of_who_says_so(
     other = await baton(*words, "--incarnation", f"{life + 7}", url=urls["operator"])
     assert (other.code, other.out) == (4, ""), "another life of the node"
     assert f"node n1 is in life {life} and not {life + 7}" in other.err
-    result = await baton(*words, "--incarnation", f"{life}", url=urls["operator"])
-    assert (result.code, result.out) == (0, "n1\n"), result.err
+    result = await baton(*words, "--incarnation", f"{life}", "-o", "json", url=urls["operator"])
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert told == {
+        "pool": DECIDED, "node": "n1", "incarnation": life, "done": "declared dead", "ledger_seq": told["ledger_seq"],
+    }  # fmt: skip
+    assert any(isinstance(event, NodeLeft) for event in await events_of(services, told["ledger_seq"]))
     said = (await last_input(services)).message
     assert said == NodeDead(node="n1", incarnation=life, fenced_by="BMC power off", user="olga")
     async with shown(urls["services"], life):
@@ -203,6 +209,29 @@ async def test_no_life_is_declared_dead_that_nobody_shows(
     assert "--incarnation N" in nobody.err
     assert "--incarnation N" in other.err
     assert await last_input(services) == before, "nothing was said"
+
+
+async def test_a_program_is_told_which_node_was_cordoned_and_in_which_record(
+    urls: dict[str, Address], services: BusConnection, placement: None
+) -> None:
+    await put(services, NodeRegistered(incarnation=next(LIVES), inventory=node("n1", 1), lease_s=600))
+    about = ("n1", "--reason", "a new fan", "--user", "olga", "--pool", DECIDED, "-o")
+    for word, kind in (("cordon", NodeCordoned), ("uncordon", NodeUncordoned)):
+        result = await baton("node", word, *about, "json", url=urls["operator"])
+        assert result.code == 0, result.err
+        told = json.loads(result.out)
+        assert told == {"pool": DECIDED, "node": "n1", "done": f"{word}ed", "ledger_seq": told["ledger_seq"]}
+        (event,) = [e for e in await events_of(services, told["ledger_seq"]) if isinstance(e, kind)]
+        assert event.node == "n1"
+        refused = await baton("node", word, "n404", *about[1:], "json", url=urls["operator"])
+        assert (refused.code, refused.out) == (4, ""), refused.err
+    assert (await baton("node", "cordon", *about, "name", url=urls["operator"])).out == "n1\n"
+    assert (await baton("node", "uncordon", *about, "name", url=urls["operator"])).out == "n1\n"
+
+
+async def events_of(services: BusConnection, seq: int) -> tuple[LedgerEvent, ...]:
+    """Of a record of the pool's ledger."""
+    return LedgerRecord.model_validate_json(await stored_at(services.jetstream(), DECIDED, seq) or b"").events
 
 
 async def test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_do(
@@ -294,8 +323,14 @@ async def test_a_quarantine_is_lifted_with_a_reason(
     assert (nobody.code, nobody.out) == (6, "")
     assert "nobody tells which quarantine" in nobody.err
     assert "--since-us N" in nobody.err
-    result = await baton(*words, "--since-us", "1", url=urls["operator"])
-    assert (result.code, result.out) == (0, f"{device}\n"), result.err
+    result = await baton(*words, "--since-us", "1", "-o", "json", url=urls["operator"])
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert told == {
+        "pool": DECIDED, "node": "n1", "device": device, "since_us": 1, "done": "released",
+        "ledger_seq": told["ledger_seq"],
+    }  # fmt: skip
+    assert await events_of(services, told["ledger_seq"])
     said = (await last_input(services)).message
     assert said == QuarantineLifted(node="n1", device=device, since_us=1, reason="the site's monitor", user="olga")
 
@@ -502,6 +537,23 @@ async def test_a_class_that_is_not_shipped_is_told_where_no_pool_is_asked(tmp_pa
     checked = await baton("prices", "check", "-f", str(file))
     assert checked.code == 0
     assert checked.err.startswith("warning: prices.1.class: nightly is not one of the shipped classes (")
+    told = json.loads((await baton("prices", "check", "-f", str(file), "-o", "json")).out)
+    assert [f"warning: {line}\n" for line in told.pop("warnings")] == [checked.err]
+    assert told == {
+        "file": str(file), "ok": True, "version": 1, "currency": "USD", "prices": 2, "contracts": 0, "errors": [],
+    }  # fmt: skip
+
+
+async def test_a_program_is_told_what_is_wrong_with_a_book(tmp_path: Path) -> None:
+    file = tmp_path / "book.yaml"
+    file.write_text("version: 1\ncurrency: USD\nprices:\n- {device: H100, price: -2, from: 2020-01-01}\n")
+    checked = await baton("prices", "check", "-f", str(file), "-o", "json")
+    assert checked.code == 2
+    told = json.loads(checked.out)
+    (error,) = told["errors"]
+    assert (told["ok"], error["line"], error["field"]) == (False, 4, "prices.0.price")
+    assert f"{error['field']}: {error['problem']}; {error['fix']}" in checked.err
+    assert (await baton("prices", "check", "-f", str(file))).out == ""
 
 
 async def test_a_dead_letter_that_is_refused_again_ends_as_any_other_refused_command(

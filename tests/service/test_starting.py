@@ -148,10 +148,11 @@ def test_wrong_terms_of_leases_are_told_before_anything_is_restored(monkeypatch:
 
 def test_baton_up_says_what_is_wrong_in_a_file(tmp_path: Path) -> None:
     """Seen: "it wrote nothing to its log", as the services are forked from the command."""
-    prices = tmp_path / "prices.yaml"
-    prices.write_text("currency: USD\n")
-    command = [sys.executable, "-m", "libs.cli", "up", "--state-dir", str(tmp_path / "state"), "--prices", str(prices)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    classes = tmp_path / "classes.yaml"
+    classes.write_text("class: x\n")
+    command = [sys.executable, "-m", "libs.cli", "up", "--state-dir", str(tmp_path / "state"), "--no-real"]
+    environ = os.environ | {"BATON_CLASSES_FILE": str(classes)}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     assert ended.returncode == 1
-    assert f"{prices}: prices: the field is missing: add it" in ended.stderr
+    assert f"{classes}: classes: the field is missing: add it" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -102,13 +102,22 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         differs = await said("diff", "-f", str(path))
         assert differs.code == 1
         assert "+ lab  weight 1, guaranteed.* 3, limit.* 3" in differs.out
+        read = await said("diff", "-f", str(path), "-o", "json")
+        program = json.loads(read.out)
+        first = {"name": "lab", "field": "", "before": "", "after": "weight 1, guaranteed.* 3, limit.* 3"}
+        assert (read.code, program["what"], program["applied"], program["version"]) == (1, "queues", 0, 1)
+        assert (program["changes"][0], program["warnings"]) == (first, [])
         beyond = tmp_path / "beyond.yaml"
         beyond.write_text("version: 1\nqueues:\n  - {name: lab, guaranteed: 9}\n")
-        assert "9 accelerators are guaranteed, and 5 of the pool are up" in (await said("diff", "-f", str(beyond))).err
+        warned = await said("diff", "-f", str(beyond), "-o", "json")
+        (warning,) = json.loads(warned.out)["warnings"]
+        assert "9 accelerators are guaranteed, and 5 of the pool are up" in warning
+        assert warning in warned.err
         applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga")
         assert applied.code == 0, applied.err
         assert (await world.event(QueuesApplied)).user == "olga"
-        assert (await said("diff", "-f", str(path))).code == 0, "nothing differs"
+        same = await said("diff", "-f", str(path), "-o", "json")
+        assert (same.code, json.loads(same.out)["applied"], json.loads(same.out)["changes"]) == (0, 1, []), same.err
         assert (await said("apply", "-f", str(path))).code == 0, "said again it is as it was"
 
         await world.event(JobGranted, job_id=await submit(world, blue, "one", 2))
@@ -168,6 +177,12 @@ async def budgets_are_applied_shown_held_to_and_topped_up(
     path.write_text("version: 1\nbudgets: [{queue: lab, unit: gpu-hours, period: month, soft: 1, hard: 2}]\n")
     differs = await said("diff", "-f", str(path))
     assert (differs.code, differs.out) == (1, "+ queue lab, gpu-hours a month  soft 1, hard 2, when_spent stop\n")
+    read = await said("diff", "-f", str(path), "-o", "json")
+    change = {
+        "name": "queue lab, gpu-hours a month", "field": "", "before": "", "after": "soft 1, hard 2, when_spent stop",
+    }  # fmt: skip
+    told = {"what": "budgets", "applied": 0, "version": 1, "changes": [change], "warnings": []}
+    assert (read.code, json.loads(read.out)) == (1, told), read.err
     applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga")
     assert applied.code == 0, applied.err
     assert (await world.event(BudgetsApplied)).user == "olga"

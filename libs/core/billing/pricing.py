@@ -78,7 +78,7 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
             group.cost_micros += cost
         group.jobs.add(row.job_id)
         group.attempts.add((row.job_id, row.attempt))
-    return _reply(groups, unpriced, currency or prices.currency, ledger_seq)
+    return _reply(groups, unpriced, currency or prices.currency, ledger_seq, by_file=not currency)
 
 
 def is_summed(query: BillQuery) -> bool:
@@ -145,10 +145,12 @@ def bill_of_sums(meter: Meter, query: BillQuery, team: str | None) -> BillReply:
             group.jobs.add(job)
         if not any(map(span, held.days.get((job, attempt, of_kind), ()))):
             group.attempts.add((job, attempt))
-    return _reply(groups, unpriced, book.currency, meter.seq)
+    return _reply(groups, unpriced, book.currency, meter.seq, by_file=False)
 
 
-def _reply(groups: "dict[tuple[str, str], _Group]", unpriced: set[str], currency: str, ledger_seq: int) -> BillReply:
+def _reply(
+    groups: "dict[tuple[str, str], _Group]", unpriced: set[str], currency: str, ledger_seq: int, *, by_file: bool
+) -> BillReply:
     rows = tuple(
         BillRow(
             key=key,
@@ -171,6 +173,7 @@ def _reply(groups: "dict[tuple[str, str], _Group]", unpriced: set[str], currency
         total_credit_micros=sum(r.credit_micros for r in rows),
         unpriced_milli_us=sum(r.unpriced_milli_us for r in rows),
         unpriced_models=tuple(sorted(unpriced)),
+        by_file=by_file,
         ledger_seq=ledger_seq,
     )
 

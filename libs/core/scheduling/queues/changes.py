@@ -8,9 +8,10 @@ from schemas.resources import WHOLE_MILLI
 
 
 class Change(NamedTuple):
-    """One field of one queue. `field` is empty for a queue that comes or goes as a whole; "": nothing was or is said."""
+    """One field of what `name` names, a queue here. `field` is empty for one that comes or goes as a whole; "": nothing was or
+    is said."""
 
-    queue: str
+    name: str
     field: str
     before: str
     after: str
@@ -18,8 +19,8 @@ class Change(NamedTuple):
     def text(self) -> str:
         """For people, one line: `~ vision  weight: 1 -> 2`."""
         if not self.field:
-            return f"+ {self.queue}  {self.after}" if self.after else f"- {self.queue}  {self.before}"
-        return f"~ {self.queue}  {self.field}: {self.before or 'none'} -> {self.after or 'none'}"
+            return f"+ {self.name}  {self.after}" if self.after else f"- {self.name}  {self.before}"
+        return f"~ {self.name}  {self.field}: {self.before or 'none'} -> {self.after or 'none'}"
 
 
 def changes(before: QueueTree, after: QueueTree) -> list[Change]:
