@@ -144,7 +144,8 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
     Exits with `FAILED_EXIT_CODE` when the application could not start.
     """
     log_json(settings.log_level, name)
-    complete()
+    if not gc.get_freeze_count():  # else it is forked from a process that has done so
+        complete()
     collect_seldom()
     if yields:
         os.nice(_YIELDS)
