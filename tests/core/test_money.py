@@ -22,7 +22,7 @@ from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, at_least, bill_of_sums
 from libs.core.billing.pricing import bill as bill_of
 from libs.core.billing.sealing import Sealing
-from libs.core.billing.use_lines import lines
+from libs.core.billing.use_lines import lines, money_rows
 from libs.core.billing.wall import DAY_US, day_text, days_of_zone
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import LedgerRecord
@@ -179,7 +179,7 @@ def test_random_ledgers_cost_what_a_brute_force_comes_to(seed: int) -> None:
     """Also where lines and rows are packed soon, as those of long ledgers are."""
     with (
         patch.object(lines, "FRESH", (1, 3, lines.FRESH)[seed % 3]),
-        patch.object(posted_module, "FRESH_ROWS", (2, 5, posted_module.FRESH_ROWS)[seed // 3 % 3]),
+        patch.object(posted_module, "FRESH_ROWS", (2, 5, money_rows.FRESH_ROWS)[seed // 3 % 3]),
     ):
         check(PricedLedger(seed))
 
