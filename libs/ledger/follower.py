@@ -143,6 +143,7 @@ class Follower(Generic[P]):
         self._max_batch = max_batch
         self._idle_s = idle_s
         self._reader: LedgerReader | None = None
+        self._head, self._position = GENESIS, 0
         self._waits_for = "not read yet"
         self._applying = asyncio.Lock()
         self._done_s = float("-inf")  # when the last batch with records was done
@@ -157,17 +158,20 @@ class Follower(Generic[P]):
     @property
     def head(self) -> Head:
         """The last valid record that was applied."""
-        return self._reader.head if self._reader is not None else GENESIS
+        return self._head
 
     @property
     def position(self) -> int:
-        """The last sequence that was read, valid or void."""
-        return self._reader.position if self._reader is not None else 0
+        """The last sequence that was applied, valid or void. More may have been read while the projection stands still
+        (`still`): were that counted, an answer made then would pass for the present until another record comes."""
+        return self._position
 
     @property
     def lag(self) -> int:
-        """Records known to be in the ledger and not read yet."""
-        return self._reader.lag() if self._reader is not None else 0
+        """Records known to be in the ledger and not applied yet."""
+        if self._reader is None:
+            return 0
+        return max(0, self._reader.lag() + self._reader.position - self._position)
 
     @property
     def behind(self) -> bool:
@@ -250,7 +254,7 @@ class Follower(Generic[P]):
         if found is None:
             self.counters.folded_anew += 1
             found = Restored(GENESIS, 0, self._kind())
-        self.projection = found.value
+        self.projection, self._head, self._position = found.value, found.head, found.position
         reader = LedgerReader(self._js, self.pool, found.head, found.position, self._only)
         self.began_at = await self._patiently(reader.last_seq)
         self._reader = reader
@@ -347,6 +351,7 @@ class Follower(Generic[P]):
                     told = self.projection.apply(entry.record, entry.seq)
                 except Exception as error:
                     raise _CannotFold(entry.seq) from error
+                self._head = entry.head
                 self._saver.folded(len(entry.record.events), entry.size)
                 self.counters.records += 1
                 self.counters.unknown_events += len(entry.unknown)
@@ -354,6 +359,7 @@ class Follower(Generic[P]):
                 self.projection.skip(entry.seq)
                 self.counters.voids += 1
                 log.warning("%s of pool %s: record %d is void: it %s", self.name, self.pool, entry.seq, entry.why)
+            self._position = entry.seq
             steps.append(FollowedEntry(entry, told))
         return steps
 

@@ -79,6 +79,8 @@ class Launcher:
     """Other agents may have attempts that use the same folders of checkpoints."""
     trusted_team: str = ""
     """The only team that is served where nothing holds the processes of a job together, or keeps teams apart."""
+    begins: Callable[[str], None] = lambda job_id: None
+    """Called before the folders of an attempt of this job are made."""
     timed: dict[str, int] = field(default_factory=dict)
     """Node -> the life of it in which a timer was started: that life ends with this agent."""
     _limited: set[Path] = field(default_factory=set)
@@ -202,11 +204,14 @@ class Launcher:
         kept = self.keeper.attempt(kept_id(node.name, part))
         if row is not None:
             kept.adopt(row)
+        self.begins(part.job_id)
         begin = self.logs.begin if row is None else self.logs.adopt
         own, fresh, acknowledgement = begin(part.job_id, part.attempt, part.team)
         home, saves = own[0], self.checkpoints / part.job_id
         if make_folder(str(saves)):
             fresh.append(saves)
+        elif row is None:
+            self.owners.again(part.job_id, part.team, node.view.ledger_seq)
         own.append(saves)
         workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
         paths = Paths(str(home), str(workdir), str(saves), acknowledgement)

@@ -9,6 +9,9 @@ An answer is of one ledger record. What was granted before that to a team that h
 after it came back stays, however old the answer is: an answer counts if it knows what this node had followed when the files
 were found, and for checkpoints also what is noted with them, for other nodes may have jobs in the same folder. Nothing is
 removed of a job that runs here, as on a node that was cut off.
+
+A team may come back while its files are being removed, which may take long, and give a job the id of an old one. What has begun
+since the files were found stays; what would begin just where something is being removed waits for that.
 """
 
 import asyncio
@@ -43,10 +46,29 @@ class LeftTeams:
         self.kept = 0
         """Jobs of teams that have left whose files resist, or which run here still."""
         self._nats, self._pool, self._node, self._launcher, self._runs = nats, pool, node, launcher, runs
+        self._begun: set[str] | None = None
+        """Jobs that have begun here since the files were found that are being removed; None: none are."""
+        self._removed_now = ""
+
+    def begins(self, job_id: str) -> None:
+        """An attempt of this job begins here."""
+        if self._begun is not None:
+            self._begun.add(job_id)
+
+    def removes(self, job_id: str) -> bool:
+        """Whether files of this job are being removed: what begins now would lose its own."""
+        return job_id == self._removed_now
 
     async def look(self, followed: int) -> bool:
         """Asks of all teams that have files here, and removes what is to be removed. `followed`: the ledger sequence up to
         which this node knows of what is granted to it. Returns whether all was answered."""
+        self._begun = set()
+        try:
+            return await self._look(followed)
+        finally:
+            self._begun = None
+
+    async def _look(self, followed: int) -> bool:
         attempts: dict[str, dict[str, list[int]]] = {}
         for (job_id, attempt), team in self._launcher.logs.kept().items():
             attempts.setdefault(team, {}).setdefault(job_id, []).append(attempt)
@@ -85,7 +107,9 @@ class LeftTeams:
         for job_id in sorted(here.keys() | {job_id for job_id, noted_at in noted.items() if noted_at <= seq}):
             if job_id in self._runs():
                 runs += 1
-            elif await asyncio.to_thread(self._remove_job, team, job_id, here.get(job_id, ())):
+            elif self._begun is not None and job_id in self._begun:
+                continue  # and has ended: it was granted after the team came back
+            elif await self._gone(team, job_id, here.get(job_id, ()), seq):
                 removed += 1
             else:
                 resist.append(job_id)
@@ -98,9 +122,16 @@ class LeftTeams:
             log.warning("team %s has left, and %d of its jobs run here still: their files stay so long", team, runs)
         return len(resist) + runs
 
-    def _remove_job(self, team: str, job_id: str, attempts: Sequence[int]) -> bool:
+    async def _gone(self, team: str, job_id: str, attempts: Sequence[int], seq: int) -> bool:
+        self._removed_now = job_id
+        try:
+            return await asyncio.to_thread(self._remove_job, team, job_id, attempts, seq)
+        finally:
+            self._removed_now = ""
+
+    def _remove_job(self, team: str, job_id: str, attempts: Sequence[int], seq: int) -> bool:
         """Whether nothing is left of it. The attempts' folders go last: they say whose the checkpoints are. Blocks."""
-        if not self._launcher.owners.remove(job_id, team):
+        if not self._launcher.owners.remove(job_id, team, seq):
             return False
         folders = [folder for attempt in attempts for folder in self._launcher.logs.folders(job_id, attempt, team)]
         prune(folders)

@@ -121,6 +121,8 @@ class NodeRunner:
     missed: int = 0
     """Replies of placement, in a row, that did not have this life although it was known."""
     may_start: Callable[[], bool] = lambda: True
+    held_up: Callable[[str], bool] = lambda job_id: False
+    """Whether nothing of this job may begin for the moment."""
     labelled: Callable[[Inventory], Inventory] = lambda inventory: inventory
     """What the node offers, with what is found out at the start of a life."""
     remember: Callable[["NodeRunner"], None] = lambda node: None
@@ -353,8 +355,9 @@ class NodeRunner:
         return self._ended_early(self._early.get(key), now)
 
     def _lease_left(self, part: DesiredPart) -> bool:
-        """Whether a part may be started: it would be killed at once, be granted again, and use up its tries."""
-        return not self._ended_early(early_s(part.lease_s, self.lease_s), self.now())
+        """Whether a part may be started. With a lease that has ended it would be killed at once, be granted again, and use up
+        its tries."""
+        return not self.held_up(part.job_id) and not self._ended_early(early_s(part.lease_s, self.lease_s), self.now())
 
     def _ended_early(self, early: float | None, now: float) -> bool:
         return bool(early) and self.lease.deadline is not None and now >= self.lease.deadline - (early or 0.0)

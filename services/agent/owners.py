@@ -37,10 +37,13 @@ class Owners:
         self._noted &= teams.keys()
         for job_id, team in teams.items():
             if job_id not in self._noted and TEAM.fullmatch(team) and self._saved(job_id):
-                try:
-                    self._write(job_id, team, seq)
-                except OSError as e:
-                    log.error("whose the checkpoints of %s are cannot be noted: %s", job_id, e)
+                self._note(job_id, team, seq)
+
+    def _note(self, job_id: str, team: str, seq: int) -> None:
+        try:
+            self._write(job_id, team, seq)
+        except OSError as e:
+            log.error("whose the checkpoints of %s are cannot be noted: %s", job_id, e)
 
     def note_older(self, team_of: Callable[[int], str], seq: int) -> None:
         """Of checkpoints that an earlier version left, where the user whose they are tells the team. Blocks."""
@@ -56,14 +59,26 @@ class Owners:
 
     def jobs(self, team: str) -> dict[str, int]:
         """Job -> the sequence that is noted with it. Blocks."""
-        found: dict[str, int] = {}
-        for job_id in _names(self._own / team, _JOB):
-            with suppress(OSError, ValueError), open(open_file(self._own, team, job_id), "rb") as file:
-                found[job_id] = int(file.read(32))
-        return found
+        found = {job_id: self._seq(job_id, team) for job_id in _names(self._own / team, _JOB)}
+        return {job_id: seq for job_id, seq in found.items() if seq is not None}
 
-    def remove(self, job_id: str, team: str) -> bool:
-        """Removes the checkpoints of this job of `team`; whether nothing is left of them. Blocks."""
+    def _seq(self, job_id: str, team: str) -> int | None:
+        with suppress(OSError, ValueError), open(open_file(self._own, team, job_id), "rb") as file:
+            return int(file.read(32))
+        return None
+
+    def again(self, job_id: str, team: str, seq: int) -> None:
+        """Another attempt begins where something is saved already. The note of before may be of another job with this id, from
+        before the team left and came back: where other agents may remove what lies there, it is renewed at once."""
+        self._noted.discard(job_id)
+        if self._shared and TEAM.fullmatch(team):
+            self._note(job_id, team, seq)
+
+    def remove(self, job_id: str, team: str, seq: int) -> bool:
+        """Removes the checkpoints of this job of `team`; whether nothing is left of them. Where other agents have attempts,
+        too, those stay that are noted with a later sequence than `seq` by now. Blocks."""
+        if self._shared and (self._seq(job_id, team) or 0) > seq:
+            return False
         remove_tree(self._root / job_id)
         if os.path.lexists(self._root / job_id):
             return False

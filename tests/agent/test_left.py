@@ -1,7 +1,10 @@
 """What an agent keeps of a team is removed when the team has left, and nothing else."""
 
+import asyncio
 import os
 import stat
+import threading
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -127,6 +130,88 @@ async def test_what_a_team_that_came_back_has_saved_stays_however_old_the_answer
         assert lies(tmp_path) == all_of(new.job_id)
 
 
+@asynccontextmanager
+async def removing(agent, monkeypatch):
+    """Within the block files of teams that have left are being removed, those of the first job at the moment."""
+    begun, go, whole = threading.Event(), threading.Event(), agent.launcher.owners.remove
+
+    def slow(*job):
+        begun.set()
+        assert go.wait(60)
+        return whole(*job)
+
+    monkeypatch.setattr(agent.launcher.owners, "remove", slow)
+    looking = asyncio.create_task(look(agent))
+    try:
+        await until(begun.is_set)
+        yield
+    finally:
+        go.set()
+    await looking
+
+
+async def two_of_blue(world):  # noqa: F811
+    """Two jobs of a team that has left since, the one first whose files are removed first."""
+    first, second = sorted((part(spec(SAVED)), part(spec(SAVED))), key=lambda one: one.job_id)
+    await runs(world, first)
+    await runs(world, second.model_copy(update={"ranks": (rank(epoch=2),)}))
+    world.left = {"blue"}
+    return first, second
+
+
+def granted_again(old):
+    """A job of the id of an old one: the team came back, and named it so again."""
+    return old.model_copy(update={"ranks": (rank(epoch=3),)})
+
+
+async def test_what_began_and_ended_while_files_were_removed_stays(world, start, tmp_path, monkeypatch):  # noqa: F811
+    async with start() as agent:
+        _, second = await two_of_blue(world)
+        await followed(agent, world)
+        async with removing(agent, monkeypatch):
+            world.left = set()
+            await world.want("n0", granted_again(second))
+            await until(lambda: len(world.of(second, Released)) == 2)
+            await world.want("n0")
+            await until(lambda: not agent.nodes["n0"].view.parts)
+        assert lies(tmp_path) == all_of(second.job_id)
+        assert (tmp_path / "checkpoints" / second.job_id / "step-3").exists()
+        assert (agent.left.removed, agent.left.kept) == (1, 0)
+
+
+async def test_what_would_begin_where_files_are_being_removed_waits_for_that(world, start, tmp_path, monkeypatch):  # noqa: F811
+    async with start() as agent:
+        first, _ = await two_of_blue(world)
+        await followed(agent, world)
+        async with removing(agent, monkeypatch):
+            world.left = set()
+            await world.want("n0", granted_again(first), part(spec(SAVED), rank("n0-gpu1"), key="another"))
+            await until(lambda: len(agent.nodes["n0"].view.parts) == 1)
+            await followed(agent, world)
+            assert (first.job_id, 1) not in agent.nodes["n0"].view.parts
+        await until(lambda: len(world.of(first, Released)) == 2)
+        assert set(all_of(first.job_id)) <= set(lies(tmp_path))
+        assert (tmp_path / "checkpoints" / first.job_id / "step-3").exists()
+
+
+def test_where_other_nodes_save_too_a_job_that_begins_again_is_noted_at_once(tmp_path):
+    here, there = (Owners(tmp_path, "main", shared=True) for _ in range(2))
+    saved(tmp_path, THEIRS)
+    here.note({THEIRS: "blue"}, 7)
+    here.again(THEIRS, "blue", 60)
+    assert not there.remove(THEIRS, "blue", 50), "though it was noted with 7 when it was looked at"
+    assert (tmp_path / THEIRS / "step-3").exists()
+    assert there.remove(THEIRS, "blue", 60)
+
+
+def test_what_was_noted_is_noted_again_of_a_job_that_begins_again(owners, tmp_path):
+    saved(tmp_path, THEIRS)
+    owners.note({THEIRS: "blue"}, 7)
+    owners.again(THEIRS, "blue", 60)
+    owners.note({THEIRS: "blue"}, 61)
+    assert owners.jobs("blue") == {THEIRS: 61}
+
+
 async def test_where_other_nodes_save_too_what_is_noted_there_counts(world, start, tmp_path):  # noqa: F811
     """Another node's agent knows of grants that this one has not heard of."""
     shared = tmp_path / "shared"
@@ -188,9 +273,9 @@ def test_links_are_not_followed_and_what_resists_is_told(owners, tmp_path):
     saved(tmp_path, THEIRS)
     (tmp_path / THEIRS / "away").symlink_to(outside)
     owners.note({THEIRS: "blue"}, 7)
-    assert owners.remove(THEIRS, "blue")
+    assert owners.remove(THEIRS, "blue", 7)
     (tmp_path / THEIRS).symlink_to(outside)
-    assert not owners.remove(THEIRS, "blue"), "it is no folder of a job's"
+    assert not owners.remove(THEIRS, "blue", 7), "it is no folder of a job's"
     assert (outside / "kept").exists()
 
 

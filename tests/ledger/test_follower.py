@@ -120,6 +120,18 @@ async def test_after_is_told_of_every_record_once_in_order_and_of_quiet_times(wo
     assert (made.counters.records, made.counters.voids) == (6, 1)
 
 
+async def test_its_position_is_that_of_its_state_also_while_it_stands_still_and_reads(world: World) -> None:
+    head = await grow(world, 3)
+    async with running(follower(world)) as made:
+        await reads(made, 3)
+        async with made.still():
+            newest = await grow(world, 1, head)
+            await until(lambda: made._reader is not None and made._reader.position == 4)
+            assert (made.projection.seen, made.position, made.head, made.lag) == (expected(3), 3, head, 1)
+        assert await reads(made, 4) == expected(4)
+        assert (made.head, made.lag) == (newest, 0)
+
+
 async def test_begin_comes_before_the_first_record(world: World) -> None:
     await grow(world, 5)
     await snapshot(world, 3)
