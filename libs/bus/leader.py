@@ -108,13 +108,21 @@ class Leadership:
 
     async def _turn(self) -> None:
         began = asyncio.get_running_loop().time()
-        try:
-            if self._revision or await self._free(began):
-                self._revision = await self._write(self.holder, self._revision)
-                self._hold(began)
-        except KeyWrongLastSequenceError:
-            self._revision, self._until = 0, 0.0
+        if self._revision and await self._take(began):
+            return
+        # Another wrote; or we did, and it was stored but not acknowledged in time: then the key has our name, and is ours.
+        if not await self._free(began) or not await self._take(began):
+            self._until = 0.0
             self._gained.clear()
+
+    async def _take(self, began: float) -> bool:
+        try:
+            self._revision = await self._write(self.holder, self._revision)
+        except KeyWrongLastSequenceError:
+            self._revision = 0
+            return False
+        self._hold(began)
+        return True
 
     async def _free(self, now: float) -> bool:
         """Whether the role may be taken; `_revision` is then what is to be replaced."""
@@ -126,7 +134,6 @@ class Leadership:
         revision = int(entry.revision or 0)
         if self._seen[0] != revision:
             self._seen = (revision, now)
-        # Our own: a write that was not acknowledged in time was stored nevertheless.
         if self.leader in ("", self.holder) or now - self._seen[1] >= self._ttl_s:
             self._revision = revision
             return True

@@ -79,6 +79,16 @@ async def test_work_stops_with_the_role_and_begins_again_with_it(nats: BusConnec
         await cancel(*led)
 
 
+async def test_a_leader_that_did_not_hear_that_its_name_was_stored_leads_on(nats: BusConnection, pool: str) -> None:
+    a = contender(nats, f"r-{pool}", "a")
+    a._ttl_s = 60.0
+    async with running(a):
+        await until(lambda: a.held)
+        assert await taken(by=a, of=a)  # stored, and not noted
+        await a._turn()
+        assert a.held
+
+
 async def test_a_leader_without_a_broker_leads_no_longer_than_the_others_wait(nats: BusConnection, pool: str) -> None:
     a = contender(nats, f"r-{pool}", "a")
     await a._turn()
