@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from faststream.nats import NatsBroker
 from nats.errors import Error as NatsError
 
-from libs.bus.connect import connect
+from libs.bus.connect import BusConnection, connect
 from libs.bus.creds import Address, at
 from libs.ports.host import present_host
 
@@ -85,7 +85,12 @@ class Broker(NatsBroker):
         self.started.set()
 
     async def stop(self, *why: Any) -> None:
-        """Hears nothing more, and lets what was heard be dealt with, for a while."""
+        """Hears nothing more, and lets what was heard be dealt with, for a while. Not at a server that does not answer: nothing
+        can be answered or acknowledged there."""
+        connection = self._connection
+        if isinstance(connection, BusConnection) and not await connection.answers():
+            self._heard = []
+            self.config.broker_config.graceful_timeout = None
         with suppress(NatsError, TimeoutError):
             async with asyncio.timeout(GRACEFUL_S):
                 for heard in self._heard:

@@ -3,12 +3,16 @@
 - It reconnects for ever (the client's default gives up after two minutes and stays closed).
 - A server that it was told of by another one, and that the URL does not name, gets the credential too (default: none, and
   it is refused there for ever).
-- A dead peer is noticed within 20 to 30 s (default: up to six minutes).
+- A dead peer is noticed within 20 to 30 s (default: up to six minutes, and never by who has a thousand subscriptions or
+  flushes to tell it: the PING that would show it waits behind them).
 - A server whose URL says `tls://` and that says of itself, in clear, that it has no encryption is told nothing (default: all).
 - Errors that the client reports in the background are logged and counted.
 - A connection ends also when the last of what it was to send cannot be sent: at a peer that has closed it, and at one that is
   frozen (by default the client stops half-way or waits for ever: who listens goes on listening, and nobody is told of the end).
+- Nor does who ends wait for a server that does not answer (default: ten seconds for all that listens and ten more).
 - Nor is that waited for before another server is asked (default: until the kernel gives the old one up, a quarter of an hour).
+- A try to connect again that fails half-way leaves nothing behind (default: its connection stays, subscribed, and nobody reads
+  it: a queue group's messages are lost there until the broker gives it up, after minutes).
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
 """
@@ -40,8 +44,8 @@ logger = logging.getLogger("baton.bus")
 
 EXIT_CONNECTION_LOST = 70
 PENDING_BYTES = 64 * 1024 * 1024
-_LAST_WORDS_S = 5.0
-"""For what is still to be sent when a connection ends."""
+_LAST_WORDS_S = 5
+"""For what is still to be sent when a connection ends, and for a server to show that it is there to take it."""
 
 
 __all__ = [
@@ -71,6 +75,8 @@ class BusConnection(Client):
     """A NATS client that knows whether its end is wanted."""
 
     closing = False
+    silent = False
+    """It did not answer when it was asked last: see `answers`."""
     secret = ""
     """Of its credential: see `libs.bus.ids`."""
 
@@ -101,13 +107,26 @@ class BusConnection(Client):
         return JetStream(self, **options)
 
     async def drain(self) -> None:
-        """Send what is buffered, then close. Never raises for a server that is away: closing goes on without it."""
+        """Lets what was heard be dealt with, sends what is buffered, closes. Never raises for a server that is away, and waits
+        for none that does not answer: closing goes on without it."""
         self.closing = True
         try:
-            await super().drain()
+            if not self.silent and await self.answers():
+                await super().drain()
+                return
         except nats.errors.Error as e:
             logger.info("connection could not be drained (%s), closing it", e)
-            await super().close()
+        self._give_up()
+        await super().close()
+
+    async def answers(self) -> bool:
+        """Whether the server answers now; `silent` remembers it."""
+        self.silent = True
+        if self.is_connected:
+            with suppress(nats.errors.Error):
+                await self.flush(timeout=_LAST_WORDS_S)
+                self.silent = False
+        return not self.silent
 
     async def close(self) -> None:
         """Never raises for a server that is away: what waits to be sent to it is given up."""
@@ -141,6 +160,16 @@ class BusConnection(Client):
             logger.exception("NATS cannot be reconnected to")
             self._reconnection_task, self._err = None, e
             await self._close(Client.CLOSED)
+
+    async def _connect_to_server(self, server: Any) -> None:
+        """nats-py's own; and what it has left of a try that failed half-way is ended: a connection that the server hears and
+        sends to, where nobody reads, and half a message, which the next would go on with."""
+        self._abort()
+        for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+            if task is not None:
+                task.cancel()
+        self._ps.reset()
+        await super()._connect_to_server(server)
 
     def _give_up(self) -> None:
         """What waits to be sent."""
@@ -192,6 +221,7 @@ async def connect(
         "ping_interval": 10,
         "max_outstanding_pings": 2,
         "pending_size": PENDING_BYTES,
+        "flusher_queue_size": 0,
         "drain_timeout": 10,
         "error_cb": problems.report,
         "closed_cb": _on_closed(connection, die_on_close),

@@ -15,11 +15,11 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 from faststream.asgi import AsgiFastStream, AsgiResponse
@@ -62,6 +62,9 @@ _SESSION_AGAIN_S = 0.1
 
 _STOP_S = 20
 """How long a stop may take before open HTTP requests are cut."""
+
+_LAST_START_S = 10.0
+"""A start that is asked to stop may go on for so long, to be stopped in good order: it may wait for a broker."""
 
 Ready = Callable[[], dict[str, str]]
 
@@ -137,11 +140,11 @@ def make_asgi(
     return app
 
 
-def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bool = False) -> None:
+def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bool = False) -> NoReturn:
     """Serves until SIGTERM or SIGINT. Writes the port to `<state_dir>/<name>.http`, removed at the end. `yields`: it reads what
     others have decided, and lets them have the processor first.
 
-    Exits with `FAILED_EXIT_CODE` when the application could not start.
+    Ends the process, with `FAILED_EXIT_CODE` when the application could not start.
     """
     log_json(settings.log_level, name)
     if not gc.get_freeze_count():  # else it is forked from a process that has done so
@@ -167,17 +170,26 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
     # uvicorn raises a captured signal again once it has stopped in good order: make that a normal end, not a death.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
+    failed = True
     try:
         server.run()
+        failed = not server.started
     except SystemExit as end:
-        if end.code:
-            sys.exit(FAILED_EXIT_CODE)
-        raise
+        failed = bool(end.code)
     finally:
         if port_file is not None:
             port_file.unlink(missing_ok=True)
-    if not server.started:
-        sys.exit(FAILED_EXIT_CODE)
+    _end(FAILED_EXIT_CODE if failed else 0)
+
+
+def _end(code: int) -> NoReturn:
+    """At once. Python would wait for threads, and one of a driver may wait for a store that does not answer, for longer than a
+    supervisor waits for us."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 async def _yield_to_sessions() -> None:
@@ -215,6 +227,7 @@ class _Server(uvicorn.Server):
         self._port_file = port_file
         self._yields = yields
         self._wake: Callable[[], object] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
         """Waits for a signal to stop. uvicorn's own looks ten times a second, which was half of what an idle service did."""
@@ -231,8 +244,16 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
         if self._wake is not None:
             self._wake()
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_START_S, self._end_start)
+
+    def _end_start(self) -> None:
+        if not self.started:
+            log.warning("asked to stop, and not started yet: it ends")
+            _end(0)
 
     async def startup(self, sockets: Any = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if not self.started:
             return

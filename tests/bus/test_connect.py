@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, StaleConnectionError
 
 from libs.bus import connect as bus
@@ -20,6 +21,7 @@ from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.servers import NATS
 from tests.kit.background import ServerInBackground
 from tests.kit.waiting import until
+from tests.kit.wire import Wire
 
 
 @pytest.mark.parametrize(
@@ -130,11 +132,9 @@ async def test_closing_gives_up_what_a_frozen_server_does_not_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr(bus, "_LAST_WORDS_S", 0.2)
-    monkeypatch.setattr(Client, "flush", partialmethod(Client.flush, 1))
     with ServerInBackground(NATS, tmp_path) as server:
         connection = await connect(server.url, name="test")
         waits = asyncio.create_task((await connection.subscribe("news")).next_msg(timeout=600))
-        connection.options["drain_timeout"] = 1
         with server.frozen():
             for _ in range(40):  # more than the kernel keeps for a peer that reads nothing
                 await connection.publish("news", b"x" * 200_000)
@@ -156,6 +156,21 @@ async def test_another_server_is_asked_though_the_last_one_is_frozen_and_has_not
         await close(connection)
 
 
+async def test_a_frozen_server_is_noticed_by_who_has_much_to_tell_it(tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        with ServerInBackground(NATS, tmp_path) as server:
+            connection = await connect(server.url, name="test")
+            connection.options["ping_interval"] = 0.1
+            with server.frozen():
+                for _ in range(40):  # more than the kernel keeps for a peer that reads nothing
+                    await connection.publish("news", b"x" * 200_000)
+                for number in range(2_000):
+                    tasks.create_task(connection.subscribe(f"news.{number}"))
+                await until(lambda: connection.is_reconnecting)
+            await until(lambda: connection.is_connected)
+            await close(connection)
+
+
 async def test_a_reconnect_that_fails_as_nobody_foresaw_ends_the_connection(
     own_server: ServerInBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +184,50 @@ async def test_a_reconnect_that_fails_as_nobody_foresaw_ends_the_connection(
     with pytest.raises(ConnectionClosedError):
         await news.next_msg(timeout=600)
     await until(lambda: connection.is_closed)
+
+
+async def test_a_try_to_connect_again_that_fails_half_way_leaves_no_connection_behind(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a queue group it would get its part of the messages, and nobody would read them."""
+    async with Wire(nats_url).opened() as wire:
+        connection = await connect(wire.url, name="test")
+        heard: list[bytes] = []
+
+        async def hear(message: Msg) -> None:
+            heard.append(message.data)
+
+        await connection.subscribe("parts", "group", hear)
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "flush", partialmethod(Client.flush, 1))  # once it has connected: for ten seconds
+            wire.quiet(answers=2)  # INFO and the first PONG
+            wire.ends[0].transport.abort()
+            await until(lambda: len(wire.ends) >= 4)
+            wire.loud()
+            await until(lambda: connection.stats["reconnects"] > 2 and connection.is_connected)
+        await connection.flush()
+        await until(lambda: wire.alive() == 1)
+        sender = await connect(nats_url, name="sender")
+        for _ in range(100):
+            await sender.publish("parts")
+        await until(lambda: len(heard) == 100)
+        await close(sender)
+        await close(connection)
+
+
+async def test_a_connection_that_drains_does_not_wait_for_a_server_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(Client, "flush", partialmethod(Client.flush, timeout=600))
+    with ServerInBackground(NATS, tmp_path) as server:
+        connection = await connect(server.url, name="test")
+        connection.options["drain_timeout"] = 600
+        await connection.subscribe("news")
+        with server.frozen():
+            draining = asyncio.create_task(connection.drain())
+            await until(draining.done, 30)
+    assert connection.is_closed
 
 
 CLOSED_FOR_GOOD = """

@@ -2,7 +2,9 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry, Counter
@@ -27,6 +29,8 @@ class SmallSettings(ServiceSettings):
     slow_s: float = 0.0
     fail_after_s: float = 0.0
     problem: str = ""
+    thread_s: float = 0.0
+    start_s: float = 0.0
 
 
 def make_app(settings: SmallSettings):
@@ -57,8 +61,13 @@ def make_app(settings: SmallSettings):
         await asyncio.sleep(settings.fail_after_s)
         raise RuntimeError("a task broke")
 
+    if settings.thread_s:
+        ThreadPoolExecutor().submit(time.sleep, settings.thread_s)
+
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
+        print("starting", flush=True)
+        await asyncio.sleep(settings.start_s)
         nats = await connect(settings.nats_url, name="small", die_on_close=True, wait_s=5)
         await bind(nats.jetstream(), [settings.pool], wait_s=1)
         ports["outbox"] = Outbox(nats.jetstream())

@@ -251,6 +251,33 @@ async def test_a_stop_finishes_what_is_being_decided(own_nats: BusConnection, st
     assert not process.port_file.exists()
 
 
+async def test_a_stop_does_not_wait_for_a_broker_that_does_not_answer(
+    server: ServerInBackground, own_nats: BusConnection, start
+) -> None:
+    """Not for its subscriptions, not for what is being decided, which nobody would acknowledge, and not at each connection."""
+    process = await start(BATON_SMALL_SLOW_S="600").up()
+    await cancel_one(own_nats, "slow")
+    await until(lambda: "deciding" in process.printed())
+    with server.frozen():
+        process.popen.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.popen.wait, 20)  # what a supervisor waits before it kills (`libs.cli.launch`)
+    assert process.popen.returncode == 0, process.logged()
+
+
+async def test_a_stop_does_not_wait_for_a_thread(own_nats: BusConnection, start) -> None:
+    """As those of MongoDB's driver, which wait for what was asked of a server that is frozen."""
+    process = await start(BATON_SMALL_THREAD_S="600").up()
+    process.popen.send_signal(signal.SIGTERM)
+    assert await process.ended() == 0, process.logged()
+
+
+async def test_a_start_that_does_not_come_to_its_end_can_be_stopped(start) -> None:
+    process = start(BATON_SMALL_START_S="600")
+    await until(lambda: "starting" in process.printed())
+    process.popen.send_signal(signal.SIGTERM)
+    assert await process.ended() == 0, process.logged()
+
+
 async def test_a_task_that_fails_ends_the_process_loudly(own_nats: BusConnection, start) -> None:
     process = await start(BATON_SMALL_FAIL_AFTER_S="0.1").up()
     assert await process.ended() == FAILED_EXIT_CODE
