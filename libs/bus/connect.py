@@ -9,8 +9,9 @@
 - Errors that the client reports in the background are logged and counted.
 - A connection ends also when the last of what it was to send cannot be sent: at a peer that has closed it, and at one that is
   frozen (by default the client stops half-way or waits for ever: who listens goes on listening, and nobody is told of the end).
-- Nor does who ends wait for a server that does not answer (default: ten seconds for all that listens and ten more).
-- Nor is that waited for before another server is asked (default: until the kernel gives the old one up, a quarter of an hour).
+- Whoever ends does not wait for a server that does not answer (default: ten seconds for all that listens and ten more).
+- Another server is asked at once, whatever the last one has not taken (default: once the kernel has given that one up, which
+  takes a quarter of an hour).
 - A try to connect again that fails half-way leaves nothing behind (default: its connection stays, subscribed, and nobody reads
   it: a queue group's messages are lost there until the broker gives it up, after minutes).
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
