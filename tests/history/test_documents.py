@@ -1,6 +1,7 @@
 """Documents equal the fold of the ledger, whatever happens to MongoDB or to the service in the meantime."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -170,6 +171,15 @@ async def test_mongodb_killed_in_the_middle_loses_and_doubles_nothing(
         assert await stored(store, written) == written.stories()
         assert len(await store.jobs(None, limit=1000)) == len(written.stories())
         store.close()
+
+
+async def test_who_closes_does_not_wait_for_a_server_that_is_frozen(tmp_path: Path) -> None:
+    with ServerInBackground(MONGO, tmp_path) as mongo:
+        store = JobStore(mongo.url)
+        await store.prepare("documents")
+        with mongo.frozen():
+            store.close()
+            assert "end of a client of MongoDB" in {thread.name for thread in threading.enumerate()}
 
 
 async def test_an_emptied_mongodb_fills_again(

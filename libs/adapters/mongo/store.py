@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from threading import Thread
 from typing import Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -64,7 +65,7 @@ class JobStore:
                 await self._add_keys()
 
     def close(self) -> None:
-        self.client.close()
+        end(self.client)
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -220,6 +221,15 @@ def client_of(url: str) -> Any:
         retryWrites=False,
         retryReads=False,
     )
+
+
+def end(client: Any) -> None:
+    """Gives the client's sessions back to the server, in a thread: a server that does not answer holds nobody up, and forgets
+    them by itself."""
+    if present_host() is not None:
+        client.close()
+    else:
+        Thread(target=client.close, name="end of a client of MongoDB", daemon=True).start()
 
 
 def _range(prefix: str, before: str, field: str) -> dict[str, Any]:
