@@ -627,8 +627,13 @@ async def test_a_job_that_holds_many_ports_at_which_gangs_meet_is_ended(start, f
 
 
 @pytest.mark.parametrize("how", ["listens", "connects"])
-async def test_a_gang_begins_as_ever_while_a_job_holds_all_ports_at_which_it_could_meet(start, forgotten, how):
+async def test_a_gang_begins_as_ever_while_a_job_holds_all_ports_at_which_it_could_meet(
+    start, forgotten, monkeypatch, how
+):
     """One of 10,000 that listen; and among connections, which are remembered for a minute after the end of their process."""
+    monkeypatch.setattr(
+        processes, "PORT_TRIES", 1000
+    )  # on a slow machine it takes some seconds until who holds them is ended
     async with start() as node:
         meets = gang("blue")
         port = master_port(meets.job_id, meets.attempt)
