@@ -127,9 +127,26 @@ class Outbox:
         deadline: float,
         held: StillOurs | None,
     ) -> None:
+        expected: _Expected = {}
+        try:
+            await self._tries(items, positions, expected, acks, deadline, held)
+        finally:
+            for future, _ in expected.values():
+                future.cancel()  # of no effect on those that are done
+
+    async def _tries(
+        self,
+        items: Sequence[Outgoing],
+        positions: Sequence[int],
+        expected: "_Expected",
+        acks: dict[int, PubAck],
+        deadline: float,
+        held: StillOurs | None,
+    ) -> None:
         todo = list(positions)
         pause = 0.05
         tried = _Attempted()
+        batches = self._batches
         while True:
             attempted = len(todo)
             if held is not None and not held():
@@ -139,11 +156,14 @@ class Outbox:
                 raise ConnectionClosedError
             if self._nats.is_connected:
                 unheard: list[int] = []
-                if self._batches is not None:
-                    todo, unheard = await self._batches.send(items, todo, acks)
+                if batches is not None:
+                    todo, unheard = await batches.send(items, todo, acks)
+                    batches = (
+                        None  # one that is not answered in time never may be: each message of it can wait for its own
+                    )
                 most = len(todo) if tried.most is None else tried.most
                 now, later = todo[:most], todo[most:]
-                tried = await self._attempt(items, now, acks) if now else _Attempted()
+                tried = await self._attempt(items, now, expected, acks) if now else _Attempted()
                 todo = sorted(tried.rest + later + unheard)
             if not todo:
                 PUBLISHED.inc(len(positions))
@@ -159,27 +179,35 @@ class Outbox:
             await asyncio.sleep(pause)
             pause = 0.05 if len(todo) < attempted else min(1.0, pause * 2)
 
-    async def _attempt(self, items: Sequence[Outgoing], todo: Sequence[int], acks: dict[int, PubAck]) -> "_Attempted":
-        """Sends `todo` once; tells those without an acknowledgement. Raises what the broker refused for good."""
+    async def _attempt(
+        self, items: Sequence[Outgoing], todo: Sequence[int], expected: "_Expected", acks: dict[int, PubAck]
+    ) -> "_Attempted":
+        """Sends `todo` once; tells those without an acknowledgement. One that is still expected of an earlier try counts: by a
+        slow broker none comes in the time of one. Raises what the broker refused for good."""
         replies = await Replies.of(self._nats)
-        waiting: dict[int, asyncio.Future[PubAck]] = {}
+        sent: list[asyncio.Future[PubAck]] = []
         try:
             async with asyncio.timeout(self._ack_timeout_s):
                 for number, i in enumerate(todo):
                     if number >= _UNDER_WAY and number % (_UNDER_WAY // 2) == 0:  # woken for half of them, not for each
-                        await asyncio.wait({waiting[todo[number - _UNDER_WAY // 2 - 1]]})
+                        await asyncio.wait({sent[number - _UNDER_WAY // 2 - 1]})
                     item = items[i]
-                    waiting[i], reply_to = replies.expect()
-                    await self._nats.publish(
-                        item.subject, item.payload, reply=reply_to, headers=sent_headers(self._nats, item)
-                    )
-                await asyncio.wait(waiting.values())
+                    if i not in expected:
+                        expected[i] = replies.expect()
+                    future, reply_to = expected[i]
+                    sent.append(future)
+                    if not future.done():
+                        await self._nats.publish(
+                            item.subject, item.payload, reply=reply_to, headers=sent_headers(self._nats, item)
+                        )
+                await asyncio.wait(sent)
         except (TimeoutError, OutboundBufferLimitError):
             pass
-        finally:
-            for future in waiting.values():
-                future.cancel()  # of no effect on those that are done
-        return _collect(waiting, todo, acks)
+        return _collect(expected, todo, acks)
+
+
+_Expected = dict[int, tuple["asyncio.Future[PubAck]", str]]
+"""Of messages that were sent and not answered: the acknowledgement to come, and the subject that it comes to."""
 
 
 def _check_size(item: Outgoing) -> None:
@@ -197,16 +225,18 @@ class _Attempted:
     most: int | None = None
 
 
-def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], acks: dict[int, PubAck]) -> _Attempted:
+def _collect(expected: _Expected, todo: Sequence[int], acks: dict[int, PubAck]) -> _Attempted:
     """Moves acknowledged messages into `acks`; returns the rest. Raises the first that is refused for good."""
     rest = []
     refusal: BaseException | None = None
     crowded = False
     for i in todo:
-        future = waiting.get(i)
-        if future is None or not future.done() or future.cancelled():
+        future = expected[i][0] if i in expected else None
+        if future is None or not future.done():
             rest.append(i)
-        elif (error := future.exception()) is None:
+            continue
+        del expected[i]
+        if (error := future.exception()) is None:
             acks[i] = future.result()
         elif is_crowded(error):
             rest.append(i)

@@ -64,6 +64,37 @@ async def test_publishing_again_stores_nothing_new(nats: BusConnection, pool: st
     assert all(a.duplicate for a in again)
 
 
+@pytest.mark.parametrize("batches", [False, True])
+async def test_an_acknowledgement_that_comes_after_the_message_was_sent_again_counts(
+    nats: BusConnection, pool: str, monkeypatch: pytest.MonkeyPatch, batches: bool
+) -> None:
+    """By a broker that takes longer than a try waits none ever comes in time."""
+    tries = 0
+    find, arrived = Replies.of, Replies._arrived
+
+    async def counted(connection: BusConnection) -> Replies:
+        nonlocal tries
+        tries += 1
+        return await find(connection)
+
+    async with asyncio.TaskGroup() as tasks:
+
+        async def late(self: Replies, msg: Msg) -> None:
+            async def after_the_next_try(of: int = tries) -> None:
+                await until(lambda: tries > of)
+                await arrived(self, msg)
+
+            tasks.create_task(after_the_next_try())
+
+        monkeypatch.setattr(Replies, "of", counted)
+        monkeypatch.setattr(Replies, "_arrived", late)
+        outbox = Outbox(nats.jetstream(), batches=batches, ack_timeout_s=0.2, give_up_s=5)
+        acks = await outbox.publish_many(ticks(pool, range(20)))
+        tries += 1  # nothing is awaited any more
+    assert [ack.seq for ack in acks] == list(range(1, 21))
+    assert not _waiting(nats)
+
+
 async def test_nothing_to_publish_is_no_work(nats: BusConnection) -> None:
     assert await Outbox(nats.jetstream()).publish_many([]) == []
 
