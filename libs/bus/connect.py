@@ -315,7 +315,8 @@ _ANYBODY = (
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
 _CROWDED = re.compile(r"maximum account active connections", re.IGNORECASE)
-_REFUSAL = re.compile(r"authorization|authentication|revoked", re.IGNORECASE)
+_REFUSAL = re.compile(r"authorization|authentication(?! timeout)|revoked", re.IGNORECASE)
+"""Not of a credential that came too late: the way there is slow."""
 
 
 def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:

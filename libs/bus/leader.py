@@ -5,6 +5,10 @@ every third of `ttl_s`. Whoever does not looks at it as often, and takes it when
 monotonic clock: no two machines' clocks are compared. A leader that could not replace the key believes in its role for less
 than that, counted from before its last successful request. One that stops in good order gives the role back at once.
 
+A broker that takes its time would make a leader lose its role between two renewals, again and again, and its work begin anew
+each time. So each leader says in the key how long his term is, for which he is to be waited for: `ttl_s`, or longer, as a
+multiple of what his last request took. He believes in that only once it is stored.
+
 What this is not: a fence. A process that is frozen between asking `held` and acting acts late. So whatever is done by a
 leader must be harmless when it is done twice or late: message ids, guarded writes (`JobStore.save`, `Cursors.move`).
 """
@@ -17,6 +21,7 @@ import socket
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
@@ -34,7 +39,19 @@ log = logging.getLogger("baton.leader")
 TTL_S = 3.0
 
 _TRUST = 0.8
-"""The part of `ttl_s` for which a leader believes in its role: clocks of two machines run at different rates."""
+"""The part of its term for which a leader believes in its role: clocks of two machines run at different rates."""
+
+_REQUESTS = 4
+"""A term is so many times as long as a request takes, at the least: two of them are from one renewal's beginning to the next
+one's end, and a part of the term is not trusted."""
+
+_LONGEST_S = 5.0
+"""So long an answer is waited for at the most; nats-py does not wait longer."""
+
+_LONGEST_TERM_S = 60.0
+"""As `BATON_LEADER_TTL_S` at the most."""
+
+A = TypeVar("A")
 
 
 class Leadership:
@@ -53,7 +70,8 @@ class Leadership:
         self._ttl_s = ttl_s
         self._revision = 0  # of the key as we wrote it; 0: it is not ours
         self._until = 0.0
-        self._seen = (0, 0.0)  # (revision of another's key, when it was first seen)
+        self._seen = (0, 0.0)  # (revision of another's key, when it had been first seen)
+        self._took_s = 0.0  # the last request
         self._gained = asyncio.Event()
         self._bucket: KeyValue | None = None
 
@@ -72,13 +90,13 @@ class Leadership:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(self._ttl_s / 2):
-                        await self._turn()
+                    await self._turn()
                 except ConnectionClosedError:
                     raise
                 except AWAY as error:
                     log.debug("role %s: %r", self.name, error)
-                await asyncio.sleep(until_turn(self._ttl_s / 3))
+                if not self.held or self._took_s < self._ttl_s / 3:
+                    await asyncio.sleep(until_turn(self._ttl_s / 3))
         finally:
             self._until = 0.0
             if self._revision:
@@ -107,48 +125,68 @@ class Leadership:
                 self._gained.clear()
 
     async def _turn(self) -> None:
-        began = asyncio.get_running_loop().time()
-        if self._revision and await self._take(began):
+        if self._revision and await self._take():
             return
         # Another wrote; or we did, and it was stored but not acknowledged in time: then the key has our name, and is ours.
-        if not await self._free(began) or not await self._take(began):
+        if not await self._free() or not await self._take():
             self._until = 0.0
             self._gained.clear()
 
-    async def _take(self, began: float) -> bool:
+    async def _take(self) -> bool:
+        term_s = min(max(self._ttl_s, _REQUESTS * self._took_s), _LONGEST_TERM_S)
+        began = asyncio.get_running_loop().time()
         try:
-            self._revision = await self._write(self.holder, self._revision)
+            self._revision = await self._answered(self._write(self.holder, self._revision, term_s))
         except KeyWrongLastSequenceError:
             self._revision = 0
             return False
-        self._hold(began)
+        self._hold(began + term_s * _TRUST)
         return True
 
-    async def _free(self, now: float) -> bool:
+    async def _free(self) -> bool:
         """Whether the role may be taken; `_revision` is then what is to be replaced."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         try:
-            entry = await (await self._kv()).get(self.name)
+            entry = await self._answered(self._read())
         except KeyNotFoundError:
             return True
-        self.leader = str(json.loads(entry.value or b"{}").get("holder", ""))
+        found = json.loads(entry.value or b"{}")
+        self.leader = str(found.get("holder", ""))
         revision = int(entry.revision or 0)
         if self._seen[0] != revision:
-            self._seen = (revision, now)
-        if self.leader in ("", self.holder) or now - self._seen[1] >= self._ttl_s:
+            self._seen = (revision, loop.time())  # it may have been written while we waited for the answer
+        term_s = max(
+            self._ttl_s, min(float(found.get("term_s", 0.0)), _LONGEST_TERM_S)
+        )  # of an older release: not there
+        if self.leader in ("", self.holder) or asked - self._seen[1] >= term_s:
             self._revision = revision
             return True
         return False
 
-    def _hold(self, began: float) -> None:
+    async def _answered(self, request: Awaitable[A]) -> A:
+        """What it is answered, waited for twice as long as the last one. Raises as the request, and TimeoutError."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(max(self._ttl_s / 2, min(2 * self._took_s, _LONGEST_S))):
+                return await request
+        finally:
+            self._took_s = loop.time() - began  # or longer, where it was waited for in vain
+
+    def _hold(self, until: float) -> None:
         if self.leader != self.holder:
             log.info("role %s: %s leads", self.name, self.holder)
         self.leader = self.holder
-        self._until = began + self._ttl_s * _TRUST
+        self._until = until
         self._gained.set()
 
-    async def _write(self, holder: str, last: int) -> int:
-        kv, value = await self._kv(), json.dumps({"holder": holder}).encode()
+    async def _write(self, holder: str, last: int, term_s: float = 0.0) -> int:
+        kv, value = await self._kv(), json.dumps({"holder": holder, "term_s": term_s}).encode()
         return await (kv.update(self.name, value, last=last) if last else kv.create(self.name, value))
+
+    async def _read(self) -> KeyValue.Entry:
+        return await (await self._kv()).get(self.name)
 
     async def _kv(self) -> KeyValue:
         if self._bucket is None:

@@ -37,6 +37,9 @@ _UNDER_WAY = 64
 """Sent and not acknowledged, at the most. The broker stores all that has come for a stream, with a sync each, before it hands
 out or acknowledges any of it: of a thousand at once none would be read before the last is stored."""
 
+_AGAIN_S = 16.0
+"""So long after it was sent a message is sent again over the same connection, at the latest."""
+
 _LEAST_MESSAGES = 32
 """Sent again after the broker had no room for more of their sender: else twice what it took."""
 
@@ -98,6 +101,7 @@ class Outbox:
         self._batches = Batches(js, ack_timeout_s, asks=asks) if batches else None
         self._nats: Client = js._nc
         self._ack_timeout_s = ack_timeout_s
+        self._again_s = ack_timeout_s
         self._give_up_s = give_up_s
 
     async def publish_many(self, items: Sequence[Outgoing], *, held: StillOurs | None = None) -> list[PubAck]:
@@ -127,9 +131,26 @@ class Outbox:
         deadline: float,
         held: StillOurs | None,
     ) -> None:
+        expected: _Expected = {}
+        try:
+            await self._tries(items, positions, expected, acks, deadline, held)
+        finally:
+            for sent in expected.values():
+                sent.ack.cancel()  # of no effect on those that are done
+
+    async def _tries(
+        self,
+        items: Sequence[Outgoing],
+        positions: Sequence[int],
+        expected: "_Expected",
+        acks: dict[int, PubAck],
+        deadline: float,
+        held: StillOurs | None,
+    ) -> None:
         todo = list(positions)
         pause = 0.05
         tried = _Attempted()
+        batches = self._batches
         while True:
             attempted = len(todo)
             if held is not None and not held():
@@ -139,11 +160,14 @@ class Outbox:
                 raise ConnectionClosedError
             if self._nats.is_connected:
                 unheard: list[int] = []
-                if self._batches is not None:
-                    todo, unheard = await self._batches.send(items, todo, acks)
+                if batches is not None:
+                    todo, unheard = await batches.send(items, todo, acks)
+                    batches = (
+                        None  # one that is not answered in time never may be; each message can wait for its own answer
+                    )
                 most = len(todo) if tried.most is None else tried.most
                 now, later = todo[:most], todo[most:]
-                tried = await self._attempt(items, now, acks) if now else _Attempted()
+                tried = await self._attempt(items, now, expected, acks) if now else _Attempted()
                 todo = sorted(tried.rest + later + unheard)
             if not todo:
                 PUBLISHED.inc(len(positions))
@@ -159,27 +183,61 @@ class Outbox:
             await asyncio.sleep(pause)
             pause = 0.05 if len(todo) < attempted else min(1.0, pause * 2)
 
-    async def _attempt(self, items: Sequence[Outgoing], todo: Sequence[int], acks: dict[int, PubAck]) -> "_Attempted":
-        """Sends `todo` once; tells those without an acknowledgement. Raises what the broker refused for good."""
+    async def _attempt(
+        self, items: Sequence[Outgoing], todo: Sequence[int], expected: "_Expected", acks: dict[int, PubAck]
+    ) -> "_Attempted":
+        """Sends `todo` once; tells those without an acknowledgement. One that is still expected of an earlier try counts: by a
+        slow broker none comes in the time of one. Over the connection on which it is under way it is sent again later each time
+        then: one that carries little would carry nothing else. Raises what the broker refused for good."""
         replies = await Replies.of(self._nats)
-        waiting: dict[int, asyncio.Future[PubAck]] = {}
+        loop = asyncio.get_running_loop()
+        sent: list[asyncio.Future[PubAck]] = []
         try:
             async with asyncio.timeout(self._ack_timeout_s):
                 for number, i in enumerate(todo):
                     if number >= _UNDER_WAY and number % (_UNDER_WAY // 2) == 0:  # woken for half of them, not for each
-                        await asyncio.wait({waiting[todo[number - _UNDER_WAY // 2 - 1]]})
-                    item = items[i]
-                    waiting[i], reply_to = replies.expect()
-                    await self._nats.publish(
-                        item.subject, item.payload, reply=reply_to, headers=sent_headers(self._nats, item)
-                    )
-                await asyncio.wait(waiting.values())
+                        await asyncio.wait({sent[number - _UNDER_WAY // 2 - 1]})
+                    if i not in expected:
+                        expected[i] = _Sent(*replies.expect())
+                    one, item = expected[i], items[i]
+                    sent.append(one.ack)
+                    if one.is_due(self._nats, loop.time(), self._again_s):
+                        await self._nats.publish(
+                            item.subject, item.payload, reply=one.reply_to, headers=sent_headers(self._nats, item)
+                        )
+                await asyncio.wait(sent)
         except (TimeoutError, OutboundBufferLimitError):
             pass
-        finally:
-            for future in waiting.values():
-                future.cancel()  # of no effect on those that are done
-        return _collect(waiting, todo, acks)
+        answered = [one for one in expected.values() if one.ack.done()]
+        if any(one.times > 1 for one in answered):
+            self._again_s = min(2 * self._again_s, _AGAIN_S)
+        elif len(answered) == len(expected):
+            self._again_s = max(self._again_s / 2, self._ack_timeout_s)
+        return _collect(expected, todo, acks)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message that was not answered, or not sent yet: the acknowledgement to come, and the subject that it comes to."""
+
+    ack: "asyncio.Future[PubAck]"
+    reply_to: str
+    times: int = 0
+    """it was sent, over one connection."""
+    _again_at: float = 0.0
+    _connection: int = -1
+
+    def is_due(self, nats: Client, now: float, again_s: float) -> bool:
+        """Whether it is to be sent now; then it counts as sent."""
+        connection = nats.stats["reconnects"]
+        if self.ack.done() or (connection == self._connection and now < self._again_at):
+            return False
+        self.times = self.times + 1 if connection == self._connection else 1
+        self._connection, self._again_at = connection, now + again_s
+        return True
+
+
+_Expected = dict[int, _Sent]
 
 
 def _check_size(item: Outgoing) -> None:
@@ -197,16 +255,18 @@ class _Attempted:
     most: int | None = None
 
 
-def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], acks: dict[int, PubAck]) -> _Attempted:
+def _collect(expected: _Expected, todo: Sequence[int], acks: dict[int, PubAck]) -> _Attempted:
     """Moves acknowledged messages into `acks`; returns the rest. Raises the first that is refused for good."""
     rest = []
     refusal: BaseException | None = None
     crowded = False
     for i in todo:
-        future = waiting.get(i)
-        if future is None or not future.done() or future.cancelled():
+        future = expected[i].ack if i in expected else None
+        if future is None or not future.done():
             rest.append(i)
-        elif (error := future.exception()) is None:
+            continue
+        del expected[i]
+        if (error := future.exception()) is None:
             acks[i] = future.result()
         elif is_crowded(error):
             rest.append(i)

@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from libs.bus.messages import Malformed, decode
+from libs.client.errors import Unreachable
 from schemas import subjects
 from schemas.ids import job_id as job_id_of
 from schemas.jobs import JobEvent, JobRejected, rejection_event
@@ -41,6 +42,9 @@ class EventHeard:
 
 Listener = Callable[[EventHeard], None]
 
+_ANSWERS_S = 10
+"""For the broker to say that it has heard of a subscription."""
+
 _JOB = b'"job_id":"'
 """As history writes it. Within a text of the event each quotation mark would have a backslash before it."""
 
@@ -64,7 +68,7 @@ class Hearing:
     @contextlib.asynccontextmanager
     async def to(self, subject: str, job_id: str | None, listener: Listener) -> AsyncGenerator[None, None]:
         """While this is open, `listener` is told what comes on `subject` of the job (None: of all). When it has opened, the
-        broker sends everything."""
+        broker sends everything. Raises Unreachable when the broker does not answer."""
         async with self._opening:
             if subject not in self._subscriptions:
                 await self._subscribe(subject)
@@ -94,7 +98,14 @@ class Hearing:
 
         subscription = await self.nats.subscribe(subject, cb=heard)
         try:
-            await self.nats.flush()
+            await self.nats.flush(_ANSWERS_S)
+        except TimeoutError:
+            await self._unsubscribe(subscription)
+            raise Unreachable(
+                "events cannot be heard",
+                f"NATS does not answer within {_ANSWERS_S} s",
+                "check the server, then try again",
+            ) from None
         except BaseException:
             await self._unsubscribe(subscription)
             raise

@@ -53,6 +53,20 @@ async def test_a_wrong_password_is_told_at_once(nats_url: str) -> None:
     assert "wrong" not in str(refused.value).replace("Authorization", "")
 
 
+async def test_a_server_that_our_credential_does_not_reach_in_time_has_not_refused_it(nats_url: str) -> None:
+    class Slow(Wire):
+        async def _up(self, reader: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
+            await asyncio.Event().wait()
+
+        async def _down(self, from_server: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(1)  # then we wait for longer than the server does, which is 2 s
+            await super()._down(from_server, writer)
+
+    async with Slow(nats_url).opened() as wire:
+        with pytest.raises(BusUnavailable, match="no NATS server answered"):
+            await connect(wire.url, name="test", wait_s=4)
+
+
 async def test_a_server_that_comes_later_is_waited_for(tmp_path: Path) -> None:
     with ServerInBackground(NATS, tmp_path) as server:
         url = server.url

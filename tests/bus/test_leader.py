@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from nats.js.errors import KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
 
 from libs.bus.cancel import cancel
 from libs.bus.connect import BusConnection
@@ -94,6 +95,44 @@ async def test_a_leader_without_a_broker_leads_no_longer_than_the_others_wait(na
     await a._turn()
     assert a.held
     await until(lambda: not a.held)  # no further turn comes: it lapses by its own clock
+
+
+async def test_whoever_leads_by_a_slow_broker_is_waited_for_as_long_as_it_says(nats: BusConnection, pool: str) -> None:
+    """Else it would lose its role between two renewals, and its work would begin anew, again and again."""
+    a, b = contender(nats, f"r-{pool}", "a"), contender(nats, f"r-{pool}", "b")
+    slow_s = 50 * TTL_S
+    now = asyncio.get_running_loop().time
+    await a._turn()
+    a._took_s = slow_s / 4
+    await a._turn()
+    assert now() + TTL_S < a._until < now() + slow_s
+    await b._turn()
+    b._seen = (b._seen[0], now() - slow_s / 2)
+    await b._turn()
+    assert not b.held, "two lead"
+    b._seen = (b._seen[0], now() - slow_s)
+    await b._turn()
+    assert b.held
+
+
+async def test_the_time_until_a_role_may_be_taken_begins_with_the_answer(
+    nats: BusConnection, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says may have been written while it was waited for: whoever wrote it leads on for so much longer."""
+    a, b = contender(nats, f"r-{pool}", "a"), contender(nats, f"r-{pool}", "b")
+    renewed_at = 0.0
+    read = b._read
+
+    async def slow() -> KeyValue.Entry:
+        nonlocal renewed_at
+        await a._turn()
+        renewed_at = asyncio.get_running_loop().time()
+        return await read()
+
+    await a._turn()
+    monkeypatch.setattr(b, "_read", slow)
+    await b._turn()
+    assert b._seen[1] >= renewed_at
 
 
 async def test_what_work_raises_its_leader_raises(nats: BusConnection, pool: str) -> None:

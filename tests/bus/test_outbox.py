@@ -1,6 +1,7 @@
 """Every message that `publish_many` returned for is stored, once, whatever happens to the server meanwhile."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
@@ -8,6 +9,7 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError
 
 from libs.bus.batches import BATCH_ID
+from libs.bus.cancel import cancel
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import MAX_PAYLOAD_BYTES, NotStored, Outbox, TooLarge
@@ -62,6 +64,72 @@ async def test_publishing_again_stores_nothing_new(nats: BusConnection, pool: st
     again = await outbox.publish_many(ticks(pool, range(10)))
     assert [a.seq for a in again] == [a.seq for a in first]
     assert all(a.duplicate for a in again)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+async def test_an_acknowledgement_that_comes_after_the_message_was_sent_again_counts(
+    nats: BusConnection, pool: str, monkeypatch: pytest.MonkeyPatch, batches: bool
+) -> None:
+    """By a broker that takes longer than a try waits none ever comes in time."""
+    tries = 0
+    find, arrived = Replies.of, Replies._arrived
+
+    async def counted(connection: BusConnection) -> Replies:
+        nonlocal tries
+        tries += 1
+        return await find(connection)
+
+    waiting: list[asyncio.Task[None]] = []
+
+    async def late(self: Replies, msg: Msg) -> None:
+        async def after_the_next_try(of: int = tries) -> None:
+            await until(lambda: tries > of)
+            await arrived(self, msg)
+
+        waiting.append(asyncio.create_task(after_the_next_try()))
+
+    monkeypatch.setattr(Replies, "of", counted)
+    monkeypatch.setattr(Replies, "_arrived", late)
+    outbox = Outbox(nats.jetstream(), batches=batches, ack_timeout_s=0.2, give_up_s=5)
+    acks = await outbox.publish_many(ticks(pool, range(20)))
+    tries += 1  # for those that nobody waits for any more
+    await asyncio.gather(*waiting)
+    assert [ack.seq for ack in acks] == list(range(1, 21))
+    assert not _waiting(nats)
+
+
+async def test_what_is_under_way_is_sent_again_over_another_connection_only_or_after_a_while(
+    nats: BusConnection, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that carries little would carry repeats alone."""
+    tries, sent = 0, 0
+    find, publish = Replies.of, nats.publish
+
+    async def counted(connection: BusConnection) -> Replies:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            assert sent == 5
+            nats.stats["reconnects"] += 1
+        return await find(connection)
+
+    async def held(self: Replies, msg: Msg) -> None:
+        pass
+
+    async def send(subject: str, *args: Any, **options: Any) -> None:
+        nonlocal sent
+        sent += subject == inbox("clock", "tick", pool)
+        await publish(subject, *args, **options)
+
+    monkeypatch.setattr(Replies, "of", counted)
+    monkeypatch.setattr(Replies, "_arrived", held)
+    monkeypatch.setattr(nats, "publish", send)
+    outbox = Outbox(nats.jetstream(), ack_timeout_s=0.1, give_up_s=600)
+    monkeypatch.setattr(outbox, "_again_s", 6_000)
+    publishing = asyncio.create_task(outbox.publish_many(ticks(pool, range(5))))
+    await until(lambda: tries > 4)
+    await cancel(publishing)
+    assert sent == 10
 
 
 async def test_nothing_to_publish_is_no_work(nats: BusConnection) -> None:

@@ -20,8 +20,10 @@ from libs.client import (
     Unreachable,
     connect,
     following,
+    hearing,
 )
 from libs.client.hearing import Hearing
+from libs.embedded.servers import NATS
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from schemas.ids import job_id as job_id_of
@@ -29,6 +31,7 @@ from schemas.jobs import JobEvent, JobSpec, JobState, Simulation
 from schemas.queries import EventList
 from schemas.resources import Resources
 from tests.client.fakes import Fakes, until
+from tests.kit.background import ServerInBackground
 
 TRAIN = JobSpec(name="train", command=("python", "train.py"))
 
@@ -343,6 +346,17 @@ async def test_nobody_there_is_said_without_the_password() -> None:
     with pytest.raises(Unreachable) as e:
         await connect("nats://blue:secret@127.0.0.1:9", wait_s=0.5)
     assert "secret" not in str(e.value)
+
+
+async def test_a_server_that_does_not_answer_is_said_to_who_wants_to_hear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As whoever submits, waits or watches does first: nothing is asked for then."""
+    monkeypatch.setattr(hearing, "_ANSWERS_S", 1)
+    with ServerInBackground(NATS, tmp_path) as server:
+        async with await connect(server.url, "blue", user="ana") as baton:
+            with server.frozen(), pytest.raises(Unreachable, match="NATS does not answer"):
+                await baton.submit(TRAIN)
 
 
 async def test_a_foreign_credential_is_refused_at_once(urls: dict[str, Address], tmp_path: Path) -> None:

@@ -73,7 +73,11 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "the broker frozen",
-        ("sim: broker frozen", "chaos: leader frozen"),
+        (
+            "sim: broker frozen",
+            "chaos: leader frozen",
+            "client/test_client::test_a_server_that_does_not_answer_is_said_to_who_wants_to_hear",
+        ),
         "the memory of real services meanwhile is bounded in `./dev chaos --real` only",
     ),
     Row(
@@ -95,6 +99,7 @@ ROWS: tuple[Row, ...] = (
         (
             "history/test_documents::test_mongodb_away_is_said_and_nothing_is_read",
             "history/test_documents::test_mongodb_killed_in_the_middle_loses_and_doubles_nothing",
+            "history/test_documents::test_mongodb_frozen_in_the_midst_of_a_write_loses_and_doubles_nothing",
             "sim: mongo",
             "chaos: store frozen",
         ),

@@ -444,8 +444,8 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "17. who leads and hears nothing leads on beside its successor",
         "libs/bus/leader.py",
-        "self._until = began + self._ttl_s * _TRUST",
-        "self._until = began + self._ttl_s * 1000",
+        "self._hold(began + term_s * _TRUST)",
+        "self._hold(began + term_s * 1000)",
         "bus/test_leader::test_a_leader_without_a_broker_leads_no_longer_than_the_others_wait",
     ),
     Undone(

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
+from libs.adapters.mongo import store as mongo_store
 from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
 from libs.bus.queries import NothingFound
 from libs.core.projections.history import JobStory, advance, job_events
@@ -170,6 +171,35 @@ async def test_mongodb_killed_in_the_middle_loses_and_doubles_nothing(
             await complete(loop, written)
         assert await stored(store, written) == written.stories()
         assert len(await store.jobs(None, limit=1000)) == len(written.stories())
+        store.close()
+
+
+async def test_mongodb_frozen_in_the_midst_of_a_write_loses_and_doubles_nothing(
+    nats: Client, pool: str, written: Written, team: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was sent it does when it goes on, beside what is sent to it again."""
+    monkeypatch.setattr(mongo_store, "_SLOW_MS", 500)
+    world = busy_world(team, jobs=20)
+    with ServerInBackground(MONGO, tmp_path) as mongo:
+        store, replace = JobStore(mongo.url), mongo_store.replace_older
+        writes = 0
+
+        async def frozen_at_times(collection: Any, operations: Any) -> None:
+            nonlocal writes
+            writes += 1
+            if writes % 4:
+                return await replace(collection, operations)
+            with mongo.frozen():
+                await replace(collection, operations)
+
+        monkeypatch.setattr(mongo_store, "replace_older", frozen_at_times)
+        async with running(nats, pool, store, window_jobs=2) as loop:
+            for start in range(0, len(world.records), 15):
+                await written.write(world.records[start : start + 15])
+            await complete(loop, written)
+        assert await stored(store, written) == written.stories()
+        assert len(await store.jobs(None, limit=1000)) == len(written.stories())
+        assert writes > 8
         store.close()
 
 
