@@ -15,6 +15,7 @@
 - A try to connect again that fails half-way leaves nothing behind (default: its connection stays, subscribed, and nobody reads
   it: a queue group's messages are lost there until the broker gives it up, after minutes).
 - A connection that is gone is told by OSError under uvloop, too (default: RuntimeError, by which the client stops half-way).
+- Who closes a connection is not cancelled with a reconnect that has just begun (default: both wait for one future).
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
 """
@@ -85,6 +86,10 @@ class _Transport(TcpTransport):
     def writelines(self, payload: Sequence[bytes]) -> None:
         with suppress(RuntimeError):
             super().writelines(payload)
+
+    async def wait_closed(self) -> None:
+        """Each by itself: a reconnect that is cancelled while it waits would cancel whoever closes the connection."""
+        await asyncio.shield(super().wait_closed())
 
 
 class BusConnection(Client):

@@ -172,6 +172,15 @@ async def test_a_frozen_server_is_noticed_by_who_has_much_to_tell_it(tmp_path: P
             await close(connection)
 
 
+async def test_who_closes_is_not_cancelled_with_the_reconnect_that_has_just_begun(nats_url: str) -> None:
+    """Both wait for the end of the same socket."""
+    connection = await connect(nats_url, name="test")
+    await connection._process_op_err(StaleConnectionError())
+    await asyncio.sleep(0)
+    await connection.close()
+    assert connection.is_closed
+
+
 async def test_a_reconnect_that_fails_as_nobody_foresaw_ends_the_connection(
     own_server: ServerInBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
