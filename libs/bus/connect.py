@@ -14,6 +14,8 @@
   takes a quarter of an hour).
 - A try to connect again that fails half-way leaves nothing behind (default: its connection stays, subscribed, and nobody reads
   it: a queue group's messages are lost there until the broker gives it up, after minutes).
+- A connection that is gone is told by OSError under uvloop, too (default: RuntimeError, by which the client stops half-way).
+- Who closes a connection is not cancelled with a reconnect that has just begun (default: both wait for one future).
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
 """
@@ -30,6 +32,7 @@ from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 from nats.protocol.command import hpub_cmd
 
 from libs.bus import wire
@@ -70,6 +73,23 @@ class BusUnavailable(ConnectionError):
 
 class AnonymousBroker(BusUnavailable):
     """The broker lets in anybody, or anybody with a password, so that nobody is kept from anything; the text has the fix."""
+
+
+class _Transport(TcpTransport):
+    """nats-py's own, with one behaviour under both event loops: what is written to a connection that is gone is lost, as
+    asyncio has it, and `drain` raises OSError. uvloop's RuntimeError is for nats-py the end of the loop."""
+
+    def write(self, payload: bytes) -> None:
+        with suppress(RuntimeError):
+            super().write(payload)
+
+    def writelines(self, payload: Sequence[bytes]) -> None:
+        with suppress(RuntimeError):
+            super().writelines(payload)
+
+    async def wait_closed(self) -> None:
+        """Each by itself: a reconnect that is cancelled while it waits would cancel whoever closes the connection."""
+        await asyncio.shield(super().wait_closed())
 
 
 class BusConnection(Client):
@@ -115,7 +135,7 @@ class BusConnection(Client):
             if not self.silent and await self.answers():
                 await super().drain()
                 return
-        except nats.errors.Error as e:
+        except (nats.errors.Error, OSError) as e:
             logger.info("connection could not be drained (%s), closing it", e)
         self._give_up()
         await super().close()
@@ -124,7 +144,7 @@ class BusConnection(Client):
         """Whether the server answers now; `silent` remembers it."""
         self.silent = True
         if self.is_connected:
-            with suppress(nats.errors.Error):
+            with suppress(nats.errors.Error, OSError):
                 await self.flush(timeout=_LAST_WORDS_S)
                 self.silent = False
         return not self.silent
@@ -171,6 +191,10 @@ class BusConnection(Client):
                 task.cancel()
         self._ps.reset()
         await super()._connect_to_server(server)
+        if type(self._transport) is TcpTransport:
+            made = _Transport()
+            vars(made).update(vars(self._transport))
+            self._transport = made
 
     def _give_up(self) -> None:
         """What waits to be sent."""

@@ -10,7 +10,7 @@ time: exit code 6, and what was said stays stored.
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from libs.client import Baton
@@ -116,6 +116,7 @@ async def say_to_pools(pools: Sequence[str], say: Callable[[str], Awaitable[None
 async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
     """What waits until that is decided which is said within the block: until a record after the block's begin is one that its
     first argument knows for the decision (which raises PoolRefused if that is a refusal), or `done()`. Raises TimedOut."""
+    from libs.bus.patience import AWAY
     from libs.client.sending import unless_denied
     from libs.ledger.chain import GENESIS, Head
     from libs.ledger.reader import LedgerReader
@@ -130,14 +131,19 @@ async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
 
     async def decided(decides: Callable[[LedgerRecord], bool], done: Done | None) -> int | None:
         loop = asyncio.get_running_loop()
-        deadline, shown = loop.time() + _DECIDED_S, False
-        while shown or loop.time() < deadline:
+        deadline = loop.time() + _DECIDED_S
+        newest: int | None = None  # of the ledger once it is shown: a record of it was there before anybody showed it
+        while loop.time() < deadline:
             for entry in await reader.next(wait_s=_LOOK_S):
                 if entry.valid and decides(entry.record):
                     return entry.seq
-            if shown:  # a record of it would have been read: it was in the ledger before anybody showed it
+            if newest is None and done is not None and await _shown(done):
+                with suppress(*AWAY):
+                    newest = await reader.last_seq()
+            if newest is not None and reader.position >= newest:
                 return None
-            shown = done is not None and await _shown(done)
+        if newest is not None:
+            return None
         raise TimedOut(
             f"pool {pool} has not decided it within {_DECIDED_S:g} s",
             "the service that decides it is away, or slow",

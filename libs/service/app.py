@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -35,7 +35,7 @@ from libs.service.guard import Receive, Scope, Send, guarded
 from libs.service.logs import log_json
 from libs.service.settings import ServiceSettings
 from libs.service.strangers import Impatient
-from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process
+from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process, exit_now
 from schemas.base import complete
 
 __all__ = ["FAILED_EXIT_CODE", "Ready", "Tasks", "make_asgi", "run"]
@@ -179,17 +179,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
     finally:
         if port_file is not None:
             port_file.unlink(missing_ok=True)
-    _end(FAILED_EXIT_CODE if failed else 0)
-
-
-def _end(code: int) -> NoReturn:
-    """At once. Python would wait for threads, and one of a driver may wait for a store that does not answer, for longer than a
-    supervisor waits for us."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
-            stream.flush()
-    os._exit(code)
+    exit_now(FAILED_EXIT_CODE if failed else 0)
 
 
 async def _yield_to_sessions() -> None:
@@ -250,7 +240,7 @@ class _Server(uvicorn.Server):
     def _end_start(self) -> None:
         if not self.started:
             log.warning("asked to stop, and not started yet: it ends")
-            _end(0)
+            exit_now(0)
 
     async def startup(self, sockets: Any = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NoReturn
 
 from libs.bus.cancel import cancel
 from libs.ports.host import present_host
@@ -21,8 +22,17 @@ def end_process(why: str, error: BaseException | None = None) -> None:
         host.end(why, error)
         return
     log.critical("%s; ending this process", why, exc_info=error)
+    exit_now(FAILED_EXIT_CODE)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Python would wait for threads, and one of a driver may wait for a store that does not answer, for longer than a
+    supervisor waits for us."""
     logging.shutdown()
-    os._exit(FAILED_EXIT_CODE)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 def essential(task: asyncio.Task[Any]) -> asyncio.Task[Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, StaleConnectionError
@@ -185,6 +186,15 @@ async def test_a_frozen_server_is_noticed_by_who_has_much_to_tell_it(tmp_path: P
             await close(connection)
 
 
+async def test_who_closes_is_not_cancelled_with_the_reconnect_that_has_just_begun(nats_url: str) -> None:
+    """Both wait for the end of the same socket."""
+    connection = await connect(nats_url, name="test")
+    await connection._process_op_err(StaleConnectionError())
+    await asyncio.sleep(0)
+    await connection.close()
+    assert connection.is_closed
+
+
 async def test_a_reconnect_that_fails_as_nobody_foresaw_ends_the_connection(
     own_server: ServerInBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +255,7 @@ async def test_a_connection_that_drains_does_not_wait_for_a_server_that_does_not
 
 
 CLOSED_FOR_GOOD = """
-import asyncio, sys
+import asyncio, sys, uvloop
 from libs.bus.connect import connect
 
 async def main():
@@ -256,17 +266,34 @@ async def main():
     await connection._close(connection.CLOSED)  # what the client does by itself when it gives up
     await asyncio.sleep(60)
 
-asyncio.run(main())
+{"asyncio": asyncio, "uvloop": uvloop}[sys.argv[3]].run(main())
 """
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])  # of commands, of services
 @pytest.mark.parametrize("closed", ["by the client", "by the peer"])
-def test_a_connection_that_closes_for_good_ends_the_process(nats_url: str, closed: str) -> None:
+def test_a_connection_that_closes_for_good_ends_the_process(nats_url: str, closed: str, loop: str) -> None:
     """Also when what the client had still to send cannot be sent any more."""
     ended = subprocess.run(
-        [sys.executable, "-c", CLOSED_FOR_GOOD, nats_url, closed],
+        [sys.executable, "-c", CLOSED_FOR_GOOD, nats_url, closed, loop],
         cwd=Path(__file__).parents[2],
         timeout=60,
         check=False,
     )
     assert ended.returncode == EXIT_CONNECTION_LOST
+
+
+def test_a_connection_that_is_gone_and_does_not_know_it_yet_can_be_drained(nats_url: str) -> None:
+    """With the loop of services, which tells of it in another way than that of commands."""
+
+    async def drains() -> None:
+        connection = await connect(nats_url, name="test")
+        assert connection._reading_task is not None
+        connection._reading_task.cancel()  # it would notice
+        connection._reading_task = asyncio.create_task(asyncio.sleep(600))
+        connection._transport._io_writer.transport.abort()
+        await connection._transport.wait_closed()
+        await connection.drain()
+        assert connection.is_closed
+
+    uvloop.run(drains())

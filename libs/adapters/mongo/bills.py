@@ -5,7 +5,7 @@ from typing import Any
 
 from pymongo import ReplaceOne
 
-from libs.adapters.mongo.store import away, client_of, database_of, end, replace_older
+from libs.adapters.mongo.store import away, client_of, close_client, database_of, replace_older
 from libs.core.billing.kept_bills import DayOfBill, KeptBill
 
 _AT_ONCE = 100
@@ -19,7 +19,7 @@ class BillStore:
         self._bills = database_of(self._client)["bills"]
 
     def close(self) -> None:
-        end(self._client)
+        close_client(self._client)
 
     async def save(self, bills: Iterable[KeptBill]) -> None:
         """Replaces these, but for those that are of a later record: another process has written them. Some may be written when

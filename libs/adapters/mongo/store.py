@@ -65,7 +65,7 @@ class JobStore:
                 await self._add_keys()
 
     def close(self) -> None:
-        end(self.client)
+        close_client(self.client)
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -223,7 +223,7 @@ def client_of(url: str) -> Any:
     )
 
 
-def end(client: Any) -> None:
+def close_client(client: Any) -> None:
     """Gives the client's sessions back to the server, in a thread: a server that does not answer holds nobody up, and forgets
     them by itself."""
     if present_host() is not None:

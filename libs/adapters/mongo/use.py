@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 from pymongo import ReplaceOne
 
-from libs.adapters.mongo.store import away, client_of, database_of, end
+from libs.adapters.mongo.store import away, client_of, close_client, database_of
 from libs.core.billing.use_hours import WHOLE, UseHour, by_user, dumped, loaded
 from libs.core.billing.wall import HOUR_US
 
@@ -32,7 +32,7 @@ class UseStore:
                 await self._hours.create_index([(field, 1)])
 
     def close(self) -> None:
-        end(self._client)
+        close_client(self._client)
 
     async def settled(self) -> int:
         """The first slot, since the epoch, that has not settled; 0: nothing was told yet."""
