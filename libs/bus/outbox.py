@@ -198,7 +198,7 @@ class Outbox:
                     if number >= _UNDER_WAY and number % (_UNDER_WAY // 2) == 0:  # woken for half of them, not for each
                         await asyncio.wait({sent[number - _UNDER_WAY // 2 - 1]})
                     if i not in expected:
-                        expected[i] = _Sent(*replies.expect())
+                        expected[i] = _UnderWay(*replies.expect())
                     one, item = expected[i], items[i]
                     sent.append(one.ack)
                     if one.is_due(self._nats, loop.time(), self._again_s):
@@ -217,7 +217,7 @@ class Outbox:
 
 
 @dataclass(slots=True)
-class _Sent:
+class _UnderWay:
     """A message that was not answered, or not sent yet: the acknowledgement to come, and the subject that it comes to."""
 
     ack: "asyncio.Future[PubAck]"
@@ -237,7 +237,7 @@ class _Sent:
         return True
 
 
-_Expected = dict[int, _Sent]
+_Expected = dict[int, _UnderWay]
 
 
 def _check_size(item: Outgoing) -> None:
