@@ -156,9 +156,8 @@ class Leadership:
         revision = int(entry.revision or 0)
         if self._seen[0] != revision:
             self._seen = (revision, loop.time())  # it may have been written while we waited for the answer
-        term_s = max(
-            self._ttl_s, min(float(found.get("term_s", 0.0)), _LONGEST_TERM_S)
-        )  # of an older release: not there
+        told_s = float(found.get("term_s", 0.0))  # an older release tells none
+        term_s = max(self._ttl_s, min(told_s, _LONGEST_TERM_S))
         if self.leader in ("", self.holder) or asked - self._seen[1] >= term_s:
             self._revision = revision
             return True

@@ -162,9 +162,8 @@ class Outbox:
                 unheard: list[int] = []
                 if batches is not None:
                     todo, unheard = await batches.send(items, todo, acks)
-                    batches = (
-                        None  # one that is not answered in time never may be; each message can wait for its own answer
-                    )
+                    # One that is not answered in time never may be; each message can wait for its own answer.
+                    batches = None
                 most = len(todo) if tried.most is None else tried.most
                 now, later = todo[:most], todo[most:]
                 tried = await self._attempt(items, now, expected, acks) if now else _Attempted()

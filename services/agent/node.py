@@ -238,7 +238,7 @@ class NodeRunner:
                 self._starts.pop((part.job_id, part.attempt), None)
         self.quarantine.lift(desired.lifted)
         lease_valid = self.lease.valid(self.now()) and self.may_start()
-        actions = plan(desired, self.view, lease_valid=lease_valid, lease_left=self._lease_left)
+        actions = plan(desired, self.view, lease_valid=lease_valid, lease_left=self._may_begin)
         follow(self.view, desired, actions)
         if any(isinstance(action, Start | Refuse) for action in actions):
             self.remember(self)
@@ -354,10 +354,12 @@ class NodeRunner:
         """Of one that is shorter than the node's; the others end with it."""
         return self._ended_early(self._early.get(key), now)
 
+    def _may_begin(self, part: DesiredPart) -> bool:
+        return not self.held_up(part.job_id) and self._lease_left(part)
+
     def _lease_left(self, part: DesiredPart) -> bool:
-        """Whether a part may be started. With a lease that has ended it would be killed at once, be granted again, and use up
-        its tries."""
-        return not self.held_up(part.job_id) and not self._ended_early(early_s(part.lease_s, self.lease_s), self.now())
+        """Whether a part may be started: it would be killed at once, be granted again, and use up its tries."""
+        return not self._ended_early(early_s(part.lease_s, self.lease_s), self.now())
 
     def _ended_early(self, early: float | None, now: float) -> bool:
         return bool(early) and self.lease.deadline is not None and now >= self.lease.deadline - (early or 0.0)
