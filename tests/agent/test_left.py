@@ -155,11 +155,14 @@ async def removing(agent, monkeypatch):
     await looking
 
 
-async def two_of_blue(world):  # noqa: F811
-    """Two jobs of a team that has left since, the one first whose files are removed first."""
+async def two_of_blue(agent, world):  # noqa: F811
+    """Two jobs of a team that has left since, the one first whose files are removed first. Agent and keeper have heard of
+    their ends."""
     first, second = sorted((part(spec(SAVED)), part(spec(SAVED))), key=lambda one: one.job_id)
     await runs(world, first)
     await runs(world, second.model_copy(update={"ranks": (rank(epoch=2),)}))
+    await followed(agent, world)
+    await forgotten(agent)
     world.left = {"blue"}
     return first, second
 
@@ -171,9 +174,7 @@ def granted_again(old):
 
 async def test_what_began_and_ended_while_files_were_removed_stays(world, start, tmp_path, monkeypatch):  # noqa: F811
     async with start() as agent:
-        _, second = await two_of_blue(world)
-        await followed(agent, world)
-        await forgotten(agent)
+        _, second = await two_of_blue(agent, world)
         async with removing(agent, monkeypatch):
             world.left = set()
             await world.want("n0", granted_again(second))
@@ -187,9 +188,7 @@ async def test_what_began_and_ended_while_files_were_removed_stays(world, start,
 
 async def test_what_would_begin_where_files_are_being_removed_waits_for_that(world, start, tmp_path, monkeypatch):  # noqa: F811
     async with start() as agent:
-        first, _ = await two_of_blue(world)
-        await followed(agent, world)
-        await forgotten(agent)
+        first, _ = await two_of_blue(agent, world)
         async with removing(agent, monkeypatch):
             world.left = set()
             await world.want("n0", granted_again(first), part(spec(SAVED), rank("n0-gpu1"), key="another"))
