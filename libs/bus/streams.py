@@ -17,7 +17,9 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, Servi
 
 from libs.bus.moving import make_room, move
 from libs.bus.table import (
+    MARK,
     SNAPSHOTS_BUCKET,
+    TABLE,
     Durable,
     consumer_config,
     durables,
@@ -44,7 +46,8 @@ class CannotProvision(RuntimeError):
 
 
 async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> None:
-    """Makes what is missing and lets limits grow; running it again changes nothing.
+    """Makes what is missing and lets limits grow; running it again changes nothing. Of a broker that a newer version
+    provisioned nothing is changed, or one could not go back to this one: what is missing is made.
 
     Raises StreamDrift, before changing anything, when something exists with other settings, and CannotProvision when the
     broker refuses: what was made is taken back. A larger limit than the table's is left as it is. A broker that is away, or
@@ -60,13 +63,20 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
     drift = [line for config in wanted for line in _differences(config, found[str(config.name)])]
     for entry in durables(pools):
         drift += await _consumer_differences(js, entry)
-    if drift:
+    newer = (table := _table_of(found[subjects.REQUESTS])) > TABLE
+    if drift and newer:
+        log.warning(
+            "a newer version made the broker's streams (table %d, this one knows %d), they stay as they are: %s",
+            table, TABLE, "; ".join(drift),
+        )  # fmt: skip
+    elif drift:
         raise StreamDrift(
             "the broker's streams differ from libs/bus/table.py:\n  "
             + "\n  ".join(drift)
             + "\nChange them by hand after checking why, or start from an empty broker."
         )
-    await make_room(js, next(config.max_bytes or 0 for config in wanted if config.name == f"OBJ_{SNAPSHOTS_BUCKET}"))
+    if not newer:
+        await make_room(js, next(one.max_bytes or 0 for one in wanted if one.name == f"OBJ_{SNAPSHOTS_BUCKET}"))
     made: list[str] = []
     for config in wanted:
         existing = found[str(config.name)]
@@ -74,16 +84,31 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
             if existing is None:
                 await js.add_stream(config)
                 made.append(str(config.name))
-            elif grown := await _safe(js, pools, config, _grown(config, existing)):
+            elif not newer and (grown := await _safe(js, pools, config, _grown(config, existing))):
                 await js.update_stream(existing.evolve(**grown))
         except APIError as error:
             await _take_back(js, made)
             raise CannotProvision(_why_refused(error, config, pools, scale)) from None
     for entry in durables(pools):
         there = await _found_consumer(js, entry)
-        if there is None or _gives_out_more(entry, there):
+        if there is None or (not newer and _gives_out_more(entry, there)):
             await js.add_consumer(entry.stream, consumer_config(entry, replicas=replicas))
-    await move(js)
+    if not newer:
+        await move(js)
+        await _mark(js)
+
+
+def _table_of(requests: StreamConfig | None) -> int:
+    """Number of the table that a broker was provisioned by last; 0: none is known."""
+    number = ((requests.metadata if requests is not None else None) or {}).get(MARK, "")
+    return int(number) if number.isdecimal() else 0
+
+
+async def _mark(js: JetStreamContext) -> None:
+    """Last of all: who is stopped in the midst of a change goes on with it."""
+    requests = (await js.stream_info(subjects.REQUESTS)).config
+    if _table_of(requests) != TABLE:
+        await js.update_stream(requests.evolve(metadata={**(requests.metadata or {}), MARK: str(TABLE)}))
 
 
 async def _take_back(js: JetStreamContext, made: Sequence[str]) -> None:

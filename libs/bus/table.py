@@ -100,6 +100,11 @@ WAITING_OF_A_SENDER: Final = 512
 """Requests of one kind that a user may have in REQUESTS; the broker refuses the next, and writes nothing for it. What was
 answered leaves it as soon as it is half of that (`libs.bus.trim`)."""
 
+TABLE: Final = 1
+"""Number of this table: one more with each change of it."""
+MARK: Final = "baton-table"
+"""In the metadata of REQUESTS: the number of the table that the broker's streams were made by."""
+
 FORMER: Final[dict[str, dict[str, object]]] = {
     REQUESTS: {"max_msgs_per_subject": -1, "discard_new_per_subject": False, "duplicate_window": 120.0},
     TELEMETRY: {"max_msgs_per_subject": -1, "max_msg_size": -1, "duplicate_window": 120.0},

@@ -161,8 +161,11 @@ class Agent:
         except (NatsError, TimeoutError, ValidationError) as e:
             return str(e)[:300] or type(e).__name__
         # An answer to an earlier life's heartbeat renews nothing.
+        had_one = node.lease.valid(sent)
         if node.name in granted.nodes and node.incarnation == incarnation and node.renewed(sent):
             self.launcher.keeper.until(node.name, node.lease.deadline)
+            if not had_one:  # what was granted meanwhile waits for it
+                self.asker.ask_soon(node)
         return ""
 
     async def run_watch_leases(self) -> None:

@@ -117,14 +117,18 @@ class Asker:
             node.follow(wanted.state(node.view.parts))
             if not wanted.lacking():
                 return
-        self._behind[node.name] = None
-        self._news.set()
+        self.ask_soon(node)
 
     async def _pushed(self, msg: Msg) -> None:
         try:
             self.follow(DesiredState.model_validate_json(msg.data))
         except ValidationError as e:
             self._cannot_read(msg, e)
+
+    def ask_soon(self, node: NodeRunner) -> None:
+        """What should run on it is asked for at once: it may do now what it could not do when it heard of it."""
+        self._behind[node.name] = None
+        self._news.set()
 
     def follow(self, desired: DesiredState) -> None:
         node = self._nodes.get(desired.node)

@@ -12,6 +12,7 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.broker import make_broker
+from libs.bus.cursors import Cursors
 from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing
 from libs.bus.patience import AWAY
@@ -36,6 +37,7 @@ _PUBLISH_S = 2.0
 _FIRST_LOOK_S = 0.1
 """So soon it is looked again, each time a tenth later, while the ledger has never named a granter: in a new pool nothing can
 start before, and in one that names none, for its older readers, nothing will come of it."""
+_LEAVE_S = 1.0
 _NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
 
 
@@ -46,6 +48,7 @@ class Leases:
         self.settings = settings
         self.grants = Grants(settings, f"{process_name()}-{int(now() * 1000):x}", registry)
         self.follower: Follower[NodeLives] | None = None
+        self._cursor = f"granter.{settings.pool}"
         self._named = asyncio.Event()
         """A record has named a granter that `confirm` has not seen yet."""
         self._ticks = Counter("baton_ticks", "ticks and reports by what became of them", ["outcome"], registry=registry)
@@ -78,9 +81,10 @@ class Leases:
         look_s, seldom_s = _FIRST_LOOK_S, min(1.0, self.settings.term_s / 5)
         while True:
             await self._confirm(now(), readers)
-            at = now()
-            if self._caught_up() and not grants.ticks(at) and (claim := grants.claim(at)) is not None:
-                await self._publish(js, [claim])
+            if self._caught_up() and not grants.ticks(now()):
+                await self._look_who_left(js)
+                if (claim := grants.claim(now())) is not None:
+                    await self._publish(js, [claim])
             look_s = seldom_s if grants.granter.right.epoch else min(seldom_s, 1.1 * look_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(until_turn(look_s)):
@@ -118,6 +122,23 @@ class Leases:
             log.warning("it is not known whether the ledger names another granter: %r", error)
             return
         self.grants.granter.confirm(asked_at)
+
+    async def _look_who_left(self, js: JetStreamContext) -> None:
+        """Whether the granter has left."""
+        granter = self.grants.granter
+        if granter.mine:
+            return
+        with suppress(*AWAY):
+            granter.left = str((await Cursors(js, "leases").load(self._cursor) or {}).get("left", ""))
+
+    async def leave(self, js: JetStreamContext) -> None:
+        """Grants no more, and says so: or nobody would for `standby_s`, in which no new work starts anywhere."""
+        granter = self.grants.granter
+        if granter.mine:
+            granter.left = granter.name
+            with suppress(*AWAY):
+                async with asyncio.timeout(_LEAVE_S):
+                    await Cursors(js, "leases").save(self._cursor, {"left": granter.name})
 
     def _caught_up(self) -> bool:
         return self.follower is not None and self.follower.caught_up.is_set()
@@ -166,6 +187,7 @@ def make_app(settings: LeaseSettings) -> AsgiFastStream:
             tasks.start("ticks", leases.beat(nats, js))
             async with tasks.until_stopped():
                 yield
+            await leases.leave(js)
 
     def ready() -> dict[str, str]:
         """A standby is ready: it has what it needs to take over."""

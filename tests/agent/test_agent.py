@@ -310,8 +310,8 @@ async def test_jobs_are_asked_to_save_before_a_lease_ends(world, start):
         await world.joined("n0", lives=2)
 
 
-async def test_nothing_starts_before_the_first_lease(world, start):
-    async with start(lease_s=3.0) as agent:
+async def test_nothing_starts_before_the_first_lease_and_what_waits_for_it_starts_then(world, start):
+    async with start(lease_s=3.0, ask_s=60.0) as agent:
         world.grants = False
         await world.joined("n0", lives=2)
         wanted = part()

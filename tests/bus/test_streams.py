@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
@@ -10,7 +11,17 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.streams import StreamDrift, StreamsMissing, bind, provision
-from libs.bus.table import DEAD_OF_A_SENDER, REMEMBERED_S, consumer_config, durable_of, durables, snapshots_of, streams
+from libs.bus.table import (
+    DEAD_OF_A_SENDER,
+    MARK,
+    REMEMBERED_S,
+    TABLE,
+    consumer_config,
+    durable_of,
+    durables,
+    snapshots_of,
+    streams,
+)
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.kit.background import ServerInBackground
@@ -95,6 +106,35 @@ async def test_limits_grow_and_never_shrink(own_server: ServerInBackground) -> N
     assert info.state.messages == 1
     await provision(js, ["p"], scale=0.01)
     assert (await js.stream_info("INBOX-p")).config.max_bytes == grown
+    await close(connection)
+
+
+def test_a_changed_table_has_a_new_number() -> None:
+    """An older version must see that a newer one was here."""
+    told = "\n".join(repr(one.as_dict()) for one in (*streams(["p"]), *map(consumer_config, durables(["p"]))))
+    digest = sha256(told.encode()).hexdigest()[:12]
+    assert (TABLE, digest) == (1, "73b5d8bc9605"), (
+        "the table has changed: TABLE is one more, and its digest stands here"
+    )
+
+
+async def test_what_a_newer_version_made_stays_and_what_is_missing_is_made(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    await provision(js, ["p"], scale=0.01)
+    requests = (await js.stream_info("REQUESTS")).config
+    newer = {**(requests.metadata or {}), MARK: str(TABLE + 1)}
+    await js.update_stream(requests.evolve(metadata=newer, max_msgs_per_subject=9))
+    await js.delete_consumer("REQUESTS", "admission")
+    await js.add_consumer("REQUESTS", durable_name="admission", filter_subject="baton.cmd.job.v2.>", ack_wait=99)
+    before = (await js.stream_info("REQUESTS")).config
+    await provision(js, ["p", "q"], scale=0.02)
+    assert (await js.stream_info("REQUESTS")).config == before
+    assert (await js.consumer_info("REQUESTS", "admission")).config.ack_wait == 99
+    await bind(js, ["p", "q"], wait_s=0)
+    await js.update_stream(before.evolve(metadata={**newer, MARK: str(TABLE)}))
+    with pytest.raises(StreamDrift, match="max_msgs_per_subject is 9"):
+        await provision(js, ["p", "q"], scale=0.02)
     await close(connection)
 
 

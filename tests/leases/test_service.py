@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from libs.bus.messages import outgoing
+from libs.core.projections.node_lives import GrantRight
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.state.formats import NEWEST
 from libs.ledger.follower import Follower
@@ -23,7 +24,7 @@ from schemas import inbox, subjects
 from schemas.catalog import TYPE_OF
 from schemas.ids import content_hash
 from schemas.nodes import Heartbeat, LeaseGranted
-from services.leases.app import make_app
+from services.leases.app import Leases, make_app
 from services.leases.grants import Grants
 from services.leases.settings import LeaseSettings
 from tests.admission.running import get, running
@@ -165,7 +166,7 @@ async def serve(app: Any, stop: asyncio.Event) -> None:
 
 async def test_a_standby_takes_over_and_reports_nobody_whom_its_predecessor_may_have_renewed(bench: Bench) -> None:
     await bench.join("a", "b")
-    one, two = bench.app(), bench.app(standby_s=3.0)  # patient: a busy machine alone must not make it take over
+    one, two = bench.app(), bench.app(standby_s=60.0)  # patient: a busy machine alone must not make it take over
     ends = [asyncio.Event(), asyncio.Event()]
     first = asyncio.create_task(serve(one, ends[0]))
     await until(lambda: bench.beat("a", ("a", 1)))
@@ -174,7 +175,7 @@ async def test_a_standby_takes_over_and_reports_nobody_whom_its_predecessor_may_
     await until(lambda: _ticked(bench, begun + 5))
     assert (await granter(one), bench.epoch) == (True, 1)
     ends[0].set()
-    await first
+    await first  # and says that it leaves: nobody waits for it
     await until(lambda: bench.epoch == 2)
     took_over = now()
     await until(lambda: granter(two))
@@ -185,6 +186,31 @@ async def test_a_standby_takes_over_and_reports_nobody_whom_its_predecessor_may_
     assert bench.writer.decider.state.fleet.nodes["a"].up
     ends[1].set()
     await second
+
+
+async def test_who_starts_after_a_granter_that_left_waits_for_nothing(bench: Bench) -> None:
+    """As when all of Baton is restarted: no work could start for seconds, while devices were granted."""
+    await bench.join("a")
+    for epoch in (1, 2):
+        async with running(bench.app(standby_s=600.0)):
+            await until(lambda: bench.beat("a", ("a", 1)))
+            assert bench.epoch == epoch
+
+
+async def test_a_granter_that_left_grants_no_more_and_one_that_was_killed_is_waited_for(bench: Bench) -> None:
+    settings = LeaseSettings(**QUICK, pool=bench.pool, nats_url=bench.url)  # type: ignore[arg-type]
+    leases = Leases(settings, CollectorRegistry())
+    granter = leases.grants.granter
+    granter.named(GrantRight(epoch=1, holder=granter.name, term_s=3.0, max_lease_s=3.0), now())
+    granter.confirm(now())
+    assert granter.may_grant(now())
+    await leases.leave(bench.js)
+    assert not granter.may_grant(now())
+    for holder, claims in ((granter.name, 2), ("killed", 0)):
+        other = Leases(settings, CollectorRegistry())
+        other.grants.granter.named(GrantRight(epoch=1, holder=holder, term_s=3.0, max_lease_s=3.0), now() - 1.0)
+        await other._look_who_left(bench.js)
+        assert other.grants.granter.claim(other.grants.watch.began_at) == claims
 
 
 async def _ticked(bench: Bench, count: int) -> bool:

@@ -8,6 +8,9 @@ change of granters is a record. So when a successor sees its own record, its pre
 
 with the error of clock rates and the margin on top, as for every lease (P4). Heartbeats that the successor answers itself may
 have been answered by the predecessor as well until that moment, so none of them ends earlier.
+
+A standby claims once it has not heard the granter for a while, or knows that it has left. That is for speed alone: too early a
+claim would take the right from one that uses it, and harm nothing.
 """
 
 from dataclasses import dataclass, field
@@ -37,6 +40,8 @@ class Granter:
     other_heard_at: float = NEVER
     """When another granter's tick was last heard."""
     claimed_at: float = NEVER
+    left: str = ""
+    """A process that has stopped granting for good."""
 
     @property
     def terms(self) -> Terms:
@@ -65,12 +70,14 @@ class Granter:
             self.confirmed_at = max(self.confirmed_at, asked_at)
 
     def may_grant(self, now: float) -> bool:
-        return self.mine and now - self.confirmed_at <= self.term_s
+        return self.mine and self.left != self.name and now - self.confirmed_at <= self.term_s
 
     def claim(self, now: float) -> int:
-        """The epoch to claim now; 0: none. A standby waits until it has not heard the granter for a while, and gives a claim
-        the time to be decided."""
-        quiet = not self.right.epoch or now - max(self.other_heard_at, self.watch.began_at) >= self.standby_s
+        """The epoch to claim now; 0: none. A standby waits until it has not heard the granter for a while, or it has left, and
+        gives a claim the time to be decided."""
+        heard_at = max(self.other_heard_at, self.watch.began_at)
+        gone = self.right.holder in ("", self.left)
+        quiet = gone or now - heard_at >= self.standby_s
         if self.mine or not quiet or now - self.claimed_at < self.standby_s:
             return 0
         self.claimed_at = now
