@@ -37,6 +37,8 @@ SAVES = """
 import json, os, signal, sys, time
 step = int(os.environ.get("BATON_RESUME_STEP", "0"))
 def save(*_):
+    global step
+    step += 1  # no two saves are alike, however little time the job has had between them
     file = os.environ["BATON_CHECKPOINT_FILE"]
     with open(file + ".new", "w") as out:
         json.dump({"step": step, "reference": "ckpt-%d" % step}, out)
