@@ -3,7 +3,8 @@
 The role is a key in the bucket `baton-cursors`; its revision is what the broker compares. Whoever leads replaces the key
 every third of `ttl_s`. Whoever does not looks at it as often, and takes it when it has not changed for `ttl_s` on his own
 monotonic clock: no two machines' clocks are compared. A leader that could not replace the key believes in its role for less
-than that, counted from before its last successful request. One that stops in good order gives the role back at once.
+than that, counted from before its last successful request. One that stops in good order gives the role back at once. That of
+one that was killed is taken at once by who can see that it is gone (`libs.ports.processes`): a successor on the same machine.
 
 A broker that takes its time would make a leader lose its role between two renewals, again and again, and its work begin anew
 each time. So each leader says in the key how long his term is, for which he is to be waited for: `ttl_s`, or longer, as a
@@ -33,6 +34,7 @@ from libs.bus.patience import AWAY
 from libs.bus.table import CURSORS_BUCKET
 from libs.ports.clock import until_turn
 from libs.ports.host import present_host
+from libs.ports.processes import is_gone, this_process
 
 log = logging.getLogger("baton.leader")
 
@@ -158,7 +160,8 @@ class Leadership:
             self._seen = (revision, loop.time())  # it may have been written while we waited for the answer
         told_s = float(found.get("term_s", 0.0))  # an older release tells none
         term_s = max(self._ttl_s, min(told_s, _LONGEST_TERM_S))
-        if self.leader in ("", self.holder) or asked - self._seen[1] >= term_s:
+        gone = is_gone(str(found.get("process", "")))
+        if gone or self.leader in ("", self.holder) or asked - self._seen[1] >= term_s:
             self._revision = revision
             return True
         return False
@@ -181,7 +184,8 @@ class Leadership:
         self._gained.set()
 
     async def _write(self, holder: str, last: int, term_s: float = 0.0) -> int:
-        kv, value = await self._kv(), json.dumps({"holder": holder, "term_s": term_s}).encode()
+        said = {"holder": holder, "term_s": term_s, "process": this_process() if holder else ""}
+        kv, value = await self._kv(), json.dumps(said).encode()
         return await (kv.update(self.name, value, last=last) if last else kv.create(self.name, value))
 
     async def _read(self) -> KeyValue.Entry:

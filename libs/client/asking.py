@@ -1,18 +1,24 @@
 """Questions to the service that owns the answer, with errors in the client's own terms."""
 
+import asyncio
+import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client
 from pydantic import ValidationError
 
-from libs.bus.asking import INVALID, NOT_FOUND, NoAnswer, QueryError
+from libs.bus.asking import INVALID, NOT_FOUND, NoAnswer, NobodyAnswers, QueryError
 from libs.bus.asking import ask as ask_once
 from libs.client.errors import Failed, Invalid, NotFound, Unreachable
 from libs.client.sending import unless_denied
 from libs.client.where import Place
 from schemas.base import Fact, Strict
 from schemas.catalog import BY_TYPE
+
+_RESTARTS_S = 3.0
+"""A service that is started anew is there again after a second or so."""
+_ASK_AGAIN_S = 0.1
 
 _heard: "WeakKeyDictionary[Client, dict[str, int]]" = WeakKeyDictionary()
 """What each connection has been told so far: the newest ledger sequence of each pool. It goes with each question, so that
@@ -22,7 +28,8 @@ what another process answers is never of an earlier state."""
 async def ask(
     nats: Client, what: str, place: Place, query: Strict | Fact, *, pool: str = "", timeout_s: float = 5.0
 ) -> Any:
-    """The answer to the question `what`, e.g. "job.get", that `place` asks: of `pool`, or of the pool of `place`.
+    """The answer to the question `what`, e.g. "job.get", that `place` asks: of `pool`, or of the pool of `place`. While nobody
+    is there to answer it is asked again for a few seconds: a service may just be started anew.
 
     Raises:
         NotFound, Invalid, Failed: the owner says so.
@@ -33,9 +40,17 @@ async def ask(
     keys = {"pool": pool or place.pool, "team": place.team, "user": place.user}
     heard = _heard.setdefault(nats, {})
     at_least = heard.get(keys["pool"], 0) if "{pool}" in message.subject else 0
-    question = ask_once(nats, message, query, timeout_s=timeout_s, at_least=at_least, **keys)
+    give_up_s = time.monotonic() + min(_RESTARTS_S, timeout_s)
     try:
-        reply = await unless_denied(nats, question)
+        while True:
+            question = ask_once(nats, message, query, timeout_s=timeout_s, at_least=at_least, **keys)
+            try:
+                reply = await unless_denied(nats, question)
+                break
+            except NobodyAnswers:
+                if time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(_ASK_AGAIN_S)
     except NoAnswer as e:
         of_pool = f", and that there is a pool {keys['pool']!r}" if "{pool}" in message.subject else ""
         raise Unreachable(

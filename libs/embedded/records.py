@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from libs.ports.processes import start_ticks
+
 _FILE = "processes.json"
 
 
@@ -90,16 +92,6 @@ def kill_leftovers(state_dir: Path) -> list[str]:
     while any(map(_runs, left.values())) and time.monotonic() < deadline:
         time.sleep(0.01)
     return sorted(left)
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the kernel started this process, in clock ticks since boot; None if it is gone, a zombie, or no /proc."""
-    try:
-        # The name in parentheses may hold spaces and parentheses: count the fields after the last one.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def _runs(record: ProcessRecord) -> bool:

@@ -19,8 +19,9 @@ from typing import Self
 from libs.embedded.events import Backoff, EventKind, ProcessEvent, ServerState
 from libs.embedded.forkserver import ForkServer, Spawned
 from libs.embedded.process import Child, Ill, ProcessSpec, StartFailed, cap_log, describe_exit, guarded, open_log
-from libs.embedded.records import ProcessRecord, start_ticks, write_processes
+from libs.embedded.records import ProcessRecord, write_processes
 from libs.ports.clock import until_turn
+from libs.ports.processes import start_ticks
 
 _log = logging.getLogger(__name__)
 _EVENTS_KEPT = 1000

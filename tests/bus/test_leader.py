@@ -9,10 +9,12 @@ import pytest
 from nats.js.errors import KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
+from libs.bus import leader
 from libs.bus.cancel import cancel
 from libs.bus.connect import BusConnection
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.leader import Leadership
+from libs.ports.processes import this_process
 from tests.kit.tasks import beside
 from tests.kit.waiting import until
 
@@ -57,6 +59,25 @@ async def test_a_role_that_is_given_back_is_taken_at_once(nats: BusConnection, p
         await until(lambda: a.held)
     await b._turn()
     assert b.held, "it waited for the time of a leader that had gone in good order"
+
+
+async def test_the_role_of_a_process_that_was_killed_is_taken_at_once_and_of_one_that_runs_is_not(
+    nats: BusConnection, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A history that was killed alone told teams nothing for the four seconds in which its successor waited."""
+    a, b = contender(nats, f"r-{pool}", "a"), contender(nats, f"r-{pool}", "b")
+    a._ttl_s = b._ttl_s = 60.0
+    async with running(a) as leading:
+        await until(lambda: a.held)
+        await b._turn()
+        assert not b.held, "this process runs"
+        here, _, ticks = this_process().rpartition("/")
+        monkeypatch.setattr(leader, "this_process", lambda: f"{here}/{int(ticks) - 1}")
+        await a._turn()  # as a process that had our number and is gone
+        a._revision = 0
+        await cancel(leading)
+    await b._turn()
+    assert b.held
 
 
 async def test_work_stops_with_the_role_and_begins_again_with_it(nats: BusConnection, pool: str) -> None:

@@ -331,6 +331,19 @@ async def test_an_owner_that_does_not_run_is_named(blue: Baton) -> None:
         await blue.status()
 
 
+async def test_an_owner_that_is_started_anew_is_waited_for(blue: Baton, urls: dict[str, Address], key: str) -> None:
+    """Who asked in the half second in which history was restarted was told that it does not run: a `wait` failed."""
+    async with Fakes(urls["services"]) as before:
+        job = (await blue.submit(TRAIN, key)).job_id
+    asked = asyncio.create_task(blue.get(job))
+    await asyncio.sleep(0.3)
+    assert not asked.done()
+    after = Fakes(urls["services"])
+    after.jobs = before.jobs
+    async with after:
+        assert (await asked).job_id == job
+
+
 async def test_another_teams_job_does_not_exist(blue: Baton, green: Baton, fakes: Fakes, key: str) -> None:
     job = (await blue.submit(TRAIN, key)).job_id
     with pytest.raises(NotFound):
