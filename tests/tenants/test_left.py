@@ -2,7 +2,6 @@
 what the team saves after it has come back, too."""
 
 import asyncio
-import re
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -71,7 +70,7 @@ async def test_files_of_a_team_that_leaves_go_and_no_others(tmp_path: Path) -> N
             await until(lambda: cleared(operator, told))
             assert len(lies(home, others)) >= 3
 
-            assert await go_on(operator, "red", "it is back") == ["main"]
+            assert list(await go_on(operator, "red", "it is back")) == ["main"]
             ring = cluster.keyring
             again = Address(cluster.nats_url, ring.team("red"))
             await tell(cluster.nats_url, ring, ["red"])
@@ -94,11 +93,11 @@ async def saved(team: Baton) -> str:
 
 async def leaves(cluster: LocalStack, operator: Baton, export: Path) -> int:
     """Which ledger record tells it."""
-    shown: list[str] = []
-    await offboard(operator, cluster.keyring, Leaving("red", export, "its contract ends", False, 60), shown.append)
-    found = re.fullmatch(r"nodes\tare told by main from record (\d+) on that its files go", shown[-1])
-    assert found
-    return int(found[1])
+    steps: dict[str, str] = {}
+    asked = Leaving("red", export, "its contract ends", False, 60)
+    records = await offboard(operator, cluster.keyring, asked, steps.__setitem__)
+    assert steps["nodes"] == f"are told by main from record {records['main']} on that its files go"
+    return records["main"]
 
 
 async def cleared(operator: Baton, record: int) -> bool:
