@@ -18,7 +18,7 @@ from schemas import subjects
 from schemas.inbox import OffboardTeam, ResumeTeam, SuspendTeam
 from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
 
-Records = dict[str, int | None]
+DecidedIn = dict[str, int | None]
 """Pool -> the ledger record that decided what was said of a team there; None: no record tells of it."""
 
 TeamName = Annotated[str, typer.Argument(help="A team. It need not have a credential any more.", metavar="TEAM")]
@@ -36,7 +36,7 @@ def suspend(
 ) -> None:
     """Pause a team in every pool (or one): nothing new is taken or started, questions are answered, bills go on."""
 
-    async def work(baton: Baton) -> Records:
+    async def work(baton: Baton) -> DecidedIn:
         await warn_of_unknown(baton, team)
         return await pause(baton, team, reason, stop=stop, only=pool)
 
@@ -58,13 +58,13 @@ def resume(
 ) -> None:
     """Let a suspended team go on: its waiting jobs have kept their age."""
 
-    async def work(baton: Baton) -> Records:
+    async def work(baton: Baton) -> DecidedIn:
         return await go_on(baton, team, reason, only=pool)
 
     _say(team, run(work, subjects.OPERATOR, url, user=user, pool=pool), output, done="resumed")
 
 
-def _say(team: str, records: Records, output: Format, **more: str | bool) -> None:
+def _say(team: str, records: DecidedIn, output: Format, **more: str | bool) -> None:
     done({"team": team, **more, "pools": by_pool(records)}, ["\t".join([team, *records])], output, names=[team])
 
 
@@ -73,11 +73,11 @@ def by_pool(records: Mapping[str, int | None]) -> list[dict[str, Any]]:
     return [{"pool": pool, "ledger_seq": seq} for pool, seq in records.items()]
 
 
-async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> Records:
+async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> DecidedIn:
     """Suspends `team`; the pools in which it is, with the record that says so. Raises as `say_to_pool`."""
     who = baton.place.user or "operator"
     pools = [only] if only else await pools_of(baton)
-    records: Records = dict.fromkeys(pools)
+    records: DecidedIn = dict.fromkeys(pools)
 
     async def say_it(pool: str) -> None:
         async def paused() -> bool:
@@ -111,7 +111,7 @@ async def leave(baton: Baton, team: str, reason: str) -> dict[str, int]:
     return known
 
 
-async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> Records:
+async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> DecidedIn:
     """Resumes `team` where it is suspended; the pools in which it was, with the record that says so. Raises as `say_to_pool`;
     Failed when it is nowhere."""
     who = baton.place.user or "operator"
@@ -120,7 +120,7 @@ async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None
     if not found:
         raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
 
-    records: Records = dict.fromkeys(found)
+    records: DecidedIn = dict.fromkeys(found)
 
     async def say_it(pool: str) -> None:
         async def goes_on() -> bool:
