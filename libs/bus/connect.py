@@ -48,7 +48,7 @@ logger = logging.getLogger("baton.bus")
 
 EXIT_CONNECTION_LOST = 70
 PENDING_BYTES = 64 * 1024 * 1024
-_LAST_WORDS_S = 5
+_FLUSH_S = 5
 """For what is still to be sent when a connection ends, and for a server to show that it is there to take it."""
 
 
@@ -145,7 +145,7 @@ class BusConnection(Client):
         self.silent = True
         if self.is_connected:
             with suppress(nats.errors.Error, OSError):
-                await self.flush(timeout=_LAST_WORDS_S)
+                await self.flush(timeout=_FLUSH_S)
                 self.silent = False
         return not self.silent
 
@@ -161,7 +161,7 @@ class BusConnection(Client):
             return
         if self.is_reconnecting:
             self._give_up()
-        patience = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._give_up)
+        patience = asyncio.get_running_loop().call_later(_FLUSH_S, self._give_up)
         try:
             await super()._close(status, do_cbs)
         except OSError as e:

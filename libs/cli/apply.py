@@ -1,18 +1,19 @@
 """`baton apply -f FILE` and `baton diff -f FILE`: the queues of a pool, or its budgets, from a file, all or nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from libs.cli import apply_budgets
 from libs.cli.budgetsfile import is_budgets, top_names
-from libs.cli.decided import say_to_pool
+from libs.cli.decided import NOTHING_DIFFERS, say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.files import read_yaml
 from libs.cli.options import Output, Pool, Url, UserOption
-from libs.cli.output import Format, done, hint, say
+from libs.cli.output import Format, done, hint
 from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.cli.session import run
 from libs.client import Baton
@@ -36,26 +37,30 @@ def command(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Give the pool the queues of a file, all of them, or its budgets. What is not in the file is gone; what runs is left
     alone."""
     text = _to_apply(file)
-    if is_budgets(text):
-        _budgets(text, file, reason, pool=pool, user=user, url=url)
-        return
 
-    async def work(baton: Baton) -> tuple[list[Change], int]:
-        before, then = await _compared(baton, text, str(file))
-        await _warn(baton, then)
-        found = changes(before, then)
-        if found:
-            await apply_tree(baton, before, then, reason)
-        return found, then.version
+    async def work(baton: Baton) -> tuple[Difference, dict[str, Any]]:
+        found, apply = await _compared(baton, text, str(file))
+        seq = await apply(reason) if found.changes else None
+        what = "applied" if found.changes else NOTHING_DIFFERS
+        return found, {"pool": baton.place.pool, **found.told(), "done": what, "ledger_seq": seq}
 
-    found, version = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    _show(found)
-    if found:
-        hint(f"version {version} is applied; `baton get queues` shows how the pool is shared")
+    found, told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    done(told, found.lines(), output)
+    if found.changes:
+        hint(f"version {found.version} is applied; {_SHOWN[found.what]}")
+    else:
+        hint(NOTHING_DIFFERS)
+
+
+_SHOWN = {
+    "queues": "`baton get queues` shows how the pool is shared",
+    "budgets": "`baton budget show` shows what is spent of them",
+}
 
 
 def compare(
@@ -69,20 +74,13 @@ def compare(
     """What `baton apply` would change. Exit code 0: nothing, 1: something."""
     text = _to_apply(file)
 
-    async def of_queues(baton: Baton) -> Difference:
-        before, then = await _compared(baton, text, str(file))
-        return Difference("queues", before.version, then.version, changes(before, then), await _warn(baton, then))
+    async def work(baton: Baton) -> Difference:
+        return (await _compared(baton, text, str(file)))[0]
 
-    async def of_budgets(baton: Baton) -> Difference:
-        told, then, found = await apply_budgets.compared(baton, text, str(file))
-        return Difference("budgets", told.version, then.version, found, [])
-
-    work = of_budgets if is_budgets(text) else of_queues
     differs = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    told = differs._asdict() | {"changes": [change._asdict() for change in differs.changes]}
-    done(told, [change.text() for change in differs.changes], output)
+    done(differs.told(), differs.lines(), output)
     if not differs.changes:
-        hint(_NOTHING)
+        hint(NOTHING_DIFFERS)
     else:
         raise typer.Exit(1)
 
@@ -95,6 +93,18 @@ class Difference(NamedTuple):
     version: int
     changes: list[Change]
     warnings: list[str]
+
+    def told(self) -> dict[str, Any]:
+        """For programs."""
+        return self._asdict() | {"changes": [change._asdict() for change in self.changes]}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [change.text() for change in self.changes]
+
+
+Apply = Callable[[str], Awaitable[int | None]]
+"""Applies a file, for a reason: in which ledger record that was decided."""
 
 
 def _to_apply(file: Path) -> str:
@@ -116,37 +126,20 @@ _OTHER_FILES = (
 """By the names at their tops: no file of queues or of budgets has one of them."""
 
 
-def _budgets(text: str, file: Path, reason: str, *, pool: str | None, user: str | None, url: str | None) -> None:
-    async def work(baton: Baton) -> tuple[list[Change], int]:
-        told, then, found = await apply_budgets.compared(baton, text, str(file))
-        if found:
-            await apply_budgets.apply(baton, told, then, reason)
-        return found, then.version
-
-    found, version = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    _show(found)
-    if found:
-        hint(f"version {version} is applied; `baton budget show` shows what is spent of them")
-
-
-_NOTHING = "nothing differs"
-
-
-def _show(found: Sequence[Change]) -> None:
-    for change in found:
-        say(change.text())
-    if not found:
-        hint(_NOTHING)
-
-
-async def _compared(baton: Baton, text: str, name: str) -> tuple[QueueTree, QueueTree]:
-    """The queues that there are, and those of the file. Raises UsageFault when the file is wrong."""
+async def _compared(baton: Baton, text: str, name: str) -> tuple[Difference, Apply]:
+    """What applying the text of a file would change. Raises UsageFault when the file is wrong."""
+    if is_budgets(text):
+        standing, wanted, found = await apply_budgets.compared(baton, text, name)
+        differs = Difference("budgets", standing.version, wanted.version, found, [])
+        return differs, partial(apply_budgets.apply, baton, standing, wanted)
     told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
     try:
         then = read_tree(text, name, told.classes or None, told.kinds)
     except QueueFileError as error:
         raise UsageFault(str(error)) from None
-    return _tree(told), then
+    before = _tree(told)
+    differs = Difference("queues", before.version, then.version, changes(before, then), await _warn(baton, then))
+    return differs, partial(apply_tree, baton, before, then)
 
 
 async def _warn(baton: Baton, tree: QueueTree) -> list[str]:
@@ -169,8 +162,8 @@ def _tree(told: QueuesReply) -> QueueTree:
     )
 
 
-async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> None:
-    """The pool has the queues `then` when it returns; `before` are those that it had."""
+async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> int | None:
+    """The pool has the queues `then` when it returns, by which ledger record; `before` are those that it had."""
     who = baton.place.user or "operator"
     if then.version <= before.version:
         raise Failed(
@@ -193,4 +186,4 @@ async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: s
         user=who,
     )
     subject = subjects.apply_queues(baton.place.pool, who)
-    await say_to_pool(baton, baton.place.pool, said, subject, f"queues:{then.version}", done=applied)
+    return await say_to_pool(baton, baton.place.pool, said, subject, f"queues:{then.version}", done=applied)

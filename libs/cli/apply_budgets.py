@@ -23,8 +23,8 @@ async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, Bu
     return told, then, changes(_set(told), then)
 
 
-async def apply(baton: Baton, told: BudgetsReply, then: BudgetSet, reason: str) -> None:
-    """Raises Failed when the file's version is not above the one that is applied."""
+async def apply(baton: Baton, told: BudgetsReply, then: BudgetSet, reason: str) -> int | None:
+    """In which ledger record it was decided. Raises Failed when the file's version is not above the one that is applied."""
     who = baton.place.user or "operator"
     if then.version <= told.version:
         raise Failed(
@@ -38,7 +38,7 @@ async def apply(baton: Baton, told: BudgetsReply, then: BudgetSet, reason: str) 
 
     said = ApplyBudgets(budgets=then, reason=reason, user=who)
     subject = subjects.apply_budgets(baton.place.pool, who)
-    await say_to_pool(baton, baton.place.pool, said, subject, f"budgets:{then.version}", done=applied)
+    return await say_to_pool(baton, baton.place.pool, said, subject, f"budgets:{then.version}", done=applied)
 
 
 def _set(told: BudgetsReply) -> BudgetSet | None:

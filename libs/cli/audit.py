@@ -15,7 +15,7 @@ from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.grammar import parse_duration
 from libs.cli.moments import read
 from libs.cli.options import NoHeader, Output, Pool, Url
-from libs.cli.output import Column, Format, document, fields, hint, say, show
+from libs.cli.output import Column, Format, document, done, fields, hint, show
 from libs.cli.session import run
 from libs.client import Baton
 from schemas.subjects import OPERATOR
@@ -159,10 +159,11 @@ def push(
     ] = False,
     folder: Folder = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Tell the pool's ledger the lines of this host's book that it was not told yet. Telling one twice does no harm."""
     told = tell(book_folder(folder), url, again=again, aloud=True)
-    say(f"{told} told")
+    done({"done": "told", "actions_told": told}, [f"{told} told"], output)
 
 
 def _read(files: list[Path] | None, pool: str | None, url: str | None, take: Callable[["AuditLine"], Any]) -> "Audit":

@@ -11,8 +11,8 @@ import typer
 from libs.bus.connect import Address
 from libs.cli.acting import acting
 from libs.cli.backup_files import check_folder, rehearse, write
-from libs.cli.options import Url
-from libs.cli.output import hint, say
+from libs.cli.options import Output, Url
+from libs.cli.output import Format, done, hint
 from libs.client.where import check_operator, read_instance, shown_credential, state_dir
 from libs.walls.keyring import Keyring
 
@@ -38,6 +38,7 @@ def command(
         str | None,
         typer.Option("--mongo-url", help="Where hours of use are kept (BATON_MONGO_URL); else the running instance's."),
     ] = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Write everything that cannot be made again into FOLDER, while Baton runs; again into the same folder for what is new."""
     check_folder(folder)
@@ -54,11 +55,18 @@ def command(
         hint(
             f"hours of use are those of the backup before, if it had any: {manifest['use_lacks']} (--mongo-url says where)"
         )
-    if check:
-        heads = asyncio.run(rehearse(folder, archive))
+    heads = asyncio.run(rehearse(folder, archive)) if check else None
+    if heads is not None:
         for pool, head in heads.items():
             hint(f"pool {pool}: {head['records']} records, verified to {head['seq']}")
-    say(str(folder))
+    told = {"folder": str(folder), "bytes": size, "copied_bytes": manifest["copied_bytes"]}
+    told |= {
+        "taken_us": int(manifest["taken_s"] * 1e6),
+        "use_lacks": manifest["use_lacks"],
+        "verified": heads,
+        "done": "written",
+    }
+    done(told, [str(folder)], output)
 
 
 def _mongo(home: Path, url: str | None, said: str | None) -> str | None:

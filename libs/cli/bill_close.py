@@ -1,15 +1,15 @@
 """`baton bill close`: a period's seal, made of the ledger and written into it."""
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from libs.cli.bill_files import From, To, Zone, ledger_of
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.exits import UsageFault
-from libs.cli.options import ArchiveFolder, Pool, Url, UserOption
-from libs.cli.output import say
+from libs.cli.options import ArchiveFolder, Output, Pool, Url, UserOption
+from libs.cli.output import Format, done
 from libs.cli.session import run
 from libs.client import Baton
 from libs.core.billing.charges import charges
@@ -36,6 +36,7 @@ def close(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Seal a period that is over, in the ledger: its rows' hash and totals. What changes it later is billed later."""
     from libs.cli.decided import say_to_pool
@@ -47,14 +48,15 @@ def close(
         period = period_of(start, end, zone, source.wall_us)
         seal, rows = seal_of(source, period, empty=empty)
 
-    async def work(baton: Baton) -> None:
+    async def work(baton: Baton) -> dict[str, Any]:
         who = baton.place.user or "operator"
         said = ClosePeriod(period=seal, reason=reason, user=who)
-        subject = subjects.close_period(baton.place.pool, who)
-        await say_to_pool(baton, baton.place.pool, said, subject, f"close:{seal.from_us}-{seal.to_us}")
+        pool, about = baton.place.pool, f"close:{seal.from_us}-{seal.to_us}"
+        seq = await say_to_pool(baton, pool, said, subjects.close_period(pool, who), about)
+        return {"pool": pool, "period": seal, "row_count": rows, "done": "closed", "ledger_seq": seq}
 
-    run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    say(f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {rows} rows, {seal.rows}")
+    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    done(told, [f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {rows} rows, {seal.rows}"], output)
 
 
 def seal_of(source: FiledLedger, period: tuple[int, int], *, empty: bool) -> tuple[ClosedPeriod, int]:

@@ -17,7 +17,7 @@ from libs.cli.bill_period import period_of, zone_of
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import check_target, read_text, scratch_folder
 from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Pool, Url
-from libs.cli.output import Format, hint, say
+from libs.cli.output import Format, done, hint
 from libs.cli.session import run
 from libs.client import Baton
 from libs.core.billing.charges import Charge, charges
@@ -71,6 +71,7 @@ def export(
     archive: ArchiveFolder = None,
     pool: Pool = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """A period's bill in FOCUS, a row for each device, attempt and hour. The same again gives the same bytes, and one that was
     cut off goes on."""
@@ -84,7 +85,8 @@ def export(
         rows, about = _export(source, file, format, focus_version, period, of=of)
     for line in _unpriced(about):
         hint(line)
-    say(f"{rows} rows, {about['x_Sha256']}")
+    told = {"file": str(file), "metadata": about, "row_count": rows, "sha256": about["x_Sha256"], "done": "written"}
+    done(told, [f"{rows} rows, {about['x_Sha256']}"], output, names=[str(file)])
 
 
 def _format(file: Path, said: str | None) -> str:
@@ -106,6 +108,7 @@ def verify(
     archive: ArchiveFolder = None,
     pool: Pool = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Make an export again from the ledger, and compare all bytes. Exits with 1 if anything differs."""
     beside = metadata_of(file)
@@ -138,11 +141,13 @@ def verify(
         closed, newest = any(p.from_us <= period[0] and period[1] <= p.to_us for p in source.closed), source.head.seq
     for problem in problems:
         hint(f"differs: {problem}")
-    if problems:
-        raise Ended(Exit.FAILED)
     whose = f" of team {told[2]}" if told[2] is not None else ""
     when = f"from {text_of(period[0])} to {text_of(period[1])}{whose}"
-    say(f"{about['x_RowCount']} rows {when} are what the ledger comes to, up to record {told[3]}")
+    line = f"{about['x_RowCount']} rows {when} are what the ledger comes to, up to record {told[3]}"
+    value = {"file": str(file), "ok": not problems, "row_count": about.get("x_RowCount"), "ledger_seq": told[3]}
+    done({**value, "differs": problems}, [] if problems else [line], output, names=[str(file)])
+    if problems:
+        raise Ended(Exit.FAILED)
     if told[3] < newest and not closed:
         hint(
             f"the ledger goes on to record {newest}: what was billed in that period since is not in {file.name}; export again"

@@ -11,8 +11,8 @@ from nats.errors import Error as NatsError
 from libs.bus.queries import NoAnswer, QueryError
 from libs.cli.bill_files import From, LedgerFiles, To, Zone, ledger_of, rows_in
 from libs.cli.bill_period import period_of, zone_of
-from libs.cli.options import ArchiveFolder, Pool, Url
-from libs.cli.output import hint, say
+from libs.cli.options import ArchiveFolder, Output, Pool, Url
+from libs.cli.output import Format, done, hint
 from libs.cli.session import run
 from libs.cli.telling import ring_of
 from libs.client import Baton
@@ -47,6 +47,7 @@ def page(
     archive: ArchiveFolder = None,
     pool: Pool = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """A team's bill of a period as a page to read and print: on what, how it ended, each day, used or not, credits."""
     from libs.cli.ledger_credits import read_policy
@@ -67,7 +68,8 @@ def page(
         )  # fmt: skip
         text = chargeback_page(about, rows_in(charges(source, source.closed, upto_seq=upto), period, of))
     file.write_text(text, "utf-8")
-    say(str(file))
+    told = {"file": str(file), "team": of, "pool": source.pool, "from_us": period[0], "to_us": period[1]}
+    done({**told, "closed": sealed is not None, "ledger_seq": upto, "done": "written"}, [str(file)], output)
 
 
 def _people(team: str) -> dict[str, str]:

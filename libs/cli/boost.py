@@ -2,7 +2,7 @@
 admin of the job's team asks the holder of the keys to."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,8 +11,8 @@ from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.grammar import parse_duration
 from libs.cli.moments import read
-from libs.cli.options import Pool, Url, UserOption
-from libs.cli.output import hint, say
+from libs.cli.options import Output, Pool, Url, UserOption
+from libs.cli.output import Format, done, hint
 from libs.cli.session import run, whole_id
 from libs.client import Baton
 from schemas import subjects
@@ -30,6 +30,7 @@ def command(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Raise a job to a higher class's priority for a time. What it may do stays as its own class says.
 
@@ -39,20 +40,24 @@ def command(
     for_s = 0.0 if end else _seconds(for_, until)
     by_admin = team_admin.admin(url)
 
-    async def work(baton: Baton) -> str:
+    async def work(baton: Baton) -> dict[str, Any]:
         job_id = await whole_id(baton, job)
         there = pool or (await baton.get(job_id)).pool or baton.place.pool
         who = baton.place.user or "operator"
         known = end or by_admin  # to who holds the keys
         priority = 0 if known else await team_admin.priority_of(baton, there, to)
         said = BoostJob(job_id=job_id, priority=priority, for_s=for_s, reason=reason, user=who)
+        seq = None
         if by_admin:
             await team_admin.boost(baton, there, said, to)
         else:
-            await say_to_pool(baton, there, said, subjects.boost_job(there, who), job_id)
-        return job_id
+            seq = await say_to_pool(baton, there, said, subjects.boost_job(there, who), job_id)
+        how = {"done": "boost ended"} if end else {"class": to, "for_s": for_s, "done": "boosted"}
+        return {"pool": there, "job_id": job_id, **how, "ledger_seq": seq}
 
-    say(run(work, None if by_admin else subjects.OPERATOR, url, user=user, pool=pool, operator=not by_admin))
+    speaker = None if by_admin else subjects.OPERATOR
+    told = run(work, speaker, url, user=user, pool=pool, operator=not by_admin)
+    done(told, [told["job_id"]], output)
     hint(
         "it has the priority of its class again"
         if end

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
 import typer
@@ -11,7 +11,7 @@ from libs.cli.budgetsfile import read_amount
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url, UserOption
-from libs.cli.output import Column, Format, say, show
+from libs.cli.output import Column, Format, done, show
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
@@ -134,6 +134,7 @@ def top_up(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Give a budget more, until its present period ends. Said again it is meant anew."""
     if (gpu_hours is None) is (money is None):
@@ -149,15 +150,18 @@ def top_up(
     if not more:
         raise UsageFault(f"{option} 0 changes nothing: write how much more it gets")
 
-    async def work(baton: Baton) -> str:
+    async def work(baton: Baton) -> dict[str, Any]:
         reply = await standing(baton)
         key = _key(reply, whose, unit, period)
         who = baton.place.user or "operator"
         said = TopUpBudget(budget=key, amount=more, reason=reason, user=who)
-        await say_to_pool(baton, baton.place.pool, said, subjects.top_up_budget(baton.place.pool, who), f"budget:{key}")
-        return key
+        pool = baton.place.pool
+        seq = await say_to_pool(baton, pool, said, subjects.top_up_budget(pool, who), f"budget:{key}")
+        return {"pool": pool, "budget": key, "amount": more, "done": "topped up", "ledger_seq": seq}
 
-    say(f"{run(work, subjects.OPERATOR, url, user=user, pool=pool)} has {amount(more)} more until its period ends")
+    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    key = told["budget"]
+    done(told, [f"{key} has {amount(more)} more until its period ends"], output, names=[key])
 
 
 def _key(reply: BudgetsReply, whose: str, unit: BudgetUnit, period: BudgetPeriod | None) -> str:

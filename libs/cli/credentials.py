@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from libs.bus.creds import speaker
 from libs.cli.acting import MayReason, acting
 from libs.cli.exits import UsageFault
-from libs.cli.options import Url
-from libs.cli.output import hint, say
+from libs.cli.options import Output, Url
+from libs.cli.output import Format, done, hint
 from libs.cli.telling import ring_of, staying, tell_broker
 from libs.client.where import state_dir
 from libs.walls import roles
@@ -61,13 +62,14 @@ def command(
         Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
     ] = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Print what makes a nats.conf believe in these accounts, and write a credential for each into the state directory.
 
     Keys are made once and kept: what was handed out stays good. `baton team` adds, rotates and revokes at run time.
     """
     if rotate:
-        return _rotated(_listed(rotate), reason, folder, url)
+        return _rotated(_listed(rotate), reason, folder, url, output)
     if not teams:
         raise UsageFault("name the teams: --teams research,vision; or with --rotate whose credentials are to be new")
     named, ring = _listed(teams), Keyring(folder or state_dir())
@@ -86,15 +88,15 @@ def command(
             f"the server's certificate is good until {ends:%Y-%m-%d}; run this again before, and let the server reload"
         )
     text = "\n".join(f"{key}: {json.dumps(value, indent=2)}" for key, value in config.items())
-    if write is None:
-        say(text)
-    else:
+    if write is not None:
         write.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the server's own key lies there, too
         write.write_text(text + "\n")
+    told = {"credentials": [_told(path) for path in made], "config": config, "written": write and str(write)}
+    done({**told, "done": "made"}, [text] if write is None else [], output, names=[speaker(path) for path in made])
     hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
 
 
-def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None) -> None:
+def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None, output: Format) -> None:
     """The operator's, or those of services: who still uses the old ones is cut off. Prints where the new ones are."""
     if unknown := sorted(set(names) - set(_OWN)):
         known = ", ".join(_OWN)
@@ -104,9 +106,14 @@ def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None
     ring = ring_of(folder)
     with acting("credentials.rotate", " ".join(names), reason, folder=ring.folder, url=url):
         made = [ring.rotate_own(name) for name in names]
-        tell_broker(ring, [CORE], folder, url)
-    for path in made:
-        say(str(path))
+        told = tell_broker(ring, [CORE], folder, url)
+    value = {"credentials": [_told(path) for path in made], "done": "rotated", "broker_told": told}
+    done(value, [str(path) for path in made], output, names=names)
+
+
+def _told(path: Path) -> dict[str, str]:
+    """Where a credential is, and never what is in it: what a command prints may lie in a log."""
+    return {"credential": speaker(path), "file": str(path)}
 
 
 def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]) -> list[Path]:

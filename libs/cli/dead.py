@@ -6,7 +6,7 @@ Nothing is removed: the stream forgets by age, and a message that was replayed k
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from nats.js.api import RawStreamMsg
@@ -16,11 +16,14 @@ from libs.cli import units
 from libs.cli.acting import MayReason, acting
 from libs.cli.decided import PoolRefused, sent_to_pool
 from libs.cli.options import NoHeader, Output, Url
-from libs.cli.output import Column, Format, clean, document, fields, say, show
+from libs.cli.output import Column, Format, clean, document, done, fields, say, show
 from libs.cli.session import run
 from libs.client import Baton, Failed, NotFound
 from schemas import subjects
 from schemas.subjects import DEAD, OPERATOR
+
+if TYPE_CHECKING:
+    from libs.bus.outbox import Outbox
 
 app = typer.Typer(help="Messages that could not be processed (operators).", no_args_is_help=True, rich_markup_mode=None)
 
@@ -105,40 +108,59 @@ def show_letter(
 
 
 @app.command("replay")
-def replay(seqs: Sequences, reason: MayReason = "", url: Url = None) -> None:
+def replay(seqs: Sequences, reason: MayReason = "", url: Url = None, output: Output = Format.TABLE) -> None:
     """Send messages again as they were, to be decided anew: when what was wrong outside of them has been mended.
 
     What goes to a pool is waited for: it may be refused again. A team's request is answered to its team.
     """
 
     async def send(baton: Baton) -> None:
-        from libs.bus.dead import replayed
         from libs.bus.outbox import Outbox
 
         letters = [await _one(baton, seq) for seq in seqs]  # all are there, or none is sent
         outbox = Outbox(baton.nats.jetstream(), give_up_s=15.0)
+        rows: list[dict[str, Any]] = [
+            {"seq": letter.seq, "subject": letter.subject, "replayed": False, "error": "not tried"}
+            for letter in letters
+        ]
         refusals: list[PoolRefused] = []
-        for letter in letters:
-            try:
-                message = replayed(letter.headers, letter.payload, attempt=uuid.uuid4().hex)
-            except KeyError as e:
-                raise Failed(f"dead letter {letter.seq} does not say where it came from", f"no header {e}") from None
-            except ValueError as e:
-                raise Failed(f"dead letter {letter.seq} cannot be replayed", str(e)) from None
-            if (pool := subjects.pool_of_input(message.subject)) is None:
-                await outbox.publish(message)
-            else:
+        try:
+            for letter, row in zip(letters, rows, strict=True):
+                row["error"] = "interrupted"
                 try:
-                    await sent_to_pool(baton, pool, outbox, message)
+                    row |= {"subject": await _again(baton, outbox, letter), "replayed": True, "error": ""}
+                    if output.of_lines:
+                        say(f"{letter.seq}\t{row['subject']}")
                 except PoolRefused as error:
                     refusals.append(error)
-                    continue
-            say(f"{letter.seq}\t{message.subject}")
+                    row["error"] = str(error)
+                except Exception as error:
+                    row["error"] = str(error) or type(error).__name__
+                    raise
+        finally:
+            done(rows, [], output, names=[str(row["seq"]) for row in rows if row["replayed"]])
         if refusals:
             raise refusals[0]
 
     with acting("dead.replay", ",".join(map(str, seqs)), reason, url=url):
         run(send, OPERATOR, url)
+
+
+async def _again(baton: Baton, outbox: "Outbox", letter: Letter) -> str:
+    """Sends it, and waits for what a pool decides. Returns its subject. Raises PoolRefused; Failed when it says too little."""
+    from libs.bus.dead import replayed
+
+    try:
+        message = replayed(letter.headers, letter.payload, attempt=uuid.uuid4().hex)
+    except KeyError as e:
+        raise Failed(f"dead letter {letter.seq} does not say where it came from", f"no header {e}") from None
+    except ValueError as e:
+        raise Failed(f"dead letter {letter.seq} cannot be replayed", str(e)) from None
+    if (pool := subjects.pool_of_input(message.subject)) is None:
+        await outbox.publish(message)
+    else:
+        await sent_to_pool(baton, pool, outbox, message)
+    return message.subject
 
 
 async def _newest(baton: Baton, limit: int) -> AsyncIterator[Letter]:

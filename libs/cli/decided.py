@@ -56,6 +56,9 @@ Done = Callable[[], Awaitable[bool]]
 Decided = Callable[[Callable[[LedgerRecord], bool], Done | None], Awaitable[int | None]]
 """Waits for the decision: the ledger's sequence of the record that it is in; None where no record tells of it."""
 
+NOTHING_DIFFERS = "nothing differs"
+"""What is told for done where no record was needed."""
+
 _GIVE_UP_S = 30.0
 _DECIDED_S = 15.0
 _SHOWN_S = 5.0

@@ -1,5 +1,6 @@
 """`baton finance add|rotate|revoke|list`: who may read all bills, budgets and the ledger that they are of, and do nothing."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,7 +8,7 @@ import typer
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import KeysFolder, NoHeader, Output, Url
-from libs.cli.output import Column, Format, say, show
+from libs.cli.output import Column, Format, done, show
 from libs.cli.telling import ring_of, tell_broker
 from libs.walls.accounts import CORE, FINANCE
 
@@ -23,7 +24,9 @@ def _group() -> None:
 
 
 @app.command()
-def add(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None) -> None:
+def add(
+    name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE
+) -> None:
     """Make a credential that may ask for bills, use, budgets and the ledger of every pool, and nothing else; print where it is.
     May be repeated."""
     ring = ring_of(folder)
@@ -32,28 +35,37 @@ def add(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url 
             path = ring.finance(name)
         except ValueError as e:
             raise UsageFault(str(e)) from None
-        tell_broker(ring, [CORE, FINANCE], folder, url)
-    say(str(path))
+        told = tell_broker(ring, [CORE, FINANCE], folder, url)
+    _tell("added", name, path, output, told=told)
 
 
 @app.command()
-def rotate(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None) -> None:
+def rotate(
+    name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE
+) -> None:
     """Make a new credential in the old one's place; whoever still uses the old one is cut off."""
     ring = ring_of(folder)
     with acting("finance.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate_finance(name)
-        tell_broker(ring, [FINANCE], folder, url)
-    say(str(path))
+        told = tell_broker(ring, [FINANCE], folder, url)
+    _tell("rotated", name, path, output, told=told)
 
 
 @app.command()
-def revoke(name: Name, reason: ReasonOption, folder: KeysFolder = None, url: Url = None) -> None:
+def revoke(
+    name: Name, reason: ReasonOption, folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE
+) -> None:
     """Cut somebody off who reads bills."""
     ring = ring_of(folder)
     with acting("finance.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke_finance(name)
-        tell_broker(ring, [FINANCE], folder, url)
-    say(name)
+        told = tell_broker(ring, [FINANCE], folder, url)
+    _tell("revoked", name, None, output, told=told)
+
+
+def _tell(what: str, name: str, file: Path | None, output: Format, *, told: bool) -> None:
+    value = {"name": name, "file": file and str(file), "done": what, "broker_told": told}
+    done(value, [str(file or name)], output, names=[name])
 
 
 @app.command("list")

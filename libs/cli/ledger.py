@@ -16,7 +16,7 @@ from libs.cli.acting import MayReason, acting
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import check_target
 from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Url
-from libs.cli.output import Column, Format, document, hint, say, show
+from libs.cli.output import Column, Format, document, done, hint, show
 from libs.cli.session import run
 from libs.client import Baton
 from libs.core.billing.accounts import Account
@@ -106,6 +106,7 @@ def export(
     archive: ArchiveFolder = None,
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Write the whole ledger to FILE, JSON lines as stored, for anyone to verify offline (docs/ledger-file.md).
 
@@ -135,7 +136,9 @@ def export(
         raise UsageFault(f"{e}; {NAME_THE_ARCHIVE}") from None
     if there:
         hint(f"{file} follows {there[-1]}: give it behind that and all before")
-    say(f"{end.messages} messages; the chain ends with record {end.head.seq} {end.head.hash}")
+    told = {"file": str(file), "follows": str(there[-1]) if there else None, "messages": end.messages}
+    line = f"{end.messages} messages; the chain ends with record {end.head.seq} {end.head.hash}"
+    done({**told, "ledger_seq": end.head.seq, "hash": end.head.hash}, [line], output, names=[str(file)])
 
 
 @app.command("readers")
@@ -183,13 +186,14 @@ def upgrade(
     reason: MayReason = "",
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Let the ledger be written in the newest format now, and for good. By itself that happens ten minutes after the last
     older reader was seen."""
     from libs.core.state.formats import NEWEST
     from libs.ledger.readers import Readers, process_name
 
-    async def work(baton: Baton) -> None:
+    async def work(baton: Baton) -> dict[str, Any]:
         known, name = Readers(baton.nats.jetstream()), pool or baton.place.pool
         old = [f"{one.name} of process {one.process}" for one in await known.declared(name)
                if one.format < NEWEST and not one.leaving]  # fmt: skip
@@ -198,11 +202,12 @@ def upgrade(
             raise UsageFault(f"these read an older format and would stop: {', '.join(old)}; upgrade them, or --force")
         newest = max(NEWEST, await known.format(name))  # never back: a newer `baton` may have been here
         await known.raise_format(name, newest, f"baton ledger upgrade by {process_name()}")
+        return {"pool": name, "format": newest, "done": "upgraded"}
 
     what = f"{pool or ''} to format {NEWEST}{' --force' if force else ''}".strip()
     with acting("ledger.upgrade", what, reason, url=url, needs_reason=force):
-        run(work, OPERATOR, url)
-    say(f"the ledger is written in format {NEWEST} from now on")
+        told = run(work, OPERATOR, url)
+    done(told, [f"the ledger is written in format {told['format']} from now on"], output)
 
 
 def _telling(what: str) -> Callable[[int, int], None]:

@@ -12,7 +12,7 @@ import typer
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Url
-from libs.cli.output import Column, Format, hint, say, show
+from libs.cli.output import Column, Format, done, hint, say, show
 from libs.cli.session import run
 from libs.client import Baton, Failed
 from schemas.subjects import OPERATOR
@@ -42,11 +42,12 @@ def list_segments(
     show(found, _COLUMNS, output, name=lambda one: one.name, header=not no_header, whole=whole)
 
 
-def roll(reason: MayReason = "", pool: Pool = None, url: Url = None) -> None:
+def roll(reason: MayReason = "", pool: Pool = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """Ask for a new segment now: the one that is open is sealed, and can be archived. By itself that happens at 80 %."""
     with acting("ledger.roll", pool or "", reason, url=url) as act:
-        act["detail"] = done = run(lambda baton: _roll(baton, pool or baton.place.pool), OPERATOR, url)
-    say(done)
+        rolled = run(lambda baton: _roll(baton, pool or baton.place.pool), OPERATOR, url)
+        act["detail"] = line = f"{rolled['sealed']} is sealed at {rolled['last']}; {rolled['open']} is open"
+    done(rolled, [line], output, names=[rolled["sealed"]])
 
 
 def archive(
@@ -57,6 +58,7 @@ def archive(
     reason: MayReason = "",
     pool: Pool = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Write every sealed segment to FOLDER, and verify what is there; may be run any time."""
 
@@ -68,16 +70,26 @@ def archive(
         return await write(js, name, folder, resumes=partial(Readers(js).resumes, name) if delete else None)
 
     if not delete:
-        done = run(work, OPERATOR, url)
+        found = run(work, OPERATOR, url)
     else:
         with acting(
             "ledger.archive", f"{pool or ''} --delete {folder}".strip(), reason, url=url, needs_reason=True
         ) as act:
-            done = run(work, OPERATOR, url)
-            act["detail"] = ", ".join(one.segment.name for one in done if not one.kept)[:1024]
-    for one in done:
-        say(f"{one.segment.name}\t{one.path}\t{f'kept: {one.kept}' if one.kept else 'deleted'}")
-    if not done:
+            found = run(work, OPERATOR, url)
+            act["detail"] = ", ".join(one.segment.name for one in found if not one.kept)[:1024]
+    lines = [f"{one.segment.name}\t{one.path}\t{f'kept: {one.kept}' if one.kept else 'deleted'}" for one in found]
+    told = [
+        {
+            "name": one.segment.name,
+            "first": one.segment.first,
+            "last": one.last,
+            "file": str(one.path),
+            "kept": one.kept,
+        }
+        for one in found
+    ]
+    done(told, lines, output, names=[str(one.path) for one in found])
+    if not found:
         hint("no segment is sealed: `baton ledger roll` seals the one that is open")
 
 
@@ -88,14 +100,24 @@ def restore(
     reason: ReasonOption,
     pool: Pool = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Put archived segments back, for a reader that needs them. What is there already is passed over."""
+
+    back: list[Any] = []
 
     async def work(baton: Baton) -> None:
         from libs.ledger.archive import restored
 
-        async for segment in restored(baton.nats.jetstream(), pool or baton.place.pool, files, passed_over=hint):
-            say(f"{segment.name}\t{segment.first} to {segment.last}")
+        js, name = baton.nats.jetstream(), pool or baton.place.pool
+        try:
+            async for segment in restored(js, name, files, passed_over=hint):
+                back.append(segment)
+                if output.of_lines:
+                    say(f"{segment.name}\t{segment.first} to {segment.last}")
+        finally:
+            told = [{"name": one.name, "first": one.first, "last": one.last} for one in back]
+            done(told, [], output, names=[one.name for one in back])
 
     for path in files:
         if not path.is_file():
@@ -114,7 +136,7 @@ def _digest(files: list[Path]) -> str:
     return whole.hexdigest()
 
 
-async def _roll(baton: Baton, pool: str) -> str:
+async def _roll(baton: Baton, pool: str) -> dict[str, Any]:
     from libs.ledger.rolling import ask_to_roll
     from libs.ledger.segments import readable
 
@@ -124,7 +146,7 @@ async def _roll(baton: Baton, pool: str) -> str:
     while asyncio.get_running_loop().time() < deadline:
         now = (await readable(js, pool))[-1]
         if now.first > before.first:
-            return f"{before.name} is sealed at {now.first - 1}; {now.name} is open"
+            return {"pool": pool, "sealed": before.name, "last": now.first - 1, "open": now.name, "done": "rolled"}
         await asyncio.sleep(0.1)
     raise Failed(
         f"{before.name} is still open after {_ROLLED_S:g} s",

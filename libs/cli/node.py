@@ -1,6 +1,7 @@
 """`baton node declare-dead NODE --fenced-by TEXT`, `release NODE DEVICE --reason TEXT`, `cordon NODE --reason TEXT`,
 `uncordon NODE`, `add NODE`, `rotate NODE`, `revoke NODE --reason TEXT`."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.options import KeysFolder, Output, Pool, Url, UserOption
-from libs.cli.output import Format, done, hint, say
+from libs.cli.output import Format, done, hint
 from libs.cli.session import run
 from libs.cli.telling import ring_of, tell_broker
 from libs.client import Baton
@@ -144,9 +145,11 @@ async def _quarantine_of(baton: Baton, node: str, device: str) -> int:
 def add(
     node: Annotated[str, typer.Argument(help="How its agent calls it: the host's name, or BATON_AGENT_NODE.")],
     reason: MayReason = "",
+    *,
     pool: OfPool = "main",
     folder: KeysFolder = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Make credentials for the agent of a new node, or of one that was revoked. May be repeated.
 
@@ -155,36 +158,56 @@ def add(
     try:
         with acting("node.add", _named(pool, node), reason, folder=ring.folder, url=url):
             path = ring.node(pool, node)
-            tell_broker(ring, ring.node_accounts(pool, node), folder, url)
+            told = tell_broker(ring, ring.node_accounts(pool, node), folder, url)
     except ValueError as e:
         raise UsageFault(str(e)) from None
-    say(str(path.parent))
+    _tell_of_keys("added", pool, node, path.parent, output, told=told)
 
 
 @app.command("rotate")
 def rotate(
-    node: Agents = None, reason: MayReason = "", pool: OfPool = "main", folder: KeysFolder = None, url: Url = None
+    node: Agents = None,
+    reason: MayReason = "",
+    *,
+    pool: OfPool = "main",
+    folder: KeysFolder = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Make new credentials for a node's agent in the place of the old ones; whoever still uses those is cut off.
 
     Prints the folder that the agent needs. Its jobs run on meanwhile, as long as their leases do."""
     ring = ring_of(folder)
     with acting("node.rotate", _named(pool, node), reason, folder=ring.folder, url=url):
-        tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
-    say(str(ring.creds / "nodes" / (f"{pool}.{node}" if node else pool)))
+        told = tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
+    made = ring.creds / "nodes" / (f"{pool}.{node}" if node else pool)
+    _tell_of_keys("rotated", pool, node, made, output, told=told)
 
 
 @app.command("revoke")
 def revoke(
-    reason: ReasonOption, node: Agents = None, pool: OfPool = "main", folder: KeysFolder = None, url: Url = None
+    reason: ReasonOption,
+    node: Agents = None,
+    *,
+    pool: OfPool = "main",
+    folder: KeysFolder = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Cut a node's agent off, for good: of a machine that was taken over, or is gone. Its work ends with its leases.
 
     `baton node add` lets the node in again."""
     ring = ring_of(folder)
     with acting("node.revoke", _named(pool, node), reason, folder=ring.folder, url=url, needs_reason=True):
-        tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
-    say(_named(pool, node))
+        told = tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
+    _tell_of_keys("revoked", pool, node, None, output, told=told)
+
+
+def _tell_of_keys(what: str, pool: str, node: str | None, folder: Path | None, output: Format, *, told: bool) -> None:
+    """Where credentials are, and never what is in them: what a command prints may lie in a log."""
+    value = {"pool": pool, "node": node, "folder": folder and str(folder), "done": what, "broker_told": told}
+    named = _named(pool, node)
+    done(value, [str(folder or named)], output, names=[named])
 
 
 def _named(pool: str, node: str | None) -> str:

@@ -27,6 +27,11 @@ class Format(StrEnum):
     YAML = "yaml"
     NAME = "name"
 
+    @property
+    def of_lines(self) -> bool:
+        """Each line may be written when there is one; all else is written at the end."""
+        return self in (Format.TABLE, Format.WIDE)
+
 
 @dataclass(frozen=True, slots=True)
 class Column:

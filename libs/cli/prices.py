@@ -3,15 +3,15 @@
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from libs.cli.decided import say_to_pool
+from libs.cli.decided import NOTHING_DIFFERS, say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.files import read_yaml
 from libs.cli.options import Output, Pool, Url, UserOption
-from libs.cli.output import Format, done, hint, say
+from libs.cli.output import Format, done, hint
 from libs.cli.pricesfile import PricesFileError, read_book
 from libs.cli.session import run
 from libs.client import Baton
@@ -61,17 +61,18 @@ def apply(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """From now on bill by this book, all of it. What was posted keeps its price; changes of it are corrections."""
 
     text = read_yaml(file)
 
-    async def work(baton: Baton) -> int:
-        """The version that is applied now; 0: it was before."""
+    async def work(baton: Baton) -> dict[str, Any]:
         told = await _told(baton)
         book = _checked(text, file, told.kinds, told.classes or None) if told is not None else _checked(text, file)
+        about = {"pool": baton.place.pool, "version": book.version, "currency": book.currency}
         if told is not None and told.book == book.digest:
-            return 0
+            return {**about, "done": NOTHING_DIFFERS, "ledger_seq": None}
 
         async def applied() -> bool:
             now = await _told(baton)
@@ -80,16 +81,16 @@ def apply(
         who = baton.place.user or "operator"
         said = ApplyPrices(book=book, reason=reason, user=who)
         subject = subjects.apply_prices(baton.place.pool, who)
-        await say_to_pool(
+        seq = await say_to_pool(
             baton, baton.place.pool, said, subject, f"prices:{book.version}", done=applied if told else None
         )
-        return book.version
+        return {**about, "done": "applied", "ledger_seq": seq}
 
-    version = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    if version:
-        say(f"version {version} is applied")
-    else:
-        hint("nothing differs")
+    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    differs = told["done"] != NOTHING_DIFFERS
+    done(told, [f"version {told['version']} is applied"] if differs else [], output)
+    if not differs:
+        hint(NOTHING_DIFFERS)
 
 
 async def _told(baton: Baton) -> QueuesReply | None:

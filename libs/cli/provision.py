@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from libs.cli.acting import MayReason, acting
-from libs.cli.options import Url
-from libs.cli.output import say
+from libs.cli.options import Output, Url
+from libs.cli.output import Format, done
 from libs.cli.session import run
 from libs.client import Baton
 from schemas.subjects import OPERATOR
@@ -22,7 +22,9 @@ def command(
         typer.Option("--follow", help="Stay, and keep room for small requests while the stream of requests fills up."),
     ] = False,
     reason: MayReason = "",
+    *,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Create what is missing and check what is there. May be run any time; exits with 5 when something differs."""
     from libs.bus.connect import refuse_anybody, refuse_shared
@@ -36,7 +38,8 @@ def command(
             refuse_anybody(baton.nats, baton.place.address.url)
             refuse_shared(baton.place.address)
         await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
-        say("\n".join(f"{name}\tready" for name in pools))
+        told = [{"pool": name, "done": "provisioned"} for name in pools]
+        done(told, [f"{name}\tready" for name in pools], output, names=pools)
 
     async def stay(baton: Baton) -> None:
         await Narrowing(baton.nats.jetstream()).run()

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from libs.cli.decided import decisions, of_command
+from libs.cli.decided import NOTHING_DIFFERS, decisions, of_command
 from libs.cli.exits import UsageFault
 from libs.cli.grammar import parse_limit
 from libs.cli.known_team import warn_of_unknown
@@ -56,7 +56,7 @@ def set_quota(
             cause = await baton.set_quota(team, limit, by_type, reason=reason)
             seq = await decided(lambda record: of_command(record, cause), shown)
         told = {"pool": baton.place.pool, "team": team, "limit_milli": limit, "by_type": by_type}
-        return {**told, "done": "nothing differs" if seq is None else "set", "ledger_seq": seq}
+        return {**told, "done": NOTHING_DIFFERS if seq is None else "set", "ledger_seq": seq}
 
     line = "\t".join([team, devices, *(f"{key}={count / 1000:g}" for key, count in by_type.items())])
     done(run(work, OPERATOR, url, user=user, pool=pool), [line], output, names=[team])

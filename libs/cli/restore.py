@@ -12,7 +12,8 @@ from libs.cli.backup_files import put_into
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, lease_terms
 from libs.cli.moments import read
-from libs.cli.output import hint, say
+from libs.cli.options import Output
+from libs.cli.output import Format, done, hint
 from libs.client.where import state_dir
 
 
@@ -31,6 +32,7 @@ def command(
         str,
         typer.Option("--fenced-by", help="How you made sure that nothing runs on any node: power off, agents stopped."),
     ] = "",
+    output: Output = Format.TABLE,
 ) -> None:
     """Make a state directory out of a backup, verify it, and end all lives of nodes in it; then start `baton up` there.
 
@@ -51,7 +53,7 @@ def command(
         )
     wait_s = max(0.0, max((told["not_before_s"] for told in fenced.values()), default=0.0) - time.time())
     hint(f"restored in {time.monotonic() - began:.1f} s" + (f"; `baton up` starts in {wait_s:.0f} s" if wait_s else ""))
-    say(str(home))
+    done({"state_dir": str(home), "pools": fenced, "done": "restored"}, [str(home)], output)
 
 
 def _time(text: str) -> float:

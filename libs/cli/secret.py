@@ -1,6 +1,7 @@
 """`baton secret set|list|remove|rekey`: what a team's jobs need and nobody else may know."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 from libs.cli.acting import MayReason, acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Team, Url, UserOption
-from libs.cli.output import Column, Format, hint, say, show
+from libs.cli.output import Column, Format, done, hint, show
 from libs.cli.session import run
 from libs.cli.units import moment
 from libs.client import Baton
@@ -35,9 +36,11 @@ def set_(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Take the value from a file, byte for byte; else from stdin.")
     ] = None,
+    *,
     team: Team = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Give a secret a value, or a new one: attempts that start from now on get it. The value is never an argument.
 
@@ -49,7 +52,7 @@ def set_(
     if not value:
         raise UsageFault("there is no value: write it to stdin, or name a file with --file")
     info = run(lambda baton: baton.set_secret(name, value), team, url, user=user, operator=False)
-    say(f"{info.name}\t{info.version}")
+    done({**info.model_dump(mode="json"), "done": "set"}, [f"{info.name}\t{info.version}"], output, names=[info.name])
 
 
 @app.command("list")
@@ -76,38 +79,37 @@ def remove(
     team: Team = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Remove secrets in every version. What runs keeps what it was given; new attempts that name them fail."""
     if bool(names) == all_ or (all_ and of is None):
         raise UsageFault("name the secrets, or use --of TEAM --all (operators)")
     wanted: list[str | None] = [*names] if names else [None]
 
-    async def removed(baton: Baton) -> list[str]:
-        return [gone for name in wanted for gone in await baton.remove_secret(name, of)]
+    async def remove_them(baton: Baton) -> None:
+        gone: list[str] = []
+        try:
+            for name in wanted:
+                gone += await baton.remove_secret(name, of)
+        finally:
+            done({"team": of or baton.team, "removed": gone}, gone, output)
 
-    def done() -> list[str]:
-        return run(removed, OPERATOR if of else team, url, user=user, operator=False)
-
-    if of is None:
-        gone = done()
-    else:
-        with acting("secret.remove", f"{of} {' '.join(names or ['(all)'])}", reason, url=url):
-            gone = done()
-    for name in gone:
-        say(name)
+    acts = acting("secret.remove", f"{of} {' '.join(names or ['(all)'])}", reason, url=url)
+    with nullcontext() if of is None else acts:
+        run(remove_them, OPERATOR if of else team, url, user=user, operator=False)
 
 
 @app.command()
-def rekey(reason: MayReason = "", user: UserOption = None, url: Url = None) -> None:
+def rekey(reason: MayReason = "", user: UserOption = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """Make a new master key, store every value anew under it, and forget the old key (operators)."""
     with acting("secret.rekey", "", reason, url=url) as act:
-        done = run(lambda baton: baton.rekey_secrets(), OPERATOR, url, user=user)
-        act["detail"] = f"{done.values} values, {done.lost} lost"
-    if done.lost:
+        rekeyed = run(lambda baton: baton.rekey_secrets(), OPERATOR, url, user=user)
+        act["detail"] = f"{rekeyed.values} values, {rekeyed.lost} lost"
+    if rekeyed.lost:
         hint(
-            f"{done.lost} values do not open with any key that vault has; its log names them: their teams must set them again"
+            f"{rekeyed.lost} values do not open with any key that vault has; its log names them: their teams must set them anew"
         )
-    say(f"{done.values}")
+    done({**rekeyed.model_dump(mode="json"), "done": "rekeyed"}, [f"{rekeyed.values}"], output)
 
 
 def _from_file(file: Path) -> bytes:

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from libs.bus.creds import speaker
 from libs.cli import team_admin, team_export, team_offboard, team_pause, units
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.acting import tell as tell_ledger
 from libs.cli.exits import UsageFault
 from libs.cli.options import KeysFolder, NoHeader, Output, Url
-from libs.cli.output import Column, Format, hint, say, show
+from libs.cli.output import Column, Format, done, hint, show
 from libs.cli.session import run
 from libs.cli.telling import ring_of, tell_broker
 from libs.client.errors import ClientError
@@ -96,6 +97,7 @@ def add(
     write: Write = None,
     folder: KeysFolder = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Make an account for a team, or a credential for a user of it, and print where the credential is. May be repeated.
 
@@ -103,7 +105,8 @@ def add(
     An admin of a team, who has no keys, adds users of its own team; the new credential is written here."""
     if not admin and team_admin.asks(folder):
         _keys_only(days, returns)
-        return say(str(team_admin.credential("add", name, write, url, pseudonym=pseudonym)))
+        path = team_admin.credential("add", name, write, url, pseudonym=pseudonym)
+        return _tell("added", speaker(path), path, output)
     ring = ring_of(folder)
     team = name.partition(".")[0]
     _check_team(ring, team, returns)  # before a person's name is kept
@@ -117,13 +120,13 @@ def add(
             raise UsageFault(
                 f"{name!r} has a credential that an admin of its team had made: `baton team rotate` makes another"
             )
-        tell_broker(ring, [team], folder, url)
+        told = tell_broker(ring, [team], folder, url)
     if name != asked:
         user = name.partition(".")[2]
         hint(
             f"{asked} speaks as the user {user}, in subjects and as BATON_USER; with --plain a user is called as it is here"
         )
-    say(str(path))
+    _tell("added", name, path, output, broker_told=told)
 
 
 @app.command()
@@ -135,33 +138,42 @@ def rotate(
     write: Write = None,
     folder: KeysFolder = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Make a new credential in the old one's place; whoever still uses the old one is cut off. Other users keep theirs."""
     if team_admin.asks(folder):
         _keys_only(days)
-        return say(str(team_admin.credential("rotate", name, write, url)))
+        path = team_admin.credential("rotate", name, write, url)
+        return _tell("rotated", speaker(path), path, output)
     ring = ring_of(folder)
     name = _who_has_one(ring, name)
     with acting("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name, lasts_s=_seconds(days))
-        tell_broker(ring, [name.partition(".")[0]], folder, url)
-    say(str(path))
+        told = tell_broker(ring, [name.partition(".")[0]], folder, url)
+    _tell("rotated", name, path, output, broker_told=told)
 
 
 @app.command()
-def revoke(name: Name, reason: ReasonOption, folder: KeysFolder = None, url: Url = None) -> None:
+def revoke(
+    name: Name, reason: ReasonOption, folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE
+) -> None:
     """Cut a user off, or a team with all its users and its secrets. Jobs go on, and `baton team add` lets them in again."""
     if team_admin.asks(folder):
         team_admin.manage("revoke", name, url)
-        return say(name)
+        return _tell("revoked", name, None, output)
     ring = ring_of(folder)
     name = _who_has_one(ring, name)
     with acting("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
-        tell_broker(ring, [name.partition(".")[0]], folder, url)
-        if "." not in name:
-            _remove_secrets(name, url)
-    say(name)
+        told = tell_broker(ring, [name.partition(".")[0]], folder, url)
+        removed = None if "." in name else _remove_secrets(name, url)
+    _tell("revoked", name, None, output, broker_told=told, secrets_removed=removed)
+
+
+def _tell(what: str, name: str, file: Path | None, output: Format, *, broker_told: bool = True, **more: object) -> None:
+    """Where a credential is, and never what is in it: what a command prints may lie in a log."""
+    about = {"team": name.partition(".")[0], "credential": name, "file": file and str(file), "done": what}
+    done({**about, "broker_told": broker_told, **more}, [str(file or name)], output, names=[name])
 
 
 @app.command("let-in")
@@ -170,6 +182,7 @@ def let_in(
     reason: MayReason = "",
     folder: KeysFolder = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Let a team that sent or heard too much connect again now, before its time is over. Does it so again within an hour, it is
     kept out for twice as long."""
@@ -181,14 +194,16 @@ def let_in(
             raise UsageFault(
                 f"{e}; `baton team list` shows until when (`baton team resume` ends a suspension)"
             ) from None
-        tell_broker(ring, [team], folder, url)
-    say(team)
+        told = tell_broker(ring, [team], folder, url)
+    done({"team": team, "done": "let in", "broker_told": told}, [team], output)
 
 
 @app.command()
-def erase(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None) -> None:
+def erase(
+    name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE
+) -> None:
     """Forget who a pseudonym was, or all of a team's, and void the credentials. What they did stays under the pseudonym."""
-    ring = ring_of(folder)
+    ring, told = ring_of(folder), False
     team, _, user = name.partition(".")
     if user:
         # Before the book has a line: a name that nobody has here is somebody's all the same.
@@ -199,8 +214,8 @@ def erase(name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Ur
             if team in ring.teams and one in ring.users(team):
                 ring.revoke(one)
         if team in ring.teams:
-            tell_broker(ring, [team], folder, url)
-    say("\n".join(gone))
+            told = tell_broker(ring, [team], folder, url)
+    done({"team": team, "credentials": gone, "done": "erased", "broker_told": told}, gone, output)
     hint("older backups still say who it was: erase again after restoring one")
 
 
@@ -245,22 +260,25 @@ def serve(folder: KeysFolder = None, url: Url = None) -> None:
 
 
 @app.command()
-def push(folder: KeysFolder = None, url: Url = None) -> None:
+def push(folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """Tell the broker of every account again: after it was away, or lost what it keeps, or `baton credentials` made more.
 
     The ledger is told of what was done meanwhile."""
     ring = ring_of(folder)
-    tell_broker(ring, ring.accounts, folder, url)
-    tell_ledger(ring.folder, url)
-    say("\n".join(ring.teams))
+    told = tell_broker(ring, ring.accounts, folder, url)
+    actions = tell_ledger(ring.folder, url)
+    teams = list(ring.teams)
+    done({"teams": teams, "done": "told", "broker_told": told, "actions_told": actions}, teams, output)
 
 
-def _remove_secrets(team: str, url: str | None) -> None:
-    """All of the team's. Who is cut off already stays so when vault stays away: it is said what to do."""
+def _remove_secrets(team: str, url: str | None) -> bool:
+    """Whether all of the team's are gone. Who is cut off already stays so when vault stays away: it is said what to do."""
     try:
         run(lambda baton: team_offboard.remove_secrets(baton, team), OPERATOR, url)
     except ClientError as e:
         hint(f"secrets of {team} are still there ({e.what}): `baton secret remove --of {team} --all`")
+        return False
+    return True
 
 
 def _suspended(url: str | None) -> dict[str, str]:

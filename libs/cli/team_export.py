@@ -21,8 +21,8 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli.exits import UsageFault
-from libs.cli.options import Pool, Team, Url
-from libs.cli.output import hint, say
+from libs.cli.options import Output, Pool, Team, Url
+from libs.cli.output import Format, done, hint
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
@@ -43,6 +43,7 @@ def command(
     pool: Pool = None,
     team: Team = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Write all that is a team's own into a folder: jobs, events, bills, quotas."""
     if folder.exists():
@@ -56,7 +57,7 @@ def command(
 
     about = run(work, team, url, pool=pool, operator=False)
     hint(", ".join(f"{count} {what}" for what, count in about["counts"].items()))
-    say(str(folder))
+    done({"folder": str(folder), **about}, [str(folder)], output)
 
 
 @dataclass(slots=True)

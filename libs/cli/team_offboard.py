@@ -28,8 +28,8 @@ from libs.bus.table import SECRETS_BUCKET
 from libs.cli import team_export, team_pause
 from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
-from libs.cli.options import Url, UserOption
-from libs.cli.output import hint, say
+from libs.cli.options import Output, Url, UserOption
+from libs.cli.output import Format, done, hint, say
 from libs.cli.session import run
 from libs.cli.telling import ring_of
 from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
@@ -72,6 +72,7 @@ def command(
     ] = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """A team leaves: suspended, its jobs ended, all of its own exported, secrets removed, credentials void. May be repeated.
 
@@ -80,11 +81,34 @@ def command(
     check_folder(export, team)
     asked = Leaving(team, export, reason, cancel, wait)
     with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
-        run(lambda baton: offboard(baton, ring, asked), OPERATOR, url, user=user)
+        run(lambda baton: _offboard(baton, ring, asked, output), OPERATOR, url, user=user)
     hint(
         "nodes remove homes, output and checkpoints of its jobs within ten minutes, or when their agents start: "
         "`baton get nodes -o wide` shows in CLEARED by which record each has"
     )
+
+
+async def _offboard(baton: Baton, ring: Keyring, asked: Leaving, output: Format) -> None:
+    """Each step is shown as it is done: to a program's user on stderr, and all of them to the program at the end, whatever it
+    is."""
+    steps: dict[str, str] = {}
+    show = say if output.of_lines else hint
+
+    def shown(name: str, found: str) -> None:
+        steps[name] = found
+        show(f"{name}\t{found}")
+
+    error, records = "interrupted", dict[str, int]()
+    try:
+        records = await offboard(baton, ring, asked, shown)
+        error = ""
+    except Exception as e:
+        error = str(e) or type(e).__name__
+        raise
+    finally:
+        told: dict[str, Any] = {"team": asked.team, "folder": str(asked.folder), "steps": steps, "error": error}
+        told |= {"done": "" if error else "offboarded", "pools": team_pause.by_pool(records)}
+        done(told, [], output, names=[] if error else [asked.team])
 
 
 def check_folder(folder: Path, team: str) -> None:
@@ -112,8 +136,10 @@ def _exported(folder: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) and isinstance(about.get("sha256"), dict) else {}
 
 
-async def offboard(baton: Baton, ring: Keyring, asked: Leaving, show: Callable[[str], None] = say) -> None:
-    """Every step in order, each with what it found. Raises ClientError; what is done stays done."""
+async def offboard(baton: Baton, ring: Keyring, asked: Leaving, show: Callable[[str, str], None]) -> dict[str, int]:
+    """Every step in order, each with what it found. Returns of each pool the ledger record by which nodes are told that the
+    team has left. Raises ClientError; what is done stays done."""
+    records: dict[str, int] = {}
     steps: dict[str, Callable[[], Awaitable[str]]] = {
         "suspend": lambda: _suspend(baton, asked),
         "jobs": lambda: _end_jobs(baton, asked),
@@ -121,10 +147,11 @@ async def offboard(baton: Baton, ring: Keyring, asked: Leaving, show: Callable[[
         "secrets": lambda: _secrets(baton, asked),
         "revoke": lambda: _revoke(baton, ring, asked),
         "erase": lambda: _erase(ring, asked),
-        "nodes": lambda: _nodes(baton, asked),
+        "nodes": lambda: _nodes(baton, asked, records),
     }
     for name, step in steps.items():
-        show(f"{name}\t{await step()}")
+        show(name, await step())
+    return records
 
 
 async def _suspend(baton: Baton, asked: Leaving) -> str:
@@ -229,10 +256,10 @@ async def _erase(ring: Keyring, asked: Leaving) -> str:
     return f"{len(gone)} names are forgotten; their pseudonyms stay in ledger and bills"
 
 
-async def _nodes(baton: Baton, asked: Leaving) -> str:
+async def _nodes(baton: Baton, asked: Leaving, records: dict[str, int]) -> str:
     """Said again it finds the same, of a later record."""
-    known = await team_pause.leave(baton, asked.team, asked.reason)
-    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(known.items()))
+    records |= await team_pause.leave(baton, asked.team, asked.reason)
+    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(records.items()))
     return f"are told by {said} that its files go"
 
 

@@ -1,14 +1,15 @@
 """`baton team suspend|resume TEAM`: what an operator says to the pools, and what they then say of it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from libs.cli.decided import say_to_pool, say_to_pools
 from libs.cli.known_team import warn_of_unknown
-from libs.cli.options import Pool, Url, UserOption
-from libs.cli.output import hint, say
+from libs.cli.options import Output, Pool, Url, UserOption
+from libs.cli.output import Format, done, hint
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
@@ -16,6 +17,9 @@ from libs.client.errors import Failed
 from schemas import subjects
 from schemas.inbox import OffboardTeam, ResumeTeam, SuspendTeam
 from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
+
+DecidedIn = dict[str, int | None]
+"""Pool -> the ledger record that decided what was said of a team there; None: no record tells of it."""
 
 TeamName = Annotated[str, typer.Argument(help="A team. It need not have a credential any more.", metavar="TEAM")]
 
@@ -28,15 +32,16 @@ def suspend(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Pause a team in every pool (or one): nothing new is taken or started, questions are answered, bills go on."""
 
-    async def work(baton: Baton) -> list[str]:
+    async def work(baton: Baton) -> DecidedIn:
         await warn_of_unknown(baton, team)
         return await pause(baton, team, reason, stop=stop, only=pool)
 
-    pools = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    say("\t".join([team, *pools]))
+    records = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    _say(team, records, output, done="suspended", stop=stop)
     hint(
         "what runs ends as it would" if not stop else "what runs saves its work: `baton get jobs` shows it waiting then"
     )
@@ -49,20 +54,30 @@ def resume(
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Let a suspended team go on: its waiting jobs have kept their age."""
 
-    async def work(baton: Baton) -> list[str]:
+    async def work(baton: Baton) -> DecidedIn:
         return await go_on(baton, team, reason, only=pool)
 
-    pools = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    say("\t".join([team, *pools]))
+    _say(team, run(work, subjects.OPERATOR, url, user=user, pool=pool), output, done="resumed")
 
 
-async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> list[str]:
-    """Suspends `team`; the pools in which it is. Raises as `say_to_pool`."""
+def _say(team: str, records: DecidedIn, output: Format, **more: str | bool) -> None:
+    done({"team": team, **more, "pools": by_pool(records)}, ["\t".join([team, *records])], output, names=[team])
+
+
+def by_pool(records: Mapping[str, int | None]) -> list[dict[str, Any]]:
+    """For programs."""
+    return [{"pool": pool, "ledger_seq": seq} for pool, seq in records.items()]
+
+
+async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> DecidedIn:
+    """Suspends `team`; the pools in which it is, with the record that says so. Raises as `say_to_pool`."""
     who = baton.place.user or "operator"
     pools = [only] if only else await pools_of(baton)
+    records: DecidedIn = dict.fromkeys(pools)
 
     async def say_it(pool: str) -> None:
         async def paused() -> bool:
@@ -70,10 +85,10 @@ async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, onl
             return there is not None and there.reason == reason
 
         said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
-        await say_to_pool(baton, pool, said, subjects.suspend_team(pool, who), team, done=paused)
+        records[pool] = await say_to_pool(baton, pool, said, subjects.suspend_team(pool, who), team, done=paused)
 
     await say_to_pools(pools, say_it)
-    return pools
+    return records
 
 
 async def leave(baton: Baton, team: str, reason: str) -> dict[str, int]:
@@ -96,23 +111,26 @@ async def leave(baton: Baton, team: str, reason: str) -> dict[str, int]:
     return known
 
 
-async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> list[str]:
-    """Resumes `team` where it is suspended; the pools in which it was. Raises as `say_to_pool`; Failed when it is nowhere."""
+async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> DecidedIn:
+    """Resumes `team` where it is suspended; the pools in which it was, with the record that says so. Raises as `say_to_pool`;
+    Failed when it is nowhere."""
     who = baton.place.user or "operator"
     pools = [only] if only else await pools_of(baton)
     found = [pool for pool in pools if await suspension(baton, pool, team) is not None]
     if not found:
         raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
 
+    records: DecidedIn = dict.fromkeys(found)
+
     async def say_it(pool: str) -> None:
         async def goes_on() -> bool:
             return await suspension(baton, pool, team) is None
 
         said = ResumeTeam(team=team, reason=reason, user=who)
-        await say_to_pool(baton, pool, said, subjects.resume_team(pool, who), team, done=goes_on)
+        records[pool] = await say_to_pool(baton, pool, said, subjects.resume_team(pool, who), team, done=goes_on)
 
     await say_to_pools(found, say_it)
-    return found
+    return records
 
 
 async def suspension(baton: Baton, pool: str, team: str) -> SuspendedTeam | None:

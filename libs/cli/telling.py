@@ -42,16 +42,17 @@ def staying(ring: Keyring, names: Iterable[str]) -> list[str]:
     return out
 
 
-def tell_broker(ring: Keyring, accounts: Sequence[str], folder: Path | None, url: str | None) -> None:
-    """The running broker, if one runs: otherwise it is told when it is started."""
+def tell_broker(ring: Keyring, accounts: Sequence[str], folder: Path | None, url: str | None) -> bool:
+    """The running broker, if one runs: otherwise it is told when it is started. Whether it was told."""
     try:
         address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder or state_dir())["url"])
     except Unreachable:
         hint("Baton does not run here; it takes effect when it is started (`baton team push` for a server of your own)")
-        return
+        return False
     try:
         asyncio.run(tell(address, ring, accounts))
     except ConnectionError as e:
         raise NotTold(
             f"{e}\nThe change is written in {ring.folder}; run `baton team push` once the broker is there"
         ) from e
+    return True

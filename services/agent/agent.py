@@ -77,7 +77,7 @@ class Agent:
         self.left = LeftTeams(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
-            node.held_up = self.left.removes
+            node.start_blocked = self.left.removes
         launcher.begins = self.left.begins
         launcher.keeper.on_dying = self.keeper_dies
         launcher.keeper.on_loss = self.keeper_lost

@@ -208,10 +208,12 @@ class Launcher:
         begin = self.logs.begin if row is None else self.logs.adopt
         own, fresh, acknowledgement = begin(part.job_id, part.attempt, part.team)
         home, saves = own[0], self.checkpoints / part.job_id
-        if make_folder(str(saves)):
+        made = make_folder(str(saves))
+        if row is None:
+            self.owners.on_start(part.job_id, part.team, node.view.ledger_seq, saved=not made)
+            made |= make_folder(str(saves))
+        if made:
             fresh.append(saves)
-        elif row is None:
-            self.owners.again(part.job_id, part.team, node.view.ledger_seq)
         own.append(saves)
         workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
         paths = Paths(str(home), str(workdir), str(saves), acknowledgement)

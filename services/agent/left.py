@@ -27,7 +27,7 @@ from libs.bus.queries import NoAnswer, NobodyAnswers, QueryError, ask
 from schemas.catalog import BY_TYPE
 from schemas.nodes import STATE_ANSWER_S, TEAMS_PER_QUESTION, TeamsLeft, TeamsLeftQuery
 from services.agent.launcher import Launcher, prune
-from services.agent.owners import TEAM
+from services.agent.owners import TEAM, Removal
 
 log = logging.getLogger("baton.agent")
 
@@ -44,7 +44,7 @@ class LeftTeams:
         self.removed = 0
         """Jobs whose files were removed."""
         self.kept = 0
-        """Jobs of teams that have left whose files resist, or which run here still."""
+        """Jobs of teams that have left whose files are here still: they resist, another node noted them since, or it runs."""
         self._nats, self._pool, self._node, self._launcher, self._runs = nats, pool, node, launcher, runs
         self._begun: set[str] | None = None
         """Jobs that have begun here since the files were found that are being removed; None: none are."""
@@ -103,36 +103,43 @@ class LeftTeams:
     async def _remove(self, team: str, here: Mapping[str, Sequence[int]], seq: int) -> int:
         """Of how many jobs something stays. `here`: job -> its attempts."""
         noted = await asyncio.to_thread(self._launcher.owners.jobs, team)
-        removed, resist, runs = 0, [], 0
+        ended: dict[Removal, list[str]] = {ending: [] for ending in Removal}
+        runs = 0
         for job_id in sorted(here.keys() | {job_id for job_id, noted_at in noted.items() if noted_at <= seq}):
             if job_id in self._runs():
                 runs += 1
             elif self._begun is not None and job_id in self._begun:
                 continue  # and has ended: it was granted after the team came back
-            elif await self._gone(team, job_id, here.get(job_id, ()), seq):
-                removed += 1
             else:
-                resist.append(job_id)
-        self.removed += removed
-        if removed:
-            log.info("team %s has left: what was kept here of %d of its jobs is removed", team, removed)
+                ended[await self._removed(team, job_id, here.get(job_id, ()), seq)].append(job_id)
+        gone, resist, since = ended[Removal.GONE], ended[Removal.RESISTS], ended[Removal.NOTED_SINCE]
+        self.removed += len(gone)
+        if gone:
+            log.info("team %s has left: what was kept here of %d of its jobs is removed", team, len(gone))
         if resist:
             log.error("team %s has left, and files of %d of its jobs resist, e.g. %s", team, len(resist), resist[0])
+        if since:
+            log.info(
+                "team %s had left as of record %d, and another node has noted checkpoints of %d of its jobs since, e.g. %s: "
+                "they stay until it is asked again",
+                team, seq, len(since), since[0],
+            )  # fmt: skip
         if runs:
             log.warning("team %s has left, and %d of its jobs run here still: their files stay so long", team, runs)
-        return len(resist) + runs
+        return len(resist) + len(since) + runs
 
-    async def _gone(self, team: str, job_id: str, attempts: Sequence[int], seq: int) -> bool:
+    async def _removed(self, team: str, job_id: str, attempts: Sequence[int], seq: int) -> Removal:
         self._removed_now = job_id
         try:
             return await asyncio.to_thread(self._remove_job, team, job_id, attempts, seq)
         finally:
             self._removed_now = ""
 
-    def _remove_job(self, team: str, job_id: str, attempts: Sequence[int], seq: int) -> bool:
-        """Whether nothing is left of it. The attempts' folders go last: they say whose the checkpoints are. Blocks."""
-        if not self._launcher.owners.remove(job_id, team, seq):
-            return False
+    def _remove_job(self, team: str, job_id: str, attempts: Sequence[int], seq: int) -> Removal:
+        """The attempts' folders go last: they say whose the checkpoints are. Blocks."""
+        ended = self._launcher.owners.remove(job_id, team, seq)
+        if ended is not Removal.GONE:
+            return ended
         folders = [folder for attempt in attempts for folder in self._launcher.logs.folders(job_id, attempt, team)]
         prune(folders)
-        return not any(map(os.path.lexists, folders))
+        return Removal.RESISTS if any(map(os.path.lexists, folders)) else Removal.GONE

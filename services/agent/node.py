@@ -121,7 +121,7 @@ class NodeRunner:
     missed: int = 0
     """Replies of placement, in a row, that did not have this life although it was known."""
     may_start: Callable[[], bool] = lambda: True
-    held_up: Callable[[str], bool] = lambda job_id: False
+    start_blocked: Callable[[str], bool] = lambda job_id: False
     """Whether nothing of this job may begin for the moment."""
     labelled: Callable[[Inventory], Inventory] = lambda inventory: inventory
     """What the node offers, with what is found out at the start of a life."""
@@ -355,7 +355,7 @@ class NodeRunner:
         return self._ended_early(self._early.get(key), now)
 
     def _may_begin(self, part: DesiredPart) -> bool:
-        return not self.held_up(part.job_id) and self._lease_left(part)
+        return not self.start_blocked(part.job_id) and self._lease_left(part)
 
     def _lease_left(self, part: DesiredPart) -> bool:
         """Whether a part may be started: it would be killed at once, be granted again, and use up its tries."""

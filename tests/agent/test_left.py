@@ -11,7 +11,8 @@ import pytest
 from schemas.ids import job_id
 from schemas.inbox import Released, Started
 from schemas.nodes import TEAMS_PER_QUESTION
-from services.agent.owners import Owners
+from services.agent.folders import remove_tree
+from services.agent.owners import Owners, Removal
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 from tests.agent.test_agent import start, world  # noqa: F401 - fixtures
@@ -204,16 +205,77 @@ def test_where_other_nodes_save_too_a_job_that_begins_again_is_noted_at_once(tmp
     here, there = (Owners(tmp_path, "main", shared=True) for _ in range(2))
     saved(tmp_path, THEIRS)
     here.note({THEIRS: "blue"}, 7)
-    here.again(THEIRS, "blue", 60)
-    assert not there.remove(THEIRS, "blue", 50), "though it was noted with 7 when it was looked at"
+    here.on_start(THEIRS, "blue", 60, saved=True)
+    assert there.remove(THEIRS, "blue", 50) is Removal.NOTED_SINCE, "though it was noted with 7 when it was looked at"
+    there.note({THEIRS: "blue"}, 50)
+    assert there.jobs("blue") == {THEIRS: 60}, "an agent that has heard of less takes nothing back"
     assert (tmp_path / THEIRS / "step-3").exists()
-    assert there.remove(THEIRS, "blue", 60)
+    assert there.remove(THEIRS, "blue", 60) is Removal.GONE
+    assert sorted(path.name for path in (tmp_path / ".agent" / "main").iterdir()) == [".lock"]
+
+
+def test_what_another_node_begins_while_old_files_are_removed_stays(tmp_path, monkeypatch):
+    """The removal of a large folder takes long: it took what was saved meanwhile."""
+    here, there = (Owners(tmp_path, "main", shared=True) for _ in range(2))
+    saved(tmp_path, THEIRS)
+    here.note({THEIRS: "blue"}, 7)
+
+    def slow(folder):
+        if folder.exists() and not (tmp_path / THEIRS / "new").exists():
+            (tmp_path / THEIRS).mkdir(exist_ok=True)
+            here.on_start(THEIRS, "blue", 60, saved=False)
+            (tmp_path / THEIRS / "new").write_text("weights")
+        remove_tree(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("services.agent.owners.remove_tree", slow)
+        assert there.remove(THEIRS, "blue", 50) is Removal.NOTED_SINCE
+    assert [path.name for path in (tmp_path / THEIRS).iterdir()] == ["new"]
+    assert there.jobs("blue") == {THEIRS: 60}
+    assert there.remove(THEIRS, "blue", 60) is Removal.GONE
+
+
+def test_many_that_change_one_note_leave_the_latest(tmp_path):
+    """Threads of one agent and of another; who reads it meanwhile never sees half of it."""
+    agents = [Owners(tmp_path, "main", shared=True) for _ in range(4)]
+    saved(tmp_path, THEIRS)
+    agents[0].note({THEIRS: "blue"}, 100_000)
+    seen, last, together, over = [], 100_400, threading.Barrier(9), threading.Event()
+
+    def change(agent, first):
+        together.wait()
+        for seq in range(first, last + 1, 8):
+            agent.on_start(THEIRS, "blue", seq, saved=True)
+
+    def read():
+        together.wait()
+        while not over.is_set():
+            seen.append(agents[0].jobs("blue"))
+
+    threads = [threading.Thread(target=change, args=(agents[n % 4], 100_001 + n)) for n in range(8)]
+    reader = threading.Thread(target=read)
+    for thread in (*threads, reader):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    reader.join()
+    order = [found[THEIRS] for found in seen if found]  # none: it was just replaced
+    assert order == sorted(order)
+    assert agents[1].jobs("blue") == {THEIRS: last}
+
+
+def test_an_agent_that_is_frozen_with_the_lock_freezes_no_other(owners, tmp_path):
+    saved(tmp_path, THEIRS)
+    with owners._alone():
+        owners.note({THEIRS: "blue"}, 7)
+    assert owners.jobs("blue") == {THEIRS: 7}
 
 
 def test_what_was_noted_is_noted_again_of_a_job_that_begins_again(owners, tmp_path):
     saved(tmp_path, THEIRS)
     owners.note({THEIRS: "blue"}, 7)
-    owners.again(THEIRS, "blue", 60)
+    owners.on_start(THEIRS, "blue", 60, saved=True)
     owners.note({THEIRS: "blue"}, 61)
     assert owners.jobs("blue") == {THEIRS: 61}
 
@@ -279,9 +341,9 @@ def test_links_are_not_followed_and_what_resists_is_told(owners, tmp_path):
     saved(tmp_path, THEIRS)
     (tmp_path / THEIRS / "away").symlink_to(outside)
     owners.note({THEIRS: "blue"}, 7)
-    assert owners.remove(THEIRS, "blue", 7)
+    assert owners.remove(THEIRS, "blue", 7) is Removal.GONE
     (tmp_path / THEIRS).symlink_to(outside)
-    assert not owners.remove(THEIRS, "blue", 7), "it is no folder of a job's"
+    assert owners.remove(THEIRS, "blue", 7) is Removal.RESISTS, "it is no folder of a job's"
     assert (outside / "kept").exists()
 
 

@@ -148,7 +148,8 @@ async def test_what_operators_do_is_listed_and_verified_and_a_change_is_found(
         return len(await listed(stack, "--kind", "team.add")) == 2
 
     await until(told)
-    assert (await run(stack, "audit", "push", "--all")).out == f"{before + 1} told\n"
+    pushed = await run(stack, "audit", "push", "--all", "-o", "json")
+    assert json.loads(pushed.out) == {"done": "told", "actions_told": before + 1}
     assert (await run(stack, "audit", "verify")).code == 0
 
 

@@ -728,7 +728,8 @@ def test_the_page_shows_the_teams_money_and_needs_nothing_else(ledger: Path, tmp
     rows = exported(tmp_path / "bill.csv", ledger, "--of", "research")
     total = sum(Fraction(r["BilledCost"] or "") for r in rows)
     words = ("--ledger", ledger, "--of", "research", "--from", "2026-10-01", "--to", "2027-02-01")
-    baton("bill", "page", tmp_path / "page.html", *words)
+    told = json.loads(baton("bill", "page", tmp_path / "page.html", *words, "-o", "json"))
+    assert (told["file"], told["team"], told["closed"]) == (str(tmp_path / "page.html"), "research", False)
     text = (tmp_path / "page.html").read_text()
     assert f"<b>{round(total * 100) / 100:.2f} USD</b>cost" in text
     assert json.loads((tmp_path / "bill.csv.metadata.json").read_text())["x_Rows"] in text

@@ -146,7 +146,7 @@ async def test_a_broker_uses_the_same_connection_and_can_be_stopped(nats_url: st
 async def test_closing_gives_up_what_a_frozen_server_does_not_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(bus, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(bus, "_FLUSH_S", 0.2)
     with ServerInBackground(NATS, tmp_path) as server:
         connection = await connect(server.url, name="test")
         waits = asyncio.create_task((await connection.subscribe("news")).next_msg(timeout=600))
@@ -242,7 +242,7 @@ async def test_a_try_to_connect_again_that_fails_half_way_leaves_no_connection_b
 async def test_a_connection_that_drains_does_not_wait_for_a_server_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(bus, "_FLUSH_S", 0.2)
     monkeypatch.setattr(Client, "flush", partialmethod(Client.flush, timeout=600))
     with ServerInBackground(NATS, tmp_path) as server:
         connection = await connect(server.url, name="test")

@@ -1,11 +1,13 @@
 """Bills of a pool whose first segments were archived and are not on the broker any more."""
 
+import json
 from pathlib import Path
 
 from libs.bus.connect import Address, BusConnection
 from libs.bus.streams import provision
 from libs.core.scheduling.decider import Deciders
 from libs.ledger.archive import archive, files_of
+from libs.ledger.segments import name_of
 from libs.ledger.writer import LedgerWriter
 from tests.cli.test_command import baton
 from tests.kit.tasks import beside
@@ -30,7 +32,11 @@ async def test_bills_are_made_and_periods_closed_with_the_archive(
         for version in (1, 2):
             book.write_text(BOOK.format(version=version))
             assert (await baton("prices", "apply", "-f", str(book), *of_pool, url=url)).code == 0
-            assert (rolled := await baton("ledger", "roll", *of_pool, url=url)).code == 0, rolled.err
+            rolled = await baton("ledger", "roll", *of_pool, "-o", "json", url=url)
+            assert rolled.code == 0, rolled.err
+            told = json.loads(rolled.out)
+            assert told == {**told, "pool": POOL, "done": "rolled"}
+            assert told["open"] == name_of(POOL, told["last"] + 1)
         before = await baton("bill", "export", str(bill), "--from", "2020-01", *of_pool, url=url)
         assert [one.kept == "" for one in await archive(js, POOL, folder, resumes=passed)] == [True, False]
 
@@ -46,8 +52,17 @@ async def test_bills_are_made_and_periods_closed_with_the_archive(
         assert closed.code == 0, closed.err
         again = await baton("bill", "export", str(bill), *with_archive, url=url)
         assert (again.code, again.out) == (0, before.out), "the rows' hash"
-        same = await baton("bill", "verify", str(bill), *of_pool, "--archive", str(folder), url=url)
+        verify = ("bill", "verify", str(bill), *of_pool, "--archive", str(folder))
+        same = await baton(*verify, "-o", "json", url=url)
         assert same.code == 0, same.err
+        assert (json.loads(same.out)["ok"], json.loads(same.out)["differs"]) == (True, [])
+        text = bill.read_text()
+        bill.write_text(text + "x")
+        differs = await baton(*verify, "-o", "json", url=url)
+        found = json.loads(differs.out)
+        assert (differs.code, found["ok"]) == (1, False)
+        assert f"differs: {found['differs'][0]}" in differs.err
+        bill.write_text(text)
         both = await baton("bill", "statement", *with_archive, "--ledger", str(bill), url=url)
         assert (both.code, "--ledger" in both.err) == (2, True)
 
@@ -56,7 +71,15 @@ async def test_bills_are_made_and_periods_closed_with_the_archive(
         assert (told.code, "--archive FOLDER" in told.err, rest.exists()) == (2, True, False), told.err
         told = await baton("ledger", "export", str(rest), *of_pool, "--archive", str(folder), url=url)
         assert told.code == 0, told.err
-        gone = files_of(folder, POOL)[0]
+        gone, kept = files_of(folder, POOL)
         assert f"follows {gone}" in told.err
         whole = await baton("ledger", "verify", "--file", str(gone), "--file", str(rest), url=url)
         assert whole.code == 0, whole.err
+
+        archived = await baton("ledger", "archive", str(folder), *of_pool, "-o", "json", url=url)
+        (one,) = json.loads(archived.out)
+        assert (archived.code, one["file"], bool(one["kept"])) == (0, str(kept), True), "it was not asked for"
+        back = await baton("ledger", "restore", str(gone), str(kept), "--reason", "x", *of_pool, "-o", "json", url=url)
+        (one,) = json.loads(back.out)
+        assert (back.code, one["name"], one["first"]) == (0, name_of(POOL, 1), 1), back.err
+        assert "nothing needs to be restored" in back.err

@@ -474,8 +474,12 @@ async def test_dead_letters_are_shown_and_sent_again(urls: dict[str, Address], s
     assert key in (await baton("dead", "show", seq, url=urls["operator"])).out
     heard = await services.subscribe(subject)
     await services.flush()
-    assert (await baton("dead", "replay", seq, url=urls["operator"])).code == 0
-    assert (await heard.next_msg(timeout=10)).data == key.encode()
+    again = await baton("dead", "replay", seq, "-o", "json", url=urls["operator"])
+    told = {"seq": ack.seq, "subject": subject, "replayed": True, "error": ""}
+    assert (again.code, json.loads(again.out)) == (0, [told]), again.err
+    assert (await baton("dead", "replay", seq, url=urls["operator"])).out == f"{seq}\t{subject}\n"
+    for _ in range(2):
+        assert (await heard.next_msg(timeout=10)).data == key.encode()
     assert (await baton("dead", "show", "99999999", url=urls["operator"])).code == 3
     assert (await services.jetstream().stream_info(DEAD)).state.messages >= 1
 
@@ -488,7 +492,9 @@ async def test_an_empty_ledger_holds_every_invariant(urls: dict[str, Address]) -
 
 async def test_a_ledger_is_exported_and_verified_offline(urls: dict[str, Address], tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    assert (await baton("ledger", "export", str(path), "--pool", "main", url=urls["operator"])).code == 0
+    exported = await baton("ledger", "export", str(path), "--pool", "main", "-o", "json", url=urls["operator"])
+    told = json.loads(exported.out)
+    assert (exported.code, told["file"], told["follows"]) == (0, str(path), None), exported.err
     result = await baton("ledger", "verify", "--file", str(path), url="nats://127.0.0.1:1")
     assert (result.code, "0\tviolations" in result.out) == (0, True)
     path.write_text(path.read_text()[:-9])
@@ -501,8 +507,8 @@ async def test_a_ledger_is_exported_and_verified_offline(urls: dict[str, Address
 async def test_provision_may_be_repeated(urls: dict[str, Address]) -> None:
     result = await baton("provision", "--scale", "0.01", url=urls["operator"])
     assert (result.code, result.out) == (0, "main\tready\n")
-    other = await baton("provision", "--scale", "0.01", "--pool", "second", url=urls["operator"])
-    assert (other.code, other.out) == (0, "second\tready\n")
+    other = await baton("provision", "--scale", "0.01", "--pool", "second", "-o", "json", url=urls["operator"])
+    assert (other.code, json.loads(other.out)) == (0, [{"pool": "second", "done": "provisioned"}])
 
 
 async def test_provision_makes_all_pools_that_admission_serves(urls: dict[str, Address]) -> None:

@@ -46,7 +46,15 @@ from schemas.inbox import (
     QuarantineLifted,
 )
 from schemas.jobs import JobSpec, SubmitJob
-from schemas.ledger import LedgerEvent, LedgerRecord, NodeCordoned, NodeLeft, NodeUncordoned
+from schemas.ledger import (
+    LedgerEvent,
+    LedgerRecord,
+    NodeCordoned,
+    NodeLeft,
+    NodeUncordoned,
+    PeriodClosed,
+    PricesApplied,
+)
 from schemas.prices import ClosedPeriod
 from schemas.queries import (
     DeviceList,
@@ -423,8 +431,9 @@ async def test_readers_are_shown_and_forgotten_and_an_older_one_holds_the_upgrad
     forget = ("--forget", "host-1-7", "--reason", "it is gone")
     left = await baton("ledger", "readers", *forget, "-o", "json", "--pool", "main", **operator)
     assert [one["process"] for one in json.loads(left.out)["readers"]] == ["host-2-9"]
-    done = await baton("ledger", "upgrade", "--pool", "main", **operator)
+    done = await baton("ledger", "upgrade", "--pool", "main", "-o", "json", **operator)
     assert done.code == 0, done.err
+    assert json.loads(done.out) == {"pool": "main", "format": NEWEST, "done": "upgraded"}
     assert await known.format("main") == NEWEST
 
 
@@ -443,21 +452,30 @@ async def test_an_operator_may_upgrade_although_an_older_reader_lives(
 
 
 async def test_a_book_is_applied_a_bill_is_exported_and_a_period_closed(
-    urls: dict[str, Address], placement: None, tmp_path: Path
+    urls: dict[str, Address], services: BusConnection, placement: None, tmp_path: Path
 ) -> None:
     book, bill = tmp_path / "book.yaml", tmp_path / "bill.csv"
     book.write_text("version: 1\ncurrency: USD\nprices: [{device: H100, price: 2.99, from: 2020-01-01}]\n")
     url = urls["operator"]
-    applied = await baton("prices", "apply", "-f", str(book), "--user", "olga", "--pool", DECIDED, url=url)
-    assert (applied.code, applied.out) == (0, "version 1 is applied\n")
+    words = ("prices", "apply", "-f", str(book), "--user", "olga", "--pool", DECIDED)
+    applied = await baton(*words, "-o", "json", url=url)
+    told = json.loads(applied.out)
+    (event,) = await events_of(services, told.pop("ledger_seq"))
+    assert applied.code == 0
+    assert isinstance(event, PricesApplied)
+    assert told == {"pool": DECIDED, "version": 1, "currency": "USD", "done": "applied"}
     wrong = await baton("bill", "close", "--from", "2099-01", "--pool", DECIDED, url=url)
     assert wrong.code == 4
     assert "close it when it is over" in wrong.err
     first = ("bill", "close", "--from", "2020-01", "--user", "olga", "--pool", DECIDED)
     slip = await baton(*first, url=url)
     assert (slip.code, "say --empty if that is meant" in slip.err) == (2, True), slip.err
-    closed = await baton(*first, "--empty", url=url)
+    closed = await baton(*first, "--empty", "-o", "json", url=url)
     assert closed.code == 0, closed.err
+    told = json.loads(closed.out)
+    (event,) = await events_of(services, told["ledger_seq"])
+    assert isinstance(event, PeriodClosed)
+    assert (told["period"], told["row_count"]) == (event.period.model_dump(mode="json"), 0)
     async with await connect(url, operator=True) as client:
         js = client.nats.jetstream()
         payloads = [await stored_at(js, DECIDED, seq) or b"" for seq in range(1, await last_seq(js, DECIDED) + 1)]
@@ -474,8 +492,10 @@ async def test_a_book_is_applied_a_bill_is_exported_and_a_period_closed(
             )  # fmt: skip
             with pytest.raises(PoolRefused, match=why):
                 await say_to_pool(client, DECIDED, ClosePeriod(period=lie), close_period(DECIDED, "olga"), "a lie")
-    told = await baton("bill", "export", str(bill), "--from", "2020-01", "--pool", DECIDED, url=url)
-    assert (told.code, told.out[:6]) == (0, "0 rows"), told.err
+    exported = await baton("bill", "export", str(bill), "--from", "2020-01", "--pool", DECIDED, "-o", "json", url=url)
+    told = json.loads(exported.out)
+    assert (exported.code, told["file"], told["row_count"]) == (0, str(bill), 0), exported.err
+    assert told["metadata"]["x_Sha256"] == told["sha256"]
 
 
 async def test_a_book_that_is_applied_already_differs_in_nothing(
@@ -493,6 +513,10 @@ async def test_a_book_that_is_applied_already_differs_in_nothing(
         for same in (file, other):
             again = await baton("prices", "apply", "-f", str(same), *words, url=urls["operator"])
             assert (again.code, again.out, again.err) == (0, "", "nothing differs\n")
+        program = json.loads(
+            (await baton("prices", "apply", "-f", str(file), *words, "-o", "json", url=urls["operator"])).out
+        )
+        assert (program["done"], program["ledger_seq"]) == ("nothing differs", None)
         wrong = await baton("prices", "apply", "-f", str(foreign), *words, url=urls["operator"])
         assert wrong.code == 2
         assert ":5: prices.0.class: nightly is no priority class that there is; there are research, spot" in wrong.err
@@ -570,7 +594,10 @@ async def test_a_dead_letter_that_is_refused_again_ends_as_any_other_refused_com
         letter = dead_letter("placement", received, "it was too early")
         ack = await services.jetstream().publish(letter.subject, letter.payload, headers=letter.headers)
         seqs.append(str(ack.seq))
-    again = await baton("dead", "replay", *seqs, url=urls["operator"])
+    again = await baton("dead", "replay", *seqs, "-o", "json", url=urls["operator"])
     assert again.code == 4, again.err
     assert f"pool {DECIDED} has refused it" in again.err
-    assert again.out == f"{seqs[1]}\t{input_subject(welcome, DECIDED)}\n", "the other one was decided"
+    first, second = json.loads(again.out)
+    assert (first["replayed"], f"pool {DECIDED} has refused it" in first["error"]) == (False, True)
+    told = {"seq": int(seqs[1]), "subject": input_subject(welcome, DECIDED), "replayed": True, "error": ""}
+    assert second == told, "the other one was decided"

@@ -140,13 +140,18 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
     return Keyring(tmp_path_factory.mktemp("keys"))
 
 
-def ended(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code of `baton line`, and what it says on stderr."""
+def argv(line: str) -> list[str]:
+    """Of `baton line`, with files where it names their kinds."""
     files = {
         "FILE": "file", "QUEUES": str(ROOT / "deploy/queues.yaml"), "PRICES": str(ROOT / "deploy/prices.yaml"),
         "JOB": str(ROOT / "examples/gang-16.yaml"),
     }  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["baton", *(files.get(word, word) for word in line.split())])
+    return ["baton", *(files.get(word, word) for word in line.split())]
+
+
+def ended(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code of `baton line`, and what it says on stderr."""
+    monkeypatch.setattr(sys, "argv", argv(line))
     with pytest.raises(SystemExit) as end:
         main()
     assert isinstance(end.value.code, int)

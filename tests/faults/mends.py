@@ -378,7 +378,7 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "15. two admissions let in twice a team's rate",
         "services/admission/app.py",
-        "intake.queued(event)",
+        "self._intake.queued(event)",
         "pass",
         "admission/test_service::test_a_rate_holds_whichever_process_admits",
     ),

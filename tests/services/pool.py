@@ -11,6 +11,7 @@ from libs.bus.connect import BusConnection
 from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
 from libs.ledger.reader import LedgerReader
+from libs.ledger.segments import stored_at
 from schemas import inbox, ledger
 from schemas.catalog import TYPE_OF
 from schemas.inbox import NodeObserved, Observation
@@ -70,6 +71,10 @@ class Pool:
         found = [e.record async for batch in reader.read_to(await reader.last_seq()) for e in batch if e.valid]
         await reader.close()
         return found
+
+    async def events_of(self, seq: int) -> tuple[ledger.LedgerEvent, ...]:
+        """Of one record."""
+        return ledger.LedgerRecord.model_validate_json(await stored_at(self.js, self.name, seq) or b"").events
 
     async def event(self, kind: type[E], number: int = 1, **fields: Any) -> E:
         """The `number`-th event of that kind with these fields, waited for."""

@@ -1,6 +1,7 @@
 """Backups of a running instance, and what is made of them: streams as they were, only what is new, nothing that was changed."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from libs.ledger.tail import Stored
 from libs.walls.keyring import Keyring
 from schemas import inbox, subjects
 from schemas.inbox import NodeDead, NodeLost
+from tests.cli.test_command import baton
 from tests.core.builders import World, job, node
 from tests.redis.ledgers import chain, store
 
@@ -95,6 +97,22 @@ async def test_what_was_copied_is_put_back_as_it_was_and_every_life_is_ended(
         ]  # fmt: skip
         await close(again)
     await close(nats)
+
+
+async def test_programs_are_told_what_was_copied_and_restored(cluster: LocalStack, tmp_path: Path) -> None:
+    nats = await filled(cluster, a_pool_that_lived())
+    await close(nats)
+    folder, home = tmp_path / "backup", tmp_path / "again"
+    written = await baton("backup", str(folder), "-o", "json", BATON_STATE_DIR=str(cluster.state_dir))
+    assert written.code == 0, written.err
+    told = json.loads(written.out)
+    assert (told["folder"], told["done"], told["copied_bytes"] > 0) == (str(folder), "written", True)
+    restored = await baton("restore", str(folder), "--state-dir", str(home), "-o", "json")
+    assert restored.code == 0, restored.err
+    again = json.loads(restored.out)
+    assert (again["state_dir"], again["pools"]["main"]["hash"]) == (str(home), told["verified"]["main"]["hash"])
+    keys = (home / "keys.json").read_text()
+    assert not [seed for seed in re.findall(r"\bS[A-Z][A-Z2-7]{56}\b", keys) if seed in written.out + restored.out]
 
 
 async def test_kept_work_has_to_be_fenced_by_somebody(cluster: LocalStack, tmp_path: Path) -> None:

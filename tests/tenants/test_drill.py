@@ -32,6 +32,7 @@ from schemas.jobs import JobSpec, JobState, Simulation
 from schemas.resources import Resources
 from schemas.subjects import OPERATOR
 from schemas.use import UseQuery
+from tests.cli.test_command import baton
 from tests.kit.waiting import until
 
 FLEET = "groups:\n  - {name: 'n-{i:02d}', count: 2, devices: {model: H100, count: 2, memory_gib: 80}}\n"
@@ -158,17 +159,23 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
 async def leaves(cluster: LocalStack, export: Path, ana: str, key: Path) -> None:
     """The team's one running job is ended; said twice, the second time finds nothing to do."""
     asked = Leaving("red", export, "its contract has ended", cancel=True, wait_s=60)
-    shown: list[str] = []
+    steps: list[tuple[str, str]] = []
     async with await connect(cluster.address(OPERATOR)) as operator:
         assert People(cluster.state_dir).of("red") == {ana: PERSON}
-        for _ in range(2):
-            await offboard(operator, cluster.keyring, asked, shown.append)
-    steps = [line.partition("\t")[::2] for line in shown]
-    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "secrets", "revoke", "erase", "nodes"] * 2
-    found = dict(steps[:7])
+        records = await offboard(operator, cluster.keyring, asked, lambda *step: steps.append(step))
+    words = ("team", "offboard", "red", "--export", str(export), "--reason", "its contract has ended", "-o", "json")
+    result = await baton(*words, BATON_STATE_DIR=str(cluster.state_dir))
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    ((pool, seq),) = [(one["pool"], one["ledger_seq"]) for one in told.pop("pools")]
+    assert (pool, seq >= records["main"]) == ("main", True)
+    again = told.pop("steps")
+    assert told == {"team": "red", "folder": str(export), "error": "", "done": "offboarded"}
+    assert all(f"{name}\t{found}" in result.err for name, found in again.items()), "people see each when it is done"
+    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "secrets", "revoke", "erase", "nodes"]
+    found = dict(steps)
     assert (found["suspend"], found["jobs"], found["secrets"]) == ("in main", "1 have ended", "1 removed")
     assert found["erase"].startswith("1 names are forgotten")
-    again = dict(steps[7:])
     assert (again["suspend"], again["jobs"], again["secrets"]) == (
         "was suspended already",
         "none waits or runs",

@@ -113,12 +113,18 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         (warning,) = json.loads(warned.out)["warnings"]
         assert "9 accelerators are guaranteed, and 5 of the pool are up" in warning
         assert warning in warned.err
-        applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga")
+        applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga", "-o", "json")
         assert applied.code == 0, applied.err
-        assert (await world.event(QueuesApplied)).user == "olga"
+        done = json.loads(applied.out)
+        seq = done.pop("ledger_seq")
+        assert done == {**program, "pool": world.name, "done": "applied"}
+        event = await world.event(QueuesApplied)
+        assert (event.user, event in await world.events_of(seq)) == ("olga", True)
         same = await said("diff", "-f", str(path), "-o", "json")
         assert (same.code, json.loads(same.out)["applied"], json.loads(same.out)["changes"]) == (0, 1, []), same.err
-        assert (await said("apply", "-f", str(path))).code == 0, "said again it is as it was"
+        again = await said("apply", "-f", str(path), "-o", "json")
+        assert again.code == 0, "said again it is as it was"
+        assert (json.loads(again.out)["done"], json.loads(again.out)["ledger_seq"]) == ("nothing differs", None)
 
         await world.event(JobGranted, job_id=await submit(world, blue, "one", 2))
         waits = await submit(world, red, "two", 2)
@@ -132,14 +138,18 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         away = await said("boost", waits, "--to", "servin", "--for", "1h", "--reason", "late")
         assert (away.code, "there are serving, production, experiment" in away.err) == (2, True), away.err
         raised = await said(
-            "boost", waits, "--to", "production", "--for", "1h", "--reason", "a deadline", "--user", "olga"
+            "boost", waits, "--to", "production", "--for", "1h", "--reason", "late", "--user", "olga", "-o", "json"
         )
         assert raised.code == 0, raised.err
-        assert (await world.event(JobBoosted, job_id=waits)).user == "olga"
+        boosted = await world.event(JobBoosted, job_id=waits)
+        done = json.loads(raised.out)
+        assert (boosted.user, boosted in await world.events_of(done.pop("ledger_seq"))) == ("olga", True)
+        how = {"class": "production", "for_s": 3600, "done": "boosted"}
+        assert done == {"pool": world.name, "job_id": waits, **how}
         (news,) = await until(lambda: stored(world.js, subjects.EVENTS, subjects.event("boosted", red)))
-        assert "a deadline" in JobEvent.model_validate_json(news.data).reason
-        ended = await said("boost", waits, "--end", "--reason", "moved")
-        assert ended.code == 0, ended.err
+        assert "late" in JobEvent.model_validate_json(news.data).reason
+        ended = await said("boost", waits, "--end", "--reason", "moved", "-o", "json")
+        assert (ended.code, json.loads(ended.out)["done"]) == (0, "boost ended"), ended.err
         assert (await world.event(BoostEnded, job_id=waits)).reason == "moved"
         assert (await said("boost", waits, "--reason", "x")).code == 2
 
@@ -153,8 +163,8 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         assert "GUARANTEED" in table
 
         path.write_text(FILE.format(version=1, limit=5, blue=blue, red=red))
-        outdated = await said("apply", "-f", str(path))
-        assert outdated.code != 0
+        outdated = await said("apply", "-f", str(path), "-o", "json")
+        assert (outdated.code != 0, outdated.out) == (True, "")
         assert "version: 2" in outdated.err
         path.write_text(FILE.format(version=2, limit=5, blue=blue, red=red))
         assert "limit.*: 3 -> 5" in (await said("apply", "-f", str(path))).out
@@ -183,9 +193,12 @@ async def budgets_are_applied_shown_held_to_and_topped_up(
     }  # fmt: skip
     told = {"what": "budgets", "applied": 0, "version": 1, "changes": [change], "warnings": []}
     assert (read.code, json.loads(read.out)) == (1, told), read.err
-    applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga")
+    applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga", "-o", "json")
     assert applied.code == 0, applied.err
-    assert (await world.event(BudgetsApplied)).user == "olga"
+    done = json.loads(applied.out)
+    event = await world.event(BudgetsApplied)
+    assert (event.user, event in await world.events_of(done.pop("ledger_seq"))) == ("olga", True)
+    assert done == {**told, "pool": world.name, "done": "applied"}
     assert (await said("diff", "-f", str(path))).code == 0, "nothing differs"
     (row,) = json.loads((await said("budget", "show", "--team", "operator", "-o", "json")).out)
     assert (row["jobs"], row["budget"]["queue"], row["available"] <= 1_000_000) == (2, "lab", True)
@@ -201,6 +214,12 @@ async def budgets_are_applied_shown_held_to_and_topped_up(
     assert "team:vision has no budget of gpu-hours" in unknown.err
     more = await said("budget", "top-up", "queue:lab", "--gpu-hours", "3", "--reason", "a deadline", "--user", "olga")
     assert (more.code, more.out) == (0, "queue:lab:gpu-hours:month has 3 more until its period ends\n"), more.err
+    top_up = ("budget", "top-up", "queue:lab", "--gpu-hours", "0.5", "--reason", "a deadline", "-o")
+    told = json.loads((await said(*top_up, "json")).out)
+    assert await world.events_of(told.pop("ledger_seq"))
+    key = "queue:lab:gpu-hours:month"
+    assert told == {"pool": world.name, "budget": key, "amount": 500_000, "done": "topped up"}
+    assert (await said(*top_up, "name")).out == f"{key}\n"
     await world.event(JobGranted, job_id=long)
     path.write_text("version: 2\nbudgets: [{queue: lab, unit: gpu-hours, period: day, hard: 0}]\n")
     assert (await said("apply", "-f", str(path))).code == 0

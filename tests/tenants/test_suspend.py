@@ -81,8 +81,12 @@ async def test_a_team_is_suspended_and_goes_on(world: Pool, serving: Serving, te
         waits = await submit(world, team, "waits")
         await world.event(JobQueued, job_id=waits)
 
-        told = await baton("team", "suspend", team, "--reason", "unpaid", *about, url=nats_url)
-        assert (told.code, told.out) == (0, f"{team}\t{world.name}\n"), told.err
+        told = await baton("team", "suspend", team, "--reason", "unpaid", *about, "-o", "json", url=nats_url)
+        assert told.code == 0, told.err
+        suspended = json.loads(told.out)
+        ((name, seq),) = [(one["pool"], one["ledger_seq"]) for one in suspended.pop("pools")]
+        assert (suspended, name) == ({"team": team, "done": "suspended", "stop": False}, world.name)
+        assert any(isinstance(event, TeamSuspended) for event in await world.events_of(seq))
         assert (await world.event(TeamSuspended)).user == "olga"
 
         late = await submit(world, team, "late")

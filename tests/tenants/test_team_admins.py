@@ -235,6 +235,9 @@ async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Pat
     )
     assert path.stat().st_mode & 0o077 == 0
     await close(await house.of(path, "blue.ida"))
+    rotated = await admin("rotate", "blue.ida", "--write", str(path), "-o", "json")
+    about = {"team": "blue", "credential": "blue.ida", "file": str(path), "broker_told": True}
+    assert (rotated.code, json.loads(rotated.out)) == (0, {**about, "done": "rotated"}), rotated.err
     foreign, twice = await asyncio.gather(admin("add", "green.x"), admin("revoke", "blue.nobody", "--reason", "gone"))
     assert (foreign.code, twice.code) == (4, 2)
     assert "of another team than yours" in foreign.err
@@ -281,8 +284,11 @@ async def test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks(
     ):
         await world.put(own, other)
         await world.event(ledger.JobQueued, job_id=other.job_id)
-        raised = await said("blue.ana", own.job_id, "--to", "serving", "--for", "1h")
+        raised = await said("blue.ana", own.job_id, "--to", "serving", "--for", "1h", "-o", "json")
         assert raised.code == 0, raised.err
+        assert json.loads(raised.out) == {
+            "pool": "main", "job_id": own.job_id, "class": "serving", "for_s": 3600, "done": "boosted", "ledger_seq": None,
+        }  # fmt: skip
         boosted = await world.event(ledger.JobBoosted, job_id=own.job_id)
         assert (boosted.team, boosted.user, boosted.priority > own.priority) == ("blue", "ana", True)
         ana, eve = [await house.of(house.ring.team(name), name) for name in ("blue.ana", "green.eve")]

@@ -39,8 +39,10 @@ async def test_a_team_sets_lists_and_removes_and_an_operator_changes_the_master_
 ) -> None:
     first = await said(stack, monkeypatch, b"one line\n", "secret", "set", "hf-token")
     assert (first.code, first.out) == (0, "hf-token\t1\n"), first.err
-    again = await said(stack, monkeypatch, b"another\r\n", "secret", "set", "hf-token")
-    assert (again.code, again.out) == (0, "hf-token\t2\n")
+    again = await said(stack, monkeypatch, b"another\r\n", "secret", "set", "hf-token", "-o", "json")
+    told = json.loads(again.out)
+    assert (again.code, told["name"], told["version"], told["done"]) == (0, "hf-token", 2, "set")
+    assert "another" not in again.out + again.err
     (tmp_path / "key").write_bytes(b"of a file\n")
     assert (await run(stack, "secret", "set", "key", "--file", str(tmp_path / "key"), "--team", "red")).code == 0
     nothing = await said(stack, monkeypatch, b"", "secret", "set", "empty")
@@ -56,9 +58,11 @@ async def test_a_team_sets_lists_and_removes_and_an_operator_changes_the_master_
     of = await run(stack, "secret", "list", "--of", "red", "-o", "json")
     assert json.loads(of.out) == shown
 
-    done = await run(stack, "secret", "rekey", "--reason", "a disk was lost")
-    assert (done.code, done.out) == (0, "3\n"), "both versions of one, and the other"
-    assert (await run(stack, "secret", "remove", "key", "--team", "red")).out == "key\n"
+    done = await run(stack, "secret", "rekey", "--reason", "a disk was lost", "-o", "json")
+    told = json.loads(done.out)
+    assert (done.code, told["values"], told["lost"]) == (0, 3, 0), "both versions of one, and the other"
+    half = await run(stack, "secret", "remove", "key", "none", "--team", "red", "-o", "json")
+    assert (half.code, json.loads(half.out)) == (3, {"team": "red", "removed": ["key"]}), half.err
     gone = await run(stack, "secret", "remove", "key", "--team", "red")
     assert (gone.code, gone.err) == (
         3,

@@ -1,6 +1,7 @@
 """A team that said more than a team may is kept out: operators see it, are warned of it, and let it in before its time."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -79,8 +80,9 @@ async def test_an_operator_sees_who_is_kept_out_and_lets_it_in_before_its_time(
 
         refused = await operator(pool, "team", "let-in", "green")
         assert (refused.code, "team 'green' is not kept out; there are blue" in refused.err) == (2, True), refused.err
-        done = await operator(pool, "team", "let-in", "blue", "--reason", "their script is mended")
-        assert (done.code, done.out.strip()) == (0, "blue"), done.err
+        done = await operator(pool, "team", "let-in", "blue", "--reason", "their script is mended", "-o", "json")
+        assert done.code == 0, done.err
+        assert json.loads(done.out) == {"team": "blue", "done": "let in", "broker_told": True}
         back = await connect(Address(url, ring.team("blue")), name="blue", wait_s=30)
         await until(lambda: says("0.0"))
         assert '"kept_out": "until ' not in (await operator(pool, "team", "list", "-o", "json")).out

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,10 +201,60 @@ async def test_a_credential_of_a_node_the_operator_or_a_service_that_was_copied_
     assert f'"{words[0]}.' in (cluster.state_dir / "audit.jsonl").read_text()
 
 
+async def test_programs_are_told_where_a_credential_is_and_never_what_is_in_it(cluster: LocalStack) -> None:
+    creds, said, seeds = cluster.keyring.creds, [], set[str]()
+
+    async def told(*words: str, code: int = 0) -> Any:
+        result = await baton(*words, "-o", "json", BATON_STATE_DIR=str(cluster.state_dir))
+        assert result.code == code, result.err
+        said.append(result.out + result.err)
+        seeds.update(
+            seed for file in creds.rglob("*.creds") for seed in re.findall("^SU[A-Z0-9]+$", file.read_text(), re.M)
+        )
+        return json.loads(result.out)
+
+    vision = {"team": "vision", "credential": "vision", "file": f"{creds / 'vision.creds'}", "broker_told": True}
+    gone = {"file": None, "done": "revoked"}
+    assert await told("team", "add", "vision") == {**vision, "done": "added"}
+    assert await told("team", "rotate", "vision") == {**vision, "done": "rotated"}
+    ana = await told("team", "add", "red.ana")
+    assert (ana["team"], Path(ana["file"]).stem) == ("red", ana["credential"]), "the name that she speaks under"
+    assert await told("team", "erase", "red.ana") == {
+        "team": "red", "credentials": [ana["credential"]], "done": "erased", "broker_told": True,
+    }  # fmt: skip
+    revoked = await told("team", "revoke", "red", "--reason", "left")
+    assert revoked.pop("secrets_removed") is True, "there were none"
+    assert revoked == {"team": "red", "credential": "red", "broker_told": True, **gone}
+    pushed = {"teams": ["red", "vision"], "done": "told", "broker_told": True, "actions_told": 0}
+    assert await told("team", "push") == pushed
+
+    node = {"pool": "main", "node": "n7", "folder": f"{creds / 'nodes/main.n7'}", "broker_told": True}
+    assert await told("node", "add", "n7") == {**node, "done": "added"}
+    assert await told("node", "rotate", "n7") == {**node, "done": "rotated"}
+    assert await told("node", "revoke", "n7", "--reason", "sold") == {**node, "folder": None, "done": "revoked"}
+    every = await told("node", "rotate")
+    assert (every["node"], every["folder"]) == (None, f"{creds / 'nodes/main'}"), "of all nodes of the pool"
+
+    fay = {"name": "fay", "file": f"{cluster.keyring.finance('fay')}", "broker_told": True}
+    assert await told("finance", "add", "fay") == {**fay, "done": "added"}
+    assert await told("finance", "rotate", "fay") == {**fay, "done": "rotated"}
+    assert await told("finance", "revoke", "fay", "--reason", "left") == {**fay, **gone}
+
+    made = await told("credentials", "--teams", "vision")
+    assert {"vision", "operator", "placement"} <= {one["credential"] for one in made["credentials"]}
+    assert {"operator", "resolver"} <= made["config"].keys()
+    rotated = await told("credentials", "--rotate", "operator,placement")
+    assert [Path(one["file"]).is_file() for one in rotated["credentials"]] == [True, True]
+    assert len(seeds) > 10
+    assert not [seed for seed in seeds if any(seed in text for text in said)]
+
+
 async def test_a_change_without_a_broker_is_kept_for_its_start(tmp_path: Path) -> None:
     Keyring(tmp_path).team("red")
     added = await baton("team", "add", "vision", BATON_STATE_DIR=str(tmp_path))
     assert (added.code, "takes effect when it is started" in added.err) == (0, True)
+    again = await baton("team", "add", "vision", "-o", "json", BATON_STATE_DIR=str(tmp_path))
+    assert json.loads(again.out)["broker_told"] is False
     away = await baton("team", "add", "blue", "--url", "nats://127.0.0.1:9", BATON_STATE_DIR=str(tmp_path))
     assert (away.code, "baton team push" in away.err) == (6, True)
     assert Keyring(tmp_path).teams == ["blue", "red", "vision"]
