@@ -9,7 +9,6 @@ from typing import Protocol
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from libs.adapters.mongo.store import StoreAway
 from libs.adapters.mongo.use import UseStore
 from libs.bus.queries import AskAgain, InvalidQuestion
 from libs.core.billing.in_days import MOST_USES, Days, bill_in_days, with_forecast
@@ -25,6 +24,7 @@ from libs.ledger.chain import LedgerStopped
 from libs.ledger.parts import part_after
 from libs.ledger.segments import RecordsArchived
 from libs.ports import clock
+from libs.service.mongo_questions import asks_mongo
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
 from schemas.proofs import LedgerPart, LedgerRead
@@ -44,6 +44,8 @@ MAX_READ = 1_000_000
 each user in what is not asked by job: 2,000 hours of the largest team, or a year of a hundred users who always work."""
 MAX_LINES = 2_000_000
 """Of packed attempts (`libs.core.billing.use_lines`), of all teams: some seconds of a thread, while no record is folded."""
+_USE_S = 25.0
+"""For what MongoDB has of an answer about use: a client waits for 30 s."""
 MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
@@ -169,7 +171,7 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
     told: list[int] = []
     count = read = 0
     by_job = query.group_by == "job"
-    try:
+    with asks_mongo("quota_billing", "the hours of use", _USE_S):
         async with aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1, jobs=by_job)) as pages:
             async for hours in pages:
                 count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
@@ -187,8 +189,6 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
                 if len(grouped) > MAX_ROWS:
                     problem, fix = f"there are more than the {MAX_ROWS} rows of one answer", "or group by team"
                     raise _invalid("group_by", query.group_by, problem, f"narrow it with from_us and to_us, {fix}")
-    except StoreAway:
-        raise AskAgain("MongoDB, which keeps the hours of use, does not answer quota_billing: ask again") from None
     return UseReply(
         rows=tuple(grouped.rows()),
         first_us=told[0] * HOUR_US if told else None,
