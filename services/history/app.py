@@ -32,8 +32,8 @@ A = TypeVar("A")
 
 _ANSWER_S = 4.0
 """For what MongoDB has of an answer: a client waits for 5 s."""
-_LOGS_S = 1.4
-"""Of one for output, for which a client waits 2 s; the driver may take half a second longer than it is told to."""
+_LOGS_S = 1.6
+"""Of one for output: a client waits for 2 s."""
 
 
 class History:
@@ -54,7 +54,7 @@ class History:
 
     async def stored(self, answer: Awaitable[A], within_s: float = _ANSWER_S) -> A:
         """What is asked of the past."""
-        with asks_mongo("history", "jobs' documents and teams' lines", within_s):
+        async with asks_mongo("history", "jobs' documents and teams' lines", within_s):
             return await answer
 
     async def soon(self, document: Awaitable[A], within_s: float = _ANSWER_S) -> A:

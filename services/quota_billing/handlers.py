@@ -44,8 +44,6 @@ MAX_READ = 1_000_000
 each user in what is not asked by job: 2,000 hours of the largest team, or a year of a hundred users who always work."""
 MAX_LINES = 2_000_000
 """Of packed attempts (`libs.core.billing.use_lines`), of all teams: some seconds of a thread, while no record is folded."""
-_USE_S = 25.0
-"""For what MongoDB has of an answer about use: a client waits for 30 s."""
 MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
@@ -171,24 +169,24 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
     told: list[int] = []
     count = read = 0
     by_job = query.group_by == "job"
-    with asks_mongo("quota_billing", "the hours of use", _USE_S):
-        async with aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1, jobs=by_job)) as pages:
-            async for hours in pages:
-                count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
-                if count > MAX_HOURS:
-                    problem, fix = f"more than {MAX_HOURS} hours of teams are kept of that time", "or ask for one team"
-                    raise _invalid("from_us", str(query.from_us), problem, f"narrow it with from_us and to_us, {fix}")
-                read += sum(len(rows) for hour in hours for rows in hour.slots.values())
-                if read > MAX_READ:
-                    problem = f"more than {MAX_READ} sums of users or jobs are kept of that time"
-                    fix = "narrow it with from_us and to_us, or ask for one team"
-                    raise _invalid(
-                        "from_us", str(query.from_us), problem, fix + ("; or group by user" if by_job else "")
-                    )
-                await asyncio.to_thread(grouped.add, hours)
-                if len(grouped) > MAX_ROWS:
-                    problem, fix = f"there are more than the {MAX_ROWS} rows of one answer", "or group by team"
-                    raise _invalid("group_by", query.group_by, problem, f"narrow it with from_us and to_us, {fix}")
+    async with (
+        asks_mongo("quota_billing", "the hours of use"),
+        aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1, jobs=by_job)) as pages,
+    ):
+        async for hours in pages:
+            count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
+            if count > MAX_HOURS:
+                problem, fix = f"more than {MAX_HOURS} hours of teams are kept of that time", "or ask for one team"
+                raise _invalid("from_us", str(query.from_us), problem, f"narrow it with from_us and to_us, {fix}")
+            read += sum(len(rows) for hour in hours for rows in hour.slots.values())
+            if read > MAX_READ:
+                problem = f"more than {MAX_READ} sums of users or jobs are kept of that time"
+                fix = "narrow it with from_us and to_us, or ask for one team"
+                raise _invalid("from_us", str(query.from_us), problem, fix + ("; or group by user" if by_job else ""))
+            await asyncio.to_thread(grouped.add, hours)
+            if len(grouped) > MAX_ROWS:
+                problem, fix = f"there are more than the {MAX_ROWS} rows of one answer", "or group by team"
+                raise _invalid("group_by", query.group_by, problem, f"narrow it with from_us and to_us, {fix}")
     return UseReply(
         rows=tuple(grouped.rows()),
         first_us=told[0] * HOUR_US if told else None,

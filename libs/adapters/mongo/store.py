@@ -1,12 +1,11 @@
 """Job documents and the checkpoint of whoever writes them. See the package for what may be used of MongoDB."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from threading import Thread
 from typing import Any
 
-import pymongo
 from motor.motor_asyncio import AsyncIOMotorClient
 from pydantic import TypeAdapter
 from pymongo import ReplaceOne
@@ -275,11 +274,6 @@ async def replace_older(collection: Any, operations: Sequence[ReplaceOne]) -> No
         # No document with this id and an earlier record, and one with this id: it is of a later one.
         if any(problem.get("code") != _DUPLICATE for problem in error.details.get("writeErrors", ())):
             raise
-
-
-def asked(within_s: float) -> AbstractContextManager[None]:
-    """All that the block asks of MongoDB, waiting for a connection included, ends after so long, with StoreAway."""
-    return pymongo.timeout(within_s)
 
 
 @contextmanager
