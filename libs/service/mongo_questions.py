@@ -11,7 +11,7 @@ from libs.bus.queries import AskAgain
 @asynccontextmanager
 async def asks_mongo(service: str, what: str, within_s: float | None = None) -> AsyncIterator[None]:
     """`what` is kept there, by `service`. Raises AskAgain in place of StoreAway, and after `within_s`, which is less than a
-    client waits: that a MongoDB is frozen, or cut off without a word, is known only after some 12 s."""
+    client waits: that a MongoDB is frozen, or cut off without a word, is known only after some 15 s."""
     scope = asyncio.timeout(within_s)
     try:
         async with scope:
