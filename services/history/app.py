@@ -17,6 +17,7 @@ from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
 from libs.service.following import show
+from libs.service.mongo_questions import asks_mongo
 from schemas.catalog import BY_TYPE
 from services.history import handlers
 from services.history.documents import Documents
@@ -28,6 +29,11 @@ from services.history.settings import HistorySettings
 from services.history.trim import EventTrimmer
 
 A = TypeVar("A")
+
+_ANSWER_S = 4.0
+"""For what MongoDB has of an answer: a client waits for 5 s."""
+_LOGS_S = 1.6
+"""Of one for output: a client waits for 2 s."""
 
 
 class History:
@@ -46,10 +52,15 @@ class History:
     def followers(self) -> list[Follower[Any]]:
         return [loop.follower for loop in (self.documents, self.feed, self.proof_loop) if loop is not None]
 
-    async def soon(self, document: Awaitable[A]) -> A:
+    async def stored(self, answer: Awaitable[A], within_s: float = _ANSWER_S) -> A:
+        """What is asked of the past."""
+        async with asks_mongo("history", "jobs' documents and teams' lines", within_s):
+            return await answer
+
+    async def soon(self, document: Awaitable[A], within_s: float = _ANSWER_S) -> A:
         """What is asked of a job. One that has no document may have come a moment ago: it is written at once then."""
         try:
-            return await document
+            return await self.stored(document, within_s)
         except NothingFound:
             if self.documents is not None:
                 self.documents.follower.hurry()
@@ -122,23 +133,24 @@ def _serve_questions(broker: Broker, history: History, pool: str) -> None:
     serve(
         broker,
         BY_TYPE["io.baton.audit.read.query.v1"],
-        lambda query, team: history.proofs.read(query, team),
+        lambda query, team: history.stored(history.proofs.read(query, team)),
         pool=pool,
         queue="history",
     )
     logs = LogRelay(
-        lambda: history.nats, lambda job_id, team: history.soon(handlers.document_of(history.store, job_id, team))
+        lambda: history.nats,
+        lambda job_id, team: history.soon(handlers.document_of(history.store, job_id, team), _LOGS_S),
     )
     serve(broker, BY_TYPE["io.baton.log.read.query.v1"], logs.read, queue="history", workers=logs.MOST)
     serve(
         broker,
         BY_TYPE["io.baton.job.list.query.v1"],
-        lambda query, team: handlers.list_jobs(history.store, query, team),
+        lambda query, team: history.stored(handlers.list_jobs(history.store, query, team)),
         queue="history",
     )
     serve(
         broker,
         BY_TYPE["io.baton.event.list.query.v1"],
-        lambda query, team: handlers.list_events(history.store, history.log, query, team),
+        lambda query, team: history.stored(handlers.list_events(history.store, history.log, query, team)),
         queue="history",
     )

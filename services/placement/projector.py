@@ -99,7 +99,7 @@ class Projector:
             self._stale, self._retry_at = True, 0.0
             return
         except Unavailable as e:
-            self._say(f"Redis: {e!r}")
+            self._say(f"Redis: {type(e).__name__}: {e}")
             self._stale = True
             self._retry_at = now + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
             self._failures += 1

@@ -9,7 +9,6 @@ from typing import Protocol
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from libs.adapters.mongo.store import StoreAway
 from libs.adapters.mongo.use import UseStore
 from libs.bus.queries import AskAgain, InvalidQuestion
 from libs.core.billing.in_days import MOST_USES, Days, bill_in_days, with_forecast
@@ -25,6 +24,7 @@ from libs.ledger.chain import LedgerStopped
 from libs.ledger.parts import part_after
 from libs.ledger.segments import RecordsArchived
 from libs.ports import clock
+from libs.service.mongo_questions import asks_mongo
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
 from schemas.proofs import LedgerPart, LedgerRead
@@ -169,26 +169,24 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
     told: list[int] = []
     count = read = 0
     by_job = query.group_by == "job"
-    try:
-        async with aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1, jobs=by_job)) as pages:
-            async for hours in pages:
-                count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
-                if count > MAX_HOURS:
-                    problem, fix = f"more than {MAX_HOURS} hours of teams are kept of that time", "or ask for one team"
-                    raise _invalid("from_us", str(query.from_us), problem, f"narrow it with from_us and to_us, {fix}")
-                read += sum(len(rows) for hour in hours for rows in hour.slots.values())
-                if read > MAX_READ:
-                    problem = f"more than {MAX_READ} sums of users or jobs are kept of that time"
-                    fix = "narrow it with from_us and to_us, or ask for one team"
-                    raise _invalid(
-                        "from_us", str(query.from_us), problem, fix + ("; or group by user" if by_job else "")
-                    )
-                await asyncio.to_thread(grouped.add, hours)
-                if len(grouped) > MAX_ROWS:
-                    problem, fix = f"there are more than the {MAX_ROWS} rows of one answer", "or group by team"
-                    raise _invalid("group_by", query.group_by, problem, f"narrow it with from_us and to_us, {fix}")
-    except StoreAway:
-        raise AskAgain("MongoDB, which keeps the hours of use, does not answer quota_billing: ask again") from None
+    async with (
+        asks_mongo("quota_billing", "the hours of use"),
+        aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1, jobs=by_job)) as pages,
+    ):
+        async for hours in pages:
+            count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
+            if count > MAX_HOURS:
+                problem, fix = f"more than {MAX_HOURS} hours of teams are kept of that time", "or ask for one team"
+                raise _invalid("from_us", str(query.from_us), problem, f"narrow it with from_us and to_us, {fix}")
+            read += sum(len(rows) for hour in hours for rows in hour.slots.values())
+            if read > MAX_READ:
+                problem = f"more than {MAX_READ} sums of users or jobs are kept of that time"
+                fix = "narrow it with from_us and to_us, or ask for one team"
+                raise _invalid("from_us", str(query.from_us), problem, fix + ("; or group by user" if by_job else ""))
+            await asyncio.to_thread(grouped.add, hours)
+            if len(grouped) > MAX_ROWS:
+                problem, fix = f"there are more than the {MAX_ROWS} rows of one answer", "or group by team"
+                raise _invalid("group_by", query.group_by, problem, f"narrow it with from_us and to_us, {fix}")
     return UseReply(
         rows=tuple(grouped.rows()),
         first_us=told[0] * HOUR_US if told else None,

@@ -59,7 +59,14 @@ class UseKeeper:
         self._since_us: int | None = 0
         """From when on all samples were read; 0: from the first one that there was; None: from the next one."""
         self._settled: int | None = None
+        self._failed = False
+        """The last turn did not come to its end."""
         self._forgot_hour = 0
+
+    @property
+    def samples(self) -> int:
+        """In memory."""
+        return sum(map(len, self._readings.values()))
 
     async def run(self) -> None:
         """For ever. Raises ConnectionClosedError."""
@@ -72,28 +79,37 @@ class UseKeeper:
 
     async def turn(self) -> None:
         """Reads new samples, and tells the slots that have ended. Raises StoreAway, and what the broker's client raises."""
+        await self._reach_store()
         await self._read()
-        if self._settled is None:
-            await self._store.prepare()
-            self._settled = await self._store.settled()
         meter = self._follower.projection
         now_us = max(self._sampled_us, meter.wall_us)
         ended, settled = (now_us - TOLD_US) // SLOT_US, (now_us - SETTLED_US) // SLOT_US
         if now_us < self._seen_us - _SET_BACK_US:
             self._go_back(now_us, settled)
         self._seen_us = now_us
-        first = max(self._settled, (now_us - _LOST_US) // SLOT_US, 0)
+        first = max(self._settled or 0, (now_us - _LOST_US) // SLOT_US, 0)
         if ended <= first:
+            self._failed = False
             return
         async with self._follower.still():
             postings = list(chain(meter.recent_postings(), meter.open_postings(ended * SLOT_US)))
         await self._save(in_slots(postings, self._readings, first, ended), max(first, settled))
-        self._settled = max(first, settled)
+        self._settled, self._failed = max(first, settled), False
         meter.forget_postings(self._settled * SLOT_US)
         self._drop(self._settled * SLOT_US)
         if self._settled // SLOTS > self._forgot_hour:
             await self._store.forget(self._settled // SLOTS - self._keep_hours)
             self._forgot_hour = self._settled // SLOTS
+
+    async def _reach_store(self) -> None:
+        """Before anything is read. Samples of a store that takes nothing would fill the memory: until then they lie with the
+        broker, which drops them after an hour."""
+        if self._settled is None:
+            await self._store.prepare()
+            self._settled = await self._store.settled()
+        elif self._failed:
+            await self._store.save((), self._settled)
+        self._failed = True
 
     def _go_back(self, now_us: int, settled: int) -> None:
         """The clock shows again what it has shown: its slots are told anew, where their hours are not whole. Otherwise nothing

@@ -139,12 +139,13 @@ class Telemetry:
         return self.ages.of(node)
 
     async def _rows(self) -> tuple[dict[str, Row], dict[str, Row]]:
-        """Nodes and devices from Redis; while it is away or being filled, from our own fold of the same ledger."""
+        """Nodes and devices from Redis; while it is away or behind, from our own fold of the same ledger: a Redis that is being
+        filled has nothing, one that is full has the past."""
         try:
-            if await self.projection.position() or not self.hot.seq:
+            if await self.projection.position() >= self.hot.seq:
                 return await self.projection.nodes(), await self.projection.devices()
         except Unavailable as e:
-            log.warning("Redis does not answer (%r): nodes and devices are shown from memory", e)
+            log.warning("Redis does not answer (%s: %s): nodes and devices are shown from memory", type(e).__name__, e)
         return self.hot.nodes, self.hot.devices
 
 

@@ -2,12 +2,19 @@
 
 import time
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
+import pytest
 from nats.aio.client import Client
 
+from libs.adapters.mongo.store import StoreAway
+from libs.adapters.mongo.use import UseStore
 from libs.bus.queries import NobodyAnswers, ask
+from libs.core.billing.metering import Meter
 from libs.core.billing.used import GAP_US
 from libs.core.billing.wall import HOUR_US
+from libs.embedded.servers import MONGO
+from libs.ledger.follower import Follower
 from schemas import inbox, subjects
 from schemas.catalog import BY_TYPE
 from schemas.nodes import DeviceSample, NodeSampled
@@ -15,10 +22,13 @@ from schemas.subjects import TELEMETRY
 from schemas.use import UseQuery, UseReply
 from services.quota_billing.app import make_app
 from services.quota_billing.settings import QuotaBillingSettings
+from services.quota_billing.use import UseKeeper
 from tests.admission.running import running
 from tests.billing.ledgers import ask as asks
 from tests.core.builders import World, node
 from tests.history.written import Written, until
+from tests.kit.background import ServerInBackground
+from tests.kit.tasks import beside
 
 USE = BY_TYPE["io.baton.use.list.query.v1"]
 
@@ -80,3 +90,38 @@ async def test_use_is_kept_by_the_hour_through_restarts_and_told_by_role(
     await js.purge_stream(TELEMETRY)
     async with service():
         assert (await until(by_job, "hours of use")) == first, "what was seen stays, with no sample left"
+
+
+async def test_samples_wait_with_the_broker_while_mongodb_takes_nothing(
+    nats: Client, pool: str, tmp_path: Path
+) -> None:
+    """It read on, and kept all in memory, for as long as MongoDB was away: of 1,000 devices a gigabyte a day."""
+    js, world, written = nats.jetstream(), World(node("n0")), Written(nats.jetstream(), pool)
+    await written.write(world.records)
+    seen = DeviceSample(device="n0-gpu0", utilization_pct=25.0, memory_used_mib=1, power_w=300.0)
+    body = NodeSampled(node="n0", incarnation=1, at_us=1, devices=(seen,)).model_dump_json().encode()
+    sent = 0
+
+    async def two_samples() -> None:
+        nonlocal sent
+        for _ in range(2):
+            await js.publish(subjects.sample(pool).replace("*", "n0"), body)
+            sent += 1
+
+    follower = Follower(js, pool, Meter, name="quota_billing")
+    async with beside(follower.run()):
+        await follower.caught_up.wait()
+        with ServerInBackground(MONGO, tmp_path) as mongo:
+            keeper = UseKeeper(follower, js, UseStore(mongo.url, pool), every_s=1, keep_days=9)
+            await two_samples()
+            await keeper.turn()
+            assert keeper.samples == sent
+        most = 2 * sent  # it hears that MongoDB is away when it has read once more
+        for _ in range(3):
+            await two_samples()
+            with pytest.raises(StoreAway):
+                await keeper.turn()
+            assert keeper.samples <= most
+        with ServerInBackground(MONGO, tmp_path):
+            await keeper.turn()
+        assert keeper.samples == sent, "nothing is lost by that"

@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -28,6 +29,7 @@ from tests.core.builders import World
 from tests.history.written import Written, busy_world, until
 from tests.kit.background import ServerInBackground
 from tests.kit.tasks import beside
+from tests.kit.wire import Wire
 
 
 @pytest.fixture
@@ -89,6 +91,33 @@ async def test_what_a_frozen_process_writes_late_changes_nothing(
     await store.save(in_hand.values())
 
     assert await stored(store, written) == written.stories()
+
+
+async def test_a_mongodb_that_takes_its_time_is_not_taken_for_one_that_is_away(mongo_url: str, pool: str) -> None:
+    class Slow(Wire):
+        """To a socket in the file system."""
+
+        async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            from_server, to_server = await asyncio.open_unix_connection(unquote(mongo_url.removeprefix("mongodb://")))
+            for work in (self._up(reader, to_server), self._down(from_server, writer)):
+                self._start(work)
+
+        async def _up(self, reader: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65536):
+                await asyncio.sleep(2.5)
+                to_server.write(data)
+            to_server.close()
+
+    async with Slow("mongodb://127.0.0.1:1").opened() as wire:
+        store = JobStore(f"{wire.url}/{pool}")
+
+        async def asked() -> bool:
+            with suppress(StoreAway):
+                return await store.checkpoint("documents") is None
+            return False
+
+        await until(asked, "it has answered")
+        store.close()
 
 
 @pytest.mark.parametrize("few", [{"cache_jobs": 1}, {"cache_mib": 0.001}])

@@ -11,6 +11,8 @@ import pytest
 from nats.aio.client import Client
 from pymongo import MongoClient
 
+from libs.adapters.mongo.proofs import ProofStore
+from libs.adapters.mongo.store import JobStore
 from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.cli.audit_own import Checked, Noted, check
 from libs.core.proofs.chains import TeamChains
@@ -22,13 +24,14 @@ from services.history.app import make_app as make_history
 from services.history.settings import HistorySettings
 from services.quota_billing.app import make_app as make_billing
 from services.quota_billing.settings import QuotaBillingSettings
-from tests.admission.running import running
+from tests.admission.running import get, running
 from tests.cli.test_command import baton
 from tests.core.builders import World, job, node
 from tests.history.written import Written, until
 from tests.kit.waiting import stored
 
 S = 1_000_000
+_FOLDED = "baton_follower_folded_anew_total"
 
 
 class Pool:
@@ -213,6 +216,34 @@ async def test_history_proposes_sums_and_what_mongodb_lost_is_written_again(
             return found.ok and found.lines > 0 and found.sum is not None
 
         await until(whole, "all is written again")
+
+
+async def test_a_place_that_arrives_late_does_not_look_like_lost_lines(
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str
+) -> None:
+    """It was on its way while its history was cut off from MongoDB. Were the lines taken for lost, the whole ledger would be
+    folded anew, archived records and all."""
+    here = Pool(nats, pool, mongo_url)
+    here.world.submit(job("one", 2, team=team, submitted_us=1))
+    await here.written.write(here.world.records)
+    bus = {"nats_url": nats_url, "pool": pool}
+    app = make_history(HistorySettings(**bus, mongo_url=here.mongo, window_ms=0, leader_ttl_s=0.5))
+    jobs = JobStore(here.mongo)
+    places = ProofStore(jobs)
+    async with running(app):
+
+        async def written() -> bool:
+            return await places.written_to(pool) == here.written.records[-1][0]
+
+        await until(written, "all lines are written")
+        await places.note(pool, 1)
+        here.world.submit(job("two", 2, team=team, submitted_us=2))
+        await here.written.write(here.world.records[len(here.written.records) :])
+        await until(written, "the next lines are written")
+        _, metrics = await get(app, "/metrics")
+        (anew,) = [line for line in metrics.splitlines() if _FOLDED in line and "proofs" in line]
+        assert anew.endswith(" 1.0")
+    jobs.close()
 
 
 async def test_what_is_too_old_is_deleted_and_the_rest_is_proven_all_the_same(

@@ -1,16 +1,23 @@
 """The process itself: questions over NATS, a kill -9, and two teams that cannot see each other."""
 
+import asyncio
 import signal
+from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
 
 from libs.bus.queries import QueryError, ask
+from libs.embedded.servers import MONGO
 from schemas.catalog import BY_TYPE
-from schemas.queries import EventListQuery, JobGet, JobListQuery
+from schemas.proofs import AuditRead
+from schemas.queries import EventListQuery, JobGet, JobListQuery, LogQuery
 from tests.history.written import Service, Written, busy_world, until
+from tests.kit.background import ServerInBackground
 
-GET, LIST, EVENTS = (BY_TYPE[f"io.baton.{name}.query.v1"] for name in ("job.get", "job.list", "event.list"))
+GET, LIST, EVENTS, LOGS, AUDIT = (
+    BY_TYPE[f"io.baton.{name}.query.v1"] for name in ("job.get", "job.list", "event.list", "log.read", "audit.read")
+)
 
 
 async def test_history_answers_and_goes_on_after_a_kill(
@@ -51,3 +58,51 @@ async def test_history_answers_and_goes_on_after_a_kill(
 
         await until(told, "the team is told everything once")
         assert await service.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("how", ["frozen", "refuses"])
+async def test_who_asks_while_mongo_does_not_answer_is_told_so_while_he_waits(
+    how: str, nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path
+) -> None:
+    """Frozen it takes a question and answers nothing, so it is not known to be away for many seconds."""
+    written = Written(nats.jetstream(), pool)
+    await written.write(busy_world(team).records)
+    job = next(iter(written.stories()))
+    questions = {
+        "get": (GET, JobGet(job_id=job), 5.0),
+        "list": (LIST, JobListQuery(), 5.0),
+        "events": (EVENTS, EventListQuery(job_id=job), 5.0),
+        "logs": (LOGS, LogQuery(job_id=job, attempt=1), 2.0),
+        "audit": (AUDIT, AuditRead(), 5.0),
+    }
+
+    async def answer(name: str) -> str:
+        message, query, a_client_waits_s = questions[name]
+        try:
+            await ask(nats, message, query, timeout_s=a_client_waits_s, team=team, user="ana", pool=pool)
+        except QueryError as error:
+            return str(error)
+        except TimeoutError as error:
+            return f"nothing: {error}"
+        return "an answer"
+
+    with ServerInBackground(MONGO, tmp_path) as mongo:
+        url = mongo.url if how == "frozen" else f"mongodb://127.0.0.1:1/{pool}"
+        async with Service("history", BATON_NATS_URL=nats_url, BATON_MONGO_URL=url, BATON_POOL=pool):
+
+            async def answers() -> list[str]:
+                found = await asyncio.gather(*map(answer, questions))
+                return [] if any("nobody answers" in text for text in found) else found
+
+            async def documents() -> bool:
+                return await answer("get") == "an answer"
+
+            if how == "frozen":
+                await until(documents, "the documents are answered")
+                with mongo.frozen():
+                    told = await answers()
+                await until(documents, "they are answered again")
+            else:
+                told = await until(answers, "somebody answers")
+    assert told
+    assert all("MongoDB, which keeps" in text and "ask again" in text for text in told), told

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,8 @@ class ServerInBackground:
         """SIGSTOP until the block ends: it answers nobody, and its connections stay."""
         pid = self._servers.supervisor.pid(self._name)
         os.kill(pid, signal.SIGSTOP)
+        while not all(_stopped(thread) for thread in Path(f"/proc/{pid}/task").iterdir()):
+            time.sleep(0.001)  # until then it may still answer
         try:
             yield
         finally:
@@ -77,3 +80,10 @@ class ServerInBackground:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
+
+
+def _stopped(thread: Path) -> bool:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return True  # it has ended meanwhile

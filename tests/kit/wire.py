@@ -1,8 +1,9 @@
 """The way to a server, which can be cut off without a word: nothing is closed, and nothing more comes through."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 
@@ -47,9 +48,12 @@ class Wire:
         self.ends.append(writer)
         from_server, to_server = await asyncio.open_connection(self._to.hostname, self._to.port)
         for work in (self._up(reader, to_server), self._down(from_server, writer)):
-            task = asyncio.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(work)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _up(self, reader: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):

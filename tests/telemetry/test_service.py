@@ -3,28 +3,33 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from nats.aio.client import Client
 from pydantic import BaseModel
+from redis.asyncio import Redis
 
 from libs.adapters.redis import Projection
 from libs.bus.queries import QueryError, ask
 from libs.core.projections.hot_state import HotState
+from libs.embedded.servers import VALKEY
 from libs.ledger.chain import GENESIS
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.used import used_lately
-from schemas import subjects
+from schemas import inbox, subjects
 from schemas.catalog import BY_TYPE, Message
 from schemas.inbox import NodeRegistered, QuotaChanged
 from schemas.nodes import DeviceSample, Heartbeat, NodeSampled
 from schemas.queries import DeviceListQuery, NodeListQuery
+from services.placement.projector import Projector
 from services.telemetry.app import FOLLOWER, make_app
 from services.telemetry.figures import PoolFigures
 from services.telemetry.settings import TelemetrySettings
 from tests.admission.running import get, running
 from tests.core.builders import World, job, node
+from tests.kit.background import ServerInBackground
 from tests.kit.tasks import beside
 from tests.kit.waiting import until
 from tests.redis.ledgers import Stored, chain, store
@@ -164,6 +169,33 @@ async def test_while_redis_is_away_or_empty_the_answer_is_the_same(bench: Bench)
         await until(lambda: _shows(app, "nodes_up 2.0"))
         away = (await bench.ask(NODES, "red", NodeListQuery())).nodes
     assert [(n.node, n.milli_used) for n in empty] == [(n.node, n.milli_used) for n in away] == [("a", 2000), ("b", 0)]
+
+
+async def test_while_redis_takes_nothing_the_answer_is_of_the_present(bench: Bench, tmp_path: Path) -> None:
+    """A Redis that is full answers, with what it took before."""
+    with ServerInBackground(VALKEY, tmp_path) as valkey:
+        bench.urls["redis_url"] = valkey.url
+        redis, projector = Redis.from_url(valkey.url), Projector(bench.pool, valkey.url)
+        async with running(bench.app()) as app, beside(projector.run(bench.js)):
+            await until(lambda: _stands_at(projector, bench.ledger[-1].seq))
+            await redis.config_set("maxmemory", "1")
+            bench.world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=30))
+            await bench.write()
+            await until(lambda: _shows(app, "nodes_lost 1.0"))
+            nodes = (await bench.ask(NODES, "red", NodeListQuery())).nodes
+            assert [n.status for n in nodes] == ["up", "lost"]
+            await until(lambda: _says(projector, "maxmemory"))
+            await redis.config_set("maxmemory", "0")
+            await until(lambda: _stands_at(projector, bench.ledger[-1].seq))
+        await redis.aclose()
+
+
+async def _stands_at(projector: Projector, seq: int) -> bool:
+    return await projector.projection.position() == seq
+
+
+async def _says(projector: Projector, what: str) -> bool:
+    return what in projector.problem
 
 
 async def test_what_was_used_of_what_was_allocated_is_told_from_the_samples_that_are_kept(

@@ -6,7 +6,7 @@ from typing import Any
 
 from pymongo import ReplaceOne
 
-from libs.adapters.mongo.store import JobStore, away, database_of
+from libs.adapters.mongo.store import JobStore, away, database_of, replace_older
 from libs.core.proofs.chains import JudgedSum
 from libs.core.proofs.lines import TeamLine
 from schemas.proofs import Sum
@@ -60,10 +60,12 @@ class ProofStore:
         return int(found["seq"]) if found is not None else 0
 
     async def note(self, pool: str, seq: int) -> None:
-        """Lines are written up to this record."""
+        """Lines are written up to this record. What was sent long ago, and arrives now over a connection that nobody waits on,
+        changes nothing: a place that goes back looks like lines that were lost."""
         with away():
             name = f"proofs-{pool}"
-            await self._places.replace_one({"_id": name}, {"_id": name, "seq": seq}, upsert=True)
+            place = ReplaceOne({"_id": name, "seq": {"$lte": seq}}, {"_id": name, "seq": seq}, upsert=True)
+            await replace_older(self._places, [place])
 
     async def forget(self, pool: str, before_us: int) -> None:
         """Deletes what is older, in ledger time."""

@@ -18,6 +18,8 @@ from schemas.queries import JobDocument
 
 _DATABASE = "baton"  # when the URL names none
 _WAIT_MS = 2_000
+_CONNECT_MS = 5_000
+"""With `_WAIT_MS` a MongoDB that takes longer than that for an answer was taken for one that is away, for as long as it did."""
 _SLOW_MS = 20_000
 _DUPLICATE = 11000
 _KEYS = 2
@@ -216,7 +218,7 @@ def client_of(url: str) -> Any:
         appname="baton-history",
         maxPoolSize=8,
         serverSelectionTimeoutMS=_WAIT_MS,
-        connectTimeoutMS=_WAIT_MS,
+        connectTimeoutMS=_CONNECT_MS,
         socketTimeoutMS=_SLOW_MS,
         retryWrites=False,
         retryReads=False,
