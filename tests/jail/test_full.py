@@ -680,6 +680,9 @@ async def test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense(s
         ):
             end = await node.world.sees(one, Released)
             assert (end.own_exit, end.category) == (True, Category.HARDWARE), end
+            assert end.unproven is (one is alone), (
+                "two teams together could bring that about, and have their time given back"
+            )
             assert end.reason.startswith(what)
             assert f"port {port}" in end.reason
         assert not any(node.world.of(one, Released) for one in holders)
