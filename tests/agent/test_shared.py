@@ -5,12 +5,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from services.agent import gangports, shared
+from services.agent import gangports, shared, sockdiag
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.shared import SharedLook, SharedUse
@@ -158,6 +158,92 @@ def test_of_several_who_have_less_than_a_quarter_the_largest_end_before_nothing_
     looks._next_thorough = 0.0
     monkeypatch.setattr(shared, "open_on_machine", lambda: 24 + 76)
     assert list(looks.look(uses)) == uses[1:2]
+
+
+def filled(one: socket.socket) -> socket.socket:
+    """Sends until nobody takes more."""
+    one.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            one.send(bytes(1 << 16))
+    return one
+
+
+def unread(protocol: str, opened: ExitStack, accepted: bool = True) -> list[socket.socket]:
+    """A server and who sends to it, of which nobody reads: together megabytes of TCP, and some hundred KiB of UDP."""
+    server = socket.socket(type=socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM)
+    client = opened.enter_context(socket.socket(type=server.type))
+    opened.enter_context(server).bind(("127.0.0.1", 0))
+    if protocol == "TCP":
+        server.listen()
+    client.connect(server.getsockname())
+    got = [opened.enter_context(server.accept()[0])] if protocol == "TCP" and accepted else []
+    if protocol == "UDP":
+        for _ in range(100):
+            client.send(bytes(1 << 10))
+        return [server]
+    return [server, filled(client), *got]
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP"])
+def test_who_leaves_very_much_unread_in_sockets_is_looked_at_before_its_time(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """200 connections that nobody reads had all 2.2 GB which the sockets of a machine may have; no cgroup counted them, and
+    others' sent 1 MB in a second in place of 2 ms."""
+    total = {"TCP": 0, "UDP": 0}
+    monkeypatch.setattr(shared, "memory_of_sockets", lambda: dict(total))
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 200_000)
+    looks = quiet(SharedLook(SELDOM_S))
+    with ExitStack() as opened:
+        unread(protocol, opened)
+        looks.due()
+        total[protocol] = 120_000
+        assert looks.due()
+        why = looks.look([me])[me]
+    assert why.startswith(f"memory of sockets: its {protocol} had ")
+    assert why.endswith(f"(sysctl net.ipv4.{protocol.lower()}_mem)")
+
+
+def test_memory_of_sockets_that_grew_is_reason_for_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"TCP": 0, "UDP": 90}
+    monkeypatch.setattr(shared, "sockets_of_machine", lambda: 0)
+    monkeypatch.setattr(shared, "memory_of_sockets", lambda: dict(now))
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 100)
+    looks = quiet(SharedLook(SELDOM_S))
+    for tcp, wanted in ((50, False), (51, True)):
+        now["TCP"] = tcp
+        assert looks.due() is wanted, "of what all have together a half is one's own"
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_what_the_kernel_holds_for_a_job_is_its_own_whoever_has_the_socket(me: SharedUse, accepted: bool) -> None:
+    """Of a connection that was not accepted no process has the socket."""
+    others = SharedUse(PortsHad(uid=2**31), shim=0)
+    with ExitStack() as opened:
+        mine = {os.fstat(one.fileno()).st_ino for one in unread("TCP", opened, accepted)}
+        held = sockdiag.buffered(socket.IPPROTO_TCP)
+        sent = sum(one.bytes for one in held if one.inode in mine)
+        me.ports.uid = 2**31 + 1
+        counts = shared._memory_by_use([others, me], held)
+        assert counts[me] >= sent > 1 << 20
+        assert counts[others] == 0
+        if not accepted:
+            port = next(one.port for one in held if one.inode in mine and one.listens)
+            (waiting,) = [one for one in held if one.port == port and not one.listens]
+            assert waiting.inode == 0
+            assert waiting.bytes
+            assert counts[me] >= sent + waiting.bytes
+
+
+def test_of_several_who_leave_much_unread_the_largest_end_before_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = [SharedUse(PortsHad(uid=2**31), shim=number) for number in (30, 45, 5)]
+    monkeypatch.setattr(shared, "_memory_by_use", lambda uses, held: {use: use.shim for use in uses})
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 100)
+    monkeypatch.setattr(shared, "memory_of_sockets", lambda: {"TCP": 80, "UDP": 0})
+    monkeypatch.setattr(proc, "descendants", lambda of: set())
+    (ended,) = SharedLook(SELDOM_S).look(uses)
+    assert ended is uses[1], "80 are taken, and without it 35"
 
 
 def test_files_are_counted_without_being_listed() -> None:

@@ -543,6 +543,35 @@ async def test_a_job_that_opens_the_files_of_all_is_ended(start, monkeypatch):
         assert end.reason.startswith("file limit: it had ")
 
 
+LEAVING_UNREAD = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+held = []
+for _ in range(40):
+    one = socket.create_connection(server.getsockname())
+    held += [one, server.accept()[0]]
+    one.setblocking(False)
+    try:
+        while True:
+            one.send(bytes(1 << 20))
+    except BlockingIOError:
+        pass
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("network", Network)
+async def test_a_job_that_leaves_very_much_unread_in_sockets_is_ended(start, monkeypatch, network):
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 64 << 20)
+    async with start() as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        leaving = of("red", LEAVING_UNREAD, device=2).model_copy(update={"network": network})
+        end = await ended(node, victim, leaving)
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert end.reason.startswith("memory of sockets: its TCP had ")
+
+
 LISTENING = """
 import os, socket, sys, time
 how, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
