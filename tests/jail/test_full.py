@@ -244,6 +244,28 @@ async def test_a_job_has_so_many_terminals_and_leaves_the_others(start, monkeypa
         assert {kept.prepared for kept in node.agent.launcher.keeper.attempts.values()} == {prepared}
 
 
+CORES = """
+import os, resource, signal, sys
+limits = lambda: resource.getrlimit(resource.RLIMIT_CORE)
+found = [limits()]
+for new in ((0, 0), (0, 1), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)):
+    resource.setrlimit(resource.RLIMIT_CORE, new)
+    found.append(limits())
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+print(set(found), resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
+"""
+
+
+@pytest.mark.parametrize("network", Network)
+async def test_no_job_has_a_core_dumped_into_a_program_of_roots(start, network):
+    """A limit of 0 bytes keeps cores from files alone: 300 MB of a job that had it went to the program of `core_pattern`."""
+    async with start() as node:
+        job = of("red", CORES).model_copy(update={"network": network})
+        end = await ended(node, job)
+        assert end.exit_code == 0
+        assert node.says(job) == "{(1, 1)} (100, 100)\n"
+
+
 def test_two_teams_together_cannot_have_all_processes_of_the_machine(tmp_path):
     """Where the kernel has its own 32,768, two with 16,384 each would leave none to the agent and to others."""
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
