@@ -21,7 +21,7 @@ import psutil
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.limits import mib
-from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, Buffered, buffered, held_ports
+from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, Buffered, all_at, buffered, held_ports
 from services.agent.tables import files_of, networks_of, sockets_of
 
 QUICK_S = 0.2
@@ -116,18 +116,20 @@ class SharedLook:
 
 
 def _too_many_sockets(uses: Sequence[SharedUse]) -> Excess:
-    held = held_ports(local_ports(), LISTENING | BOUND | CONNECTED)
-    own = {use: sockets_of(use.processes()) for use in uses}
-    nobodys = {one.inode for one in held}.difference(*own.values())
+    held = [one for one in all_at(local_ports(), LISTENING | BOUND | CONNECTED) if one.inode or one.uid]
+    own: dict[SharedUse, set[int | bytes]] = {use: set(sockets_of(use.processes())) for use in uses}
+    nobodys = {one.inode for one in held if one.inode}.difference(*own.values())
     if nobodys:  # those that are there still are in flight, sent and not received: their team's
         nobodys &= {one.inode for one in held_ports(local_ports(), LISTENING | BOUND | CONNECTED)}
     for use in uses:
-        own[use].update(one.inode for one in held if one.uid == use.ports.uid and one.inode in nobodys)
+        theirs = [one for one in held if one.uid == use.ports.uid]
+        own[use].update(one.inode for one in theirs if one.inode in nobodys)
+        own[use].update(one.id for one in theirs if not one.inode)  # closed, and not gone
     why = "all processes of the machine have their ports together"
     for use in uses:
         if use.sockets and not use.ending and (count := len(own[use])) > use.sockets:
             yield use, f"socket limit: it had {count} sockets open, and may have {use.sockets}: {why}"
-    ports = {use: len({one.port for one in held if one.inode in own[use]}) for use in uses}
+    ports = {use: len({one.port for one in held if (one.inode or one.id) in own[use]}) for use in uses}
     taken = len({one.port for one in held})
     for use in _largest(ports, taken, len(local_ports()), _PORTS_TAKEN):
         yield use, f"socket limit: it had {ports[use]} ports, more than any other, when {taken} were taken: {why}"
@@ -203,6 +205,14 @@ def open_files_of_machine() -> int:
         return sys.maxsize
 
 
+def connections_left() -> int:
+    """So many connections the machine remembers for a minute after their end, each with its port; 0 where it does not say."""
+    try:
+        return int(proc.read_text("/proc/sys/net/ipv4/tcp_max_tw_buckets"))
+    except (OSError, ValueError):
+        return 0
+
+
 def files_each() -> int:
     """So many of them an attempt may have."""
     return open_files_of_machine() // _OF_ONE
@@ -263,6 +273,12 @@ def lacking() -> list[str]:
         out.append(
             f"all jobs together can have {most:,} files open, and one may have a quarter: sysctl -w fs.file-max={sys.maxsize} "
             "leaves it to their memory"
+        )
+    left, ports = connections_left(), len(local_ports())
+    if left > ports // 2:
+        out.append(
+            f"connections that have ended may keep {left:,} ports for a minute, and there are {ports:,} for outgoing ones: "
+            f"sysctl -w net.ipv4.tcp_max_tw_buckets={ports // 2} leaves half of them to others"
         )
     if given_out():
         out.append(

@@ -51,10 +51,12 @@ class HeldPort:
 
 def held_ports(ports: range, states: int) -> list[HeldPort]:
     """Of this network's those that processes have. Empty where the kernel does not tell."""
-    return [one for one in _held(ports, states) if one.inode]
+    return [one for one in all_at(ports, states) if one.inode]
 
 
-def _held(ports: range, states: int) -> list[HeldPort]:
+def all_at(ports: range, states: int) -> list[HeldPort]:
+    """Also those that no process has: that were closed and have something to send still, or are not accepted yet. On newer
+    kernels they have the user whose they were (seen on 6.18)."""
     # Two operations, and their ports: the second number is how far to go on, the third leads behind the end: refused.
     wanted = struct.pack("=BBHHHBBHHH", _AT_LEAST, 8, 20, 0, ports.start, _AT_MOST, 8, 12, 0, ports.stop - 1)
     attribute = struct.pack("=HH", 4 + len(wanted), _FILTER) + wanted
@@ -162,7 +164,7 @@ def is_free(port: int) -> bool:
 def end_what_is_left(port: int) -> None:
     """Connections from this port that no process has any more: whoever did not say `SO_REUSEADDR` leaves one that keeps all
     from the port for a minute. Root alone may; others wait."""
-    held = _held(range(port, port + 1), LISTENING | BOUND | CONNECTED | _LEFT)
+    held = all_at(range(port, port + 1), LISTENING | BOUND | CONNECTED | _LEFT)
     if any(one.inode for one in held):  # what it has not accepted yet is nobody's, too
         return
     for one in held:

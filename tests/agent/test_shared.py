@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -360,7 +361,7 @@ def test_who_holds_the_port_of_an_attempt_beside_it_is_noted(me: SharedUse) -> N
 def test_whether_the_machine_gives_ports_of_gangs_to_others(
     monkeypatch: pytest.MonkeyPatch, span: str, kept: str, given: bool
 ) -> None:
-    said = {"ip_local_port_range": span, "ip_local_reserved_ports": kept}
+    said = {"ip_local_port_range": span, "ip_local_reserved_ports": kept, "tcp_max_tw_buckets": "1000"}
     monkeypatch.setattr(proc, "read_text", lambda path: said[Path(path).name] + "\n")
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     for asked in (given_out, lambda: bool(shared.lacking())):
@@ -369,8 +370,70 @@ def test_whether_the_machine_gives_ports_of_gangs_to_others(
     given_out.cache_clear()
 
 
+TAKES_ALL = """
+import socket
+server = socket.create_server(("127.0.0.1", 15_000))
+for port in range(40_000, 40_200):
+    one = socket.socket()
+    one.bind(("0.0.0.0", port))
+    one.connect(server.getsockname())
+    other, _ = server.accept()
+    one.close()
+    other.close()
+try:
+    socket.create_connection(server.getsockname()).close()
+    print("connected")
+except OSError as e:
+    print(e.strerror)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own, with settings of its own, is root's to make")
+@pytest.mark.parametrize(("left", "said"), [(200, "Cannot assign requested address"), (100, "connected")])
+def test_connections_that_have_ended_keep_all_ports_unless_fewer_are_remembered(left: int, said: str) -> None:
+    """As a job could take all ports of its machine for a minute, and hold no socket."""
+    settings = f"net.ipv4.ip_local_port_range='40000 40199' net.ipv4.tcp_max_tw_buckets={left}"
+    script = f'ip link set lo up && sysctl -q -w {settings} && exec {sys.executable} -c "$1"'
+    done = subprocess.run(
+        ["unshare", "-n", "sh", "-c", script, "-", TAKES_ALL], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"{said}\n"
+
+
+def test_that_connections_which_have_ended_may_keep_most_ports_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "given_out", lambda: False)
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
+    monkeypatch.setattr(shared, "local_ports", lambda: range(1000, 3000))
+    for left, told in ((1001, "sysctl -w net.ipv4.tcp_max_tw_buckets=1000"), (1000, ""), (0, "")):
+        monkeypatch.setattr(shared, "connections_left", lambda left=left: left)
+        assert told in "".join(shared.lacking())
+        assert bool(shared.lacking()) is bool(told)
+
+
+def test_connections_that_were_closed_and_are_not_gone_are_their_teams(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process has them, and each keeps its port until its other side reads."""
+    monkeypatch.setattr(shared, "local_ports", lambda: GANG_PORTS)
+    monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
+    real = shared.all_at
+
+    def as_mine(ports: range, states: int) -> list[sockdiag.HeldPort]:  # of root's the kernel tells no user
+        return [replace(one, uid=2**31 if one.port in mine else one.uid) for one in real(ports, states)]
+
+    monkeypatch.setattr(shared, "all_at", as_mine)
+    me.ports.uid, me.sockets, mine = 2**31, 2, set[int]()
+    with free_ports(3, bound) as held, socket.create_server(("127.0.0.1", 0)) as server:
+        for port, one in held.items():
+            one.connect(server.getsockname())
+            filled(one).close()
+            mine.add(port)
+        assert shared.SharedLook(SELDOM_S).look([me])[me].startswith("socket limit: it had 3 ")
+
+
 def test_few_open_files_for_the_machine_are_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "given_out", lambda: False)
+    monkeypatch.setattr(shared, "connections_left", lambda: 0)
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: 100_000)
     (told,) = shared.lacking()
     assert told.startswith("all jobs together can have 100,000 files open")
