@@ -34,6 +34,8 @@ _OF_ONE = 4
 _FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN = 3 / 4, 7 / 8, 3 / 4
 """When so much of all is taken, whoever has most is ended, if that is a share worth speaking of:"""
 _WORTH = 64
+_OF_A_TEAM, _USUAL = 4, 2
+"""Of the ports at which gangs meet a team may have as many there as four attempts may, and two for each that it has."""
 _HALF = 2
 """Of the memory of sockets an attempt may have a half: all that lies unread of what is sent on a machine is seldom so much."""
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
@@ -98,6 +100,7 @@ class SharedLook:
         sockets, opened = sockets_of_machine(), open_on_machine()
         self._gang_ports.look([(use.ports, use.processes) for use in uses], self._now(), thorough)
         yield from ((use, why) for use in uses if not use.ending and (why := use.ports.too_many()))
+        yield from _too_many_gang_ports(uses)
         fewest = min((use.sockets for use in uses if use.sockets), default=sys.maxsize)
         if sockets > fewest and (thorough or sockets - self._sockets > fewest // 8):
             yield from _too_many_sockets(uses)
@@ -113,6 +116,27 @@ class SharedLook:
 
     def _much_more_memory(self, name: str, now: int) -> bool:
         return now > (each := memory_each(name)) and now - self._memory[name] > each // 8
+
+
+def _too_many_gang_ports(uses: Sequence[SharedUse]) -> Excess:
+    """A team may have many small attempts on a machine: what is few for each would be all together."""
+    teams: dict[int, list[SharedUse]] = {}
+    for use in uses:
+        if use.ports.most and not use.ending:
+            teams.setdefault(use.ports.uid, []).append(use)
+    for theirs in teams.values():
+        had, most = sum(len(use.ports.had) for use in theirs), max(use.ports.most for use in theirs)
+        may = _OF_A_TEAM * most + _USUAL * len(theirs)
+        for use in sorted(theirs, key=lambda one: len(one.ports.had), reverse=True):
+            if had > may:
+                yield (
+                    use,
+                    (
+                        f"port limit: attempts of its team there have had {had} of the ports at which gangs meet, and may have "
+                        f"{may}; none had more than this one, {len(use.ports.had)}"
+                    ),
+                )
+                had -= len(use.ports.had)
 
 
 def _too_many_sockets(uses: Sequence[SharedUse]) -> Excess:

@@ -276,6 +276,18 @@ def test_the_kernel_tells_who_holds_a_port(bind: Callable[[socket.socket, int], 
             assert is_free(port)
 
 
+def test_many_attempts_of_a_team_have_few_ports_of_gangs_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred small jobs with 64 each had 6,400 of the 10,000, and so most gangs of others could not begin there."""
+    monkeypatch.setattr(proc, "descendants", set)
+    counts = [64, 64, 60, 64, 64, 1, 0, 1, 0]
+    uses = [SharedUse(PortsHad(uid=1, most=64, had=set(range(count)))) for count in counts]
+    others = [SharedUse(PortsHad(uid=2, most=64, had=set(range(64)))) for _ in range(4)]
+    ended = SharedLook(SELDOM_S).look([*others, *uses])
+    assert list(ended) == uses[:1], "318 and may have 4 x 64 + 9 x 2 = 274; without it 254"
+    assert ended[uses[0]].startswith("port limit: attempts of its team there have had 318 of the ports")
+    assert not SharedLook(SELDOM_S).look([*others, *uses]), "it is being ended"
+
+
 @pytest.mark.parametrize("bind", [bound, listening, connected])
 def test_who_has_had_more_ports_of_gangs_than_it_may_is_ended(
     me: SharedUse, bind: Callable[[socket.socket, int], None]

@@ -496,6 +496,8 @@ ATTEMPTS = (
             f"{_FULL}::test_a_job_that_holds_many_ports_at_which_gangs_meet_is_ended", "hides"),
     Attempt(2, _JOB, "... one after the other, never many", "all that it has had count",
             f"{_SHARED}::test_who_has_had_more_ports_of_gangs_than_it_may_is_ended"),
+    Attempt(2, _JOB, "... in a hundred small jobs that have 64 each", "those of a team count together",
+            f"{_SHARED}::test_many_attempts_of_a_team_have_few_ports_of_gangs_together"),
     Attempt(2, _JOB, "listening on one of these ports, so that a gang of another team fails",
             "the gang runs again, elsewhere, at nobody's expense",
             f"{_FULL}::test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense"),
