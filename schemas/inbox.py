@@ -119,6 +119,10 @@ class Released(Fact):
     over: Literal["disk"] | None = Field(
         default=None, description="the limit that it was ended for; who does not know this field goes by `category`"
     )
+    unproven: bool = Field(
+        default=False,
+        description="its category rests on what teams can bring about: words of its output, a port that others held",
+    )
 
 
 class Refused(Fact):

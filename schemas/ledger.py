@@ -296,6 +296,9 @@ class AttemptPreempting(Fact):
     cost_device_s: float | None = Field(
         default=None, ge=0, description="what giving way costs this attempt, device-seconds: the figure that decided"
     )
+    for_own_team: bool = Field(
+        default=False, description="the beneficiary is of the same team: nothing is credited for giving way to it"
+    )
 
 
 class AttemptStopping(Fact):
@@ -322,6 +325,10 @@ class DevicesFreed(Fact):
     own_exit: bool = Field(default=False, description="its processes ended by themselves")
     reason: str = ""
     category: KnownOfPart | None = Field(default=None, description="what the agent knows of why it failed")
+    unproven: bool = Field(
+        default=False,
+        description="nothing bears the category out but what teams can bring about: nothing is credited for it",
+    )
     silent_s: float | None = Field(
         default=None, ge=0, description="how long its node was silent, s, where that alone ended the lease"
     )

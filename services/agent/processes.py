@@ -442,19 +442,22 @@ class ProcessPart:
         own_exit = (not self._ordered or finished) and not self._lease_ended
         if self._lease_ended:
             self._reason = why_ended(self.launch.node)
-        category = None
+        category, unproven = None, False
         if self._failed and own_exit:
-            category = await asyncio.to_thread(self._why_failed)
+            category, unproven = await asyncio.to_thread(self._why_failed)
             if category is None and (others := await asyncio.to_thread(self._others_at_its_port)):
-                category, self._reason = Category.HARDWARE, f"{self._reason}: {others}"
+                category, self._reason, unproven = Category.HARDWARE, f"{self._reason}: {others}", True
         if self._failed and self.launch.kept.oom_kills and self.launch.watched is not None:
             self._reason += f": the kernel ended it, its memory is limited to {mib(self.launch.watched.limits.memory)}"
         self.phase = Phase.ENDED
-        self._report_released(self._failed, self._reason, own_exit, category)
+        self._report_released(self._failed, self._reason, own_exit, category, unproven=unproven)
 
-    def _why_failed(self) -> KnownOfPart | None:
+    def _why_failed(self) -> tuple[KnownOfPart | None, bool]:
+        """And whether only its output says so, which it may write as it likes."""
         log = next(command.log for command in self.launch.commands if command.rank == self._failed_rank)
-        return failures.why_failed(self.launch.silent_devices(), self.launch.kept.oom_kills, log)
+        silent = self.launch.silent_devices()
+        category = failures.why_failed(silent, self.launch.kept.oom_kills, log)
+        return category, category is Category.HARDWARE and not silent
 
     def _others_at_its_port(self) -> str:
         return self.launch.shared.ports.was_in_the_way(time.monotonic()) if self.launch.shared is not None else ""
@@ -473,7 +476,9 @@ class ProcessPart:
         category = failures.why_not_started(error) if own_exit else None
         self._report_released(NOT_FOUND if missing else COULD_NOT_START, reason, own_exit, category)
 
-    def _report_released(self, exit_code: int, reason: str, own_exit: bool, category: KnownOfPart | None) -> None:
+    def _report_released(
+        self, exit_code: int, reason: str, own_exit: bool, category: KnownOfPart | None, *, unproven: bool = False
+    ) -> None:
         self._say_last_word()
         self.report(
             Released(
@@ -484,6 +489,7 @@ class ProcessPart:
                 own_exit=own_exit,
                 category=Category.USER_ERROR if category is Category.DISK_LIMIT else category,  # as 0.1.0 takes it
                 over="disk" if category is Category.DISK_LIMIT else None,
+                unproven=unproven,
             )
         )
 

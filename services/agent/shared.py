@@ -1,5 +1,5 @@
 """What all processes of a machine have together, and one job could take for itself: the ports at which gangs meet, the ports
-of outgoing connections, open files.
+of outgoing connections, open files, the memory of sockets.
 
 The kernel bounds none of these for a user, and a job takes each of them in a tenth of a second. Who has how many of them the
 tables of its processes say, which takes long to read. So the machine's totals are read five times a second, which costs
@@ -7,6 +7,8 @@ nothing, and it is looked for whose they are when they have grown, and else from
 ended.
 """
 
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +20,9 @@ import psutil
 
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
-from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, held_ports
-from services.agent.tables import files_of, sockets_of
+from services.agent.limits import mib
+from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, Buffered, all_at, buffered, held_ports
+from services.agent.tables import files_of, networks_of, sockets_of
 
 QUICK_S = 0.2
 _FEW = 16
@@ -28,9 +31,14 @@ _SHARE = 20
 """Reading tables may cost a twentieth of the time, but where something has grown much."""
 _OF_ONE = 4
 """Of the files that the machine can have open an attempt may have a quarter."""
-_FILES_TAKEN, _PORTS_TAKEN = 3 / 4, 7 / 8
+_FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN = 3 / 4, 7 / 8, 3 / 4
 """When so much of all is taken, whoever has most is ended, if that is a share worth speaking of:"""
 _WORTH = 64
+_OF_A_TEAM, _USUAL = 4, 2
+"""Of the ports at which gangs meet a team may have as many there as four attempts may, and two for each that it has."""
+_HALF = 2
+"""Of the memory of sockets an attempt may have a half: all that lies unread of what is sent on a machine is seldom so much."""
+_PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
 _FILE_BYTES = 256
 """Of the memory of its job an open file takes as much, and more."""
 
@@ -62,12 +70,20 @@ class SharedLook:
         self._next = self._next_thorough = 0.0
         self._sockets = self._opened = 0
         """Of the machine at the last look, or since, if they were fewer then."""
+        self._memory = dict.fromkeys(_PROTOCOLS, 0)
+        """Likewise, of the sockets of each protocol, bytes."""
 
     def due(self) -> bool:
         """Whether to look."""
-        sockets, opened = sockets_of_machine(), open_on_machine()
+        sockets, opened, memory = sockets_of_machine(), open_on_machine(), memory_of_sockets()
         self._sockets, self._opened = min(self._sockets, sockets), min(self._opened, opened)
-        return self._now() >= self._next or sockets - self._sockets > _FEW or self._many_more_files(opened)
+        self._memory = {name: min(self._memory[name], now) for name, now in memory.items()}
+        return (
+            self._now() >= self._next
+            or sockets - self._sockets > _FEW
+            or self._many_more_files(opened)
+            or any(self._much_more_memory(name, now) for name, now in memory.items())
+        )
 
     def look(self, uses: Sequence[SharedUse]) -> dict[SharedUse, str]:
         """Those that have taken more than they may, and of what, in words. Blocks."""
@@ -84,30 +100,60 @@ class SharedLook:
         sockets, opened = sockets_of_machine(), open_on_machine()
         self._gang_ports.look([(use.ports, use.processes) for use in uses], self._now(), thorough)
         yield from ((use, why) for use in uses if not use.ending and (why := use.ports.too_many()))
+        yield from _too_many_gang_ports(uses)
         fewest = min((use.sockets for use in uses if use.sockets), default=sys.maxsize)
         if sockets > fewest and (thorough or sockets - self._sockets > fewest // 8):
             yield from _too_many_sockets(uses)
         if opened > files_each() and (thorough or self._many_more_files(opened)):
             yield from _too_many_files(uses, opened)
-        self._sockets, self._opened = sockets, opened
+        for name, now in (memory := memory_of_sockets()).items():
+            if now > memory_each(name) and (thorough or self._much_more_memory(name, now)):
+                yield from _too_much_memory(uses, name, now)
+        self._sockets, self._opened, self._memory = sockets, opened, memory
 
     def _many_more_files(self, opened: int) -> bool:
         return opened > files_each() and opened - self._opened > files_each() // 8
 
+    def _much_more_memory(self, name: str, now: int) -> bool:
+        return now > (each := memory_each(name)) and now - self._memory[name] > each // 8
+
+
+def _too_many_gang_ports(uses: Sequence[SharedUse]) -> Excess:
+    """A team may have many small attempts on a machine: what is few for each would be all together."""
+    teams: dict[int, list[SharedUse]] = {}
+    for use in uses:
+        if use.ports.most and not use.ending:
+            teams.setdefault(use.ports.uid, []).append(use)
+    for theirs in teams.values():
+        had, most = sum(len(use.ports.had) for use in theirs), max(use.ports.most for use in theirs)
+        may = _OF_A_TEAM * most + _USUAL * len(theirs)
+        for use in sorted(theirs, key=lambda one: len(one.ports.had), reverse=True):
+            if had > may:
+                yield (
+                    use,
+                    (
+                        f"port limit: attempts of its team there have had {had} of the ports at which gangs meet, and may have "
+                        f"{may}; none had more than this one, {len(use.ports.had)}"
+                    ),
+                )
+                had -= len(use.ports.had)
+
 
 def _too_many_sockets(uses: Sequence[SharedUse]) -> Excess:
-    held = held_ports(local_ports(), LISTENING | BOUND | CONNECTED)
-    own = {use: sockets_of(use.processes()) for use in uses}
-    nobodys = {one.inode for one in held}.difference(*own.values())
+    held = [one for one in all_at(local_ports(), LISTENING | BOUND | CONNECTED) if one.inode or one.uid]
+    own: dict[SharedUse, set[int | bytes]] = {use: set(sockets_of(use.processes())) for use in uses}
+    nobodys = {one.inode for one in held if one.inode}.difference(*own.values())
     if nobodys:  # those that are there still are in flight, sent and not received: their team's
         nobodys &= {one.inode for one in held_ports(local_ports(), LISTENING | BOUND | CONNECTED)}
     for use in uses:
-        own[use].update(one.inode for one in held if one.uid == use.ports.uid and one.inode in nobodys)
+        theirs = [one for one in held if one.uid == use.ports.uid]
+        own[use].update(one.inode for one in theirs if one.inode in nobodys)
+        own[use].update(one.id for one in theirs if not one.inode)  # closed, and not gone
     why = "all processes of the machine have their ports together"
     for use in uses:
         if use.sockets and not use.ending and (count := len(own[use])) > use.sockets:
             yield use, f"socket limit: it had {count} sockets open, and may have {use.sockets}: {why}"
-    ports = {use: len({one.port for one in held if one.inode in own[use]}) for use in uses}
+    ports = {use: len({one.port for one in held if (one.inode or one.id) in own[use]}) for use in uses}
     taken = len({one.port for one in held})
     for use in _largest(ports, taken, len(local_ports()), _PORTS_TAKEN):
         yield use, f"socket limit: it had {ports[use]} ports, more than any other, when {taken} were taken: {why}"
@@ -122,6 +168,34 @@ def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
             yield use, f"file limit: it had {counts[use]:,} files open, and may have {most:,}: {why}"
     for use in _largest(counts, opened, there_are, _FILES_TAKEN):
         yield use, f"file limit: it had {counts[use]:,} files open, more than any other, when {opened:,} were: {why}"
+
+
+def _too_much_memory(uses: Sequence[SharedUse], name: str, taken: int) -> Excess:
+    most, there_is = memory_each(name), memory_for_sockets(name)
+    counts = _memory_by_use(uses, buffered(_PROTOCOLS[name]))
+    for use in uses:  # who has a network of its own has the same memory
+        for process in networks_of(use.processes()):
+            counts[use] += sum(one.bytes for one in buffered(_PROTOCOLS[name], process))
+    why = f"all processes of the machine have {mib(there_is)} together (sysctl net.ipv4.{name.lower()}_mem)"
+    for use in uses:
+        if not use.ending and counts[use] > most:
+            yield use, f"memory of sockets: its {name} had {mib(counts[use])}, and may have {mib(most)}: {why}"
+    for use in _largest(counts, taken, there_is, _MEMORY_TAKEN):
+        had = f"its {name} had {mib(counts[use])}, more than any other, when {mib(taken)} were taken"
+        yield use, f"memory of sockets: {had}: {why}"
+
+
+def _memory_by_use(uses: Sequence[SharedUse], held: Sequence[Buffered]) -> dict[SharedUse, int]:
+    """What a server has not accepted yet is nobody's, and counts for who listens there; what is in flight or was closed before
+    all of it was taken counts for its team."""
+    whose = {inode: use for use in uses for inode in sockets_of(use.processes())}
+    servers = {one.port: whose[one.inode] for one in held if one.listens and one.inode in whose}
+    counts = dict.fromkeys(uses, 0)
+    for one in held:
+        use = whose.get(one.inode) if one.inode else servers.get(one.port)
+        for of in [use] if use is not None else [use for use in uses if use.ports.uid == one.uid]:
+            counts[of] += one.bytes
+    return counts
 
 
 def _largest(counts: Mapping[SharedUse, int], taken: int, there_are: int, crowded: float) -> Iterator[SharedUse]:
@@ -155,6 +229,14 @@ def open_files_of_machine() -> int:
         return sys.maxsize
 
 
+def connections_left() -> int:
+    """So many connections the machine remembers for a minute after their end, each with its port; 0 where it does not say."""
+    try:
+        return int(proc.read_text("/proc/sys/net/ipv4/tcp_max_tw_buckets"))
+    except (OSError, ValueError):
+        return 0
+
+
 def files_each() -> int:
     """So many of them an attempt may have."""
     return open_files_of_machine() // _OF_ONE
@@ -170,13 +252,41 @@ def open_on_machine() -> int:
 
 def sockets_of_machine() -> int:
     """Those of TCP, whether they are connected or not, and of UDP; 0 where the kernel does not say."""
-    count = 0
+    said = _sockstat()
+    return said["TCP"].get("alloc", 0) + said["UDP"].get("inuse", 0)
+
+
+def memory_of_sockets() -> dict[str, int]:
+    """Bytes that those of each protocol have."""
+    return {name: said.get("mem", 0) * _page() for name, said in _sockstat().items()}
+
+
+def _sockstat() -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {name: {} for name in _PROTOCOLS}
     with suppress(OSError, ValueError):
         for line in proc.read_text("/proc/net/sockstat").splitlines():
             name, *words = line.split()
-            said = dict(zip(words[::2], words[1::2], strict=True))
-            count += int(said.get("alloc", 0)) if name == "TCP:" else int(said["inuse"]) if name == "UDP:" else 0
-    return count
+            if (said := found.get(name[:-1])) is not None:
+                said.update(zip(words[::2], map(int, words[1::2]), strict=True))
+    return found
+
+
+def memory_for_sockets(name: str) -> int:
+    """Bytes that all sockets of a protocol may have before the kernel makes them slower, whoever has them."""
+    try:
+        return int(proc.read_text(f"/proc/sys/net/ipv4/{name.lower()}_mem").split()[1]) * _page()
+    except (OSError, ValueError, IndexError):
+        return sys.maxsize
+
+
+def memory_each(name: str) -> int:
+    """So many of them an attempt may have."""
+    return memory_for_sockets(name) // _HALF
+
+
+@cache
+def _page() -> int:
+    return os.sysconf("SC_PAGE_SIZE")
 
 
 def lacking() -> list[str]:
@@ -187,6 +297,12 @@ def lacking() -> list[str]:
         out.append(
             f"all jobs together can have {most:,} files open, and one may have a quarter: sysctl -w fs.file-max={sys.maxsize} "
             "leaves it to their memory"
+        )
+    left, ports = connections_left(), len(local_ports())
+    if left > ports // 2:
+        out.append(
+            f"connections that have ended may keep {left:,} ports for a minute, and there are {ports:,} for outgoing ones: "
+            f"sysctl -w net.ipv4.tcp_max_tw_buckets={ports // 2} leaves half of them to others"
         )
     if given_out():
         out.append(

@@ -40,6 +40,15 @@ def sockets_of(pids: Iterable[int], wanted: Collection[int] | None = None) -> se
     return found
 
 
+def networks_of(pids: Iterable[int]) -> list[int]:
+    """Of each network that these processes are in, and this one is not, one of them."""
+    found = dict[str, int]()
+    for pid in (os.getpid(), *pids):
+        with suppress(OSError):  # it has ended
+            found.setdefault(os.readlink(f"/proc/{pid}/ns/net"), pid)
+    return [pid for pid in found.values() if pid != os.getpid()]
+
+
 def tables_of(pid: int) -> Iterator[str]:
     """Where the kernel shows what the process holds open: a folder for each table of open files. Its threads have one together;
     but one may have made its own (`unshare`), and a first thread that has ended has none."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from schemas.attempts import Category
 from schemas.inbox import CheckpointTaken, ProgressSeen, Released, Started
 from schemas.jobs import CheckpointPolicy
 from services.agent import processes
@@ -83,6 +84,17 @@ async def test_a_signal_is_128_plus_its_number(place):
     place.start(part(spec("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")))
     released = await place.released()
     assert (released.exit_code, released.reason) == (137, "rank 0 was ended by SIGKILL")
+
+
+async def test_a_fault_of_its_hardware_is_unproven_where_only_its_output_says_so(place):
+    wanted = part(spec("print('RuntimeError: GPU is lost'); raise SystemExit(1)"))
+    place.start(wanted)
+    said = await place.released()
+    assert (said.category, said.unproven) == (Category.HARDWARE, True), "whoever writes the output writes what he likes"
+    place.seen.clear()
+    place.start(part(spec("raise SystemExit(1)"))).launch.silent_devices = lambda: ["n0-gpu0"]
+    silent = await place.released()
+    assert (silent.category, silent.unproven) == (Category.HARDWARE, False)
 
 
 async def test_stopping_is_not_an_exit_of_its_own_even_with_code_0(place):

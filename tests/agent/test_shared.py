@@ -5,12 +5,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from services.agent import gangports, shared
+from services.agent import gangports, shared, sockdiag
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.shared import SharedLook, SharedUse
@@ -160,6 +161,92 @@ def test_of_several_who_have_less_than_a_quarter_the_largest_end_before_nothing_
     assert list(looks.look(uses)) == uses[1:2]
 
 
+def filled(one: socket.socket) -> socket.socket:
+    """Sends until nobody takes more."""
+    one.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            one.send(bytes(1 << 16))
+    return one
+
+
+def unread(protocol: str, opened: ExitStack, accepted: bool = True) -> list[socket.socket]:
+    """A server and who sends to it, of which nobody reads: together megabytes of TCP, and some hundred KiB of UDP."""
+    server = socket.socket(type=socket.SOCK_STREAM if protocol == "TCP" else socket.SOCK_DGRAM)
+    client = opened.enter_context(socket.socket(type=server.type))
+    opened.enter_context(server).bind(("127.0.0.1", 0))
+    if protocol == "TCP":
+        server.listen()
+    client.connect(server.getsockname())
+    got = [opened.enter_context(server.accept()[0])] if protocol == "TCP" and accepted else []
+    if protocol == "UDP":
+        for _ in range(100):
+            client.send(bytes(1 << 10))
+        return [server]
+    return [server, filled(client), *got]
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "UDP"])
+def test_who_leaves_very_much_unread_in_sockets_is_looked_at_before_its_time(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """200 connections that nobody reads had all 2.2 GB which the sockets of a machine may have; no cgroup counted them, and
+    others' sent 1 MB in a second in place of 2 ms."""
+    total = {"TCP": 0, "UDP": 0}
+    monkeypatch.setattr(shared, "memory_of_sockets", lambda: dict(total))
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 200_000)
+    looks = quiet(SharedLook(SELDOM_S))
+    with ExitStack() as opened:
+        unread(protocol, opened)
+        looks.due()
+        total[protocol] = 120_000
+        assert looks.due()
+        why = looks.look([me])[me]
+    assert why.startswith(f"memory of sockets: its {protocol} had ")
+    assert why.endswith(f"(sysctl net.ipv4.{protocol.lower()}_mem)")
+
+
+def test_memory_of_sockets_that_grew_is_reason_for_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"TCP": 0, "UDP": 90}
+    monkeypatch.setattr(shared, "sockets_of_machine", lambda: 0)
+    monkeypatch.setattr(shared, "memory_of_sockets", lambda: dict(now))
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 100)
+    looks = quiet(SharedLook(SELDOM_S))
+    for tcp, wanted in ((50, False), (51, True)):
+        now["TCP"] = tcp
+        assert looks.due() is wanted, "of what all have together a half is one's own"
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_what_the_kernel_holds_for_a_job_is_its_own_whoever_has_the_socket(me: SharedUse, accepted: bool) -> None:
+    """Of a connection that was not accepted no process has the socket."""
+    others = SharedUse(PortsHad(uid=2**31), shim=0)
+    with ExitStack() as opened:
+        mine = {os.fstat(one.fileno()).st_ino for one in unread("TCP", opened, accepted)}
+        held = sockdiag.buffered(socket.IPPROTO_TCP)
+        sent = sum(one.bytes for one in held if one.inode in mine)
+        me.ports.uid = 2**31 + 1
+        counts = shared._memory_by_use([others, me], held)
+        assert counts[me] >= sent > 1 << 20
+        assert counts[others] == 0
+        if not accepted:
+            port = next(one.port for one in held if one.inode in mine and one.listens)
+            (waiting,) = [one for one in held if one.port == port and not one.listens]
+            assert waiting.inode == 0
+            assert waiting.bytes
+            assert counts[me] >= sent + waiting.bytes
+
+
+def test_of_several_who_leave_much_unread_the_largest_end_before_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = [SharedUse(PortsHad(uid=2**31), shim=number) for number in (30, 45, 5)]
+    monkeypatch.setattr(shared, "_memory_by_use", lambda uses, held: {use: use.shim for use in uses})
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 100)
+    monkeypatch.setattr(shared, "memory_of_sockets", lambda: {"TCP": 80, "UDP": 0})
+    monkeypatch.setattr(proc, "descendants", lambda of: set())
+    (ended,) = SharedLook(SELDOM_S).look(uses)
+    assert ended is uses[1], "80 are taken, and without it 35"
+
+
 def test_files_are_counted_without_being_listed() -> None:
     mine = [os.getpid()]
     before = files_of(mine)
@@ -187,6 +274,18 @@ def test_the_kernel_tells_who_holds_a_port(bind: Callable[[socket.socket, int], 
         if os.geteuid() == 0:
             end_what_is_left(port)
             assert is_free(port)
+
+
+def test_many_attempts_of_a_team_have_few_ports_of_gangs_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred small jobs with 64 each had 6,400 of the 10,000, and so most gangs of others could not begin there."""
+    monkeypatch.setattr(proc, "descendants", set)
+    counts = [64, 64, 60, 64, 64, 1, 0, 1, 0]
+    uses = [SharedUse(PortsHad(uid=1, most=64, had=set(range(count)))) for count in counts]
+    others = [SharedUse(PortsHad(uid=2, most=64, had=set(range(64)))) for _ in range(4)]
+    ended = SharedLook(SELDOM_S).look([*others, *uses])
+    assert list(ended) == uses[:1], "318 and may have 4 x 64 + 9 x 2 = 274; without it 254"
+    assert ended[uses[0]].startswith("port limit: attempts of its team there have had 318 of the ports")
+    assert not SharedLook(SELDOM_S).look([*others, *uses]), "it is being ended"
 
 
 @pytest.mark.parametrize("bind", [bound, listening, connected])
@@ -274,7 +373,7 @@ def test_who_holds_the_port_of_an_attempt_beside_it_is_noted(me: SharedUse) -> N
 def test_whether_the_machine_gives_ports_of_gangs_to_others(
     monkeypatch: pytest.MonkeyPatch, span: str, kept: str, given: bool
 ) -> None:
-    said = {"ip_local_port_range": span, "ip_local_reserved_ports": kept}
+    said = {"ip_local_port_range": span, "ip_local_reserved_ports": kept, "tcp_max_tw_buckets": "1000"}
     monkeypatch.setattr(proc, "read_text", lambda path: said[Path(path).name] + "\n")
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     for asked in (given_out, lambda: bool(shared.lacking())):
@@ -283,8 +382,70 @@ def test_whether_the_machine_gives_ports_of_gangs_to_others(
     given_out.cache_clear()
 
 
+TAKES_ALL = """
+import socket
+server = socket.create_server(("127.0.0.1", 15_000))
+for port in range(40_000, 40_200):
+    one = socket.socket()
+    one.bind(("0.0.0.0", port))
+    one.connect(server.getsockname())
+    other, _ = server.accept()
+    one.close()
+    other.close()
+try:
+    socket.create_connection(server.getsockname()).close()
+    print("connected")
+except OSError as e:
+    print(e.strerror)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own, with settings of its own, is root's to make")
+@pytest.mark.parametrize(("left", "said"), [(200, "Cannot assign requested address"), (100, "connected")])
+def test_connections_that_have_ended_keep_all_ports_unless_fewer_are_remembered(left: int, said: str) -> None:
+    """As a job could take all ports of its machine for a minute, and hold no socket."""
+    settings = f"net.ipv4.ip_local_port_range='40000 40199' net.ipv4.tcp_max_tw_buckets={left}"
+    script = f'ip link set lo up && sysctl -q -w {settings} && exec {sys.executable} -c "$1"'
+    done = subprocess.run(
+        ["unshare", "-n", "sh", "-c", script, "-", TAKES_ALL], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"{said}\n"
+
+
+def test_that_connections_which_have_ended_may_keep_most_ports_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "given_out", lambda: False)
+    monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
+    monkeypatch.setattr(shared, "local_ports", lambda: range(1000, 3000))
+    for left, told in ((1001, "sysctl -w net.ipv4.tcp_max_tw_buckets=1000"), (1000, ""), (0, "")):
+        monkeypatch.setattr(shared, "connections_left", lambda left=left: left)
+        assert told in "".join(shared.lacking())
+        assert bool(shared.lacking()) is bool(told)
+
+
+def test_connections_that_were_closed_and_are_not_gone_are_their_teams(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process has them, and each keeps its port until its other side reads."""
+    monkeypatch.setattr(shared, "local_ports", lambda: GANG_PORTS)
+    monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
+    real = shared.all_at
+
+    def as_mine(ports: range, states: int) -> list[sockdiag.HeldPort]:  # of root's the kernel tells no user
+        return [replace(one, uid=2**31 if one.port in mine else one.uid) for one in real(ports, states)]
+
+    monkeypatch.setattr(shared, "all_at", as_mine)
+    me.ports.uid, me.sockets, mine = 2**31, 2, set[int]()
+    with free_ports(3, bound) as held, socket.create_server(("127.0.0.1", 0)) as server:
+        for port, one in held.items():
+            one.connect(server.getsockname())
+            filled(one).close()
+            mine.add(port)
+        assert shared.SharedLook(SELDOM_S).look([me])[me].startswith("socket limit: it had 3 ")
+
+
 def test_few_open_files_for_the_machine_are_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "given_out", lambda: False)
+    monkeypatch.setattr(shared, "connections_left", lambda: 0)
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: 100_000)
     (told,) = shared.lacking()
     assert told.startswith("all jobs together can have 100,000 files open")

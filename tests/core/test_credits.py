@@ -12,6 +12,7 @@ from libs.core.billing.credited import CreditedTime
 from libs.core.billing.credits import EVERYTHING, Credit, CreditCause, Credits
 from libs.core.scheduling import preemption
 from schemas import inbox
+from schemas.attempts import Category
 from schemas.jobs import Checkpoint, PromiseCause, StartPromise
 from schemas.ledger import GangPromised, LedgerRecord
 from tests.core.builders import World, job, node
@@ -83,7 +84,7 @@ def test_giving_way_without_a_checkpoint_is_credited(saves: bool) -> None:
     low = w.submit(job("low", 8))
     w.started(low)
     w.send(after_us=50 * S)
-    w.submit(job("urgent", 8, priority=100, preempts=True))
+    w.submit(job("urgent", 8, team="vision", priority=100, preempts=True))
     (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     w.send(plan)
     if saves:
@@ -93,6 +94,41 @@ def test_giving_way_without_a_checkpoint_is_credited(saves: bool) -> None:
     lost = sum(p.unit_us for p in posted if p.job_id == low and p.account is Account.BILLED)
     assert sum(credit.unit_us for credit in found) == (0 if saves else lost)
     assert {credit.cause for credit in found} <= {CreditCause.PREEMPTED_UNSAVED}
+
+
+def test_giving_way_to_a_job_of_its_own_team_is_credited_nothing() -> None:
+    """Else a team computes for days, keeps its results, and then has itself preempted by what it submits."""
+    w = World(node("n0"))
+    low = w.submit(job("low", 8))
+    w.started(low)
+    w.send(after_us=50 * S)
+    w.submit(job("urgent", 8, team=w.decider.state.jobs[low].team, priority=100, preempts=True))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
+    w.send(plan)
+    w.released(low, exit_code=143, own_exit=False)
+    assert any(p.job_id == low and p.account is Account.BILLED for p in credits_of(w.records)[1])
+    assert credits_of(w.records)[0] == []
+
+
+@pytest.mark.parametrize("unproven", [False, True])
+def test_a_fault_of_which_only_the_job_speaks_is_credited_nothing(unproven: bool) -> None:
+    """A job that prints "GPU is lost" and exits with 1 had all its time given back. It runs again all the same."""
+    w = World(node("n0", 2), node("n1", 2))
+    gang = w.submit(job("gang", 4))
+    w.started(gang)
+    w.send(after_us=50 * S)
+    for name, said in (("n0", unproven), ("n1", not unproven)):  # what fails first counts
+        w.observe(
+            name,
+            inbox.Released(
+                job_id=gang, attempt=1, exit_code=1, own_exit=True, category=Category.HARDWARE, unproven=said
+            ),
+        )
+    found, posted = credits_of(w.records)
+    billed = sum(p.unit_us for p in posted if p.attempt == 1 and p.account is Account.BILLED)
+    assert billed
+    assert sum(credit.unit_us for credit in found) == (0 if unproven else billed)
+    assert w.decider.state.jobs[gang].endings == {Category.HARDWARE: 1}
 
 
 @pytest.mark.parametrize("life", EVERY)

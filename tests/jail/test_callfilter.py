@@ -14,18 +14,21 @@ MACHINES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 NEW_USER, NEW_TIME = 0x1000_0000, 0x80
 
 
-def told(machine: str, number: int, first: int = 0, second: int = 0, architecture: int = 0) -> int:
+def told(machine: str, number: int, first: int = 0, second: int = 0, architecture: int = 0, *, third: int = 0) -> int:
     """What becomes of a call behind walls: the kernel takes the stricter filter's word, or that of the one that came last."""
     found = [
-        one_of(of(machine), machine, number, first, second, architecture) for of in (callfilter.last, callfilter.common)
+        one_of(of(machine), machine, number, first, second, architecture, third)
+        for of in (callfilter.last, callfilter.common)
     ]
     return min(found, key=lambda word: word & 0xFFFF_0000)
 
 
-def one_of(program: bytes, machine: str, number: int, first: int = 0, second: int = 0, architecture: int = 0) -> int:
+def one_of(
+    program: bytes, machine: str, number: int, first: int = 0, second: int = 0, architecture: int = 0, third: int = 0
+) -> int:
     """What one filter returns."""
     steps = list(struct.iter_unpack("=HBBI", program))
-    call = struct.pack("<II7Q", number, architecture or MACHINES[machine], 0, first, second, 0, 0, 0, 0)
+    call = struct.pack("<II7Q", number, architecture or MACHINES[machine], 0, first, second, third, 0, 0, 0)
     at = value = 0
     while True:
         code, if_so, if_not, operand = steps[at]
@@ -46,7 +49,7 @@ def refused(machine: str) -> set[int]:
 
 def special(machine: str) -> dict[str, int]:
     column = list(MACHINES).index(machine)
-    named = ("unshare", "clone", "ioctl", "clone3", "socket")
+    named = ("unshare", "clone", "ioctl", "clone3", "socket", "prlimit64", "setrlimit")
     return {name: getattr(callfilter, f"_{name.upper()}")[column] for name in named}
 
 
@@ -77,6 +80,16 @@ def test_every_number_of_the_table_is_refused_and_no_other(machine: str) -> None
 @pytest.mark.parametrize(("call", "first", "second", "error"), list(by_arguments()))
 def test_some_are_refused_by_what_they_are_told(machine: str, call: str, first: int, second: int, error: int) -> None:
     assert told(machine, special(machine)[call], first, second) == (REFUSE | error if error else ALLOW)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_who_sets_the_limit_of_cores_is_told_that_it_is_done_and_nothing_is(machine: str) -> None:
+    set_limit, any_limit, done = special(machine)["setrlimit"], special(machine)["prlimit64"], REFUSE
+    core, open_files, somewhere, far = 4, 7, 0x1000, 0x7FFF_0000_0000
+    assert told(machine, set_limit, core, somewhere) == done
+    assert told(machine, set_limit, open_files, somewhere) == ALLOW
+    assert [told(machine, any_limit, 0, core, third=new) for new in (0, somewhere, far)] == [ALLOW, done, done]
+    assert told(machine, any_limit, 0, open_files, third=somewhere) == ALLOW
 
 
 @pytest.mark.parametrize("machine", MACHINES)

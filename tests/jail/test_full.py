@@ -244,6 +244,28 @@ async def test_a_job_has_so_many_terminals_and_leaves_the_others(start, monkeypa
         assert {kept.prepared for kept in node.agent.launcher.keeper.attempts.values()} == {prepared}
 
 
+CORES = """
+import os, resource, signal, sys
+limits = lambda: resource.getrlimit(resource.RLIMIT_CORE)
+found = [limits()]
+for new in ((0, 0), (0, 1), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)):
+    resource.setrlimit(resource.RLIMIT_CORE, new)
+    found.append(limits())
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+print(set(found), resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
+"""
+
+
+@pytest.mark.parametrize("network", Network)
+async def test_no_job_has_a_core_dumped_into_a_program_of_roots(start, network):
+    """A limit of 0 bytes keeps cores from files alone: 300 MB of a job that had it went to the program of `core_pattern`."""
+    async with start() as node:
+        job = of("red", CORES).model_copy(update={"network": network})
+        end = await ended(node, job)
+        assert end.exit_code == 0
+        assert node.says(job) == "{(1, 1)} (100, 100)\n"
+
+
 def test_two_teams_together_cannot_have_all_processes_of_the_machine(tmp_path):
     """Where the kernel has its own 32,768, two with 16,384 each would leave none to the agent and to others."""
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
@@ -543,6 +565,35 @@ async def test_a_job_that_opens_the_files_of_all_is_ended(start, monkeypatch):
         assert end.reason.startswith("file limit: it had ")
 
 
+LEAVING_UNREAD = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+held = []
+for _ in range(40):
+    one = socket.create_connection(server.getsockname())
+    held += [one, server.accept()[0]]
+    one.setblocking(False)
+    try:
+        while True:
+            one.send(bytes(1 << 20))
+    except BlockingIOError:
+        pass
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("network", Network)
+async def test_a_job_that_leaves_very_much_unread_in_sockets_is_ended(start, monkeypatch, network):
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 64 << 20)
+    async with start() as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        leaving = of("red", LEAVING_UNREAD, device=2).model_copy(update={"network": network})
+        end = await ended(node, victim, leaving)
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert end.reason.startswith("memory of sockets: its TCP had ")
+
+
 LISTENING = """
 import os, socket, sys, time
 how, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -680,6 +731,9 @@ async def test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense(s
         ):
             end = await node.world.sees(one, Released)
             assert (end.own_exit, end.category) == (True, Category.HARDWARE), end
+            assert end.unproven is (one is alone), (
+                "two teams together could bring that about, and have their time given back"
+            )
             assert end.reason.startswith(what)
             assert f"port {port}" in end.reason
         assert not any(node.world.of(one, Released) for one in holders)

@@ -3,8 +3,10 @@
     credit = part of a posting x share of the cause / 1000                        the part exact, in units x microseconds
 
     node-lost           `unconfirmed` postings of the attempt: its node was silent and was lost
-    hardware-fault      the attempt ended because a node or a device was lost: what it had done since its last checkpoint
-    preempted-unsaved   it gave way and acknowledged no checkpoint after it was told to: what it had done since the last one
+    hardware-fault      the attempt ended because a node or a device was lost: what it had done since its last checkpoint.
+                        Not where teams can bring about all that says so: words of its output, a port that others held
+    preempted-unsaved   it gave way and acknowledged no checkpoint after it was told to: what it had done since the last one.
+                        Not where it gave way to a job of its own team, which could choose the moment
     promise-broken      it was granted later than it was promised, for no cause or for one of the platform's (a fault, a drain):
                         as much of its time, from its grant on, as it was late
 
@@ -63,6 +65,10 @@ class _Open:
     """When it had been promised to start, if it was late."""
     on_time_us: int = 0
     """From when on it has what it was promised; before: it was late. 0: it was not."""
+    proven: bool | None = None
+    """Whether more than what teams can bring about says that it ended by a fault; None: nothing says that it did."""
+    for_own_team: bool = False
+    """It was told to give way to a job of its own team."""
 
 
 class Credits:
@@ -112,9 +118,12 @@ class Credits:
                 case led.AttemptPreempting():
                     known = self._at(event.job_id, event.attempt)
                     known.told_us, known.why = record.t_us, event.reason
+                    known.for_own_team = event.for_own_team
                 case led.AttemptStopping() | led.DevicesFreed():
                     known = self._at(event.job_id, event.attempt)
                     known.why = known.why or event.reason
+                    if isinstance(event, led.DevicesFreed) and known.proven is None and event.category in _FAULTS:
+                        known.proven = not event.unproven
                 case led.AttemptClosed():
                     out += self._closed(event, self._open.pop((event.job_id, event.attempt), _Open()), seq)
         return out
@@ -158,9 +167,9 @@ class Credits:
 
     def _lost_by(self, event: led.AttemptClosed, known: _Open) -> CreditCause | None:
         if event.category in _FAULTS or (event.category is None and event.outcome is Outcome.LOST):
-            return CreditCause.HARDWARE_FAULT
+            return None if known.proven is False else CreditCause.HARDWARE_FAULT
         if event.outcome is Outcome.PREEMPTED and known.told_us is not None and known.saved_us < known.told_us:
-            return CreditCause.PREEMPTED_UNSAVED
+            return None if known.for_own_team else CreditCause.PREEMPTED_UNSAVED
         return None
 
 

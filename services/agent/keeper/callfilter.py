@@ -71,6 +71,9 @@ _NEW_NAMESPACES = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 _NEWTIME = 0x80
 """For `unshare` alone: `clone` has a signal's number in these bits."""
+_PRLIMIT64, _SETRLIMIT, _CORE = (302, 261), (160, 164), 4
+"""That nothing writes a core a shim has seen to, and who lowers the limit to 0 would have one piped to a program of root's
+(`core_pattern`). Programs that would have none do that, and some end where they cannot: so they are told that it is done."""
 _SOCKET = (41, 198)
 _FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, INET, INET6, NETLINK. No network namespace holds AF_VSOCK, which reaches the machine's hypervisor; the others are
@@ -84,8 +87,8 @@ _X32 = 0x4000_0000
 _LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _LEAF = 4
-_REFUSED, _MISSING = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
+_PRETENDED, _REFUSED, _MISSING = _ERRNO, _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 """Where in `struct seccomp_data` these are; of arguments the low half, on little-endian machines."""
 
 
@@ -132,6 +135,22 @@ def last(machine: str) -> bytes:
             _step(_RETURN, _REFUSED),
             _step(_RETURN, _ALLOW),
         ]
+    out += [
+        _step(_EQUAL, _SETRLIMIT[column], 0, 4),
+        _step(_LOAD, _FIRST),
+        _step(_EQUAL, _CORE, 0, 1),
+        _step(_RETURN, _PRETENDED),
+        _step(_RETURN, _ALLOW),
+        _step(_EQUAL, _PRLIMIT64[column], 0, 8),
+        _step(_LOAD, _SECOND),
+        _step(_EQUAL, _CORE, 0, 4),
+        _step(_LOAD, _THIRD),  # where the new limit is; at no address: it is asked for
+        _step(_EQUAL, 0, 0, 3),
+        _step(_LOAD, _THIRD + 4),
+        _step(_EQUAL, 0, 0, 1),
+        _step(_RETURN, _ALLOW),
+        _step(_RETURN, _PRETENDED),
+    ]
     return b"".join((*out, *_among(_numbers(_OF_WALLS, column))))
 
 

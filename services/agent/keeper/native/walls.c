@@ -301,6 +301,10 @@ static bool limit(int what, u64 soft, u64 hard, const char *name)
     return went_well(CALL4(prlimit64, 0, what, &wanted, NULL), name);
 }
 
+/* A limit of 0 bytes keeps a core from files, and not from a program that the kernel starts as root for each (core_pattern with a
+ * pipe), outside of all that holds the job. One byte keeps it from both (Linux, fs/coredump.c). */
+#define NO_CORE 1
+
 /* Of this process, and so of all that it starts: capabilities beyond the few that a shim needs, new privileges, calls that reach
  * the kernel itself, abstract sockets and signals of others. */
 static bool give_up(const struct setup *setup, const struct walls *walls)
@@ -310,11 +314,12 @@ static bool give_up(const struct setup *setup, const struct walls *walls)
     /* A user namespace of its own has bounds of its own. */
     if (!gain_no_rights() || !give_up_capabilities(setup->bounded && walls->root) ||
         !went_well(CALL5(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)") || !scope() ||
+        !limit(RLIMIT_CORE, NO_CORE, NO_CORE, "prlimit(CORE)") ||  // the filter keeps it so
         (!setup->filtered && !filter_calls(&setup->common)) || !filter_calls(&setup->last) ||
         !went_well(CALL4(prlimit64, 0, RLIMIT_NOFILE, NULL, &open), "prlimit(NOFILE)"))
         return false;
     u64 most = files < open.rlim_max ? files : open.rlim_max;
-    return limit(RLIMIT_CORE, 0, 0, "prlimit(CORE)") && limit(RLIMIT_NPROC, processes, processes, "prlimit(NPROC)") &&
+    return limit(RLIMIT_NPROC, processes, processes, "prlimit(NPROC)") &&
            limit(RLIMIT_NOFILE, most, most, "prlimit(NOFILE)");
 }
 
