@@ -11,7 +11,9 @@ from libs.core.billing.accounts import Account, Accounts, Posting
 from libs.core.billing.credited import CreditedTime
 from libs.core.billing.credits import EVERYTHING, Credit, CreditCause, Credits
 from libs.core.scheduling import preemption
+from libs.core.state.formats import UNCREDITED
 from schemas import inbox
+from schemas import ledger as led
 from schemas.attempts import Category
 from schemas.jobs import Checkpoint, PromiseCause, StartPromise
 from schemas.ledger import GangPromised, LedgerRecord
@@ -108,6 +110,20 @@ def test_giving_way_to_a_job_of_its_own_team_is_credited_nothing() -> None:
     w.released(low, exit_code=143, own_exit=False)
     assert any(p.job_id == low and p.account is Account.BILLED for p in credits_of(w.records)[1])
     assert credits_of(w.records)[0] == []
+
+
+def test_while_a_reader_would_credit_it_nothing_says_that_it_is_not() -> None:
+    """Bills of readers of both versions are the same."""
+    w = World(node("n0"), allowed=UNCREDITED - 1)
+    low = w.submit(job("low", 8))
+    w.submit(job("urgent", 8, team=w.decider.state.jobs[low].team, priority=100, preempts=True))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
+    w.send(plan)
+    said = inbox.Released(job_id=low, attempt=1, exit_code=1, own_exit=True, category=Category.HARDWARE, unproven=True)
+    w.observe("n0", said)
+    told = [event for record in w.records for event in record.events]
+    assert [event.for_own_team for event in told if isinstance(event, led.AttemptPreempting)] == [False]
+    assert [event.unproven for event in told if isinstance(event, led.DevicesFreed)] == [False]
 
 
 @pytest.mark.parametrize("unproven", [False, True])

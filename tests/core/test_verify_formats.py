@@ -2,7 +2,7 @@
 
 import pytest
 
-from libs.core.state.formats import COUNTS_ONCE, FIRST, NEWEST, PREEMPTION_LIMITED
+from libs.core.state.formats import COUNTS_ONCE, FIRST, NEWEST, PREEMPTION_LIMITED, UNCREDITED
 from schemas import inbox
 from schemas import ledger as led
 from schemas.queues import JobPreemptionRate, PreemptionLimits
@@ -13,7 +13,15 @@ from tests.core.test_verify_lies import report
 
 
 def declaring(records: list[led.LedgerRecord], number: int | None) -> list[led.LedgerRecord]:
-    return [record.model_copy(update={"format": number}) for record in records]
+    """As a writer of that format would have written them."""
+
+    def of_then(event: led.LedgerEvent) -> led.LedgerEvent:
+        later = isinstance(event, led.AttemptPreempting) and (number or FIRST) < UNCREDITED
+        return event.model_copy(update={"for_own_team": False}) if later else event
+
+    return [
+        record.model_copy(update={"format": number, "events": tuple(map(of_then, record.events))}) for record in records
+    ]
 
 
 def granted_before_its_victim_is_gone() -> list[led.LedgerRecord]:

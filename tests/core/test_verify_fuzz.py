@@ -34,7 +34,7 @@ UNSEEN: dict[str, str] = {
     "node.joined inventory": NODES, "board.cut inventory": NODES, "board.cut ok": NODES,
     "devices.freed category": NODES, "devices.freed exit_code": f"{NODES}: not of the first part, nor of a job that failed",
     "devices.freed own_exit": f"{NODES}: of a part that ended after an end was decided",
-    "devices.freed unproven": NODES, "attempt.preempting for_own_team": "records of before it say it of nobody",
+    "devices.freed unproven": NODES,
     "devices.freed silent_s": "the silence may have been longer than it had to be",
     "node.silent silent_s": "of leases, and as long as nothing ends by it", "node.silent ended_lease_s": ELSEWHERE,
     "node.silent kept": "only kept work is there: it could be told so a little later",

@@ -26,6 +26,7 @@ then each decision falls back to what the format before it could say:
     disk-limit              `user-error`, as the agent says beside it
     team.left               refused: nodes keep the team's files
     a back-off              left out of job.requeued: a job that was lost again, or failed again, runs again at once
+    what is not credited    left out: it is credited
 """
 
 from collections.abc import Mapping
@@ -51,6 +52,7 @@ KINDS: tuple[frozenset[str], ...] = (
     frozenset({"devices.fragmented"}),
     frozenset(),  # no kinds: jobs that fail wait, too
     frozenset({"team.left"}),
+    frozenset(),  # no kinds: what a team can bring about by itself is not credited
 )  # fmt: skip
 """What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
 and knows just these. A new kind begins the next list, however soon that comes. So does a rule by which the checker would find
@@ -73,6 +75,9 @@ BACK_OFF_FAILURES = 6
 """From this format on, also because it failed."""
 CREDITED = 4
 """From this format on, a price book may say what bills give back."""
+UNCREDITED = 8
+"""From this format on, `devices.freed` and `attempt.preempting` may say that nothing is credited for them: a reader that does
+not know it credits it, and its bills would differ."""
 COUNTS_ONCE = 3
 """From this format on, what is kept for a job is its own at a limit only once those that give way for it are gone. Before, it
 was its own at once (0.1.0 grants other devices than those that were kept as soon as they are free), or either."""

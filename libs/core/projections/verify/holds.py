@@ -11,7 +11,7 @@ from libs.core.projections.verify.asked import sizes
 from libs.core.projections.verify.books import Books, JobRow, Promises, Stage, Subject
 from libs.core.projections.verify.limit_books import Kind
 from libs.core.projections.verify.thrash import ThrashBooks
-from libs.core.state.formats import PREEMPTION_LIMITED
+from libs.core.state.formats import FIRST, PREEMPTION_LIMITED, UNCREDITED
 from schemas import ledger as led
 from schemas.ids import split_attempt_id
 from schemas.resources import WHOLE_MILLI
@@ -86,6 +86,10 @@ class Holds(Subject):
         self._will_hold.make(e.beneficiary)
         self._plans.setdefault(e.beneficiary, set()).add(e.plan_id)
         early = self._too_soon(e, victim, winner)
+        own = victim is not None and winner is not None and victim.team == winner.team
+        if e.for_own_team != (own and (books.format or FIRST) >= UNCREDITED):
+            whose = "its own team" if e.for_own_team else "others"
+            books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which is said to be for {whose}")
         if winner is None or winner.stage is not Stage.WAITING:
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which does not wait")
         elif victim is not None and victim.team == winner.team and victim.priority == winner.priority:

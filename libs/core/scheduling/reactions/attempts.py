@@ -68,7 +68,7 @@ def free(
             own_exit=released.own_exit if released is not None else False,
             reason=reason,
             category=_known(d, told),
-            unproven=released is not None and released.unproven,
+            unproven=d.may_withhold_credits and released is not None and released.unproven,
             silent_s=silent_s,
         )
     )

@@ -7,7 +7,7 @@ from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
 from libs.core.state.decided import RecordEnd
-from libs.core.state.formats import BACK_OFF, BACK_OFF_FAILURES, CREDITED, DISK_LIMIT, NEWEST, may_emit
+from libs.core.state.formats import BACK_OFF, BACK_OFF_FAILURES, CREDITED, DISK_LIMIT, NEWEST, UNCREDITED, may_emit
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
 
@@ -81,6 +81,11 @@ class Decision:
     def credits(self) -> bool:
         """Whether all readers of the ledger understand that a price book says what bills give back."""
         return self._allowed >= CREDITED
+
+    @property
+    def may_withhold_credits(self) -> bool:
+        """The same of what ends or preempts an attempt, that nothing is credited for it."""
+        return self._allowed >= UNCREDITED
 
     def emit(self, event: LedgerEvent) -> None:
         self.whole = False

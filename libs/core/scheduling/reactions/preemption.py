@@ -26,7 +26,7 @@ def preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
                 plan_id=m.plan_id,
                 reason=m.reason,
                 cost_device_s=victim.cost_device_s,
-                for_own_team=victim.job.team == d.state.jobs[m.beneficiary].team,
+                for_own_team=d.may_withhold_credits and victim.job.team == d.state.jobs[m.beneficiary].team,
             )
         )
     d.emit(
