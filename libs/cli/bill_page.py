@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from nats.errors import Error as NatsError
 
-from libs.bus.queries import NoAnswer, QueryError
 from libs.cli.bill_files import From, LedgerFiles, To, Zone, ledger_of, rows_in
 from libs.cli.bill_period import period_of, zone_of
 from libs.cli.options import ArchiveFolder, Output, Pool, Url
 from libs.cli.output import Format, done, hint
 from libs.cli.session import run
 from libs.cli.telling import ring_of
-from libs.client import Baton
+from libs.client import Baton, ClientError, Invalid
 from libs.core.billing.charges import charges
 from libs.core.billing.credits import EVERYTHING, Credits
 from libs.core.state.moments import text_of
@@ -60,7 +58,9 @@ def page(
         period = period_of(start, end, zone, source.wall_us)
         sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
         upto = source.head.seq if sealed is None else sealed.upto_seq
-        kept = _Kept({}, ()) if ledger else _kept(source.pool, url, of, period, time_zone)
+        kept = Kept({}, ())
+        if not ledger:
+            kept = run(lambda baton: kept_of(baton, of, period, time_zone), OPERATOR, url, pool=source.pool)
         story = team_story(takewhile(lambda one: one[0] <= upto, source()), of, period, kept.seen, credits, kept.days)
         about = PageOf(
             of, source.pool, source.currency, text_of(period[0]), text_of(period[1]), zone, sealed is not None, upto,
@@ -77,29 +77,26 @@ def _people(team: str) -> dict[str, str]:
     return {user: f"{name} ({user})" for user, name in People(ring_of(None).folder).of(team).items()}
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """What is kept of a team's use in a period."""
 
     seen: "Mapping[UsedBy, DeviceUseSums]"
     days: Sequence[UseRow]
 
 
-def _kept(pool: str, url: str | None, of: str, period: tuple[int, int], zone: str) -> _Kept:
-    """What quota_billing keeps of use; nothing where it cannot be had, and then nothing is known of it."""
+async def kept_of(baton: Baton, of: str, period: tuple[int, int], zone: str) -> Kept:
+    """What quota_billing keeps of a team's use; nothing where it cannot be had, and then nothing is known of it."""
     from libs.report.team_story import seen_by
 
     def query(by: str) -> UseQuery:
         return UseQuery(group_by=by, from_us=period[0], to_us=period[1], time_zone=zone, team=of)
 
-    async def work(baton: Baton) -> _Kept:
-        days = await baton.use(query("day"))
-        try:
-            return _Kept(seen_by((await baton.use(query("job"))).rows, "job"), days.rows)
-        except QueryError:  # there are too many jobs for one answer
-            return _Kept(seen_by((await baton.use(query("user"))).rows, "user"), days.rows)
-
     try:
-        return run(work, OPERATOR, url, pool=pool)
-    except (NatsError, TimeoutError, NoAnswer, QueryError) as error:
-        hint(f"what is kept of use cannot be read ({error!r}): what was used is told as unknown")
-        return _Kept({}, ())
+        days = (await baton.use(query("day"))).rows
+        try:
+            return Kept(seen_by((await baton.use(query("job"))).rows, "job"), days)
+        except Invalid:  # there are too many jobs for one answer
+            return Kept(seen_by((await baton.use(query("user"))).rows, "user"), days)
+    except ClientError as error:
+        hint(f"what is kept of use cannot be read ({error}): what was used is told as unknown")
+        return Kept({}, ())

@@ -190,7 +190,7 @@ class Follower(Generic[P]):
             return self._restore.problem or self._waits_for
         if self._reader.problem:
             return self._reader.problem
-        return "" if self.caught_up.is_set() else f"{self.began_at - self.position} ledger records to read"
+        return "" if self.caught_up.is_set() else f"{max(0, self.began_at - self.position)} ledger records to read"
 
     async def last_seq(self) -> int:
         """The last sequence in the ledger now; a broker that is away is waited for."""
