@@ -16,8 +16,6 @@ from libs.client.where import Place
 from schemas.base import Fact, Strict
 from schemas.catalog import BY_TYPE
 
-_RESTARTS_S = 3.0
-"""A service that is started anew is there again after a second or so."""
 _ASK_AGAIN_S = 0.1
 
 _heard: "WeakKeyDictionary[Client, dict[str, int]]" = WeakKeyDictionary()
@@ -26,10 +24,17 @@ what another process answers is never of an earlier state."""
 
 
 async def ask(
-    nats: Client, what: str, place: Place, query: Strict | Fact, *, pool: str = "", timeout_s: float = 5.0
+    nats: Client,
+    what: str,
+    place: Place,
+    query: Strict | Fact,
+    *,
+    pool: str = "",
+    timeout_s: float = 5.0,
+    restarts_s: float = 0.0,
 ) -> Any:
     """The answer to the question `what`, e.g. "job.get", that `place` asks: of `pool`, or of the pool of `place`. While nobody
-    is there to answer it is asked again for a few seconds: a service may just be started anew.
+    is there to answer it is asked again for `restarts_s`: a service may just be started anew.
 
     Raises:
         NotFound, Invalid, Failed: the owner says so.
@@ -40,7 +45,7 @@ async def ask(
     keys = {"pool": pool or place.pool, "team": place.team, "user": place.user}
     heard = _heard.setdefault(nats, {})
     at_least = heard.get(keys["pool"], 0) if "{pool}" in message.subject else 0
-    give_up_s = time.monotonic() + min(_RESTARTS_S, timeout_s)
+    give_up_s = time.monotonic() + restarts_s
     try:
         while True:
             question = ask_once(nats, message, query, timeout_s=timeout_s, at_least=at_least, **keys)
@@ -48,7 +53,7 @@ async def ask(
                 reply = await unless_denied(nats, question)
                 break
             except NobodyAnswers:
-                if time.monotonic() > give_up_s:
+                if time.monotonic() >= give_up_s:
                     raise
                 await asyncio.sleep(_ASK_AGAIN_S)
     except NoAnswer as e:

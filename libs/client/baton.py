@@ -59,6 +59,8 @@ from schemas.use import UseQuery, UseReply
 _ASK_AGAIN_S = 0.02
 _REMEMBERED = 10_000
 _JUST_NOW_S = 0.05
+_RESTARTS_S = 3.0
+"""So long history may be away before who waits for a job is told so: one that is started anew is there sooner."""
 _BULK = 500
 
 T = TypeVar("T")
@@ -365,7 +367,8 @@ class Baton:
         return job_id in self._ended or (job == job_id and time.monotonic() - at < following.HISTORY_LAGS_S)
 
     async def _document(self, job_id: str) -> JobDocument:
-        document: JobDocument = await ask(self.nats, "job.get", self.place, valid(JobGet, job_id=job_id))
+        query = valid(JobGet, job_id=job_id)
+        document: JobDocument = await ask(self.nats, "job.get", self.place, query, restarts_s=_RESTARTS_S)
         return document
 
     async def list(
@@ -507,7 +510,7 @@ class Baton:
     ) -> EventList:
         query = EventListQuery(job_id=job_id, after_us=after_us, limit=limit, seen=dict(seen) if seen else None)
         try:
-            reply: EventList = await ask(self.nats, "event.list", self.place, query)
+            reply: EventList = await ask(self.nats, "event.list", self.place, query, restarts_s=_RESTARTS_S)
         except NotFound:
             return EventList(events=())
         return reply
