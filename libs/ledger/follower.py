@@ -254,11 +254,11 @@ class Follower(Generic[P]):
         if found is None:
             self.counters.folded_anew += 1
             found = Restored(GENESIS, 0, self._kind())
-        self.projection, self._head, self._position = found.value, found.head, found.position
+        self.projection, self._head = found.value, found.head
+        self._position = self.resumed_at = found.position
         reader = LedgerReader(self._js, self.pool, found.head, found.position, self._only)
         self.began_at = await self._patiently(reader.last_seq)
         self._reader = reader
-        self.resumed_at = found.position
         self._waits_for = ""
         return reader
 
