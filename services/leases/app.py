@@ -38,6 +38,8 @@ _FIRST_LOOK_S = 0.1
 """So soon it is looked again, each time a tenth later, while the ledger has never named a granter: in a new pool nothing can
 start before, and in one that names none, for its older readers, nothing will come of it."""
 _LEAVE_S = 1.0
+_CURSORS = "leases"
+"""Whose they are: nobody else may write what begins so."""
 _NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
 
 
@@ -77,12 +79,12 @@ class Leases:
     async def confirm(self, js: JetStreamContext) -> None:
         """For ever: looks whether the ledger still names us, at once when it has just named somebody; claims the right when it
         is time. Apart from the ticks, which may wait for a slow disk."""
-        readers, grants = Readers(js), self.grants
+        readers, cursors, grants = Readers(js), Cursors(js, _CURSORS), self.grants
         look_s, seldom_s = _FIRST_LOOK_S, min(1.0, self.settings.term_s / 5)
         while True:
             await self._confirm(now(), readers)
             if self._caught_up() and not grants.ticks(now()):
-                await self._look_who_left(js)
+                await self._look_who_left(cursors)
                 if (claim := grants.claim(now())) is not None:
                     await self._publish(js, [claim])
             look_s = seldom_s if grants.granter.right.epoch else min(seldom_s, 1.1 * look_s)
@@ -123,13 +125,13 @@ class Leases:
             return
         self.grants.granter.confirm(asked_at)
 
-    async def _look_who_left(self, js: JetStreamContext) -> None:
+    async def _look_who_left(self, cursors: Cursors) -> None:
         """Whether the granter has left."""
         granter = self.grants.granter
         if granter.mine:
             return
         with suppress(*AWAY):
-            granter.left = str((await Cursors(js, "leases").load(self._cursor) or {}).get("left", ""))
+            granter.left = str((await cursors.load(self._cursor) or {}).get("left", ""))
 
     async def leave(self, js: JetStreamContext) -> None:
         """Grants no more, and says so: or nobody would for `standby_s`, in which no new work starts anywhere."""
@@ -138,7 +140,7 @@ class Leases:
             granter.left = granter.name
             with suppress(*AWAY):
                 async with asyncio.timeout(_LEAVE_S):
-                    await Cursors(js, "leases").save(self._cursor, {"left": granter.name})
+                    await Cursors(js, _CURSORS).save(self._cursor, {"left": granter.name})
 
     def _caught_up(self) -> bool:
         return self.follower is not None and self.follower.caught_up.is_set()

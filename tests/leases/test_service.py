@@ -12,6 +12,7 @@ from nats.errors import Error as NatsError
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
+from libs.bus.cursors import Cursors
 from libs.bus.messages import outgoing
 from libs.core.projections.node_lives import GrantRight
 from libs.core.scheduling.decider import Decider, Deciders
@@ -209,7 +210,7 @@ async def test_a_granter_that_left_grants_no_more_and_one_that_was_killed_is_wai
     for holder, claims in ((granter.name, 2), ("killed", 0)):
         other = Leases(settings, CollectorRegistry())
         other.grants.granter.named(GrantRight(epoch=1, holder=holder, term_s=3.0, max_lease_s=3.0), now() - 1.0)
-        await other._look_who_left(bench.js)
+        await other._look_who_left(Cursors(bench.js, "leases"))
         assert other.grants.granter.claim(other.grants.watch.began_at) == claims
 
 
