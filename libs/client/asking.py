@@ -1,7 +1,7 @@
 """Questions to the service that owns the answer, with errors in the client's own terms."""
 
 import asyncio
-import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,17 +45,12 @@ async def ask(
     keys = {"pool": pool or place.pool, "team": place.team, "user": place.user}
     heard = _heard.setdefault(nats, {})
     at_least = heard.get(keys["pool"], 0) if "{pool}" in message.subject else 0
-    give_up_s = time.monotonic() + restarts_s
+
+    def asked() -> Awaitable[Any]:
+        return unless_denied(nats, ask_once(nats, message, query, timeout_s=timeout_s, at_least=at_least, **keys))
+
     try:
-        while True:
-            question = ask_once(nats, message, query, timeout_s=timeout_s, at_least=at_least, **keys)
-            try:
-                reply = await unless_denied(nats, question)
-                break
-            except NobodyAnswers:
-                if time.monotonic() >= give_up_s:
-                    raise
-                await asyncio.sleep(_ASK_AGAIN_S)
+        reply = await _once_somebody_answers(asked, restarts_s)
     except NoAnswer as e:
         of_pool = f", and that there is a pool {keys['pool']!r}" if "{pool}" in message.subject else ""
         raise Unreachable(
@@ -77,3 +72,16 @@ async def ask(
     if "{pool}" in message.subject:
         heard[keys["pool"]] = max(at_least, heard.get(keys["pool"], 0), getattr(reply, "ledger_seq", 0))
     return reply
+
+
+async def _once_somebody_answers(ask: Callable[[], Awaitable[Any]], within_s: float) -> Any:
+    """Raises what `ask` raises: NobodyAnswers not before `within_s` have passed."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_s
+    while True:
+        try:
+            return await ask()
+        except NobodyAnswers:
+            if loop.time() >= end:
+                raise
+        await asyncio.sleep(_ASK_AGAIN_S)
