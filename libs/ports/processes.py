@@ -28,17 +28,16 @@ def this_process() -> str:
 def is_gone(process: str) -> bool:
     """Whether a process that `this_process` told of has surely ended. Of one on another machine, in another container, or
     before the last boot nothing is known from here."""
-    here, _, rest = process.rpartition("/")[0].rpartition("/")
-    if present_host() is not None or not here or here != _here():
-        return False
     try:
-        pid, ticks = int(rest), int(process.rpartition("/")[2])
-        os.kill(pid, 0)
+        here, pid, ticks = process.rsplit("/", 2)
+        if present_host() is not None or not here or here != _here():
+            return False
+        os.kill(int(pid), 0)
+        return start_ticks(int(pid)) not in (None, int(ticks))
     except ProcessLookupError:
         return True
     except (OSError, ValueError, OverflowError):
         return False
-    return start_ticks(pid) not in (None, ticks)
 
 
 @cache

@@ -160,8 +160,8 @@ class Agent:
             granted = LeaseGranted.model_validate_json(reply.data)
         except (NatsError, TimeoutError, ValidationError) as e:
             return str(e)[:300] or type(e).__name__
-        # An answer to an earlier life's heartbeat renews nothing.
         had_one = node.lease.valid(sent)
+        # An answer to an earlier life's heartbeat renews nothing.
         if node.name in granted.nodes and node.incarnation == incarnation and node.renewed(sent):
             self.launcher.keeper.until(node.name, node.lease.deadline)
             if not had_one:  # what was granted meanwhile waits for it
