@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol, Self
 
+from libs.core.state.parts import Part
 from schemas.ledger import LedgerRecord
 
 
@@ -29,7 +30,7 @@ class LedgerProjection(Protocol):
     def skip(self, seq: int) -> None:
         """The message at `seq` is void: it counts for nothing."""
 
-    def dump(self) -> Iterable[bytes]:
+    def dump(self) -> Iterable[Part]:
         """The state in parts of a bounded size (one part is fine for a small state); see `libs.ledger.snapshots`.
 
         Taken on the event loop, with room for other tasks after each part; the follower applies nothing before the last.

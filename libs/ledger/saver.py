@@ -19,8 +19,9 @@ from nats.js.errors import NotFoundError
 
 from libs.bus.cancel import cancel
 from libs.bus.patience import AWAY
+from libs.core.state.parts import Part
 from libs.ledger.chain import Head
-from libs.ledger.snapshots import Restored, SnapshotStore, pack
+from libs.ledger.snapshots import PackedState, Restored, SnapshotStore, pack
 from libs.ports.memory import give_back
 
 log = logging.getLogger("baton.ledger")
@@ -122,7 +123,7 @@ class SnapshotSaver:
             records > 0 and (self._events >= events or self._bytes >= _BYTES)
         )
 
-    async def save(self, head: Head, position: int, parts: Iterable[bytes]) -> None:
+    async def save(self, head: Head, position: int, parts: Iterable[Part]) -> None:
         """Encodes `parts`, which must not change meanwhile, and stores them in the background. Raises nothing."""
         began = self._begin(position)
         try:
@@ -133,7 +134,7 @@ class SnapshotSaver:
         self._rest(began)
         self._saving = asyncio.create_task(self._put(head, position, packed), name=f"snapshot of {self._name}")
 
-    def start(self, head: Head, position: int, parts: Iterable[bytes]) -> None:
+    def start(self, head: Head, position: int, parts: Iterable[Part]) -> None:
         """Encodes and stores `parts` in the background: of a state that may change meanwhile (copy on write)."""
         began = self._begin(position)
 
@@ -173,7 +174,7 @@ class SnapshotSaver:
         now = asyncio.get_running_loop().time()
         self._not_before = max(self._not_before, now + (now - began) * _SHARE)
 
-    async def _put(self, head: Head, position: int, packed: bytes) -> None:
+    async def _put(self, head: Head, position: int, packed: PackedState) -> None:
         try:
             async with asyncio.timeout(_LONGEST_S):
                 await self._store.put(self._name, self._version, head, position, packed)
@@ -183,7 +184,7 @@ class SnapshotSaver:
             self.counters.saved += 1
             self._failures = 0
             self.stored = position
-        size = len(packed)
+        size = len(packed.stream)
         del packed
         if size > _MUCH_BYTES:
             await asyncio.to_thread(give_back)

@@ -10,7 +10,9 @@ of megabytes, and one call that encodes it would stop the event loop for as long
 the loop, where the state lives, with room for other tasks between them, and compressed in a thread. (A thread that made
 them would hold the interpreter's lock all the same.) Only some parts are in memory beside what is compressed already.
 
-Object: one zlib stream of (length of the part, 4 bytes, big-endian; the part) for each part, in order.
+Object: one zlib stream of (length of the part, 4 bytes, big-endian; the part) for each part, in order. Parts that snapshots
+share (`libs.core.state.parts`) are objects of their own, of the same kind, by their key. In their place the key stands as a
+part, and the highest bit of its length says so. Those that no slot names for an hour are removed.
 """
 
 import asyncio
@@ -20,15 +22,16 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nats.js import JetStreamContext
 from nats.js.api import ObjectMeta
-from nats.js.errors import BadObjectMetaError, DigestMismatchError, ObjectNotFoundError
+from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from libs.bus.patience import AWAY
 from libs.bus.table import snapshots_bucket
+from libs.core.state.parts import Part, SharedParts
 from libs.ledger.chain import Head
 from libs.ledger.segments import readable, stored_at
 from libs.ports.host import failpoint
@@ -43,6 +46,8 @@ _LOOKS = 4  # a slot that another process writes meanwhile is looked at anew, so
 _STEP_BYTES = 256 * 1024  # of parts that are packed in one go; a thread costs more than a small part
 _SLICE_BYTES = 64 * 1024  # of what was packed, read in one go
 _LENGTH_BYTES = 4
+_SHARED = 1 << 31  # of a length
+_UNNAMED_S = 3600.0  # longer than a save takes, between whose shared parts and slot another process may look
 
 T = TypeVar("T")
 
@@ -72,7 +77,16 @@ class _Slot:
     head: Head
     position: int
     version: int
+    shared: frozenset[str]
+    """Keys of the shared parts that it names."""
     described: str
+
+
+class PackedState(NamedTuple):
+    """What is stored of a state."""
+
+    stream: bytes
+    shared: tuple[SharedParts, ...]
 
 
 class SnapshotStore:
@@ -81,8 +95,10 @@ class SnapshotStore:
     def __init__(self, js: JetStreamContext, pool: str) -> None:
         self._js = js
         self._pool = token(pool)
+        self._unnamed: dict[str, float] = {}
+        """Object with shared parts that no slot names -> since when (by the loop's clock) this process knows."""
 
-    async def save(self, name: str, version: int, head: Head, position: int, parts: Iterable[bytes]) -> None:
+    async def save(self, name: str, version: int, head: Head, position: int, parts: Iterable[Part]) -> None:
         """Keep `parts`, the state after folding the ledger up to `position` with its last valid record `head`.
 
         `version` says how the parts are to be read. They are taken on the event loop, between other tasks: either nobody
@@ -93,13 +109,46 @@ class SnapshotStore:
         """
         await self.put(name, version, head, position, await pack(parts))
 
-    async def put(self, name: str, version: int, head: Head, position: int, packed: bytes) -> None:
+    async def put(self, name: str, version: int, head: Head, position: int, packed: PackedState) -> None:
         """The second half of `save`: store what `pack` made."""
         store = await self._js.object_store(snapshots_bucket(name))
-        used = {slot.object: slot.position for slot in await self._slots(store, name)}
+        slots = await self._slots(store, name)
+        stored = {key for slot in slots if slot.version == version for key in slot.shared}
+        for shared in packed.shared:
+            if shared.key not in stored:
+                await self._put_shared(store, name, version, shared)
+        used = {slot.object: slot.position for slot in slots}
         oldest = min(self._objects(name), key=lambda key: used.get(key, -1))
-        about = json.dumps({"seq": head.seq, "hash": head.hash, "position": position, "version": version})
-        await store.put(oldest, packed, ObjectMeta(name=oldest, description=about))
+        about: dict[str, Any] = {"seq": head.seq, "hash": head.hash, "position": position, "version": version}
+        if packed.shared:
+            about["shared"] = [shared.key for shared in packed.shared]
+        await store.put(oldest, packed.stream, ObjectMeta(name=oldest, description=json.dumps(about)))
+        if packed.shared or stored:
+            await self._look_after_shared(store, name, version, packed.shared)
+
+    async def _put_shared(self, store: ObjectStore, name: str, version: int, shared: SharedParts) -> None:
+        await store.put(self._shared(name, version, shared.key), (await pack(shared.make())).stream)
+
+    async def _look_after_shared(
+        self, store: ObjectStore, name: str, version: int, wanted: Iterable[SharedParts]
+    ) -> None:
+        """Stores what is missing although a slot named it, and removes what none has named for long."""
+        try:
+            infos = await store.list(ignore_deletes=True)
+        except NotFoundError:
+            infos = []
+        there = {info.name for info in infos if info.name.startswith(self._shared(name))}
+        for shared in wanted:
+            if self._shared(name, version, shared.key) not in there:
+                await self._put_shared(store, name, version, shared)
+        named = {
+            self._shared(name, slot.version, key) for slot in await self._slots(store, name) for key in slot.shared
+        }
+        now = asyncio.get_running_loop().time()
+        self._unnamed = {one: self._unnamed.get(one, now) for one in there - named}
+        for one, since in self._unnamed.items():
+            if now - since >= _UNNAMED_S:
+                await store.delete(one)
 
     async def load(self, name: str, version: int, build: Callable[[Iterable[bytes]], T]) -> Restored[T] | None:
         """The state from the newest usable snapshot of this version; None when there is none: fold from the beginning.
@@ -118,7 +167,8 @@ class SnapshotStore:
                 elif not (why := await self._off_chain(slot)):
                     failpoint("snapshots.found")
                     try:
-                        value = await asyncio.to_thread(_build, build, await _read(store, slot))
+                        packed, shared = await _read(store, slot), await self._read_shared(store, name, slot)
+                        value = await asyncio.to_thread(_build, build, packed, shared)
                         return Restored(slot.head, slot.position, value)
                     except BadSnapshot as error:
                         why = f"it cannot be read: {error}"
@@ -162,6 +212,13 @@ class SnapshotStore:
     def _objects(self, name: str) -> list[str]:
         return [f"{self._pool}/{name}/{slot}" for slot in _SLOTS]
 
+    def _shared(self, name: str, *version_and_key: int | str) -> str:
+        return "/".join((self._pool, name, "shared", *map(str, version_and_key)))
+
+    async def _read_shared(self, store: ObjectStore, name: str, slot: _Slot) -> dict[str, bytes]:
+        """By their keys. Raises BadSnapshot when some are not there."""
+        return {key: await _read_object(store, self._shared(name, slot.version, key)) for key in sorted(slot.shared)}
+
     async def _slots(self, store: ObjectStore, name: str) -> list[_Slot]:
         found = []
         for key in self._objects(name):
@@ -169,7 +226,8 @@ class SnapshotStore:
                 described = (await store.get_info(key)).description or ""
                 about = json.loads(described)
                 head, version = Head(int(about["seq"]), str(about["hash"])), int(about.get("version", 0))
-                found.append(_Slot(key, head, int(about["position"]), version, described))
+                shared = frozenset(map(str, about.get("shared", ())))
+                found.append(_Slot(key, head, int(about["position"]), version, shared, described))
             except (ObjectNotFoundError, BadObjectMetaError, ValueError, KeyError, TypeError):
                 continue  # empty, or nothing of ours: the slot to write next
         return found
@@ -192,25 +250,43 @@ class SnapshotStore:
         return "" if content_hash(stored) == slot.head.hash else "its head is another record in the ledger"
 
 
-async def pack(parts: Iterable[bytes]) -> bytes:
-    """The parts as the bytes of one object. Raises what `parts` raises."""
+async def pack(parts: Iterable[Part]) -> PackedState:
+    """The parts as the bytes of one object, and those that are shared. Raises what `parts` raises."""
     stream, out = zlib.compressobj(1), bytearray()
     some: list[bytes] = []
+    shared: list[SharedParts] = []
     size = 0
     for part in parts:
-        some += (len(part).to_bytes(_LENGTH_BYTES, "big"), part)
-        size += len(part)
+        if isinstance(part, SharedParts):
+            shared.append(part)
+            data, flag = part.key.encode(), _SHARED
+        else:
+            data, flag = part, 0
+        some += ((len(data) | flag).to_bytes(_LENGTH_BYTES, "big"), data)
+        size += len(data)
         if size >= _STEP_BYTES:
             out += await asyncio.to_thread(stream.compress, b"".join(some))
             some, size = [], 0
         else:
             await asyncio.sleep(0)
     out += stream.compress(b"".join(some)) + stream.flush()
-    return bytes(out)
+    return PackedState(bytes(out), tuple(shared))
 
 
-def unpack(packed: bytes) -> Iterator[bytes]:
-    """The parts, one after the other. Raises BadSnapshot where the bytes are not what `pack` made."""
+def unpack(packed: bytes, shared: dict[str, bytes] | None = None) -> Iterator[bytes]:
+    """The parts, one after the other. `shared`: what was packed of those that are shared, by key. Raises BadSnapshot where the
+    bytes are not what `pack` made, or what is shared is not there."""
+    for part in _unpacked(packed):
+        if isinstance(part, bytes):
+            yield part
+        elif shared is not None and part in shared:
+            yield from unpack(shared[part])
+        else:
+            raise BadSnapshot(f"the shared parts {part} are not there")
+
+
+def _unpacked(packed: bytes) -> Iterator[bytes | str]:
+    """Parts, and keys of shared ones."""
     stream = zlib.decompressobj()
     have, taken = bytearray(), 0
     try:
@@ -225,10 +301,12 @@ def unpack(packed: bytes) -> Iterator[bytes]:
                 raise BadSnapshot("it ends too early")
             have += more
             while len(have) >= _LENGTH_BYTES:
-                end = _LENGTH_BYTES + int.from_bytes(have[:_LENGTH_BYTES], "big")
+                told = int.from_bytes(have[:_LENGTH_BYTES], "big")
+                end = _LENGTH_BYTES + (told & ~_SHARED)
                 if len(have) < end:
                     break
-                yield bytes(have[_LENGTH_BYTES:end])
+                part = bytes(have[_LENGTH_BYTES:end])
+                yield part.decode() if told & _SHARED else part
                 del have[:end]
     except zlib.error as error:
         raise BadSnapshot(str(error)) from error
@@ -236,10 +314,10 @@ def unpack(packed: bytes) -> Iterator[bytes]:
         raise BadSnapshot("it ends in the midst of a part")
 
 
-def _build(build: Callable[[Iterable[bytes]], T], packed: bytes) -> T:
+def _build(build: Callable[[Iterable[bytes]], T], packed: bytes, shared: dict[str, bytes]) -> T:
     """Raises BadSnapshot for everything that `build` raises: no snapshot may keep a service from starting."""
     try:
-        return build(unpack(packed))
+        return build(unpack(packed, shared))
     except BadSnapshot:
         raise
     except Exception as error:
@@ -249,13 +327,17 @@ def _build(build: Callable[[Iterable[bytes]], T], packed: bytes) -> T:
 async def _read(store: ObjectStore, slot: _Slot) -> bytes:
     """Raises BadSnapshot when the object is not whole, or not the one that `slot` describes: another process may have saved
     since, and its state is of another record."""
+    return await _read_object(store, slot.object, slot.described)
+
+
+async def _read_object(store: ObjectStore, name: str, described: str | None = None) -> bytes:
     into = io.BytesIO()
     try:
         # Chunks that vanish while they are read (the slot is being written) would be waited for without end.
         async with asyncio.timeout(_READ_S):
-            got = await store.get(slot.object, into)
+            got = await store.get(name, into)
     except (DigestMismatchError, ObjectNotFoundError, TimeoutError) as error:
-        raise BadSnapshot(repr(error)) from error
-    if got.info.description != slot.described:
+        raise BadSnapshot(f"{name}: {error!r}") from error
+    if described is not None and got.info.description != described:
         raise _Replaced("it was replaced while it was looked at")
     return into.getvalue()

@@ -15,9 +15,10 @@ from libs.core.billing.charges import charges
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, bill, days_of
 from libs.core.billing.use_lines import lines as use_lines
+from libs.core.billing.use_lines.lines import UseLines
 from libs.core.billing.wall import DAY_US, HOUR_US, day_text
 from schemas.billing import BillQuery, BillReply, Price, PriceBook
-from schemas.ledger import JobGranted, PricesApplied
+from schemas.ledger import DevicesFreed, JobGranted, PricesApplied
 from schemas.prices import ContractRate, ListRate, RateBook, RateTier
 from schemas.subjects import OPERATOR
 from services.quota_billing import handlers
@@ -109,6 +110,48 @@ def test_tiers_are_used_up_claim_by_claim_also_of_unlike_claims() -> None:
         told[key[2]] += row[0]
     assert told == wanted
     assert len(wanted) == 2
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_book_that_leaves_a_contract_as_it_was_opens_nothing_and_its_tiers_go_on(
+    restart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second book changes a price of another device; two hours of the contract's first tier are used up by then."""
+    world = World(node("n0", 1))
+    world.send(after_us=NOVEMBER - HOUR_US - world.now_us)
+    for name in ("before", "after"):
+        runs = ask(world, name, 1)
+        world.send(after_us=3 * HOUR_US)
+        world.released(runs)
+    tiers = tuple(RateTier(above_hours=hours, micros=micros) for hours, micros in ((0, 1_000_000), (4, 7_000_000)))
+    book = RateBook(
+        version=1, currency="USD", prices=(ListRate(device="H100", micros=9_000_000, from_us=0),),
+        contracts=(ContractRate(team="research", contract="c-1", device="H100", from_us=0, tiers=tiers),),
+    )  # fmt: skip
+    second = book.model_copy(
+        update={"version": 2, "prices": (*book.prices, ListRate(device="A100", micros=1, from_us=0))}
+    )
+    ended = next(n for n, r in enumerate(world.records) if any(isinstance(e, DevicesFreed) for e in r.events))
+    for n, one in ((0, book), (ended + 1, second)):
+        record = world.records[n]
+        events = (PricesApplied(book=one, user="olga"), *record.events)
+        world.records[n] = record.model_copy(update={"events": events})
+    monkeypatch.setattr(use_lines, "FRESH", 1)
+    opened: list[int] = []
+    open_ = UseLines._open
+    monkeypatch.setattr(UseLines, "_open", lambda self, block: opened.append(block.first) or open_(self, block))
+    meter = Meter()
+    for seq, record in enumerate(world.records, start=1):
+        if restart and seq == ended + 2:
+            meter = Meter.load(meter.dump())
+        meter.apply(record, seq)
+    assert meter.money.lines.blocks
+    assert not opened, "neither by the book nor by the restart"
+    cost = sum(c.amount.cost_micros for c in charges(lambda: list(enumerate(world.records, start=1))))
+    assert meter.money.totals == {"research": cost}
+    assert round(cost, -3) == (1 + 4 + 7) * 1_000_000, (
+        "an hour of October; four of November's first tier, one of its second"
+    )
 
 
 def test_days_that_nobody_asks_for_are_passed_over_and_the_others_are_whole() -> None:

@@ -1,10 +1,13 @@
 """Old lines of uses and old rows of money lie as bytes: what comes out of them is what went in, and few are objects."""
 
+import hashlib
+import json
+from collections import Counter
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from libs.core.billing import posted
@@ -19,6 +22,8 @@ from libs.core.billing.use_lines.lines import LinesBlock, UseLines
 from libs.core.billing.use_lines.money_rows import RowsBlock, packed_rows, rows_of
 from libs.core.billing.use_lines.packing import JobIds
 from libs.core.billing.wall import DAY_US, HOUR_US
+from libs.core.state import parts
+from libs.core.state.parts import SharedParts
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ids import job_id
 from schemas.prices import ClosedPeriod, CreditCause, ListRate, RateBook
@@ -54,7 +59,12 @@ TEAM = st.dictionaries(st.integers(0, 3), DAY).map(
 ROWS = st.dictionaries(st.sampled_from(("red", "blue")), TEAM)
 
 
+def _late(seq: int) -> AlikeUses:
+    return AlikeUses("red", "", JOBS[0], 1, "H100", "training", 1000, 1, seq, 5, ((0, 5, 0),))
+
+
 @given(st.lists(st.lists(LINES, min_size=1), min_size=1, max_size=3), st.lists(CREDITS), st.booleans())
+@example([[_late(2**62), _late(2**63 + 1)]], [], False)
 def test_lines_come_back_as_they_were(packs: list[list[AlikeUses]], credits: list[CreditedUse], restart: bool) -> None:
     kept, every = UseLines(), [one for pack in packs for one in pack]
     for pack in packs:
@@ -138,6 +148,37 @@ def test_few_lines_and_rows_are_objects_whatever_the_length_of_the_ledger() -> N
         whole.apply(record, seq)
     assert list(meter.usage()) == list(whole.usage())
     assert meter.counted == whole.counted
+
+
+def test_what_is_old_is_stored_once_and_later_snapshots_name_it() -> None:
+    records = PricedLedger(6).records
+    most = len(records) * 3 // 4
+    meter = Meter()
+    with (
+        patch.object(use_lines, "FRESH", 1),
+        patch.object(posted, "FRESH_ROWS", 1),
+        patch.object(parts, "SHARED_ROWS", 2),
+    ):
+        for seq, record in enumerate(records[:most], start=1):
+            meter.apply(record, seq)
+        before = _shared(meter)
+        for seq, record in enumerate(records[most:], start=most + 1):
+            meter.apply(record, seq)
+        dumped, after = list(meter.dump()), _shared(meter)
+        again = Meter.load(dumped)
+        assert list(again.dump()) == dumped
+    assert before
+    assert set(before) < set(after), "a later snapshot names what an older one stored"
+    for key, one in after.items():
+        assert key == hashlib.sha256(b"".join(one.make())).hexdigest()
+    rest = Counter(json.loads(part)[0] for part in dumped[1:] if isinstance(part, bytes))
+    assert rest["lines"] < 2, "each other snapshot would write it anew"
+    assert rest["packed"] < 2
+    assert list(again.usage()) == list(meter.usage())
+
+
+def _shared(meter: Meter) -> dict[str, SharedParts]:
+    return {part.key: part for part in meter.dump() if isinstance(part, SharedParts)}
 
 
 def _as_json(row: Any) -> Any:

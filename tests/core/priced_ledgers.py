@@ -35,14 +35,19 @@ class PricedLedger(RandomLedger):
     def __init__(self, seed: int, steps: int = 40) -> None:
         self.closed: list[ClosedPeriod] = []
         self.version = 0
+        self.last: RateBook | None = None
         super().__init__(seed, steps, STARTS[seed % len(STARTS)] + seed % 3_600_000_011)
 
     def _prices(self) -> Iterator[Any]:
         self.version += 1
         causes = self.random.sample(list(CreditCause), self.random.choice((0, 1, 2, 3, 4, 4)))
         credits = {cause: self.random.choice((1, 333, 1000)) for cause in causes}
-        book = self._book().model_copy(update={"credits": credits})
+        book = self.last if self.last is not None and self.random.random() < 0.4 else self._book()
+        if book is self.last:
+            book = self._later(book)
+        book = book.model_copy(update={"credits": credits, "version": self.version})
         if not problems(book):
+            self.last = book
             yield led.PricesApplied(book=book, reason="so", user="olga")
 
     def _close(self) -> Iterator[Any]:
@@ -84,6 +89,21 @@ class PricedLedger(RandomLedger):
         for team in ("red", "blue"):
             book = self._with_contract(book, team)
         return book
+
+    def _later(self, book: RateBook) -> RateBook:
+        """As it was but for one price, mostly for one of a time to come: what was used costs what it did."""
+        chance, now = self.random, self.t_us + self.jump_us + HOUR_US
+        at = chance.randrange(len(book.prices))
+        one = book.prices[at]
+        since = max(one.from_us, now if chance.random() < 0.8 else one.from_us + HOUR_US)
+        if one.to_us is not None and one.to_us <= since:
+            return book
+        parts = (
+            one.model_copy(update={"to_us": since}),
+            one.model_copy(update={"from_us": since, "micros": chance.choice(PRICES)}),
+        )
+        kept = tuple(part for part in parts if part.to_us is None or part.from_us < part.to_us)
+        return book.model_copy(update={"prices": (*book.prices[:at], *kept, *book.prices[at + 1 :])})
 
     def _with_contract(self, book: RateBook, team: str) -> RateBook:
         """With a contract of the team, if the list prices cover its time."""

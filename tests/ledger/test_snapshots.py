@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from nats.js.api import ObjectMeta
+from nats.js.object_store import ObjectStore
 
 from libs.bus.table import snapshots_bucket
+from libs.core.state.parts import SharedParts
+from libs.ledger import snapshots
 from libs.ledger.chain import GENESIS, Head
 from libs.ledger.snapshots import BadSnapshot, Restored, SnapshotStore, pack, unpack
 from tests.ledger.toy import Toy, admitted, cancelled
@@ -106,9 +109,63 @@ async def test_parts_come_back_as_they_were(world: World, parts: list[bytes]) ->
     assert await store.load("x", 1, list) == Restored(GENESIS, 0, parts)
 
 
+def shared(text: str) -> SharedParts:
+    return SharedParts(text, lambda: [text.encode(), b"more"])
+
+
+async def test_shared_parts_are_stored_once_and_stand_in_their_places(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SnapshotStore(world.js, POOL)
+    put: list[str] = []
+    put_ = ObjectStore.put
+
+    async def noted(self: ObjectStore, name: str, *more: Any) -> Any:
+        put.append(name)
+        return await put_(self, name, *more)
+
+    monkeypatch.setattr(ObjectStore, "put", noted)
+    await store.save("x", 1, GENESIS, 0, [b"first", shared("one"), shared("two"), b"last"])
+    await store.save("x", 1, GENESIS, 0, [b"first", shared("one"), shared("two"), shared("three")])
+    slots = [f"{POOL}/x/{slot}" for slot in "ab"]
+    made = [f"{POOL}/x/shared/1/{key}" for key in ("one", "two", "three")]
+    assert put == [*made[:2], slots[0], made[2], slots[1]]
+    for _ in range(2):
+        found = await store.load("x", 1, list)
+        assert found is not None
+        assert found.value[:5] == [b"first", b"one", b"more", b"two", b"more"]
+    bucket = await world.js.object_store(snapshots_bucket("x"))
+    await bucket.delete(made[1])
+    assert await store.load("x", 1, list) is None, "a state without some of its parts is none"
+    await store.save("x", 1, GENESIS, 0, [b"first", shared("two")])
+    found = await store.load("x", 1, list)
+    assert found is not None, "what was named and was not there is stored again"
+    assert found.value == [b"first", b"two", b"more"]
+
+
+async def test_shared_parts_that_nothing_names_go_after_an_hour(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = SnapshotStore(world.js, POOL), SnapshotStore(world.js, POOL)
+    bucket = await world.js.object_store(snapshots_bucket("x"))
+
+    async def there() -> set[str]:
+        infos = await bucket.list(ignore_deletes=True)
+        return {info.name.rpartition("/")[2] for info in infos if "/shared/" in info.name}
+
+    await other.save("y", 1, GENESIS, 0, [shared("of another reader")])
+    for position, name in enumerate(("one", "two", "three")):
+        await store.save("x", 1, GENESIS, position, [shared(name)])
+    assert await there() == {"one", "two", "three", "of another reader"}, "another process may be about to name it"
+    monkeypatch.setattr(snapshots, "_UNNAMED_S", 0.0)
+    await store.save("x", 1, GENESIS, 3, [shared("four")])
+    assert await there() == {"three", "four", "of another reader"}
+    for position in (4, 5):
+        await store.save("x", 1, GENESIS, position, [b"none"])
+    assert await there() == {"of another reader"}
+
+
 @pytest.mark.parametrize("cut", [0, 1, 10, -1])
 async def test_what_was_cut_or_is_nothing_of_ours_is_said_to_be_so(cut: int) -> None:
-    packed = await pack([b"some", b"parts" * 1000])
+    packed = (await pack([b"some", b"parts" * 1000])).stream
     with pytest.raises(BadSnapshot):
         list(unpack(packed[:cut]))
     with pytest.raises(BadSnapshot):

@@ -12,6 +12,8 @@ from libs.bus.connect import Address
 from libs.bus.streams import provision
 from libs.bus.table import READERS, snapshots_of
 from libs.cli.launch import SERVICES as LAUNCHED
+from libs.core.state.parts import SharedParts
+from libs.ledger import snapshots
 from libs.ledger.chain import GENESIS
 from libs.ledger.snapshots import SnapshotStore
 from libs.walls import roles
@@ -192,16 +194,22 @@ async def test_a_service_reads_only_its_streams(bus: tuple[str, Keyring], servic
     await speaker.nats.close()
 
 
-@pytest.mark.parametrize("service", ["placement", "history", "queries"])
-async def test_a_service_keeps_its_own_snapshots(bus: tuple[str, Keyring], service: str) -> None:
-    """By the store's own way; it replaces them, and finds them again."""
+@pytest.mark.parametrize("service", ["placement", "history", "queries", "quota_billing"])
+async def test_a_service_keeps_its_own_snapshots(
+    bus: tuple[str, Keyring], service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the store's own way; it replaces them, and finds them again, also what several share, and removes that."""
+    monkeypatch.setattr(snapshots, "_UNNAMED_S", 0.0)
     speaker = await Speaker.of(bus, service)
     store = SnapshotStore(speaker.nats.jetstream(), "main")
-    for text in (b"one", b"two", b"three"):
-        await store.save(READERS[service][0], 1, GENESIS, 0, [text])
+    for text in (b"one", b"two", b"three", b"four"):
+        shared = SharedParts(f"shared-{text.decode()}", lambda text=text: [text])
+        await store.save(READERS[service][0], 1, GENESIS, 0, [text, shared])
     found = await store.load(READERS[service][0], 1, list)
     assert found is not None
-    assert found.value[0] in (b"two", b"three")
+    assert found.value in ([b"two"] * 2, [b"four"] * 2)
+    infos = await (await speaker.nats.jetstream().object_store(snapshots_of(service))).list(ignore_deletes=True)
+    assert len(infos) == 4
     assert speaker.refused == []
     await speaker.nats.close()
 

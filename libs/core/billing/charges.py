@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from libs.core.billing.credited import CreditedTime, DeviceOfAttempt, GivenBack, Parts, differences, given_back
-from libs.core.billing.prices import Amount, PriceList, Quote, Rater, Unchanged
+from libs.core.billing.prices import Amount, PricedBy, PriceList, Quote, Rater, Unchanged
 from libs.core.billing.uses import DeviceUse as DeviceUse
 from libs.core.billing.uses import RecordsFromFirst as RecordsFromFirst
 from libs.core.billing.uses import Uses as Uses
@@ -88,7 +88,9 @@ def charges(
         for event in record.events:
             if isinstance(event, led.PricesApplied):
                 version, then = event.book.version, Rater(prices := PriceList(event.book))
-                same = seen.cost_the_same(Unchanged(rater.prices, prices, uses.calendar.wall(record.t_us)))
+                by = Unchanged(rater.prices, prices, uses.calendar.wall(record.t_us), seen.last())
+                if same := seen.cost_the_same(by):
+                    then.go_on(rater, by.with_tiers)
                 for use, was, now in () if same else _twice(records, seq, rater.prices, then):
                     billed.again(use, now)
                     for amount in _corrections(use, was, now, earlier):
@@ -118,7 +120,7 @@ class KindsOfUse:
     """What kinds of uses there were, so that a book that leaves them as they were is no reason to read all of them again."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+        self._kinds: dict[PricedBy, tuple[int, int, int]] = {}
         """Team, device kind, class -> the piece of a use that ends last."""
 
     def note(self, use: DeviceUse) -> None:
@@ -127,6 +129,10 @@ class KindsOfUse:
         for piece in use.straight:
             if known is None or piece[2] + piece[1] - piece[0] > known[2] + known[1] - known[0]:
                 known = self._kinds[about] = piece
+
+    def last(self) -> dict[PricedBy, int]:
+        """Of each, when by the wall the last of it ends."""
+        return {about: wall + end - start for about, (start, end, wall) in self._kinds.items()}
 
     def cost_the_same(self, by: Unchanged) -> bool:
         """Whether another book changes none of them."""

@@ -37,7 +37,7 @@ class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
     to go back. Memory: some 40 bytes per attempt and model, plus what is held now."""
 
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar[frozenset[str]]
@@ -301,11 +301,11 @@ class Meter:
 
     # ------------------------------------------------------------------------------------------------- the snapshot
 
-    def dump(self) -> Iterator[bytes]:
+    def dump(self) -> Iterator[parts.Part]:
         """Parts for a snapshot; meters that folded the same records give equal parts. The meter must not change before
         the last one is taken."""
         about, money = self.money.dump()
-        return parts.write(
+        return parts.write_sharing(
             {
                 "money": about,
                 "nodes": self.nodes,
@@ -322,11 +322,11 @@ class Meter:
                 **money,
                 **(self._credited.dump() if self._credited is not None else {}),
             },
-            largest={"accounts": 1, "counted": 1, "lines": 1, "packed": 1},
+            largest={"accounts": 1, "counted": 1, "lines": 1, "packed": 1, "tiered": 100},
         )
 
     @classmethod
-    def load(cls, dumped: Iterable[bytes]) -> "Meter":
+    def load(cls, dumped: Iterable[parts.Part]) -> "Meter":
         """The inverse of `dump`, of parts that this `version` wrote."""
         meter = cls()
         about, tables = parts.read(dumped)

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from libs.core.billing.credited import DeviceOfAttempt, GivenBack, Parts, differences, given_back
 from libs.core.billing.prices import Amount, PriceList, Rater, Unchanged
-from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, DayOf, Key, PricedBy, any_day, utc_day
+from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, DayOf, Key, any_day, utc_day
 from libs.core.billing.use_lines.lines import LinesBlock, UseLines
 from libs.core.billing.use_lines.money_rows import FRESH_ROWS, RowsBlock, packed_rows, rows_of
 from libs.core.billing.use_lines.packing import JobIds
 from libs.core.billing.wall import HOUR_US
+from libs.core.state.parts import SharedTable
 from schemas.prices import ClosedPeriod, CreditCause, RateBook
 
 NOT_POSTED = 1 << 62
@@ -71,6 +72,7 @@ class PostedMoney:
         what was added since the last of `packed`."""
         self.packed: list[RowsBlock] = []
         """A row may be in several, and in `rows`, and is their sum."""
+        self._table = SharedTable("packed")
         self._fresh_rows = 0
         self.sums: dict[str, dict[SumKey, list[int]]] = {}
         """As `rows`, of all attempts together: what is kept of a team's month grows with its days, and not with its jobs."""
@@ -155,11 +157,17 @@ class PostedMoney:
         """Another book: from now on by it, and what was billed is corrected. Whether anything was."""
         first = not self._books
         before, then = Rater(self._rater.prices), Rater(prices := PriceList(applied.book))
+        same = Unchanged(before.prices, prices, applied.posted_us, self.lines.last_used())
+        then.go_on(self._rater, same.with_tiers)
+        self._tiered = {
+            number: each
+            for number, each in self._tiered.items()
+            if same.with_tiers(*self.lines.awaited(number).about[:2])
+        }
         self._take(applied.book)
         self._books.append(PastBook.of(applied))
-        self._rater, self._tiered = then, {}
+        self._rater = then
         day = self._day_of(self._posted(applied.seq, applied.posted_us))
-        same = Unchanged(before.prices, prices, applied.posted_us)
         corrected = False
         for uses, number, parts in self._with_parts(lambda block: not same.of_all(block.wall)):
             if same.of(*uses.about, uses.straight):
@@ -414,12 +422,14 @@ class PostedMoney:
                 for key, row in rows.items()
             ),
             "freed": ([*key, places] for key, places in self._open.items()),
+            "contracts": self._rater.dump(),
+            "tiered": self._tiered.items(),
         }
 
     def _dump_packed(self) -> Iterator[Any]:
         """Ids that lie with lines are not written twice."""
         with_lines = {id(block.jobs): number for number, block in enumerate(self.lines.blocks)}
-        return (block.dump(with_lines.get(id(block.jobs))) for block in self.packed)
+        return self._table.rows(self.packed, lambda block: block.dump(with_lines.get(id(block.jobs))))
 
     def load_rows(self, table: str, rows: Iterable[Any]) -> None:
         """Some rows of one of the tables."""
@@ -440,24 +450,22 @@ class PostedMoney:
             case "freed":
                 for job, attempt, places in rows:
                     self._open[job, attempt] = {device: (number, place) for device, (number, place) in places.items()}
+            case "contracts":
+                self._rater.load_rows(rows)
+            case "tiered":
+                for number, each in rows:
+                    self._tiered[number] = [[*map(Amount.load, amounts)] for amounts in each]
             case _:
                 self.lines.load_rows(table, rows)
 
     def loaded(self, about: Mapping[str, Any]) -> None:
-        """All rows are there: counts what contracts have used."""
+        """All rows are there."""
         self._closed = [ClosedPeriod.model_validate(period) for period in about["closed"]]
         self._lines = {number for places in self._open.values() for number, _ in places.values()}
         for book in self._past():
             self._take(book.book)
         if self.book is not None:
-            self._rater = Rater(PriceList(self.book))
-            tiered = self._tiers
-            for number, one in self.lines.all(lambda block: any(map(tiered, block.wall))):
-                if tiered(one.about):
-                    self._rated(self._rater, number, one)
-
-    def _tiers(self, about: PricedBy) -> bool:
-        return not self._rater.flat(*about)
+            self._rater.prices = PriceList(self.book)
 
 
 def _rated(rater: Rater, uses: AlikeUses) -> list[Sequence[Amount]]:

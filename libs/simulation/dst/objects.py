@@ -42,6 +42,24 @@ class SimObjects(ObjectStore):
             await self._js.purge_stream(self._stream, subject=f"$O.{self._name}.C.{before.nuid}")
         return api.ObjectInfo.from_response(info)
 
+    async def list(self, ignore_deletes: bool = False) -> list[Any]:
+        found: list[Any] = []
+        seq = 1
+        while True:
+            try:
+                message = await self._js.get_msg(
+                    self._stream, seq=seq, subject=f"$O.{self._name}.M.>", next=True, direct=True
+                )
+            except NotFoundError:
+                break
+            info = api.ObjectInfo.from_response(json.loads(message.data or b""))
+            if not (ignore_deletes and info.deleted):
+                found.append(info)
+            seq = (message.seq or 0) + 1
+        if not found:
+            raise NotFoundError
+        return found
+
     async def get(
         self, name: str, writeinto: io.BufferedIOBase | None = None, show_deleted: bool | None = False
     ) -> Any:

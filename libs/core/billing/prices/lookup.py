@@ -11,6 +11,8 @@ from typing import NamedTuple, TypeVar
 from libs.core.accelerators.kinds import catalogued
 from schemas.prices import ContractRate, ListRate, RateBook, Term
 
+PricedBy = tuple[str, str, str]
+"""Team, device kind, priority class: what prices hang on."""
 E = TypeVar("E", ListRate, ContractRate)
 
 

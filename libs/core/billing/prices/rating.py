@@ -11,13 +11,14 @@ Tiers count a team's device-hours under one contract in one calendar month (UTC)
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from libs.core.billing.prices.lookup import PriceList, Quote
 from libs.core.billing.rounding import round_half_even
 from libs.core.billing.wall import HOUR_US, month_of
+from schemas.prices import Term
 
 HOUR_UNITS = 1000 * HOUR_US
 """Units of one device-hour."""
@@ -42,6 +43,15 @@ class Amount(NamedTuple):
         """Of the tier, per device-hour."""
         return self.quote.tiers[self.tier][1] if self.quote is not None else 0
 
+    @classmethod
+    def load(cls, row: Sequence[Any]) -> "Amount":
+        """Of what JSON makes of one."""
+        hour, units, quote, *money = row
+        if quote is not None:
+            sku, term, listed, tiers, *rest = quote
+            quote = Quote(sku, Term(term), listed, tuple((above, micros) for above, micros in tiers), *rest)
+        return cls(hour, units, quote, *money)
+
 
 class Rater:
     """Rates uses in the order in which they are posted. Keeps what contracts have used of their months."""
@@ -60,6 +70,10 @@ class Rater:
         other = Rater(self.prices)
         other._used = dict(self._used)
         return other
+
+    def go_on(self, before: "Rater", same: Callable[[str, str], bool]) -> None:
+        """Takes what contracts have used of those teams and device kinds whose uses are not rated anew."""
+        self._used |= {key: units for key, units in before._used.items() if same(key[0], key[2])}
 
     def flat(self, team: str, device: str, priority_class: str) -> bool:
         """Whether no price has tiers: then equal uses come to the same, one after the other."""
@@ -110,6 +124,16 @@ class Rater:
         if quote is None or len(quote.tiers) == 1:
             return ((0, units),)
         return self._parts(team, device, hour, quote, units)
+
+    def dump(self) -> Iterator[Any]:
+        """What contracts have used: rows for a snapshot."""
+        return ([*key, units] for key, units in sorted(self._used.items()))
+
+    def load_rows(self, rows: Iterable[Any]) -> None:
+        """The inverse."""
+        self._used.update(
+            ((team, contract, device, year, month), units) for team, contract, device, year, month, units in rows
+        )
 
     def _parts(self, team: str, device: str, hour: int, quote: Quote, units: int) -> Iterator[tuple[int, int]]:
         month = self._months.get(hour)

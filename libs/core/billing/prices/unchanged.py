@@ -3,16 +3,22 @@ nothing, and nothing need be rated twice."""
 
 from collections.abc import Mapping, Sequence
 
-from libs.core.billing.prices.lookup import PriceList
+from libs.core.billing.prices.lookup import PricedBy, PriceList
 
 
 class Unchanged:
-    """Between two books, of which the later one was applied at a moment of the wall. A use with tiers is never unchanged: what
-    it costs hangs on all before it."""
+    """Between two books, of which the later one was applied at a moment of the wall. What a use with tiers costs hangs on all
+    that its team used before it of that kind of device: either all of these are unchanged, or none is."""
 
-    def __init__(self, before: PriceList | None, then: PriceList, applied_us: int) -> None:
+    def __init__(
+        self, before: PriceList | None, then: PriceList, applied_us: int, used: Mapping[PricedBy, int] | None = None
+    ) -> None:
+        """`used`: every kind of use that there is, and when by the wall the last of it ends. None: nobody knows, and uses with
+        tiers may have changed."""
         self._before, self._then, self._applied_us = before, then, applied_us
-        self._known: dict[tuple[str, str, str], bool] = {}
+        self._used = used
+        self._known: dict[PricedBy, bool] = {}
+        self._groups: dict[tuple[str, str], bool] = {}
 
     def of(self, team: str, device: str, priority_class: str, straight: Sequence[tuple[int, int, int]]) -> bool:
         """Of one use; `straight` as `Rater.rate` takes it."""
@@ -22,15 +28,37 @@ class Unchanged:
             known = self._known[about] = self._same(*about)
         return known and all(wall + end - start <= self._applied_us for start, end, wall in straight)
 
-    def of_all(self, spans: Mapping[tuple[str, str, str], tuple[int, int]]) -> bool:
-        """Of all uses within spans of the wall, by (team, device, priority class)."""
+    def of_all(self, spans: Mapping[PricedBy, tuple[int, int]]) -> bool:
+        """Of all uses within spans of the wall, by what they are of."""
         return all(self.of(*about, ((since, until, since),)) for about, (since, until) in spans.items())
 
+    def with_tiers(self, team: str, device: str) -> bool:
+        """Whether everything is unchanged that a team used of a kind of device, whatever has tiers."""
+        if self._used is None:
+            return False
+        found = self._groups.get((team, device))
+        if found is None:
+            found = self._groups[team, device] = all(
+                until <= self._applied_us and self._equal(*about)
+                for about, until in self._used.items()
+                if about[:2] == (team, device)
+            )
+        return found
+
     def _same(self, team: str, device: str, priority_class: str) -> bool:
+        flat = self._before is not None and all(
+            quote is None or len(quote.tiers) == 1
+            for at, quote in zip(*self._before.series(team, device, priority_class), strict=True)
+            if at < self._applied_us
+        )
+        return self._equal(team, device, priority_class) and (flat or self.with_tiers(team, device))
+
+    def _equal(self, team: str, device: str, priority_class: str) -> bool:
+        """Whether both books have the same prices up to then."""
         if self._before is None:
             return False
         was, now = (
             [(at, quote) for at, quote in zip(*book.series(team, device, priority_class), strict=True) if at < self._applied_us]
             for book in (self._before, self._then)
         )  # fmt: skip
-        return was == now and all(quote is None or len(quote.tiers) == 1 for _, quote in was)
+        return was == now

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from libs.core.billing.credited import Parts
+from libs.core.billing.prices import PricedBy
 from libs.core.billing.wall import DAY_US
 
 Key = tuple[str, int, int, str, str, str]
 """Job id, attempt, UTC day, device kind, priority class, user."""
-PricedBy = tuple[str, str, str]
-"""Team, device kind, priority class: what prices hang on."""
 UseOwner = tuple[str, str, str, str]
 """Team, user, device kind, priority class."""
 

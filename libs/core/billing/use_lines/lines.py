@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.core.billing.credited import CreditedPart, Parts
-from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, PricedBy, UseOwner
-from libs.core.billing.use_lines.packing import JobIds, Numbering, packed_columns, unpacked_columns
+from libs.core.billing.prices import PricedBy
+from libs.core.billing.use_lines.line import AlikeUses, CreditedUse, UseOwner
+from libs.core.billing.use_lines.packing import JobIds, Numbering, packed_columns, running_sums, unpacked_columns
 from libs.core.billing.wall import DAY_US
+from libs.core.state.parts import SharedTable
 from schemas.prices import CreditCause
 
 FRESH: Final = 4096
@@ -86,6 +88,7 @@ class UseLines:
         self._awaited: dict[int, AlikeUses] = {}
         """Lines in blocks of which something may still be credited."""
         self._opened: dict[int, _Opened] = {}
+        self._table = SharedTable("lines")
 
     def __len__(self) -> int:
         return self._first + len(self._fresh)
@@ -112,6 +115,14 @@ class UseLines:
         """A line that is fresh, or was awaited when it was packed."""
         at = number - self._first
         return self._fresh[at] if at >= 0 else self._awaited[number]
+
+    def last_used(self) -> dict[PricedBy, int]:
+        """Of each kind of use, when by the wall the last of it ends."""
+        found: dict[PricedBy, int] = {}
+        for spans in (*(block.wall for block in self.blocks), _walls(self._fresh)):
+            for about, (_, until) in spans.items():
+                found[about] = max(until, found.get(about, until))
+        return found
 
     def settled(self, number: int) -> None:
         """Nothing more will be credited of it."""
@@ -201,7 +212,7 @@ class UseLines:
     def dump(self) -> dict[str, Iterable[Any]]:
         """Tables."""
         return {
-            "lines": (block.dump() for block in self.blocks),
+            "lines": self._table.rows(self.blocks, LinesBlock.dump),
             "uses": iter(self._fresh),
             "credited": iter(self._credited),
             "awaited": ((number, one) for number, one in self._awaited.items()),
@@ -230,7 +241,7 @@ class _Opened:
         self._pieces = {number: tuple(map(_triple, some)) for number, some in pieces}
         self._numbers, self._abouts, *_ = self._columns
         _, _, _, _, _, more_seq, begins_after, *_ = self._columns
-        self._seq, self._begin = np.cumsum(more_seq), np.cumsum(begins_after)
+        self._seq, self._begin = running_sums(more_seq), running_sums(begins_after)
         self._lines: list[AlikeUses] | None = None
 
     def lines(self) -> Sequence[AlikeUses]:
@@ -295,16 +306,22 @@ def _block(first: int, lines: Sequence[AlikeUses], credited: Sequence[CreditedUs
         [one.posted_us - begin - (end - start) for one, begin, (start, end, _) in zip(lines, begins, simple, strict=True)],
     ]  # fmt: skip
     pieces = [(number, one.straight) for number, one in enumerate(lines) if len(one.straight) != 1]
+    return LinesBlock(
+        first, len(lines), jobs, _walls(lines), _range(one.posted_us for one in lines),
+        max((one.seq for one in lines), default=0),
+        _range(one.use for one in credited), _range(one.posted_us for one in credited),
+        max((one.seq for one in credited), default=0), packed_columns(columns, [list(names.all), pieces, credited]),
+    )  # fmt: skip
+
+
+def _walls(lines: Iterable[AlikeUses]) -> dict[PricedBy, tuple[int, int]]:
+    """From the first moment of use to the last, by the wall."""
     wall: dict[PricedBy, tuple[int, int]] = {}
     for one in lines:
         for start, end, begin in one.straight:
             since, until = wall.get(one.about, _NONE)
             wall[one.about] = min(since, begin), max(until, begin + end - start)
-    return LinesBlock(
-        first, len(lines), jobs, wall, _range(one.posted_us for one in lines), max((one.seq for one in lines), default=0),
-        _range(one.use for one in credited), _range(one.posted_us for one in credited),
-        max((one.seq for one in credited), default=0), packed_columns(columns, [list(names.all), pieces, credited]),
-    )  # fmt: skip
+    return wall
 
 
 def _range(numbers: Iterable[int]) -> tuple[int, int]:

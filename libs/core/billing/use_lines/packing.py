@@ -10,6 +10,7 @@ from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -88,6 +89,16 @@ class Numbering(Generic[T]):
 
 
 Integers = npt.NDArray[np.int64] | npt.NDArray[np.object_]
+
+
+def running_sums(column: Integers) -> Integers:
+    """Exact ones: of Python's integers where 64 bits may not hold them."""
+    sums: Integers
+    if column.dtype == np.object_ or np.abs(column, dtype=np.float64).sum() < 2**62:
+        sums = column.cumsum()
+    else:
+        sums = np.array(list(accumulate(column.tolist())), np.object_)
+    return sums
 
 
 def packed_columns(columns: Sequence[Sequence[int]], beside: Any) -> bytes:
