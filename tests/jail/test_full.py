@@ -730,7 +730,7 @@ async def test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense(s
             (alone, ports[1], "rank 0 ended with exit code 1"),
         ):
             end = await node.world.sees(one, Released)
-            assert (end.own_exit, end.category) == (True, Category.HARDWARE), end
+            assert (end.own_exit, end.category, end.port_held) == (True, Category.HARDWARE, True), end
             assert end.unproven is (one is alone), (
                 "two teams together could bring that about, and have their time given back"
             )
@@ -740,7 +740,7 @@ async def test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense(s
         failing = of("blue", OWN_PORT, device=7)
         await node.world.want("n0", *holders, failing)
         end = await node.world.sees(failing, Released)
-        assert (end.exit_code, end.category) == (3, None), "nobody but itself held its port"
+        assert (end.exit_code, end.category, end.port_held) == (3, None, False), "nobody but itself held its port"
 
 
 async def test_a_team_that_holds_the_port_of_its_own_gang_is_given_back_nothing(start):

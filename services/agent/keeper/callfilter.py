@@ -77,8 +77,8 @@ _PRLIMIT64, _SETRLIMIT, _CORE = (302, 261), (160, 164), 4
 (`core_pattern`). Programs that would have none do that, and some end where they cannot: so they are told that it is done."""
 _SOCKET, _SOCKETPAIR = (41, 198), (53, 199)
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
-"""No network namespace holds AF_VSOCK, which reaches the machine's hypervisor; the others are ways into the kernel (AF_ALG, TIPC,
-RDS ...) that jobs have no use for."""
+"""No network namespace holds AF_VSOCK, which reaches the machine's hypervisor; the others are ways into the kernel (AF_ALG,
+TIPC, RDS ...) that jobs have no use for."""
 _PROTOCOLS: dict[int, tuple[int, ...]] = {_INET: (0, 6, 17), _INET6: (0, 6, 17), _NETLINK: (0, 4, 15, 16, 20)}
 """TCP and UDP, whose memory the machine bounds and an agent can see: what is not read of ping and of netlink between processes
 (USERSOCK) is no cgroup's and has no bound, and of MPTCP nobody is told who has it. Of netlink ROUTE, SOCK_DIAG, KOBJECT_UEVENT,
@@ -86,9 +86,10 @@ GENERIC and RDMA, which libraries ask what the machine has."""
 _SETSOCKOPT, _LEVEL, _FILTERS_OF_SOCKETS = (54, 208), 1, (26, 51)
 _SECCOMP, _PRCTL, _SET_FILTER = (317, 277), (157, 167), 1
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
-"""Filters, of sockets (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) and of calls: the kernel compiles each, into memory that is no
-cgroup's and of which all of the machine have so much (`net.core.bpf_jit_limit`): then nobody but root has one any more, so that
-no shim of a plain user's, no sandbox and no login by ssh starts. Who asks is told what a kernel says that knows none."""
+"""Filters, of sockets (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) and of calls: the kernel compiles each, into memory that is
+no cgroup's and of which all of the machine have so much (`net.core.bpf_jit_limit`). When it is used up nobody but root has one
+any more: no shim of a plain user's, no sandbox and no login by ssh starts. Who asks is told what a kernel says that knows
+none."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 """They type into a terminal as if its user did."""
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
