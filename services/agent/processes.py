@@ -173,13 +173,25 @@ class ProcessPart:
         self._say_last_word()
         await self.launch.settle(0.0)
 
-    async def look_at_limits(self) -> None:
-        """An attempt that has taken more than it may is ended at once: it had its chance to stop."""
-        if self.launch.watched is None or self._exceeded is not None or not self._alive():
-            return
-        self._exceeded = await self.launch.watched.exceeded(self.launch.kept.shim)
-        if self._exceeded is not None:
+    async def look_at_limits(self) -> bool:
+        """An attempt that has taken more than it may is ended at once: it had its chance to stop. Returns whether it was
+        looked at."""
+        watched = self.launch.watched
+        if (
+            watched is None
+            or self._exceeded is not None
+            or not self._alive()
+            or not await watched.look(self.launch.kept.shim)
+        ):
+            return False
+        if watched.exceeded is not None:
+            self._exceeded = self._exceeded or watched.exceeded
             self._wake.set()
+        return True
+
+    def waits_for_long_look_since(self) -> float | None:
+        """None: a look at it takes no time worth speaking of."""
+        return self.launch.watched.waits_since if self.launch.watched is not None else None
 
     def shared_use(self) -> SharedUse | None:
         """To be looked at; None: nothing of it runs."""
