@@ -22,6 +22,7 @@ DEEPEST = 128
 """So many folders one in the other are looked into."""
 _AT_ONCE = 10_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 512
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
@@ -139,6 +140,7 @@ def remove_tree(folder: Path) -> None:
     Each folder in it is emptied in turn: its files go, and its folders move up to the top. So a tree of any depth takes two
     descriptors, no recursion and no path.
     """
+    _let_in(folder)
     with suppress(OSError):
         at = os.open(folder, _FOLDER)
         try:
@@ -160,7 +162,10 @@ def _removed_some(folder: int, top: int) -> bool:
         with suppress(OSError):
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.name, dir_fd=folder)
-            elif folder != top:
+                done = True
+                continue
+            _let_in(entry.name, folder)
+            if folder != top:
                 os.rename(entry.name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
             else:
                 at = os.open(entry.name, _FOLDER, dir_fd=folder)
@@ -172,3 +177,14 @@ def _removed_some(folder: int, top: int) -> bool:
                 os.rmdir(entry.name, dir_fd=folder)
             done = True
     return done
+
+
+def _let_in(folder: str | Path, inside: int | None = None) -> None:
+    """An owner who is not root is shut out of what was closed or made read-only, and could not remove what is in it."""
+    with suppress(OSError):
+        at = os.open(folder, _PATH, dir_fd=inside)
+        try:
+            if os.fstat(at).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(f"/proc/self/fd/{at}", stat.S_IRWXU)
+        finally:
+            os.close(at)

@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from services.agent.folders import DEEPEST, disk_used, files_below, filled, held
 from services.agent.secrets import SecretFolders
 
 MIB = 2**20
+PLAIN = 1_234_567
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +62,39 @@ def test_a_tree_of_any_depth_is_removed_and_no_link_is_followed(tmp_path: Path) 
     (tmp_path / "link").symlink_to(outside)
     remove_tree(tmp_path / "link")
     assert (outside / "kept").exists()
+
+
+@pytest.fixture
+def plain_user(tmp_path: Path) -> Iterator[Path]:
+    """A folder of a user who is not root, and that user."""
+    if os.geteuid():
+        yield tmp_path
+        return
+    with TemporaryDirectory(dir="/tmp") as made:
+        os.chown(made, PLAIN, PLAIN)
+        os.seteuid(PLAIN)
+        try:
+            yield Path(made)
+        finally:
+            os.seteuid(0)
+
+
+def test_what_a_job_has_closed_is_removed_without_root(plain_user: Path) -> None:
+    """Seen: folders that only read were left for ever by every job that had such a cache, and a disk could be filled so."""
+    outside, top = plain_user / "outside", plain_user / "job"
+    outside.mkdir(mode=0o500)
+    top.mkdir()
+    for mode in (0o000, 0o500, 0o600):
+        for folder in (top / f"{mode:o}" / "a/b", top / f"{mode:o}" / "c"):
+            folder.mkdir(parents=True)
+            (folder / "file").touch()
+            folder.chmod(mode)
+        (top / f"{mode:o}" / "link").symlink_to(outside)
+        (top / f"{mode:o}").chmod(mode)
+    top.chmod(0o500)
+    remove_tree(top)
+    assert not top.exists()
+    assert outside.stat().st_mode & 0o777 == 0o500
 
 
 def test_a_folder_of_secrets_goes_with_all_that_a_job_without_walls_put_there(tmp_path: Path) -> None:
