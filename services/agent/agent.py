@@ -327,7 +327,7 @@ class Agent:
             )
             parts = (part for node in self.nodes.values() for part in node.parts.values())
             using = {use: part for part in parts if (use := part.shared_use()) is not None}
-            if using and looks.due():
+            if using and looks.due(using):
                 for use, reason in (await asyncio.to_thread(looks.look, list(using))).items():
                     using[use].exceed(reason)
 

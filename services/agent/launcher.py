@@ -195,7 +195,7 @@ class Launcher:
     def _shared(self, part: DesiredPart) -> SharedUse:
         """What the part has of what all share: files, and ports where it has the host's network."""
         if part.network is not Network.HOST:
-            return SharedUse(PortsHad(team_uid(part.team)))
+            return SharedUse(PortsHad(team_uid(part.team)), own_network=True)
         meets = master_port(part.job_id, part.attempt) if part.node_rank == 0 else 0
         return SharedUse(PortsHad(team_uid(part.team), self.job_gang_ports, meets), self.job_sockets)
 
