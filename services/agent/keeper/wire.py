@@ -15,8 +15,8 @@ OLDEST, NEWEST = 1, 1
 LARGEST = 8 * 1024 * 1024
 """Bytes of one message that an agent sends. The largest is a gang's start: a command line and an environment for each rank."""
 LARGEST_TOLD = 1024 * 1024 * 1024
-"""Of one that a keeper sends: its welcome has all attempts with all that their jobs asked for, of which one may be a megabyte as
-it is written here. An agent that could not take it would end the work of all."""
+"""Of one that a keeper sends: its welcome has all attempts with all that their jobs asked for, of which one may be a megabyte
+as it is written here. An agent that could not take it would end the work of all."""
 
 WireMessage = dict[str, Any]
 _LENGTH = struct.Struct(">I")
