@@ -532,7 +532,7 @@ ATTEMPTS = (
             _REACHES, "memory_of_ping"),
     Attempt(2, _JOB, "... in TCP over several ways (MPTCP), of which no socket says how much it has", "the same", _REACHES,
             "memory_of_several_ways"),
-    Attempt(2, _JOB, "all room of the kernel's for compiled filters, so that nobody but root has one: no sandbox, no login by ssh",
+    Attempt(2, _JOB, "all room of the kernel's for compiled filters, so that nobody but root has one, nor a login by ssh",
             "the same", _REACHES, "filters_of_sockets"),
     Attempt(2, _JOB, "... by filters of system calls", "the same", _REACHES, "filters_of_calls"),
     Attempt(2, _JOB, "modules of rare protocols, loaded by the kernel because it asks for a socket", "the same", _REACHES,
