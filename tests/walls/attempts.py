@@ -538,6 +538,10 @@ ATTEMPTS = (
     Attempt(2, _JOB, "modules of rare protocols, loaded by the kernel because it asks for a socket", "the same", _REACHES,
             "modules_of_rare_protocols"),
     Attempt(2, _JOB, "rare kinds of sockets by the call that makes two of them", "the same", _REACHES, "pair_of_rare_sockets"),
+    Attempt(2, _JOB, "all places for tracked connections, so that nobody on the machine connects anywhere any more",
+            "16,384 of a team, where the machine has the rules of docs/jobs-walls.md",
+            "tests/agent/test_firewall_recipes.py::"
+            "test_one_team_has_so_many_places_for_tracked_connections_and_leaves_the_others"),
     Attempt(2, _JOB, "hundreds of thousands of folders below the longest of paths, so that the agent has no memory left",
             "a look holds one folder of each level",
             "tests/agent/test_folders.py::test_a_look_holds_one_folder_of_each_level_however_many_there_are"),
