@@ -123,6 +123,10 @@ class Released(Fact):
         default=False,
         description="its category rests on what teams can bring about: words of its output, a port that others held",
     )
+    port_held: bool = Field(
+        default=False,
+        description="others held the port at which its processes meet: its end says nothing of its nodes",
+    )
 
 
 class Refused(Fact):

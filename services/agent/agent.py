@@ -29,7 +29,7 @@ from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
 from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
 from services.agent.left import LeftTeams
-from services.agent.node import NodeRunner
+from services.agent.node import NodeRunner, RunningPart
 from services.agent.reconcile import Phase
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings, OnStop
@@ -316,9 +316,7 @@ class Agent:
         """Ends attempts that have taken more of the machine than they may."""
         while True:
             await asyncio.sleep(clock.until_turn(self.settings.limits_s))
-            for node in self.nodes.values():
-                for part in list(node.parts.values()):
-                    await part.look_at_limits()
+            await look_at_limits([part for node in self.nodes.values() for part in node.parts.values()])
 
     async def run_shared(self) -> None:
         """And those that have taken more of what all processes of the machine share."""
@@ -329,7 +327,7 @@ class Agent:
             )
             parts = (part for node in self.nodes.values() for part in node.parts.values())
             using = {use: part for part in parts if (use := part.shared_use()) is not None}
-            if using and looks.due():
+            if using and looks.due(using):
                 for use, reason in (await asyncio.to_thread(looks.look, list(using))).items():
                     using[use].exceed(reason)
 
@@ -428,3 +426,17 @@ class Agent:
         for node in ending:
             self.launcher.leave(node)
         self.launcher.state.close()
+
+
+async def look_at_limits(parts: Iterable[RunningPart]) -> None:
+    """At all that are soon looked at, and then at one of those that take seconds: a team that has twenty of them, of 500,000
+    files each, would keep the agent from seeing who fills the disk meanwhile."""
+    long: list[tuple[float, RunningPart]] = []
+    for part in parts:
+        if (since := part.waits_for_long_look_since()) is None:
+            await part.look_at_limits()
+        else:
+            long.append((since, part))
+    for _, part in sorted(long, key=lambda one: one[0]):
+        if await part.look_at_limits():
+            return

@@ -91,24 +91,36 @@ class Watched:
 
     def __init__(self, limits: AttemptLimits, folders: Sequence[Path]) -> None:
         self.limits, self.folders = limits, folders
+        self.exceeded: tuple[str, KnownOfPart] | None = None
+        """What it has taken too much of, in words, and the category of that."""
         self._next = self._gap_s = 0.0
-        self._free = 0
+        self._free = _Free()
+        self._left = 0
+        """Bytes that it might have taken at the last look."""
 
-    async def exceeded(self, shim: int) -> tuple[str, KnownOfPart] | None:
-        """What it has taken too much of, in words, and the category of that; None: nothing.
+    @property
+    def waits_since(self) -> float | None:
+        """Where a look takes long, when the next one was or will be due; None: it is done in a moment."""
+        return self._next if self._gap_s >= LONG_S else None
 
-        It is looked at earlier when its disk has lost as many files since the last look as one attempt may have: of a million
-        files the looks lie minutes apart.
+    async def look(self, shim: int) -> bool:
+        """Whether it was looked at, for `exceeded`, as it is time.
+
+        It is earlier when its disk has lost as many files since the last look as one attempt may have, or as many bytes as this
+        one might have taken: of very many files the looks lie minutes apart.
         """
-        if time.monotonic() < self._next and (self._gap_s < LONG_S or not await asyncio.to_thread(self._many_more)):
-            return None
-        return await asyncio.to_thread(self._look, shim)
+        if time.monotonic() < self._next and (self._gap_s < LONG_S or not await asyncio.to_thread(self._much_more)):
+            return False
+        self.exceeded = await asyncio.to_thread(self._look, shim)
+        return True
 
-    def _many_more(self) -> bool:
-        return self._free - _files_free(self.folders) >= MOST_ENTRIES
+    def _much_more(self) -> bool:
+        free = _free(self.folders)
+        lost = self._free.bytes - free.bytes
+        return self._free.files - free.files >= MOST_ENTRIES or lost > max(self._left, free.of_all // SHARE)
 
     def _look(self, shim: int) -> tuple[str, KnownOfPart] | None:
-        began, self._free = time.monotonic(), _files_free(self.folders)
+        began, self._free = time.monotonic(), _free(self.folders)
         try:
             limits = self.limits
             if limits.processes and not limits.process_group and shim:
@@ -130,6 +142,7 @@ class Watched:
             if why := held.why or found.why:
                 return f"disk limit: {why}", Category.DISK_LIMIT
             used = held.bytes + found.bytes
+            self._left = self.limits.disk - used
             if used > self.limits.disk:
                 return (
                     f"disk limit: its folders hold {mib(used)}, and may hold {mib(self.limits.disk)} (limits.disk_mib)",
@@ -142,13 +155,26 @@ class Watched:
             self._next = ended + self._gap_s
 
 
-def _files_free(folders: Sequence[Path]) -> int:
-    """How many more files their disks take together; of one that says nothing of it, 0."""
-    disks = dict[int, int]()
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """Of disks together: files and bytes that they have room for, and the bytes of all of them."""
+
+    files: int = 0
+    bytes: int = 0
+    of_all: int = 0
+
+
+def _free(folders: Iterable[Path]) -> _Free:
+    """Of one that says nothing of files, 0."""
+    disks = dict[int, os.statvfs_result]()
     for folder in folders:
         with suppress(OSError):
-            disks[os.stat(folder).st_dev] = os.statvfs(folder).f_ffree
-    return sum(disks.values())
+            disks[os.stat(folder).st_dev] = os.statvfs(folder)
+    return _Free(
+        files=sum(disk.f_ffree for disk in disks.values()),
+        bytes=sum(disk.f_bfree * disk.f_frsize for disk in disks.values()),
+        of_all=sum(disk.f_blocks * disk.f_frsize for disk in disks.values()),
+    )
 
 
 def memory_used(pids: Iterable[int]) -> int:

@@ -133,6 +133,8 @@ class ProcessPart:
     _acknowledged: bool = False
     _ordered: bool = False
     _terminated: bool = False
+    _port_held: bool = False
+    """Others held the port at which its processes meet: when it was to begin, or as it failed."""
     _exceeded: tuple[str, KnownOfPart] | None = None
     _acknowledgements: list[Acknowledgement] = field(default_factory=list)
     _rests_until: float = 0.0
@@ -171,13 +173,25 @@ class ProcessPart:
         self._say_last_word()
         await self.launch.settle(0.0)
 
-    async def look_at_limits(self) -> None:
-        """An attempt that has taken more than it may is ended at once: it had its chance to stop."""
-        if self.launch.watched is None or self._exceeded is not None or not self._alive():
-            return
-        self._exceeded = await self.launch.watched.exceeded(self.launch.kept.shim)
-        if self._exceeded is not None:
+    async def look_at_limits(self) -> bool:
+        """An attempt that has taken more than it may is ended at once: it had its chance to stop. Returns whether it was
+        looked at."""
+        watched = self.launch.watched
+        if (
+            watched is None
+            or self._exceeded is not None
+            or not self._alive()
+            or not await watched.look(self.launch.kept.shim)
+        ):
+            return False
+        if watched.exceeded is not None:
+            self._exceeded = self._exceeded or watched.exceeded
             self._wake.set()
+        return True
+
+    def waits_for_long_look_since(self) -> float | None:
+        """None: a look at it takes no time worth speaking of."""
+        return self.launch.watched.waits_since if self.launch.watched is not None else None
 
     def shared_use(self) -> SharedUse | None:
         """To be looked at; None: nothing of it runs."""
@@ -282,6 +296,7 @@ class ProcessPart:
             sockdiag.end_what_is_left(meets)
             if sockdiag.is_free(meets):
                 return
+            self._port_held = True
             await asyncio.sleep(QUICK_S)
         raise failures.NotServed(
             f"port {meets} of its node, at which its processes meet (MASTER_PORT), is held by others"
@@ -446,7 +461,12 @@ class ProcessPart:
         if self._failed and own_exit:
             category, unproven = await asyncio.to_thread(self._why_failed)
             if category is None and (others := await asyncio.to_thread(self._others_at_its_port)):
-                category, self._reason, unproven = Category.HARDWARE, f"{self._reason}: {others}", True
+                category, self._reason, unproven, self._port_held = (
+                    Category.HARDWARE,
+                    f"{self._reason}: {others}",
+                    True,
+                    True,
+                )
         if self._failed and self.launch.kept.oom_kills and self.launch.watched is not None:
             self._reason += f": the kernel ended it, its memory is limited to {mib(self.launch.watched.limits.memory)}"
         self.phase = Phase.ENDED
@@ -490,6 +510,7 @@ class ProcessPart:
                 category=Category.USER_ERROR if category is Category.DISK_LIMIT else category,  # as 0.1.0 takes it
                 over="disk" if category is Category.DISK_LIMIT else None,
                 unproven=unproven,
+                port_held=self._port_held,
             )
         )
 

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +21,8 @@ import psutil
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.limits import mib
+from services.agent.netlinks import MOST as MOST_NETLINKS
+from services.agent.netlinks import NetlinkTotal, had_by, netlinks
 from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, Buffered, all_at, buffered, held_ports
 from services.agent.tables import files_of, networks_of, sockets_of
 
@@ -39,6 +41,8 @@ _OF_A_TEAM, _USUAL = 4, 2
 _HALF = 2
 """Of the memory of sockets an attempt may have a half: all that lies unread of what is sent on a machine is seldom so much."""
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
+_NETLINK = "netlink"
+"""It has no number of its own: as much as of TCP."""
 _FILE_BYTES = 256
 """Of the memory of its job an open file takes as much, and more."""
 
@@ -51,6 +55,8 @@ class SharedUse:
     ports: PortsHad
     sockets: int = 0
     shim: int = 0
+    own_network: bool = False
+    """It has none of the host's."""
     ending: bool = False
 
     def processes(self) -> set[int]:
@@ -70,12 +76,13 @@ class SharedLook:
         self._next = self._next_thorough = 0.0
         self._sockets = self._opened = 0
         """Of the machine at the last look, or since, if they were fewer then."""
-        self._memory = dict.fromkeys(_PROTOCOLS, 0)
+        self._netlink_total = NetlinkTotal()
+        self._memory = dict.fromkeys((*_PROTOCOLS, _NETLINK), 0)
         """Likewise, of the sockets of each protocol, bytes."""
 
-    def due(self) -> bool:
-        """Whether to look."""
-        sockets, opened, memory = sockets_of_machine(), open_on_machine(), memory_of_sockets()
+    def due(self, uses: Iterable[SharedUse] = ()) -> bool:
+        """Whether to look at these."""
+        sockets, opened, memory = sockets_of_machine(), open_on_machine(), self._memory_now(uses)
         self._sockets, self._opened = min(self._sockets, sockets), min(self._opened, opened)
         self._memory = {name: min(self._memory[name], now) for name, now in memory.items()}
         return (
@@ -106,10 +113,14 @@ class SharedLook:
             yield from _too_many_sockets(uses)
         if opened > files_each() and (thorough or self._many_more_files(opened)):
             yield from _too_many_files(uses, opened)
-        for name, now in (memory := memory_of_sockets()).items():
-            if now > memory_each(name) and (thorough or self._much_more_memory(name, now)):
+        yield from _too_much_netlink(uses)
+        for name, now in (memory := self._memory_now(uses)).items():
+            if name in _PROTOCOLS and now > memory_each(name) and (thorough or self._much_more_memory(name, now)):
                 yield from _too_much_memory(uses, name, now)
         self._sockets, self._opened, self._memory = sockets, opened, memory
+
+    def _memory_now(self, uses: Iterable[SharedUse]) -> dict[str, int]:
+        return memory_of_sockets() | {_NETLINK: self._netlink_total.now(_elsewhere(uses))}
 
     def _many_more_files(self, opened: int) -> bool:
         return opened > files_each() and opened - self._opened > files_each() // 8
@@ -183,6 +194,23 @@ def _too_much_memory(uses: Sequence[SharedUse], name: str, taken: int) -> Excess
     for use in _largest(counts, taken, there_is, _MEMORY_TAKEN):
         had = f"its {name} had {mib(counts[use])}, more than any other, when {mib(taken)} were taken"
         yield use, f"memory of sockets: {had}: {why}"
+
+
+def _elsewhere(uses: Iterable[SharedUse]) -> list[int]:
+    """A process in the network of each that has its own."""
+    return [use.shim for use in uses if use.own_network and use.shim]
+
+
+def _too_much_netlink(uses: Sequence[SharedUse]) -> Excess:
+    held, most = netlinks(_elsewhere(uses)), memory_each(_NETLINK)
+    if len(held) <= MOST_NETLINKS and sum(one.bytes for one in held) <= most:
+        return
+    for use, had in zip(uses, had_by([use.processes() for use in uses], held), strict=True):
+        if not use.ending and had.bytes > most:
+            why = "no limit of its memory counts that"
+            yield use, f"memory of sockets: its netlink had {mib(had.bytes)}, and may have {mib(most)}: {why}"
+        elif not use.ending and had.sockets > MOST_NETLINKS:
+            yield use, f"socket limit: it had {had.sockets} of netlink, and may have {MOST_NETLINKS}"
 
 
 def _memory_by_use(uses: Sequence[SharedUse], held: Sequence[Buffered]) -> dict[SharedUse, int]:
@@ -273,6 +301,8 @@ def _sockstat() -> dict[str, dict[str, int]]:
 
 def memory_for_sockets(name: str) -> int:
     """Bytes that all sockets of a protocol may have before the kernel makes them slower, whoever has them."""
+    if name == _NETLINK:
+        return memory_for_sockets("TCP")
     try:
         return int(proc.read_text(f"/proc/sys/net/ipv4/{name.lower()}_mem").split()[1]) * _page()
     except (OSError, ValueError, IndexError):

@@ -96,8 +96,12 @@ class TimerPart:
     def save_early(self) -> None:
         """The lease is in danger: nothing is at stake that a report could still save."""
 
-    async def look_at_limits(self) -> None:
+    async def look_at_limits(self) -> bool:
         """It takes nothing."""
+        return False
+
+    def waits_for_long_look_since(self) -> None:
+        """So none is needed."""
 
     def shared_use(self) -> None:
         """Nor anything of what all share."""

@@ -18,7 +18,9 @@ pytestmark = [
 ]
 LAST_TEAM_UID = FIRST_TEAM_UID + TEAM_UIDS - 1
 PAGE = Path(__file__).parents[2] / "docs/jobs-walls.md"
-RECIPES = re.findall(r"```(nft|sh)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+FOUND = re.findall(r"```(nft|sh)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+RECIPES = [(kind, text) for kind, text in FOUND if "4222" in text]
+PLACES = [text for _, text in FOUND if "ct count" in text]
 RUN = {"nft": ["nft", "-f", "-"], "sh": ["sh", "-e"]}
 
 TRIES = """
@@ -52,9 +54,42 @@ print([got(0, 4222), got(1000, 4222), got(int(teams[0]), 4223)])
 """
 
 
+TRACKED = """
+import os, socket, subprocess, sys
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+subprocess.run(["nft", "-f", "-"], input=sys.stdin.read(), text=True, check=True)
+def places_after(uid, address, count):
+    if os.fork() == 0:
+        os.setuid(uid)
+        with socket.socket(type=socket.SOCK_DGRAM) as one:
+            for port in range(1, count + 1):
+                try:
+                    one.sendto(b"", (address, port))
+                except OSError:
+                    pass
+        os._exit(0)
+    os.wait()
+    with open("/proc/sys/net/netfilter/nf_conntrack_count") as file:
+        return int(file.read())
+red, blue = map(int, sys.argv[1:])
+print([places_after(red, "127.0.0.2", 20_000), places_after(blue, "127.0.0.3", 500), places_after(0, "127.0.0.4", 500)])
+"""
+
+
 def test_the_page_has_recipes_for_the_users_that_teams_have() -> None:
     assert [kind for kind, _ in RECIPES] == ["nft", "nft", "sh"]
-    assert all(f"{FIRST_TEAM_UID}-{LAST_TEAM_UID}" in text for _, text in RECIPES)
+    assert len(PLACES) == 1
+    assert all(f"{FIRST_TEAM_UID}-{LAST_TEAM_UID}" in text for _, text in FOUND)
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft")
+def test_one_team_has_so_many_places_for_tracked_connections_and_leaves_the_others() -> None:
+    command = ["unshare", "--net", sys.executable, "-c", TRACKED, str(team_uid("red")), str(team_uid("blue"))]
+    said = subprocess.run(command, input=PLACES[0], capture_output=True, text=True, timeout=60, check=True)
+    red, blue, root = json.loads(said.stdout)
+    assert 16_000 < red <= 16_400
+    assert blue - red == 500
+    assert root - blue == 500
 
 
 @pytest.mark.parametrize(("kind", "text"), RECIPES)

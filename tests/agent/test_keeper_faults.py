@@ -272,6 +272,27 @@ async def test_a_job_that_was_asked_to_end_before_its_agent_was_killed_did_not_e
     assert not (await world.sees(wanted, Released)).own_exit
 
 
+async def test_what_jobs_say_in_length_ends_nobodys_work_when_an_agent_follows(make_node, world):
+    """Ten jobs of a team, as large as a request may be, were more than a keeper could tell an agent: it was ended, with the
+    work of all teams."""
+    node = make_node()
+    env = {f"V{n}": "\u00e9" * 2400 for n in range(64)}
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    talking = [part(spec(code, env=env), rank(f"n0-gpu{n % 4}", milli=300)) for n in range(10)]
+    wanted = part(spec(code), rank("n0-gpu3", milli=300))
+    assert len(talking[0].spec.model_dump_json().encode()) < 320 * 1024
+    await world.joined("n0")
+    await world.want("n0", *talking, wanted)
+    await until(lambda: all("up" in node.output(one.job_id) for one in (*talking, wanted)))
+    pids = node.jobs()
+    node.kill()
+    node.start()
+    await world.want("n0", *talking, but(wanted, Action.STOP))
+    await world.sees(wanted, Released)
+    assert len(world.lives["n0"]) == 1
+    assert len(node.jobs()) == len(pids) - 1
+
+
 async def test_an_agent_that_is_stopped_to_keep_jobs_leaves_them_without_a_deadline(make_node, world):
     node = make_node(SHORT_S, on_stop="keep")
     pids, wanted = await run_job(world, node)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.agent import gangports, shared, sockdiag
+from services.agent import gangports, netlinks, shared, sockdiag
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.shared import SharedLook, SharedUse
@@ -235,6 +236,61 @@ def test_what_the_kernel_holds_for_a_job_is_its_own_whoever_has_the_socket(me: S
             assert waiting.inode == 0
             assert waiting.bytes
             assert counts[me] >= sent + waiting.bytes
+
+
+@contextmanager
+def unread_answers(count: int) -> Iterator[list[socket.socket]]:
+    """Sockets of netlink, asked for what interface there is until they have no room for the answer."""
+    with ExitStack() as opened:
+        made = [opened.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)) for _ in range(count)]
+        for one in made:
+            one.bind((0, 0))
+            for _ in range(200):
+                one.send(struct.pack("=IHHIIBxHiII", 32, 18, 1, 1, 0, 0, 0, 1, 0, 0))
+        yield made
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_who_leaves_answers_of_netlink_unread_is_ended(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    """A job with 200 MB had 3 GB more, which no cgroup counted. Also where none of its processes has the sockets."""
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 4 << 20)
+    monkeypatch.setattr(netlinks, "_SHARE", 0)
+    looks = quiet(SharedLook(SELDOM_S))
+    looks.due()
+    assert not looks.look([me])
+    here, there = socket.socketpair()
+    with here, there, unread_answers(20) as asked:
+        if sent:
+            socket.send_fds(here, [b"x"], [one.fileno() for one in asked])
+            for one in asked:
+                one.close()
+        assert looks.due()
+        why = looks.look([me])[me]
+    assert why.startswith("memory of sockets: its netlink had ")
+    assert why.endswith(" MiB, and may have 2 MiB: no limit of its memory counts that")
+
+
+def test_who_has_very_many_sockets_of_netlink_is_ended(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at what they have would cost more."""
+    others = SharedUse(PortsHad(uid=2**31), shim=0)
+    monkeypatch.setattr(shared, "MOST_NETLINKS", 5)
+    with unread_answers(0), ExitStack() as opened:
+        for _ in range(6):
+            opened.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)).bind((0, 0))
+        ended = SharedLook(SELDOM_S).look([others, me])
+    assert ended == {me: "socket limit: it had 6 of netlink, and may have 5"}
+
+
+def test_what_netlink_has_is_asked_a_twentieth_of_the_time() -> None:
+    total = netlinks.NetlinkTotal()
+    before = total.now([])
+    with unread_answers(3):
+        total._next = sys.maxsize
+        assert total.now([]) == before
+        total._next = 0.0
+        assert total.now([]) > before
 
 
 def test_of_several_who_leave_much_unread_the_largest_end_before_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

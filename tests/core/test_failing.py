@@ -108,6 +108,50 @@ def test_a_hostile_team_and_two_with_a_slip_do_not_either() -> None:
     assert not cordons(world)
 
 
+def holds_the_ports_of_others(world: World, job_id: str, *, told: bool) -> None:
+    """What comes of it that a job of another team listens at the port at which this gang meets."""
+    (name,) = world.nodes_of(job_id)
+    world.observe(
+        name,
+        inbox.Released(
+            job_id=job_id,
+            attempt=world.attempt(job_id),
+            exit_code=126,
+            own_exit=True,
+            category=Category.HARDWARE,
+            port_held=told,
+        ),
+    )
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_team_that_holds_the_ports_of_others_takes_no_node_from_them(told: bool) -> None:
+    """Seen, when no agent told it: beside four failing jobs of its own, three gangs each of two other teams were enough."""
+    world = World(node("n0", 16), node("n1", 2, model="L4"))
+    for number in range(EACH):
+        fails(world, world.submit(job(f"bad{number}", team="hostile", types=("H100",))))
+    for team in ("blue", "green"):
+        for number in range(3):
+            one = world.submit(job(f"gang{number}", 2, team=team, types=("H100",)))
+            holds_the_ports_of_others(world, one, told=told)
+    assert bool(cordons(world)) is not told
+    world.check()
+
+
+def test_what_a_gang_met_at_a_port_that_others_held_does_not_count_for_its_other_nodes() -> None:
+    """There the ranks fail first, as they meet a stranger; then its first node tells why."""
+    world = World(node("n0", 2), node("n1", 2))
+    for number in range(3):
+        for team in TEAMS:
+            gang = world.submit(job(f"gang{number}", 4, team=team))
+            first, second = world.nodes_of(gang)
+            world.released(gang, exit_code=1, nodes=[second])
+            told = inbox.Released(job_id=gang, attempt=world.attempt(gang), exit_code=0, own_exit=False, port_held=True)
+            world.observe(first, told)
+    assert not cordons(world)
+    world.check()
+
+
 def test_the_same_job_again_and_again_counts_once() -> None:
     world, often = World(node("n0"), node("n1"), allowed=BACK_OFF_FAILURES - 1), RetryPolicy(on_failure=100)
     for one in [world.submit(job("one", team=team, retry=often)) for team in TEAMS]:

@@ -377,12 +377,87 @@ def kernels_ciphers():
     return True
 
 
+def no_such_protocol(family, kind, protocol):
+    try:
+        socket.socket(family, kind, protocol).close()
+    except OSError as e:
+        return e.errno != 93  # EPROTONOSUPPORT: whatever this machine would say, a job is told this
+    return True
+
+
+@attack
+def memory_of_ping():
+    """What is not read of it is no cgroup's, and no bound of the machine's holds it: 2 GB in 4 s."""
+    return no_such_protocol(socket.AF_INET, socket.SOCK_DGRAM, 1) or no_such_protocol(10, socket.SOCK_DGRAM, 58)
+
+
+@attack
+def memory_of_netlink_between_processes():
+    """The same: 3 GB in 2 s."""
+    return no_such_protocol(socket.AF_NETLINK, socket.SOCK_RAW, 2)
+
+
+@attack
+def memory_of_several_ways():
+    """MPTCP: it has the machine's memory of TCP, and no socket says how much."""
+    return no_such_protocol(socket.AF_INET, socket.SOCK_STREAM, 262)
+
+
+@attack
+def modules_of_rare_protocols():
+    """The kernel would load what it has for them, SCTP say."""
+    return no_such_protocol(socket.AF_INET, socket.SOCK_STREAM, 132)
+
+
+@attack
+def pair_of_rare_sockets():
+    """TIPC, by the other call that makes sockets."""
+    LIBC.socketpair(30, socket.SOCK_STREAM, 0, (ctypes.c_int * 2)())
+    return ctypes.get_errno() != 97
+
+
+def filter_program():
+    """That lets everything through, as the kernel takes it."""
+    step = ctypes.create_string_buffer((0x7FFF_0000 << 32 | 0x06).to_bytes(8, "little"), 8)
+    return step, (1).to_bytes(8, "little") + ctypes.addressof(step).to_bytes(8, "little")
+
+
+@attack
+def filters_of_sockets():
+    """The kernel compiles each. 13,000 had all the room that there is for that, and nobody but root had one any more."""
+    step, program = filter_program()
+    one, _ = socket.socketpair()
+    one.setsockopt(socket.SOL_SOCKET, 26, program)
+    return bool(step)
+
+
+@attack
+def filters_of_sockets_at_one_port():
+    step, program = filter_program()
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, 15, 1)
+        one.setsockopt(socket.SOL_SOCKET, 51, program)
+    return bool(step)
+
+
+@attack
+def filters_of_calls():
+    """The same room."""
+    _, program = filter_program()
+    there = ctypes.create_string_buffer(program, 16)
+    return (
+        LIBC.prctl(22, 2, there, 0, 0) == 0
+        or LIBC.syscall(317 if os.uname().machine == "x86_64" else 277, 1, 0, there) >= 0
+    )
+
+
 @attack
 def sockets_that_jobs_need():
     """Not refused, or this test would prove nothing of the others."""
-    for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK):
+    usual = [(family, 0) for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)]
+    for family, protocol in (*usual, (socket.AF_INET, 17), (socket.AF_NETLINK, 4), (socket.AF_NETLINK, 15)):
         try:
-            socket.socket(family, socket.SOCK_DGRAM).close()
+            socket.socket(family, socket.SOCK_DGRAM, protocol).close()
         except OSError as e:
             if e.errno != 97 or family != socket.AF_INET6:  # a machine without IPv6
                 return True

@@ -49,7 +49,8 @@ def refused(machine: str) -> set[int]:
 
 def special(machine: str) -> dict[str, int]:
     column = list(MACHINES).index(machine)
-    named = ("unshare", "clone", "ioctl", "clone3", "socket", "prlimit64", "setrlimit")
+    named = ["unshare", "clone", "ioctl", "clone3", "socket", "socketpair", "prlimit64", "setrlimit"]
+    named += ["setsockopt", "seccomp", "prctl"]
     return {name: getattr(callfilter, f"_{name.upper()}")[column] for name in named}
 
 
@@ -65,7 +66,24 @@ def by_arguments() -> Iterator[tuple[str, int, int, int]]:
     yield "ioctl", 0, 0x5412, errno.EPERM
     yield "ioctl", 0, 0x541C, errno.EPERM
     yield from (("socket", family, 0, 0) for family in (1, 2, 10, 16))
-    yield from (("socket", family, 0, errno.EAFNOSUPPORT) for family in (0, 17, 38, 40))
+    yield from (
+        (call, family, 0, errno.EAFNOSUPPORT) for call in ("socket", "socketpair") for family in (0, 17, 30, 38, 40)
+    )
+
+
+def by_three_arguments() -> Iterator[tuple[str, tuple[int, int, int], int]]:
+    """Likewise. Kinds of sockets are 1 to 3."""
+    for family in (2, 10):
+        yield from (("socket", (family, 1, protocol), 0) for protocol in (0, 6, 17))
+        yield from (("socket", (family, 2, protocol), errno.EPROTONOSUPPORT) for protocol in (1, 58, 132, 136, 262))
+    yield from (("socket", (16, 3, protocol), 0) for protocol in (0, 4, 15, 16, 20))
+    yield from (("socket", (16, 3, protocol), errno.EPROTONOSUPPORT) for protocol in (2, 6, 9, 12, 21))
+    yield from (("socketpair", (1, kind, 0), 0) for kind in (1, 2))
+    yield from (("setsockopt", (3, 1, option), errno.ENOPROTOOPT) for option in (26, 51))
+    yield from (("setsockopt", (3, level, option), 0) for level, option in ((1, 2), (1, 8), (6, 26), (0, 51)))
+    yield from (("seccomp", (operation, 0, 0), errno.EINVAL * (operation == 1)) for operation in (0, 1, 2, 3))
+    yield from (("prctl", (22, mode, 0), errno.EINVAL * (mode == 2)) for mode in (1, 2))
+    yield from (("prctl", (option, 2, 0), 0) for option in (4, 15, 38))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -80,6 +98,16 @@ def test_every_number_of_the_table_is_refused_and_no_other(machine: str) -> None
 @pytest.mark.parametrize(("call", "first", "second", "error"), list(by_arguments()))
 def test_some_are_refused_by_what_they_are_told(machine: str, call: str, first: int, second: int, error: int) -> None:
     assert told(machine, special(machine)[call], first, second) == (REFUSE | error if error else ALLOW)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("call", "arguments", "error"), list(by_three_arguments()))
+def test_sockets_and_filters_are_of_few_kinds(
+    machine: str, call: str, arguments: tuple[int, int, int], error: int
+) -> None:
+    first, second, third = arguments
+    found = told(machine, special(machine)[call], first, second, third=third)
+    assert found == (REFUSE | error if error else ALLOW)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -594,6 +594,28 @@ async def test_a_job_that_leaves_very_much_unread_in_sockets_is_ended(start, mon
         assert end.reason.startswith("memory of sockets: its TCP had ")
 
 
+ASKING = """
+import socket, struct, time
+held = [socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) for _ in range(100)]
+for one in held:
+    one.bind((0, 0))
+    for _ in range(200):
+        one.send(struct.pack("=IHHIIBxHiII", 32, 18, 1, 1, 0, 0, 0, 1, 0, 0))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("network", Network)
+async def test_a_job_that_leaves_answers_of_netlink_unread_is_ended(start, monkeypatch, network):
+    monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 16 << 20)
+    async with start() as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        end = await ended(node, victim, of("red", ASKING, device=2).model_copy(update={"network": network}))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert end.reason.startswith("memory of sockets: its netlink had ")
+
+
 LISTENING = """
 import os, socket, sys, time
 how, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -730,7 +752,7 @@ async def test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense(s
             (alone, ports[1], "rank 0 ended with exit code 1"),
         ):
             end = await node.world.sees(one, Released)
-            assert (end.own_exit, end.category) == (True, Category.HARDWARE), end
+            assert (end.own_exit, end.category, end.port_held) == (True, Category.HARDWARE, True), end
             assert end.unproven is (one is alone), (
                 "two teams together could bring that about, and have their time given back"
             )
@@ -740,7 +762,7 @@ async def test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense(s
         failing = of("blue", OWN_PORT, device=7)
         await node.world.want("n0", *holders, failing)
         end = await node.world.sees(failing, Released)
-        assert (end.exit_code, end.category) == (3, None), "nobody but itself held its port"
+        assert (end.exit_code, end.category, end.port_held) == (3, None, False), "nobody but itself held its port"
 
 
 async def test_a_team_that_holds_the_port_of_its_own_gang_is_given_back_nothing(start):

@@ -7,7 +7,8 @@ more than `EACH`, so that neither a team with a bad script nor one that means ha
 for each device, too: where one of eight is broken, that one alone is always free.
 
 A job that ends well, or that fails after a minute's work, shows that the node works, and so does one that began since and has
-worked for a minute. What is decided of a job (it is cancelled, gives way) shows nothing.
+worked for a minute. What is decided of a job (it is cancelled, gives way) shows nothing. Neither does what failed while others
+held the port at which its processes meet: who has a job there could hold those of others.
 
 What was counted is known to the writer alone and not folded: one that takes over counts anew. An input that is decided again
 counts once, because a job does.
@@ -47,6 +48,13 @@ class _InARow:
             jobs.add(job.id)
         return sum(map(len, self.teams.values())) >= IN_A_ROW
 
+    def drop(self, job: Job) -> None:
+        """It says nothing of this place after all."""
+        jobs = self.teams.get(job.team, set())
+        jobs.discard(job.id)
+        if not jobs:
+            self.teams.pop(job.team, None)
+
 
 class FailingNodes:
     """Of one writer."""
@@ -83,6 +91,13 @@ class FailingNodes:
         where = f" on its device {broken[0]}" if broken[0] else ""
         teams = len(enough[broken[0]].teams)
         return f"{IN_A_ROW} jobs of {teams} teams in a row failed within a minute{where}: repair it, then uncordon it"
+
+    def forget(self, job: Job, attempt: Attempt) -> None:
+        """Others held the port at which the processes of `attempt` meet, so its failure says nothing of its nodes. Of a gang a
+        part on another node may have failed first, as it met them."""
+        for node in attempt.parts:
+            for row in self._rows.get(node, {}).values():
+                row.drop(job)
 
 
 def _places(node: str, attempt: Attempt) -> list[str]:

@@ -13,6 +13,7 @@ process may do to its own kind (ptrace, priorities, memory policies) is not, sin
 import errno
 import os
 import struct
+from collections.abc import Sequence
 
 _OF_WALLS: dict[str, tuple[int, int]] = {
     # name: number on x86_64, number on aarch64; -1: it is not there
@@ -74,10 +75,21 @@ _NEWTIME = 0x80
 _PRLIMIT64, _SETRLIMIT, _CORE = (302, 261), (160, 164), 4
 """That nothing writes a core a shim has seen to, and who lowers the limit to 0 would have one piped to a program of root's
 (`core_pattern`). Programs that would have none do that, and some end where they cannot: so they are told that it is done."""
-_SOCKET = (41, 198)
-_FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, INET, INET6, NETLINK. No network namespace holds AF_VSOCK, which reaches the machine's hypervisor; the others are
-ways into the kernel (AF_ALG, TIPC, RDS ...) that jobs have no use for."""
+_SOCKET, _SOCKETPAIR = (41, 198), (53, 199)
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+"""No network namespace holds AF_VSOCK, which reaches the machine's hypervisor; the others are ways into the kernel (AF_ALG,
+TIPC, RDS ...) that jobs have no use for."""
+_PROTOCOLS: dict[int, tuple[int, ...]] = {_INET: (0, 6, 17), _INET6: (0, 6, 17), _NETLINK: (0, 4, 15, 16, 20)}
+"""TCP and UDP, whose memory the machine bounds and an agent can see: what is not read of ping and of netlink between processes
+(USERSOCK) is no cgroup's and has no bound, and of MPTCP nobody is told who has it. Of netlink ROUTE, SOCK_DIAG, KOBJECT_UEVENT,
+GENERIC and RDMA, which libraries ask what the machine has."""
+_SETSOCKOPT, _LEVEL, _FILTERS_OF_SOCKETS = (54, 208), 1, (26, 51)
+_SECCOMP, _PRCTL, _SET_FILTER = (317, 277), (157, 167), 1
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+"""Filters, of sockets (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) and of calls: the kernel compiles each, into memory that is
+no cgroup's and of which all of the machine have so much (`net.core.bpf_jit_limit`). When it is used up nobody but root has one
+any more: no shim of a plain user's, no sandbox and no login by ssh starts. Who asks is told what a kernel says that knows
+none."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 """They type into a terminal as if its user did."""
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
@@ -87,7 +99,7 @@ _X32 = 0x4000_0000
 _LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _LEAF = 4
-_PRETENDED, _REFUSED, _MISSING = _ERRNO, _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
+_PRETENDED, _REFUSED, _MISSING, _UNKNOWN = (_ERRNO | number for number in (0, errno.EPERM, errno.ENOSYS, errno.EINVAL))
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 """Where in `struct seccomp_data` these are; of arguments the low half, on little-endian machines."""
 
@@ -107,9 +119,8 @@ def common(machine: str) -> bytes:
         out += [_step(_AT_LEAST, _X32, 0, 1), _step(_RETURN, _MISSING)]
     # What clone3 is told lies in memory, where no filter sees it: the C library then takes clone.
     out += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, _MISSING)]
-    out += [_step(_EQUAL, _SOCKET[column], 0, len(_FAMILIES) + 3), _step(_LOAD, _FIRST)]
-    out += [_step(_EQUAL, family, len(_FAMILIES) - i, 0) for i, family in enumerate(_FAMILIES)]
-    out += [_step(_RETURN, _ERRNO | errno.EAFNOSUPPORT), _step(_RETURN, _ALLOW)]
+    sockets = _sockets()
+    out += [_step(_EQUAL, _SOCKET[column], 1, 0), _step(_EQUAL, _SOCKETPAIR[column], 0, len(sockets)), *sockets]
     out += [
         _step(_EQUAL, _IOCTL[column], 0, 5),
         _step(_LOAD, _SECOND),
@@ -151,7 +162,39 @@ def last(machine: str) -> bytes:
         _step(_RETURN, _ALLOW),
         _step(_RETURN, _PRETENDED),
     ]
+    out += [
+        *_of_call(
+            _SETSOCKOPT[column], _if_told(_SECOND, _LEVEL, _THIRD, _FILTERS_OF_SOCKETS, _ERRNO | errno.ENOPROTOOPT)
+        ),
+        *_of_call(_SECCOMP[column], [_step(_LOAD, _FIRST), *_if_among((_SET_FILTER,), _UNKNOWN, _ALLOW)]),
+        *_of_call(_PRCTL[column], _if_told(_FIRST, _PR_SET_SECCOMP, _SECOND, (_MODE_FILTER,), _UNKNOWN)),
+    ]
     return b"".join((*out, *_among(_numbers(_OF_WALLS, column))))
+
+
+def _sockets() -> list[bytes]:
+    """What becomes of a call that makes sockets, by their family and protocol."""
+    out = [_step(_LOAD, _FIRST), _step(_EQUAL, _UNIX, 0, 1), _step(_RETURN, _ALLOW)]
+    for family, protocols in _PROTOCOLS.items():
+        asked = [_step(_LOAD, _THIRD), *_if_among(protocols, _ALLOW, _ERRNO | errno.EPROTONOSUPPORT)]
+        out += [_step(_EQUAL, family, 0, len(asked)), *asked]
+    return [*out, _step(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]
+
+
+def _of_call(number: int, steps: list[bytes]) -> list[bytes]:
+    """`steps`, which return, for this call alone."""
+    return [_step(_EQUAL, number, 0, len(steps)), *steps]
+
+
+def _if_told(at: int, value: int, then_at: int, values: Sequence[int], word: int) -> list[bytes]:
+    """`word` where one argument is `value` and another is among `values`; else it is allowed."""
+    asked = [_step(_LOAD, then_at), *_if_among(values, word, _ALLOW)]
+    return [_step(_LOAD, at), _step(_EQUAL, value, 0, len(asked) - 2), *asked]
+
+
+def _if_among(values: Sequence[int], then: int, otherwise: int) -> list[bytes]:
+    found = [_step(_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)]
+    return [*found, _step(_RETURN, otherwise), _step(_RETURN, then)]
 
 
 def _numbers(calls: dict[str, tuple[int, int]], column: int) -> list[int]:
@@ -164,8 +207,7 @@ def _among(numbers: list[int]) -> list[bytes]:
         half = len(numbers) // 2
         below = _among(numbers[:half])
         return [_step(_AT_LEAST, numbers[half], len(below), 0), *below, *_among(numbers[half:])]
-    found = [_step(_EQUAL, number, len(numbers) - i, 0) for i, number in enumerate(numbers)]
-    return [*found, _step(_RETURN, _ALLOW), _step(_RETURN, _REFUSED)]
+    return _if_among(numbers, _REFUSED, _ALLOW)
 
 
 def _step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:

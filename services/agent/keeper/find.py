@@ -47,7 +47,7 @@ def connect(folder: Path) -> Found | None:
     try:
         sock.connect(_address(at))
         sock.sendall(wire.pack({"do": "hello", "speaks": [wire.OLDEST, wire.NEWEST]}))
-        reader = wire.Reader()
+        reader = wire.Reader(wire.LARGEST_TOLD)
         messages: list[wire.WireMessage] = []
         while not messages:
             data = sock.recv(1 << 20)

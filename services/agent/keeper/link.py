@@ -12,4 +12,6 @@ class AgentLink:
         self.sock = sock
         self.reader = wire.Reader()
         self.out = bytearray()
+        self.first = 0
+        """So much of what it is to hear is no more than what it asked for at first, however large that is."""
         self.greeted = self.waits = False

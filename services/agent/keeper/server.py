@@ -154,14 +154,16 @@ class Keeper:
         link = link or self._agent
         if link is None or link.sock.fileno() < 0:
             return
-        link.out += wire.pack(message)
+        link.out += wire.pack(message, wire.LARGEST_TOLD)
 
     def _flush(self, link: AgentLink) -> None:
         """Sends what there is to say, all of one turn together."""
         try:
             with suppress(BlockingIOError):
-                del link.out[: link.sock.send(link.out)]
-            if len(link.out) > _BACKLOG:
+                sent = link.sock.send(link.out)
+                del link.out[:sent]
+                link.first = max(0, link.first - sent)
+            if len(link.out) - link.first > _BACKLOG:
                 raise OSError("the agent does not read")
         except OSError:
             self._close(link)
@@ -234,6 +236,7 @@ class Keeper:
                 "attempts": [attempt.shown() for attempt in self.table.attempts.values()],
             }
         )
+        link.first = len(link.out)
 
     # ------------------------------------------------------------------------------------------------- the shims
 

@@ -13,7 +13,10 @@ from typing import Any
 OLDEST, NEWEST = 1, 1
 """Versions that this code speaks."""
 LARGEST = 8 * 1024 * 1024
-"""Bytes of one message. The largest is a gang's start: a command line and an environment for each rank."""
+"""Bytes of one message that an agent sends. The largest is a gang's start: a command line and an environment for each rank."""
+LARGEST_TOLD = 1024 * 1024 * 1024
+"""Of one that a keeper sends: its welcome has all attempts with all that their jobs asked for, of which one may be a megabyte
+as it is written here. An agent that could not take it would end the work of all."""
 
 WireMessage = dict[str, Any]
 _LENGTH = struct.Struct(">I")
@@ -35,22 +38,24 @@ def agreed(oldest: int, newest: int) -> int:
     return version
 
 
-def pack(message: WireMessage) -> bytes:
-    return framed(json.dumps(message, separators=(",", ":")).encode())
+def pack(message: WireMessage, most: int = 0) -> bytes:
+    """`most`: bytes; 0: as an agent may say."""
+    return framed(json.dumps(message, separators=(",", ":")).encode(), most)
 
 
-def framed(data: bytes) -> bytes:
+def framed(data: bytes, most: int = 0) -> bytes:
     """A message that is written already."""
-    if len(data) > LARGEST:
-        raise BadMessage(f"a message of {len(data)} bytes: at most {LARGEST} may be sent")
+    if len(data) > (most := most or LARGEST):
+        raise BadMessage(f"a message of {len(data)} bytes: at most {most} may be sent")
     return _LENGTH.pack(len(data)) + data
 
 
 class Reader:
-    """Takes bytes as they come and gives whole messages."""
+    """Takes bytes as they come and gives whole messages, of `most` bytes each; 0: as an agent may say."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 0) -> None:
         self._buffer = bytearray()
+        self._most = most or LARGEST
 
     def feed(self, data: bytes) -> list[WireMessage]:
         """The messages that `data` completes. Raises BadMessage."""
@@ -58,8 +63,8 @@ class Reader:
         out = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > LARGEST:
-                raise BadMessage(f"a message of {length} bytes: at most {LARGEST} are taken")
+            if length > self._most:
+                raise BadMessage(f"a message of {length} bytes: at most {self._most} are taken")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break

@@ -126,6 +126,8 @@ def _progressed(d: Decision, node: str, seen: inbox.ProgressSeen) -> None:
 def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Released) -> None:
     if seen.own_exit and seen.exit_code == 0:
         d.failing.well(node, attempt)
+    elif seen.port_held:
+        d.failing.forget(job, attempt)
     elif seen.own_exit and attempt.cause is None:
         take_out(d, node, d.failing.failed(d.state, node, job, attempt, d.t_us))
     free(d, node, job, attempt, Evidence.RELEASED, seen.reason, told=seen)
