@@ -134,7 +134,7 @@ async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[
 
 
 def _limit_base(controller: str, settings: AgentSettings, host: PreparedHost, roots: Sequence[str]) -> Path | None:
-    """Where memory, or processes, are limited. Groups that a killed agent and keeper have left are removed."""
+    """Where memory, or processes, are limited, or processors shared. Groups that a killed agent and keeper have left are removed."""
     base = tree.limit_base(controller, host.group_base) if settings.cgroups else None
     if base is not None:
         for root in roots:
@@ -164,7 +164,9 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         asked(settings.walls, view, ahead=[()]),
         settings.quick_cgroups,
     )
-    around = JobWalls(keeper, view, host.state.path / "teams.json", settings.teams_without_walls)
+    cpu_base = _limit_base("cpu", settings, host, roots)
+    teams = host.state.path / "teams.json"
+    around = JobWalls(keeper, view, teams, settings.teams_without_walls, shares_cpu=cpu_base is not None)
     keeper.on_found = around.say
     return Launcher(
         state=host.state,
@@ -186,6 +188,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         trusted_team=settings.trusted_team,
         memory_base=_limit_base("memory", settings, host, roots),
         process_base=_limit_base("pids", settings, host, roots),
+        cpu_base=cpu_base,
         job_disk=settings.job_disk_mib * _MIB or shutil.disk_usage(workdir).total // 2,
         job_sockets=settings.job_sockets or len(local_ports()) // 2,
         job_gang_ports=settings.job_gang_ports or most_each(),

@@ -6,7 +6,7 @@ for machines without the first, where a shim was killed: a program that clears i
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
@@ -17,6 +17,10 @@ from services.agent.keeper import proc
 MARKER = "BATON_PART"
 _BELOW = "baton-agent"
 """A cgroup for this process alone."""
+_TOGETHER = "baton"
+"""One for all attempts of a machine."""
+_LIMITING, _SHARING = ("memory", "pids"), ("cpu",)
+"""Controllers that attempts are limited by, and those by which they share what all of them want."""
 
 
 def marker_root(node: str, state_dir: str | Path) -> str:
@@ -34,27 +38,46 @@ def _mounts_and_own() -> tuple[list[str], dict[str, str]]:
     """What is mounted, a line each; and this process's cgroup by controllers, "" for version 2. Empty where no kernel says."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        return mounts, dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+        return mounts, own_groups(Path("/proc/self/cgroup").read_text())
     except (OSError, ValueError):
         return [], {}
 
 
+def own_groups(told: str) -> dict[str, str]:
+    """Of what the kernel tells of a process: its cgroup by controller, "" for version 2. Of version 1 several may be in one
+    tree, e.g. `cpu,cpuacct`. Raises ValueError."""
+    found = {}
+    for line in told.splitlines():
+        _, controllers, group = line.split(":", 2)
+        found.update(dict.fromkeys(controllers.split(","), group))
+    return found
+
+
 def _limits(group: Path) -> bool:
-    """Asks a group of version 2 to limit those below it, and says whether it does now."""
-    there = _controllers(group / "cgroup.controllers")
+    """Asks a group of version 2 to limit those below it, and says whether it does now. That they share is asked for apart: the
+    kernel refuses all that it is asked for at once, and this where a process with real-time priority is in no root of groups."""
+    there = _controllers(group / "cgroup.controllers", _LIMITING)
     try:
-        proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in there))
+        _switch_on(group, there)
     except OSError:
         return False
+    with suppress(OSError):
+        _switch_on(group, _controllers(group / "cgroup.controllers", _SHARING))
     return bool(there)
 
 
-def _controllers(file: Path) -> list[str]:
-    """Those that attempts are limited by; none where the file is not there."""
+def _switch_on(group: Path, controllers: Iterable[str]) -> None:
+    """For those below a group of version 2. Raises OSError."""
+    proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in controllers))
+
+
+def _controllers(file: Path, wanted: Iterable[str]) -> list[str]:
+    """Those of the wanted ones that it names; none where the file is not there."""
     try:
-        return [one for one in ("memory", "pids") if one in file.read_text().split()]
+        told = file.read_text().split()
     except OSError:
         return []
+    return [one for one in wanted if one in told]
 
 
 def cgroup_base() -> Path | None:
@@ -80,9 +103,9 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> P
     is alone in its group, as in a container. Where neither does, `own`: attempts are held together there, and not limited.
     """
     own = own.parent if own.name == _BELOW else own  # it has moved before
-    if not _controllers(own / "cgroup.controllers") or limits(own):
+    if not _controllers(own / "cgroup.controllers", _LIMITING) or limits(own):
         return own
-    beside, below = top / "baton", own / _BELOW
+    beside, below = top / _TOGETHER, own / _BELOW
     with suppress(OSError):
         if limits(top):
             beside.mkdir(exist_ok=True)
@@ -101,24 +124,31 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> P
 
 def make_limited(group: Path, base: Path) -> None:
     """Makes a group two below `base`, whose own can be limited by what limits those of `base`. Raises OSError."""
-    controllers = _controllers(base / "cgroup.subtree_control")
+    controllers = _controllers(base / "cgroup.subtree_control", (*_LIMITING, *_SHARING))
     for folder in (group.parent, group):
         folder.mkdir(exist_ok=True)
-        proc.write_text(f"{folder}/cgroup.subtree_control", " ".join(f"+{one}" for one in controllers))
+        _switch_on(folder, controllers)
 
 
 def limit_base(controller: str, group_base: Path | None) -> Path | None:
     """Where this process may make cgroups of a controller, e.g. `memory`: of version 1, or below `group_base` where those are
-    limited by it; None: nowhere."""
+    limited by it; None: nowhere. Those that share the processors lie in one group: beside each of them whatever else runs on the
+    machine would have a small share."""
     mounts, own = _mounts_and_own()
     for line in mounts:
         left, _, right = line.partition(" - ")
         if right.startswith("cgroup ") and controller in right.split()[-1].split(",") and controller in own:
             base = Path(left.split()[4] + own[controller].rstrip("/"))
             if _may_make_groups(base):
-                return base
-    limited = group_base is not None and controller in _controllers(group_base / "cgroup.subtree_control")
+                return _together(base) if controller in _SHARING else base
+    limited = group_base is not None and _controllers(group_base / "cgroup.subtree_control", (controller,))
     return group_base if limited else None
+
+
+def _together(base: Path) -> Path:
+    group = base / _TOGETHER
+    group.mkdir(exist_ok=True)
+    return group
 
 
 def _may_make_groups(base: Path) -> bool:

@@ -256,7 +256,9 @@ class Keeper:
             return
         self._due = min(self._due, self.table.ends(attempt) or self._due)
         attempt.note = dict(told.get("note") or {})
-        attempt.memory, attempt.pids = (str((told.get(key) or {}).get("group", "")) for key in ("memory", "pids"))
+        attempt.memory, attempt.pids, attempt.cpu = (
+            str((told.get(key) or {}).get("group", "")) for key in ("memory", "pids", "cpu")
+        )
         try:
             self._spawn(attempt, {key: told.get(key) for key in spec.TOLD})
         except (OSError, ValueError) as e:
@@ -431,7 +433,7 @@ class Keeper:
         ended_well = attempt.id in self._clean and not any(attempt.codes.values())
         self._clean.discard(attempt.id)
         attempt.state = GONE
-        for group in filter(None, dict.fromkeys((attempt.group, attempt.memory, attempt.pids))):
+        for group in filter(None, dict.fromkeys((attempt.group, attempt.memory, attempt.pids, attempt.cpu))):
             attempt.oom_kills += 0 if ended_well else proc.oom_kills(group)
             proc.remove_group(group)
         self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills, "doomed": attempt.doomed})
