@@ -71,9 +71,10 @@ def memory_of(part: DesiredPart) -> int:
 
 def cpu_weight_of(part: DesiredPart) -> int:
     """Of processors that several want, its attempt has so large a share: a hundred for each that its job asked for, or for each
-    device where that is more."""
-    milli = max(part.spec.resources.cpu_milli, 1000) * len(part.ranks)
-    return min(milli * _OF_PROCESSOR // 1000, _LARGEST_WEIGHT)
+    device that it holds where that is more."""
+    asked = part.spec.resources.cpu_milli * len(part.ranks)
+    milli = max(asked, sum(rank.milli for rank in part.ranks))
+    return max(1, min(milli * _OF_PROCESSOR // 1000, _LARGEST_WEIGHT))
 
 
 @cache
