@@ -134,7 +134,7 @@ async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[
 
 
 def _limit_base(controller: str, settings: AgentSettings, host: PreparedHost, roots: Sequence[str]) -> Path | None:
-    """Where memory, or processes, are limited, or processors shared. Groups that a killed agent and keeper have left are removed."""
+    """Where memory, or processes, are limited, or processors shared. Groups that a killed agent and keeper left are removed."""
     base = tree.limit_base(controller, host.group_base) if settings.cgroups else None
     if base is not None:
         for root in roots:

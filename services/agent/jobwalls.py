@@ -33,7 +33,9 @@ class JobWalls:
     """Of one agent. `teams`: a file with the teams that it has served, by what tells their processes apart. `shares_cpu`: each
     attempt has its share of the processors."""
 
-    def __init__(self, keeper: KeeperClient, view: JobView, teams: Path, several: bool, *, shares_cpu: bool) -> None:
+    def __init__(
+        self, keeper: KeeperClient, view: JobView, teams: Path, several: bool, *, shares_cpu: bool = True
+    ) -> None:
         self._keeper, self._view, self._file, self._several = keeper, view, teams, several
         self._shares_cpu = shares_cpu
         self._teams: dict[str, str] = _read(teams)

@@ -92,9 +92,7 @@ def processes_of_machine() -> int:
     return most
 
 
-def limits_of(
-    part: DesiredPart, disk: int, *, memory_group: str, process_group: str, cpu_group: str
-) -> AttemptLimits:
+def limits_of(part: DesiredPart, disk: int, *, memory_group: str, process_group: str, cpu_group: str) -> AttemptLimits:
     """What a part is held to: what its job asked for, and of the disk no more than `disk` bytes."""
     asked = part.spec.limits or JobLimits()
     return AttemptLimits(

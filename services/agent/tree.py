@@ -21,6 +21,10 @@ _TOGETHER = "baton"
 """One for all attempts of a machine."""
 _LIMITING, _SHARING = ("memory", "pids"), ("cpu",)
 """Controllers that attempts are limited by, and those by which they share what all of them want."""
+_USUAL_WEIGHT = {"cpu.shares": 1024, "cpu.weight": 100}
+"""Of a group of version 1 and 2: that of one process outside of groups."""
+_MOST_PROCESSORS = 100
+"""Version 2 knows no larger weight than theirs."""
 
 
 def marker_root(node: str, state_dir: str | Path) -> str:
@@ -54,8 +58,8 @@ def own_groups(told: str) -> dict[str, str]:
 
 
 def _limits(group: Path) -> bool:
-    """Asks a group of version 2 to limit those below it, and says whether it does now. That they share is asked for apart: the
-    kernel refuses all that it is asked for at once, and this where a process with real-time priority is in no root of groups."""
+    """Asks a group of version 2 to limit those below it, and says whether it does now. That they share is asked for apart:
+    the kernel refuses all of one question, and this one where a process with real-time priority is in any of its groups."""
     there = _controllers(group / "cgroup.controllers", _LIMITING)
     try:
         _switch_on(group, there)
@@ -110,6 +114,8 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> P
         if limits(top):
             beside.mkdir(exist_ok=True)
             if limits(beside):
+                with suppress(OSError):
+                    weigh_as_processors(beside)
                 return beside
     with suppress(OSError):
         below.mkdir(exist_ok=True)
@@ -132,8 +138,8 @@ def make_limited(group: Path, base: Path) -> None:
 
 def limit_base(controller: str, group_base: Path | None) -> Path | None:
     """Where this process may make cgroups of a controller, e.g. `memory`: of version 1, or below `group_base` where those are
-    limited by it; None: nowhere. Those that share the processors lie in one group: beside each of them whatever else runs on the
-    machine would have a small share."""
+    limited by it; None: nowhere. Those that share the processors lie in one group: beside each of them whatever else
+    runs on the machine would have a small share."""
     mounts, own = _mounts_and_own()
     for line in mounts:
         left, _, right = line.partition(" - ")
@@ -145,10 +151,23 @@ def limit_base(controller: str, group_base: Path | None) -> Path | None:
     return group_base if limited else None
 
 
-def _together(base: Path) -> Path:
+def _together(base: Path) -> Path | None:
+    """Of version 1. None: it is there, and another's."""
     group = base / _TOGETHER
-    group.mkdir(exist_ok=True)
-    return group
+    try:
+        group.mkdir(exist_ok=True)
+        weigh_as_processors(group)
+    except OSError:
+        return None
+    return group if _may_make_groups(group) else None
+
+
+def weigh_as_processors(group: Path, processors: int = os.cpu_count() or 1) -> None:
+    """All attempts together have as many shares as the machine has processors: on each of these they weigh as much as a service
+    beside them. With more the services would wait for them, with fewer they for everything else. Raises OSError."""
+    for name, usual in _USUAL_WEIGHT.items():
+        if (group / name).exists():
+            proc.write_text(f"{group}/{name}", str(usual * min(processors, _MOST_PROCESSORS)))
 
 
 def _may_make_groups(base: Path) -> bool:

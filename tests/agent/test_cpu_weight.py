@@ -22,9 +22,7 @@ from tests.agent.build import part, rank
         (0, 1, 1, 1),
     ],
 )
-def test_it_is_as_large_as_what_was_asked_for_or_is_held(
-    cpu_milli: int, devices: int, milli: int, weight: int
-) -> None:
+def test_it_is_as_large_as_what_was_asked_for_or_is_held(cpu_milli: int, devices: int, milli: int, weight: int) -> None:
     job = JobSpec(command=("true",), resources=Resources(devices=devices, cpu_milli=cpu_milli))
     ranks = [rank(f"n0-gpu{number}", number=number, milli=milli) for number in range(devices)]
     assert cpu_weight_of(part(job, *ranks)) == weight

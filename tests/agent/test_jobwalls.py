@@ -12,11 +12,11 @@ def test_a_team_that_cannot_be_written_down_is_not_served_the_second_time_either
     """The next agent would not know of it, and let another team in, to its files."""
     keeper = SimpleNamespace(tier=walls.NONE, why="there is no bubblewrap")
     folder = tmp_path / "agent"
-    made = JobWalls(keeper, None, folder / "teams.json", several=False, shares_cpu=True)
+    made = JobWalls(keeper, None, folder / "teams.json", several=False)
     for _ in range(2):
         with pytest.raises(FileNotFoundError):
             made.not_served("blue", "")
     folder.mkdir()
     assert made.not_served("blue", "") == ""
-    after = JobWalls(keeper, None, folder / "teams.json", several=False, shares_cpu=True)
+    after = JobWalls(keeper, None, folder / "teams.json", several=False)
     assert "it serves one team, 'blue'" in after.not_served("red", "")

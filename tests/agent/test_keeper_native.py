@@ -115,6 +115,15 @@ def test_a_group_has_its_weight_as_its_version_counts(run, tmp_path, file, is_to
     assert ((tmp_path / file).read_text(), (tmp_path / "cgroup.procs").read_text()) == (is_told, "0")
 
 
+def test_one_group_of_version_2_holds_to_all(run, tmp_path):
+    for name in ("memory.max", "pids.max", "cpu.weight", "cgroup.procs"):
+        (tmp_path / name).touch()
+    group = {"group": str(tmp_path), "bytes": 5_000_000, "most": 7, "weight": 300}
+    assert run("true", memory=group, pids=group, cpu=group).ended() == {0: 0}
+    told = [(tmp_path / name).read_text() for name in ("memory.max", "pids.max", "cpu.weight", "cgroup.procs")]
+    assert told == ["5000000", "8", "300", "0"]
+
+
 def test_a_group_without_weights_is_named(run, tmp_path):
     failure = run("true", cpu={"group": str(tmp_path), "weight": 300}).failure()
     assert (failure["errno"], failure["filename"]) == (2, str(tmp_path))

@@ -102,6 +102,18 @@ def test_a_kernel_that_shares_no_processors_limits_all_the_same(
     assert on == ["+memory", "+pids", *([] if refused else ["+cpu"])]
 
 
+@pytest.mark.parametrize(
+    ("name", "processors", "weight"),
+    [("cpu.shares", 2, "2048"), ("cpu.weight", 2, "200"), ("cpu.shares", 256, "102400"), ("cpu.weight", 256, "10000")],
+)
+def test_all_attempts_together_weigh_as_the_machine_has_processors(
+    tmp_path: Path, name: str, processors: int, weight: str
+) -> None:
+    (tmp_path / name).touch()
+    tree.weigh_as_processors(tmp_path, processors)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: weight}
+
+
 def test_of_version_1_several_controllers_may_be_in_one_tree() -> None:
     told = "9:name=systemd:/agent\n4:cpu,cpuacct:/system.slice/agent.service\n3:memory:/a:b\n0::/user.slice\n"
     found = tree.own_groups(told)

@@ -29,7 +29,7 @@ class Walled:
 
     def __init__(self, folder, keeper, view):
         self.folder, self.keeper = folder, keeper
-        self.walls = jobwalls.JobWalls(keeper, view, folder / "teams.json", False, shares_cpu=True)
+        self.walls = jobwalls.JobWalls(keeper, view, folder / "teams.json", False)
         self.count = 0
 
     async def runs(self, script=SEEN, readable=(), devices=()):

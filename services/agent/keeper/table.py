@@ -37,8 +37,8 @@ class HeldAttempt:
     """One attempt on one node. `about` is the agent's and opaque here, `note` too: what it must know to go on."""
 
     __slots__ = (
-        "about", "codes", "cpu", "doomed", "early", "failed", "group", "id", "incarnation", "memory", "node", "note", "oom_kills",
-        "pids", "shim", "state", "view",
+        "about", "codes", "cpu", "doomed", "early", "failed", "group", "id", "incarnation", "memory", "node", "note",
+        "oom_kills", "pids", "shim", "state", "view",
     )  # fmt: skip
 
     def __init__(
