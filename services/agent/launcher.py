@@ -184,20 +184,20 @@ class Launcher:
         return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
 
     def _limits(self, node: NodeRunner, part: DesiredPart, group: Path | None) -> AttemptLimits:
-        name = f"{part.job_id}.{part.attempt}"
-        beside = f"{group_name(tree.marker_root(node.name, self.state_dir))}-{name}"
+        name, root = f"{part.job_id}.{part.attempt}", group_name(tree.marker_root(node.name, self.state_dir))
 
         def group_in(base: Path | None) -> str:
             if base is None:
                 return ""
-            return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{beside}"
+            return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{root}-{name}"
 
         return limits_of(
             part,
             self.job_disk,
             memory_group=group_in(self.memory_base),
             process_group=group_in(self.process_base),
-            cpu_group=group_in(self.cpu_base),
+            cpu_group=group_in(self.cpu_base) if self.cpu_base == self.group_base else "",
+            cpu_stem=f"{self.cpu_base}/{root}" if self.cpu_base not in (None, self.group_base) else "",
         )
 
     def _shared(self, part: DesiredPart) -> SharedUse:

@@ -39,7 +39,8 @@ _OF_PROCESSOR, _LARGEST_WEIGHT = 100, 10_000
 class AttemptLimits:
     """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `processes`:
     processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`.
-    `cpu_group`: likewise, by which the kernel shares the processors, by `cpu_weight`."""
+    `cpu_group`: likewise, by which the kernel shares the processors, by `cpu_weight`; or else `cpu_stem`, with which the names
+    begin of such groups that the keeper makes; "": there is none."""
 
     memory: int
     disk: int
@@ -47,6 +48,7 @@ class AttemptLimits:
     processes: int = 0
     process_group: str = ""
     cpu_group: str = ""
+    cpu_stem: str = ""
     cpu_weight: int = _OF_PROCESSOR
 
     def told(self) -> dict[str, dict[str, Any] | None]:
@@ -56,8 +58,13 @@ class AttemptLimits:
         return {
             "memory": memory,
             "pids": {"group": self.process_group, "most": self.processes} if held else None,
-            "cpu": {"group": self.cpu_group, "weight": self.cpu_weight} if self.cpu_group else None,
+            "cpu": self._cpu(),
         }
+
+    def _cpu(self) -> dict[str, Any] | None:
+        if self.cpu_group:
+            return {"group": self.cpu_group, "weight": self.cpu_weight}
+        return {"stem": self.cpu_stem, "weight": self.cpu_weight} if self.cpu_stem else None
 
 
 def memory_of(part: DesiredPart) -> int:
@@ -92,7 +99,9 @@ def processes_of_machine() -> int:
     return most
 
 
-def limits_of(part: DesiredPart, disk: int, *, memory_group: str, process_group: str, cpu_group: str) -> AttemptLimits:
+def limits_of(
+    part: DesiredPart, disk: int, *, memory_group: str, process_group: str, cpu_group: str, cpu_stem: str
+) -> AttemptLimits:
     """What a part is held to: what its job asked for, and of the disk no more than `disk` bytes."""
     asked = part.spec.limits or JobLimits()
     return AttemptLimits(
@@ -102,6 +111,7 @@ def limits_of(part: DesiredPart, disk: int, *, memory_group: str, process_group:
         processes=asked.processes or 0,
         process_group=process_group,
         cpu_group=cpu_group,
+        cpu_stem=cpu_stem,
         cpu_weight=cpu_weight_of(part),
     )
 

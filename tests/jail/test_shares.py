@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from schemas.inbox import Released
 from schemas.nodes import DesiredPart
 from schemas.resources import Resources
 from services.agent import tree
@@ -49,6 +50,15 @@ def used_s(node: Walled, job: DesiredPart) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in proc.descendants([shim(node, job)]))
 
 
+def group_of(node: Walled, job: DesiredPart) -> Path:
+    """By which the kernel shares the processors."""
+    base = node.agent.launcher.cpu_base
+    assert base is not None
+    told = tree.own_groups(Path(f"/proc/{shim(node, job)}/cgroup").read_text())
+    (found,) = base.rglob(Path(told.get("cpu") or told[""]).name)
+    return found
+
+
 async def share(node: Walled, first: DesiredPart, second: DesiredPart) -> float:
     """What the second has of what both have together, from now on."""
     began = used_s(node, first), used_s(node, second)
@@ -77,9 +87,7 @@ async def test_a_share_is_as_large_as_what_its_attempt_holds(start):
         assert 0.6 < await share(node, few, more) < 0.9, "three devices of four"
         await node.world.want("n0", asks)
         await until(lambda: "up" in node.says(asks))
-        base = node.agent.launcher.cpu_base
-        assert base is not None
-        (group,) = base.rglob(f"*{asks.job_id}*")
+        group = group_of(node, asks)
         told = {name: (group / name).read_text() for name in ("cpu.shares", "cpu.weight") if (group / name).exists()}
         assert told in ({"cpu.shares": "7680\n"}, {"cpu.weight": "750\n"})
 
@@ -97,24 +105,45 @@ async def test_a_shim_has_its_turn_before_its_job(start):
         assert os.getpriority(os.PRIO_PROCESS, shim(node, job)) == -20
 
 
-async def test_no_group_is_left_of_an_attempt_or_of_an_agent_that_was_killed(start, tmp_path):
+async def test_no_group_is_left_of_an_agent_that_ends_or_was_killed(start, tmp_path):
     base = tree.limit_base("cpu", tree.cgroup_base())
     assert base is not None
-    beside = f"{group_name(tree.marker_root('n0', tmp_path))}-"
-    left = base / f"{beside}job-of-before.1"
+    root = group_name(tree.marker_root("n0", tmp_path))
+    left = base / f"{root}-4711-1"
     left.mkdir()
     async with start() as node:
         assert not left.exists()
         job = computing("red", 1, 1)
         await node.up(job)
-        (group,) = base.rglob(f"*{job.job_id}*")
+        group = group_of(node, job)
         assert shim(node, job) in proc.group_members(str(group))
         await node.world.want("n0")
-        await until(lambda: not list(base.rglob(f"*{job.job_id}*")))
+        await until(lambda: not proc.group_members(str(group)))
+    await until(lambda: not list(base.rglob(f"*{root}*")))
 
 
-@pytest.mark.parametrize("cgroups", [True, False])
-async def test_what_has_no_shares_says_so(start, cgroups):
-    async with start(cgroups=cgroups) as node:
+async def test_of_version_1_a_group_is_used_again_by_who_has_the_same_share(start):
+    async with start() as node:
+        if node.agent.launcher.cpu_base == node.agent.launcher.group_base:
+            pytest.skip("of version 2 an attempt has its own, with its name")
+        first, same, larger = computing("red", 1, 1), computing("blue", 1, 2), computing("blue", 1, 3, 4)
+        await node.up(first)
+        group = group_of(node, first)
+        await node.world.want("n0")
+        await node.world.sees(first, Released)
+        await node.up(same, larger)
+        assert group_of(node, same) == group
+        assert (group / "cpu.shares").read_text() == "1024\n"
+        assert (group_of(node, larger) / "cpu.shares").read_text() == "2048\n"
+
+
+@pytest.mark.parametrize("missing", ["", "the controller", "cgroups"])
+async def test_where_there_are_no_shares_jobs_run_and_the_agent_says_so(start, monkeypatch, missing):
+    if missing == "the controller":
+        base = tree.limit_base
+        monkeypatch.setattr(tree, "limit_base", lambda name, group: None if name == "cpu" else base(name, group))
+    async with start(cgroups=missing != "cgroups") as node:
         said = Path(node.agent.launcher.state.path / "walls").read_text()
-        assert ("processors are not shared fairly" in said) is not cgroups
+        assert ("processors are not shared fairly" in said) is bool(missing)
+        (released,) = await node.ends(of_red := part(spec("print('done')"), rank("n0-gpu1"), team="red"))
+        assert (released.exit_code, node.says(of_red)) == (0, "done\n")
