@@ -81,10 +81,10 @@ async def test_a_job_that_computes_in_many_processes_leaves_others_their_share(s
 
 async def test_a_share_is_as_large_as_what_its_attempt_holds(start):
     async with start() as node:
-        few, more = computing("red", 4, 1), computing("blue", 4, 2, 3, 4)
+        few, more = computing("red", 12, 1), computing("blue", 4, 2, 3, 4)
         asks = computing("green", 1, 5, cpu_milli=7_500)
         await node.up(few, more)
-        assert 0.6 < await share(node, few, more) < 0.9, "three devices of four"
+        assert 0.6 < await share(node, few, more) < 0.9, "three devices of four, and as many processes"
         await node.world.want("n0", asks)
         await until(lambda: "up" in node.says(asks))
         group = group_of(node, asks)
