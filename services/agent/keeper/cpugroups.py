@@ -8,7 +8,7 @@ from services.agent.keeper.proc import remove_group
 MOST_SPARE = 32
 
 
-class Shares:
+class CpuGroups:
     """Those of one keeper. `again`: nothing of an attempt is left in its group when it has ended."""
 
     def __init__(self, *, again: bool) -> None:
