@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -119,6 +120,11 @@ async def test_no_group_is_left_of_an_agent_that_ends_or_was_killed(start, tmp_p
         assert shim(node, job) in proc.group_members(str(group))
         await node.world.want("n0")
         await until(lambda: not proc.group_members(str(group)))
+        await node.up(computing("red", 1, 2))
+        before = node.agent.launcher.keeper.pid
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: node.agent.launcher.keeper.connected() and node.agent.launcher.keeper.pid != before)
+        assert not list(base.rglob(f"*{root}-{before}-*")), "by the agent that goes on"
     await until(lambda: not list(base.rglob(f"*{root}*")))
 
 
