@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,15 +133,13 @@ async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[
     return set(before.lives)
 
 
-def _limit_base(controller: str, settings: AgentSettings, host: PreparedHost, roots: Sequence[str]) -> Path | None:
-    """Where memory, or processes, are limited. Groups that a killed agent and keeper have left are removed."""
-    base = tree.limit_base(controller, host.group_base) if settings.cgroups else None
-    if base is not None:
+def _remove_left(bases: Iterable[Path | None], roots: Sequence[str]) -> None:
+    """Groups that a killed keeper left."""
+    for base in filter(None, bases):
         for root in roots:
             for left in base.glob(f"{group_name(root)}-*"):
                 with suppress(OSError):  # an attempt goes on in it
                     left.rmdir()
-    return base
 
 
 def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: frozenset[str]) -> Launcher:
@@ -150,8 +148,16 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
     workdir.mkdir(parents=True, exist_ok=True)
     roots = [tree.marker_root(name, state_dir) for name in names]
 
+    memory_base, process_base, cpu_base = (
+        tree.limit_base(controller, host.group_base) if settings.cgroups else None
+        for controller in ("memory", "pids", "cpu")
+    )
+    bases = memory_base, process_base, cpu_base
+    _remove_left(bases, roots)
+
     async def clear() -> None:
         await asyncio.to_thread(sweep, host.state, roots, host.group_base)
+        await asyncio.to_thread(_remove_left, bases, roots)
 
     workdir, checkpoints = workdir.resolve(), (settings.checkpoints or state_dir / "checkpoints").resolve()
     own = [state_dir, workdir, checkpoints, *([settings.nats_creds.parent] if settings.nats_creds else [])]
@@ -164,7 +170,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         asked(settings.walls, view, ahead=[()]),
         settings.quick_cgroups,
     )
-    around = JobWalls(keeper, view, host.state.path / "teams.json", settings.teams_without_walls)
+    teams = host.state.path / "teams.json"
+    around = JobWalls(keeper, view, teams, settings.teams_without_walls, shares_cpu=cpu_base is not None)
     keeper.on_found = around.say
     return Launcher(
         state=host.state,
@@ -184,8 +191,9 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         secret_folders=SecretFolders(state_dir, settings.secrets),
         shares_checkpoints=settings.checkpoints is not None,
         trusted_team=settings.trusted_team,
-        memory_base=_limit_base("memory", settings, host, roots),
-        process_base=_limit_base("pids", settings, host, roots),
+        memory_base=memory_base,
+        process_base=process_base,
+        cpu_base=cpu_base,
         job_disk=settings.job_disk_mib * _MIB or shutil.disk_usage(workdir).total // 2,
         job_sockets=settings.job_sockets or len(local_ports()) // 2,
         job_gang_ports=settings.job_gang_ports or most_each(),

@@ -21,15 +21,23 @@ from services.agent.view import JobView
 
 log = logging.getLogger("baton.agent")
 
+_NO_SHARES = (
+    "processors are not shared fairly: a job that computes in many processes slows the others down (no cgroup with the cpu "
+    "controller can be made here, or BATON_AGENT_CGROUPS is false)"
+)
 SAID = "walls"
 """A file of the agent's folder: the tier that it has, and what that lacks. `baton up` shows it."""
 
 
 class JobWalls:
-    """Of one agent. `teams`: a file with the teams that it has served, by what tells their processes apart."""
+    """Of one agent. `teams`: a file with the teams that it has served, by what tells their processes apart. `shares_cpu`: each
+    attempt has its share of the processors."""
 
-    def __init__(self, keeper: KeeperClient, view: JobView, teams: Path, several: bool) -> None:
+    def __init__(
+        self, keeper: KeeperClient, view: JobView, teams: Path, several: bool, *, shares_cpu: bool = True
+    ) -> None:
         self._keeper, self._view, self._file, self._several = keeper, view, teams, several
+        self._shares_cpu = shares_cpu
         self._teams: dict[str, str] = _read(teams)
         """User id -> team; and "" -> the one team of a node without walls."""
 
@@ -57,7 +65,8 @@ class JobWalls:
         return inventory.model_copy(update={"labels": {**inventory.labels, WALLS: self._keeper.tier}})
 
     def _lacks(self) -> list[str]:
-        return [text for text in (self._keeper.why, *lacks()) if text]
+        no_shares = "" if self._shares_cpu else _NO_SHARES
+        return [text for text in (self._keeper.why, no_shares, *lacks()) if text]
 
     def no_walls_for(self, network: Network) -> str:
         """Why jobs that may have no network are not run here, or ""."""

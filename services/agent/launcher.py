@@ -69,6 +69,8 @@ class Launcher:
     """Where cgroups may be made that limit memory, or None: then it is watched."""
     process_base: Path | None = None
     """The same for processes."""
+    cpu_base: Path | None = None
+    """Where cgroups may be made by which the processors are shared, or None: then they are not."""
     job_disk: int = 0
     """Bytes that the folders of one attempt may hold."""
     job_sockets: int = 0
@@ -182,15 +184,21 @@ class Launcher:
         return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
 
     def _limits(self, node: NodeRunner, part: DesiredPart, group: Path | None) -> AttemptLimits:
-        name = f"{part.job_id}.{part.attempt}"
-        beside = f"{group_name(tree.marker_root(node.name, self.state_dir))}-{name}"
+        name, root = f"{part.job_id}.{part.attempt}", group_name(tree.marker_root(node.name, self.state_dir))
 
         def group_in(base: Path | None) -> str:
             if base is None:
                 return ""
-            return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{beside}"
+            return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{root}-{name}"
 
-        return limits_of(part, self.job_disk, group_in(self.memory_base), group_in(self.process_base))
+        return limits_of(
+            part,
+            self.job_disk,
+            memory_group=group_in(self.memory_base),
+            process_group=group_in(self.process_base),
+            cpu_group=group_in(self.cpu_base) if self.cpu_base == self.group_base else "",
+            cpu_stem=f"{self.cpu_base}/{root}" if self.cpu_base not in (None, self.group_base) else "",
+        )
 
     def _shared(self, part: DesiredPart) -> SharedUse:
         """What the part has of what all share: files, and ports where it has the host's network."""
@@ -243,7 +251,7 @@ class Launcher:
         if (
             group is not None
             and group not in self._limited
-            and self.group_base in (self.memory_base, self.process_base)
+            and self.group_base in (self.memory_base, self.process_base, self.cpu_base)
         ):
             tree.make_limited(group, group.parents[1])
             self._limited.add(group)

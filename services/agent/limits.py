@@ -1,5 +1,6 @@
 """What one attempt may take of its machine: memory and disk. The kernel holds it to its memory where a cgroup can be had; what
-no cgroup holds is looked at from time to time, and an attempt that has taken more is ended, with the figures in its reason."""
+no cgroup holds is looked at from time to time, and an attempt that has taken more is ended, with the figures in its reason.
+Processors it may take as many as others leave, and of what all want its share."""
 
 import asyncio
 import os
@@ -30,24 +31,40 @@ LONG_S = 10.0
 
 _PIDS = 4_194_304
 """The most that a kernel numbers."""
+_OF_PROCESSOR, _LARGEST_WEIGHT = 100, 10_000
+"""Weights as version 2 of cgroups has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
     """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `processes`:
-    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`."""
+    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`.
+    `cpu_group`: likewise, by which the kernel shares the processors, by `cpu_weight`; or else `cpu_stem`, with which the names
+    begin of such groups that the keeper makes; "": there is none."""
 
     memory: int
     disk: int
     memory_group: str = ""
     processes: int = 0
     process_group: str = ""
+    cpu_group: str = ""
+    cpu_stem: str = ""
+    cpu_weight: int = _OF_PROCESSOR
 
     def told(self) -> dict[str, dict[str, Any] | None]:
         """As the keeper is told of it."""
         memory = {"group": self.memory_group, "bytes": self.memory} if self.memory_group else None
         held = self.processes and self.process_group
-        return {"memory": memory, "pids": {"group": self.process_group, "most": self.processes} if held else None}
+        return {
+            "memory": memory,
+            "pids": {"group": self.process_group, "most": self.processes} if held else None,
+            "cpu": self._cpu(),
+        }
+
+    def _cpu(self) -> dict[str, Any] | None:
+        if self.cpu_group:
+            return {"group": self.cpu_group, "weight": self.cpu_weight}
+        return {"stem": self.cpu_stem, "weight": self.cpu_weight} if self.cpu_stem else None
 
 
 def memory_of(part: DesiredPart) -> int:
@@ -57,6 +74,14 @@ def memory_of(part: DesiredPart) -> int:
     most = total - total // _KEPT_FREE
     asked = part.spec.resources.host_memory_mib * _MIB * len(part.ranks)
     return min(asked, most) or most
+
+
+def cpu_weight_of(part: DesiredPart) -> int:
+    """Of processors that several want, its attempt has so large a share: a hundred for each that its job asked for, or for each
+    device that it holds where that is more."""
+    asked = part.spec.resources.cpu_milli * len(part.ranks)
+    milli = max(asked, sum(rank.milli for rank in part.ranks))
+    return max(1, min(milli * _OF_PROCESSOR // 1000, _LARGEST_WEIGHT))
 
 
 @cache
@@ -74,7 +99,9 @@ def processes_of_machine() -> int:
     return most
 
 
-def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str) -> AttemptLimits:
+def limits_of(
+    part: DesiredPart, disk: int, *, memory_group: str, process_group: str, cpu_group: str, cpu_stem: str
+) -> AttemptLimits:
     """What a part is held to: what its job asked for, and of the disk no more than `disk` bytes."""
     asked = part.spec.limits or JobLimits()
     return AttemptLimits(
@@ -83,6 +110,9 @@ def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: st
         memory_group=memory_group,
         processes=asked.processes or 0,
         process_group=process_group,
+        cpu_group=cpu_group,
+        cpu_stem=cpu_stem,
+        cpu_weight=cpu_weight_of(part),
     )
 
 

@@ -6,7 +6,7 @@ for machines without the first, where a shim was killed: a program that clears i
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
@@ -17,6 +17,14 @@ from services.agent.keeper import proc
 MARKER = "BATON_PART"
 _BELOW = "baton-agent"
 """A cgroup for this process alone."""
+_TOGETHER = "baton"
+"""One for all attempts of a machine."""
+_LIMITING, _SHARING = ("memory", "pids"), ("cpu",)
+"""Controllers that attempts are limited by, and those by which they share what all of them want."""
+_USUAL_WEIGHT = {"cpu.shares": 1024, "cpu.weight": 100}
+"""Of a group of version 1 and 2: that of one process outside of groups."""
+_MOST_PROCESSORS = 100
+"""Version 2 knows no larger weight than theirs."""
 
 
 def marker_root(node: str, state_dir: str | Path) -> str:
@@ -34,27 +42,46 @@ def _mounts_and_own() -> tuple[list[str], dict[str, str]]:
     """What is mounted, a line each; and this process's cgroup by controllers, "" for version 2. Empty where no kernel says."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        return mounts, dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+        return mounts, own_groups(Path("/proc/self/cgroup").read_text())
     except (OSError, ValueError):
         return [], {}
 
 
+def own_groups(told: str) -> dict[str, str]:
+    """Of what the kernel tells of a process: its cgroup by controller, "" for version 2. Of version 1 several may be in one
+    tree, e.g. `cpu,cpuacct`. Raises ValueError."""
+    found = {}
+    for line in told.splitlines():
+        _, controllers, group = line.split(":", 2)
+        found.update(dict.fromkeys(controllers.split(","), group))
+    return found
+
+
 def _limits(group: Path) -> bool:
-    """Asks a group of version 2 to limit those below it, and says whether it does now."""
-    there = _controllers(group / "cgroup.controllers")
+    """Asks a group of version 2 to limit those below it, and says whether it does now. That they share is asked for apart:
+    the kernel refuses all of one question, and this one where a process with real-time priority is in any of its groups."""
+    there = _controllers(group / "cgroup.controllers", _LIMITING)
     try:
-        proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in there))
+        _switch_on(group, there)
     except OSError:
         return False
+    with suppress(OSError):
+        _switch_on(group, _controllers(group / "cgroup.controllers", _SHARING))
     return bool(there)
 
 
-def _controllers(file: Path) -> list[str]:
-    """Those that attempts are limited by; none where the file is not there."""
+def _switch_on(group: Path, controllers: Iterable[str]) -> None:
+    """For those below a group of version 2. Raises OSError."""
+    proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in controllers))
+
+
+def _controllers(file: Path, wanted: Iterable[str]) -> list[str]:
+    """Those of the wanted ones that it names; none where the file is not there."""
     try:
-        return [one for one in ("memory", "pids") if one in file.read_text().split()]
+        told = file.read_text().split()
     except OSError:
         return []
+    return [one for one in wanted if one in told]
 
 
 def cgroup_base() -> Path | None:
@@ -80,13 +107,15 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> P
     is alone in its group, as in a container. Where neither does, `own`: attempts are held together there, and not limited.
     """
     own = own.parent if own.name == _BELOW else own  # it has moved before
-    if not _controllers(own / "cgroup.controllers") or limits(own):
+    if not _controllers(own / "cgroup.controllers", _LIMITING) or limits(own):
         return own
-    beside, below = top / "baton", own / _BELOW
+    beside, below = top / _TOGETHER, own / _BELOW
     with suppress(OSError):
         if limits(top):
             beside.mkdir(exist_ok=True)
             if limits(beside):
+                with suppress(OSError):
+                    weigh_as_processors(beside)
                 return beside
     with suppress(OSError):
         below.mkdir(exist_ok=True)
@@ -101,24 +130,44 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> P
 
 def make_limited(group: Path, base: Path) -> None:
     """Makes a group two below `base`, whose own can be limited by what limits those of `base`. Raises OSError."""
-    controllers = _controllers(base / "cgroup.subtree_control")
+    controllers = _controllers(base / "cgroup.subtree_control", (*_LIMITING, *_SHARING))
     for folder in (group.parent, group):
         folder.mkdir(exist_ok=True)
-        proc.write_text(f"{folder}/cgroup.subtree_control", " ".join(f"+{one}" for one in controllers))
+        _switch_on(folder, controllers)
 
 
 def limit_base(controller: str, group_base: Path | None) -> Path | None:
     """Where this process may make cgroups of a controller, e.g. `memory`: of version 1, or below `group_base` where those are
-    limited by it; None: nowhere."""
+    limited by it; None: nowhere. Those that share the processors lie in one group: beside each of them whatever else
+    runs on the machine would have a small share."""
     mounts, own = _mounts_and_own()
     for line in mounts:
         left, _, right = line.partition(" - ")
         if right.startswith("cgroup ") and controller in right.split()[-1].split(",") and controller in own:
             base = Path(left.split()[4] + own[controller].rstrip("/"))
             if _may_make_groups(base):
-                return base
-    limited = group_base is not None and controller in _controllers(group_base / "cgroup.subtree_control")
+                return _together(base) if controller in _SHARING else base
+    limited = group_base is not None and _controllers(group_base / "cgroup.subtree_control", (controller,))
     return group_base if limited else None
+
+
+def _together(base: Path) -> Path | None:
+    """Of version 1. None: it is there, and another's."""
+    group = base / _TOGETHER
+    try:
+        group.mkdir(exist_ok=True)
+        weigh_as_processors(group)
+    except OSError:
+        return None
+    return group if _may_make_groups(group) else None
+
+
+def weigh_as_processors(group: Path, processors: int = os.cpu_count() or 1) -> None:
+    """All attempts together have as many shares as the machine has processors: on each of these they weigh as much as a service
+    beside them. With more the services would wait for them, with fewer they for everything else. Raises OSError."""
+    for name, usual in _USUAL_WEIGHT.items():
+        if (group / name).exists():
+            proc.write_text(f"{group}/{name}", str(usual * min(processors, _MOST_PROCESSORS)))
 
 
 def _may_make_groups(base: Path) -> bool:

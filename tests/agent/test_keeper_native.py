@@ -106,6 +106,29 @@ def test_a_log_that_is_a_link_is_not_written_through(run, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.parametrize(("file", "is_told"), [("cpu.shares", "3072"), ("cpu.weight", "300")])
+def test_a_group_has_its_weight_as_its_version_counts(run, tmp_path, file, is_told):
+    """Files play the kernel's part."""
+    for name in (file, "cgroup.procs"):
+        (tmp_path / name).touch()
+    assert run("true", cpu={"group": str(tmp_path), "weight": 300}).ended() == {0: 0}
+    assert ((tmp_path / file).read_text(), (tmp_path / "cgroup.procs").read_text()) == (is_told, "0")
+
+
+def test_one_group_of_version_2_holds_to_all(run, tmp_path):
+    for name in ("memory.max", "pids.max", "cpu.weight", "cgroup.procs"):
+        (tmp_path / name).touch()
+    group = {"group": str(tmp_path), "bytes": 5_000_000, "most": 7, "weight": 300}
+    assert run("true", memory=group, pids=group, cpu=group).ended() == {0: 0}
+    told = [(tmp_path / name).read_text() for name in ("memory.max", "pids.max", "cpu.weight", "cgroup.procs")]
+    assert told == ["5000000", "8", "300", "0"]
+
+
+def test_a_group_without_weights_is_named(run, tmp_path):
+    failure = run("true", cpu={"group": str(tmp_path), "weight": 300}).failure()
+    assert (failure["errno"], failure["filename"]) == (2, str(tmp_path))
+
+
 def test_each_rank_has_its_own_code_signal_and_environment(run, tmp_path):
     ranks = [
         {"rank": n, "environment": {"N": str(n)}, "log": str(tmp_path / f"{n}.log")} for n in (3, 5, 4_000_000_000)

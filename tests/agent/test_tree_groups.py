@@ -81,11 +81,49 @@ def test_a_life_of_a_node_limits_as_what_it_is_made_in(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
     tree.make_limited(tmp_path / "node" / "7", tmp_path)
     for folder in (tmp_path / "node", tmp_path / "node" / "7"):
-        assert (folder / "cgroup.subtree_control").read_text() == "+memory"
+        assert (folder / "cgroup.subtree_control").read_text() == "+memory +cpu"
     tree.make_limited(tmp_path / "node" / "7", tmp_path)
+
+
+@pytest.mark.parametrize("refused", ["", "+cpu"])
+def test_a_kernel_that_shares_no_processors_limits_all_the_same(
+    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """A process with real-time priority somewhere is enough: it refuses the controller, and whatever else is asked with it."""
+    on = list[str]()
+
+    def write(path: str, text: str) -> None:
+        if refused and refused in text:
+            raise OSError(22, "Invalid argument", path)
+        on.extend(text.split())
+
+    monkeypatch.setattr(proc, "write_text", write)
+    assert tree.divided(own, tmp_path) == own
+    assert on == ["+memory", "+pids", *([] if refused else ["+cpu"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "processors", "weight"),
+    [("cpu.shares", 2, "2048"), ("cpu.weight", 2, "200"), ("cpu.shares", 256, "102400"), ("cpu.weight", 256, "10000")],
+)
+def test_all_attempts_together_weigh_as_the_machine_has_processors(
+    tmp_path: Path, name: str, processors: int, weight: str
+) -> None:
+    (tmp_path / name).touch()
+    tree.weigh_as_processors(tmp_path, processors)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: weight}
+
+
+def test_of_version_1_several_controllers_may_be_in_one_tree() -> None:
+    told = "9:name=systemd:/agent\n4:cpu,cpuacct:/system.slice/agent.service\n3:memory:/a:b\n0::/user.slice\n"
+    found = tree.own_groups(told)
+    assert (found["cpu"], found["cpuacct"]) == ("/system.slice/agent.service",) * 2
+    assert (found["memory"], found[""]) == ("/a:b", "/user.slice")
 
 
 def test_limits_are_of_version_2_only_where_they_were_switched_on(tmp_path: Path) -> None:
     assert tree.limit_base("no-such-controller", tmp_path) is None
     (tmp_path / "cgroup.subtree_control").write_text("memory\n")
     assert tree.limit_base("no-such-controller", tmp_path) is None
+    (tmp_path / "cgroup.subtree_control").write_text("memory no-such-controller\n")
+    assert tree.limit_base("no-such-controller", tmp_path) == tmp_path

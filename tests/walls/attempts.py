@@ -32,7 +32,7 @@ _HEADER, _FORGED = f"{_ATTACKS}::test_no_header_helps", f"{_ATTACKS}::test_a_for
 _API = f"{_ATTACKS}::test_no_api_of_the_broker_hears_it"
 _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_nobody", "tests/jail/test_full.py"
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
-_SHARED = "tests/agent/test_shared.py"
+_SHARED, _SHARES = "tests/agent/test_shared.py", "tests/jail/test_shares.py"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
 _TELLER = "tests/services/test_teller.py"
 _FAILING = "tests/core/test_failing.py"
@@ -567,6 +567,11 @@ ATTEMPTS = (
             f"{_FULL}::test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense", "unproven"),
     Attempt(0, _TEAM, "... or a job of its own of a higher class preempts it when its work is done", "not credited",
             "tests/core/test_credits.py::test_giving_way_to_a_job_of_its_own_team_is_credited_nothing"),
+    Attempt(2, _JOB, "all processors, by many processes that compute, each with a session of its own, so that others wait",
+            "each attempt has its share, by a cgroup",
+            f"{_SHARES}::test_a_job_that_computes_in_many_processes_leaves_others_their_share", "os.setsid()"),
+    Attempt(2, _JOB, "... so that what it is told, and its end, come late", "its shim has its turn first",
+            f"{_SHARES}::test_a_shim_has_its_turn_before_its_job"),
     Attempt(2, _JOB, "all terminals of the machine", "256 of an attempt",
             f"{_FULL}::test_a_job_has_so_many_terminals_and_leaves_the_others"),
     Attempt(2, _JOB, "all files that the machine can have open, so that no other team's job opens one",

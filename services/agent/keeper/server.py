@@ -11,6 +11,7 @@ from typing import Any
 from services.agent.keeper import proc, spec, wire
 from services.agent.keeper.clock import now
 from services.agent.keeper.contain import NAMESPACE
+from services.agent.keeper.cpugroups import CpuGroups
 from services.agent.keeper.link import AgentLink
 from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
@@ -61,6 +62,7 @@ class Keeper:
         """When the deadlines are to be looked at next; 0: at once, since some of them are others."""
         self._zygote = Zygote(name, kind, behind.bwrap)
         self._views = Views(self._epoll)
+        self._cpu_groups = CpuGroups(again=kind == NAMESPACE)
         self._ending = False
         self._lonely_from = now() + FIRST_CALL_S
 
@@ -90,6 +92,7 @@ class Keeper:
             for link in list(self._links.values()):
                 if link.out:
                     self._flush(link)
+        self._cpu_groups.remove()
 
     def _done(self) -> bool:
         if self._shims or any(attempt.state != GONE for attempt in self.table.attempts.values()):
@@ -258,8 +261,11 @@ class Keeper:
             )
             return
         self._due = min(self._due, self.table.ends(attempt) or self._due)
+        told |= {"cpu": self._cpu_group(told)}
         attempt.note = dict(told.get("note") or {})
-        attempt.memory, attempt.pids = (str((told.get(key) or {}).get("group", "")) for key in ("memory", "pids"))
+        attempt.memory, attempt.pids, attempt.cpu = (
+            str((told.get(key) or {}).get("group", "")) for key in ("memory", "pids", "cpu")
+        )
         try:
             self._spawn(attempt, {key: told.get(key) for key in spec.TOLD})
         except (OSError, ValueError) as e:
@@ -270,12 +276,20 @@ class Keeper:
                 "filename": getattr(e, "filename", None) or "",
             }
             attempt.state, attempt.failed = GONE, about
+            self._cpu_groups.give_back(attempt.cpu)
             self._say({"is": "failed", "id": attempt.id, **attempt.failed})
             self._say({"is": "gone", "id": attempt.id, "oom_kills": 0})
 
     def _group(self, told: wire.WireMessage) -> str:
         """The cgroup that is to hold the attempt together. A pid namespace needs none beside the one that limits its memory."""
         return "" if self._kind == NAMESPACE and told.get("memory") else str(told.get("group") or "")
+
+    def _cpu_group(self, told: wire.WireMessage) -> dict[str, Any] | None:
+        """The group by which the attempt shares the processors: of version 2 its own, of version 1 one of ours."""
+        cpu = told.get("cpu")
+        if not cpu or "group" in cpu:
+            return cpu
+        return {"group": self._cpu_groups.take(cpu["stem"], cpu["weight"]), "weight": cpu["weight"]}
 
     def _spawn(self, attempt: HeldAttempt, told: dict[str, Any]) -> None:
         """Raises OSError, or ValueError when that is nothing that can be started."""
@@ -437,6 +451,7 @@ class Keeper:
         for group in filter(None, dict.fromkeys((attempt.group, attempt.memory, attempt.pids))):
             attempt.oom_kills += 0 if ended_well else proc.oom_kills(group)
             proc.remove_group(group)
+        self._cpu_groups.give_back(attempt.cpu)
         self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills, "doomed": attempt.doomed})
         life = self.table.lives.get(attempt.node)
         if life is None or life.incarnation != attempt.incarnation:

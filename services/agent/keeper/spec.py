@@ -10,14 +10,14 @@ from typing import Any
 
 from services.agent.keeper import contain
 
-VERSION = 1
+VERSION = 2
 """Of the words. A keeper and its program are of one version: the keeper holds the file that it began with open."""
 LARGEST = 65_536
 """Bytes of one message. A larger spec is a file."""
 MOST_RANKS = 4096
-TOLD = ("group", "memory", "pids", "workdir", "command", "ranks", "log_limit", "remove", "walls")
+TOLD = ("group", "memory", "pids", "cpu", "workdir", "command", "ranks", "log_limit", "remove", "walls")
 """What a shim needs of the agent's start message. `walls`: see `walls.Spec`, or None. `memory`: a cgroup to be made, `group`,
-and its limit in `bytes`; or None. `pids`: the same, and how many processes it may have at `most`."""
+and its limit in `bytes`; or None. `pids`: the same, and how many processes it may have at `most`; `cpu`: and its `weight`."""
 
 STARTED, FAILED, EXITED, GONE = b"sfxg"
 """What a shim says first: its first byte."""
@@ -38,7 +38,8 @@ def attempt(told: Mapping[str, Any], shown: bytes | None = None) -> bytes:
     Raises ValueError when it is no message that can be started.
     """
     try:
-        memory, pids, walls = told.get("memory") or {}, told.get("pids") or {}, told.get("walls")
+        memory, pids, cpu = (told.get(key) or {} for key in ("memory", "pids", "cpu"))
+        walls = told.get("walls")
         ranks: Sequence[Mapping[str, Any]] = told["ranks"]
         if not 0 < len(ranks) <= MOST_RANKS:
             raise ValueError(f"{len(ranks)} ranks: 1 to {MOST_RANKS} can be started at once")
@@ -50,6 +51,8 @@ def attempt(told: Mapping[str, Any], shown: bytes | None = None) -> bytes:
             _U64.pack(memory.get("bytes") or 0),
             _text(pids.get("group") or ""),
             _U64.pack(pids.get("most") or 0),
+            _text(cpu.get("group") or ""),
+            _U64.pack(cpu.get("weight") or 0),
             _text(told["workdir"]),
             _text(told.get("remove") or ""),
             _list(told["command"]),

@@ -37,8 +37,8 @@ class HeldAttempt:
     """One attempt on one node. `about` is the agent's and opaque here, `note` too: what it must know to go on."""
 
     __slots__ = (
-        "about", "codes", "doomed", "early", "failed", "group", "id", "incarnation", "memory", "node", "note", "oom_kills",
-        "pids", "shim", "state", "view",
+        "about", "codes", "cpu", "doomed", "early", "failed", "group", "id", "incarnation", "memory", "node", "note",
+        "oom_kills", "pids", "shim", "state", "view",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,8 @@ class HeldAttempt:
         """The cgroup that holds it to its memory."""
         self.pids = ""
         """The same of its processes."""
+        self.cpu = ""
+        """The one by which the processor is shared."""
         self.view: Note | None = None
         """The prepared view that its shim was given, until that has said what it did with it."""
 

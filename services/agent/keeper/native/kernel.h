@@ -13,6 +13,7 @@
 #include <linux/prctl.h>
 #include <linux/resource.h>
 #include <linux/sched.h>
+#include <linux/sched/types.h>
 #include <linux/seccomp.h>
 #include <linux/signalfd.h>
 #include <linux/stat.h>

@@ -342,7 +342,29 @@ static bool limit_memory(const char *group, u64 bytes)
     return went_well(set, group);
 }
 
-enum { GROUPS = 3, OF_OURS = 1 /* the shim */ };
+/* As version 2 counts it, of version 1 or 2. A new group has the usual one. */
+static bool weigh(const char *group, u64 weight)
+{
+    enum { USUAL = 100, USUAL_SHARES = 1024 };
+    if (weight == USUAL)
+        return true;
+    long set = set_in(group, "cpu.shares", weight * USUAL_SHARES / USUAL);
+    if (set == -ENOENT)
+        set = set_in(group, "cpu.weight", weight);
+    return went_well(set, group);
+}
+
+enum { GROUPS = 4, OF_OURS = 1 /* the shim */ };
+
+/* Of version 2 one group may do several things. */
+static bool is_before(const char *const groups[GROUPS], int at)
+{
+    for (int before = 0; before < at; before++)
+        if (length_of(groups[before]) == length_of(groups[at]) &&
+            memcmp(groups[before], groups[at], length_of(groups[at])) == 0)
+            return true;
+    return false;
+}
 
 /* With their limits, and a door of each, -1 where there is none. */
 static bool make_groups(int doors[GROUPS])
@@ -350,19 +372,23 @@ static bool make_groups(int doors[GROUPS])
     const struct spec *spec = &shim.spec;
     for (int at = 0; at < GROUPS; at++)
         doors[at] = -1;
+    const char *const groups[GROUPS] = {spec->group, spec->memory, spec->pids, spec->cpu};
     for (int at = 0; at < GROUPS; at++) {
-        const char *group = at == 0 ? spec->group : at == 1 ? spec->memory : spec->pids;
+        const char *group = groups[at];
         if (!*group)
             continue;
         if (length_of(group) > 3800)
             return failed(ENAMETOOLONG, "", "group");
-        if (!went_well(make_folders(group, 0777), group))
+        bool made = is_before(groups, at);
+        if (!made && !went_well(make_folders(group, 0777), group))
             return false;
         if (at == 1 && !limit_memory(group, spec->memory_bytes))
             return false;
         if (at == 2 && !went_well(set_in(group, "pids.max", spec->pids_most + OF_OURS), group))
             return false;
-        if (!open_door(group, &doors[at]))
+        if (at == 3 && !weigh(group, spec->cpu_weight))
+            return false;
+        if (!made && !open_door(group, &doors[at]))
             return false;
     }
     return true;
@@ -421,8 +447,11 @@ static bool start(int view, const char **useless)
     }
     if (*spec->remove && !open_above(spec->remove))
         return false;
-    if (spec->behind && !put_up(shim.setup, &spec->walls, view, useless))
+    bool ahead = *spec->cpu; /* else a job that computes in many processes would delay what it is told, and its own end */
+    if (spec->behind && !put_up(shim.setup, &spec->walls, view, ahead, useless))
         return false;
+    if (ahead && !spec->behind)
+        go_ahead();
     close_file(view);
     /* Not before: what the kernel makes for files and mounts would count as the job's memory, and part of it stays, with the group
      * that it counts for, when nothing of the job is left. */

@@ -180,6 +180,8 @@ bool take_spec(struct spec *spec, const u8 *from, size_t bytes)
     spec->memory_bytes = take_u64(&reader, "memory");
     spec->pids = take_text(&reader, "pids");
     spec->pids_most = take_u64(&reader, "pids");
+    spec->cpu = take_text(&reader, "cpu");
+    spec->cpu_weight = take_u64(&reader, "cpu");
     spec->workdir = take_text(&reader, "workdir");
     spec->remove = take_text(&reader, "remove");
     spec->command = take_list(&reader, "command");

@@ -4,7 +4,7 @@
 
 #include "kernel.h"
 
-enum { VERSION = 1, MOST_RANKS = 4096 };
+enum { VERSION = 2, MOST_RANKS = 4096 };
 enum { NAMESPACE, CGROUP, SUBREAPER, NONE }; /* how an attempt is held together, see contain.py */
 enum { OF_MOUNTS = 1, OF_IPC = 2, OF_NETWORK = 4 };
 
@@ -47,8 +47,8 @@ struct rank {
 };
 
 struct spec {
-    u64 log_limit, memory_bytes, pids_most;
-    const char *group, *memory, *pids, *workdir, *remove;
+    u64 log_limit, memory_bytes, pids_most, cpu_weight;
+    const char *group, *memory, *pids, *cpu, *workdir, *remove;
     struct list command;
     bool behind;
     struct walls walls;

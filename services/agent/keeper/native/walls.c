@@ -287,6 +287,12 @@ static bool scope(void)
     return well;
 }
 
+void go_ahead(void)
+{
+    struct sched_attr wanted = {.size = sizeof wanted, .sched_flags = SCHED_FLAG_RESET_ON_FORK, .sched_nice = -20};
+    CALL3(sched_setattr, 0, &wanted, 0);
+}
+
 bool filter_calls(const struct filter *filter)
 {
     if (filter->bytes == 0)
@@ -323,7 +329,7 @@ static bool give_up(const struct setup *setup, const struct walls *walls)
            limit(RLIMIT_NOFILE, most, most, "prlimit(NOFILE)");
 }
 
-bool put_up(const struct setup *setup, const struct walls *walls, int view, const char **useless)
+bool put_up(const struct setup *setup, const struct walls *walls, int view, bool ahead, const char **useless)
 {
     *useless = "";
     if (view >= 0)
@@ -337,5 +343,7 @@ bool put_up(const struct setup *setup, const struct walls *walls, int view, cons
     if (!walls->root && !own_user(walls->uid, walls->gid))
         return false;
     close_file(setup->mounts);
+    if (ahead)
+        go_ahead();
     return give_up(setup, walls);
 }

@@ -17,9 +17,12 @@ extern struct failure failure;
 bool went_well(long result, const char *about);
 bool failed(i32 number, const char *text, const char *about);
 
-/* All of it, for the first process of a pid namespace. `view`: a descriptor of one that is prepared, or -1. `useless`: why that
- * was of no use, or "". False: `failure` says what the walls lack. */
-bool put_up(const struct setup *setup, const struct walls *walls, int view, const char **useless);
+/* All of it, for the first process of a pid namespace. `view`: a descriptor of one that is prepared, or -1. `ahead`: whether to
+ * `go_ahead`. `useless`: why that view was of no use, or "". False: `failure` says what the walls lack. */
+bool put_up(const struct setup *setup, const struct walls *walls, int view, bool ahead, const char **useless);
+
+/* Of the processor, this process has its turn before others of its group, and what it starts has not. Not without root. */
+void go_ahead(void);
 
 /* The next child of this process is the first of a pid namespace, for users without root. `as_root`: it sees itself as root. */
 bool own_user_and_pid_namespace(bool as_root);

@@ -1,0 +1,155 @@
+"""Of the processors each attempt has its share, with cgroups of the machine at hand. As root these tests run or fail."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from schemas.inbox import Released
+from schemas.nodes import DesiredPart
+from schemas.resources import Resources
+from services.agent import tree
+from services.agent.keeper import proc
+from services.agent.state import group_name
+from tests.agent.build import part, rank, spec
+from tests.agent.conftest import until
+from tests.jail.conftest import Walled
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups on every machine")
+
+COMPUTE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for _ in range(%d):
+    if os.fork() == 0:
+        os.setsid()
+        print('up', flush=True)
+        while True:
+            pass
+os.wait()
+"""
+"""So many processes, each with a session of its own, all of them on one processor."""
+ENOUGH_S = 2.0
+
+
+def computing(team: str, processes: int, *devices: int, **resources: int) -> DesiredPart:
+    made = spec(COMPUTE % processes, resources=Resources(devices=len(devices), **resources))
+    return part(made, *(rank(f"n0-gpu{device}", number=number) for number, device in enumerate(devices)), team=team)
+
+
+def shim(node: Walled, job: DesiredPart) -> int:
+    (found,) = (kept.shim for id, kept in node.agent.launcher.keeper.attempts.items() if job.job_id in id)
+    return found
+
+
+def used_s(node: Walled, job: DesiredPart) -> float:
+    """Of a processor, by all processes of the job."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in proc.descendants([shim(node, job)]))
+
+
+def group_of(node: Walled, job: DesiredPart) -> Path:
+    """By which the kernel shares the processors."""
+    base = node.agent.launcher.cpu_base
+    assert base is not None
+    told = tree.own_groups(Path(f"/proc/{shim(node, job)}/cgroup").read_text())
+    (found,) = base.rglob(Path(told.get("cpu") or told[""]).name)
+    return found
+
+
+async def share(node: Walled, first: DesiredPart, second: DesiredPart) -> float:
+    """What the second has of what both have together, from now on."""
+    began = used_s(node, first), used_s(node, second)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        await asyncio.sleep(0.1)
+        one, other = used_s(node, first) - began[0], used_s(node, second) - began[1]
+        if one + other > ENOUGH_S:
+            break
+    return other / (one + other)
+
+
+async def test_a_job_that_computes_in_many_processes_leaves_others_their_share(start):
+    """With each process a share of its own, as without cgroups, the second has a seventeenth."""
+    async with start() as node:
+        many, one = computing("red", 16, 1), computing("blue", 1, 2)
+        await node.up(many, one)
+        assert await share(node, many, one) > 0.35
+
+
+async def test_a_share_is_as_large_as_what_its_attempt_holds(start):
+    async with start() as node:
+        few, more = computing("red", 12, 1), computing("blue", 4, 2, 3, 4)
+        asks = computing("green", 1, 5, cpu_milli=7_500)
+        await node.up(few, more)
+        assert 0.6 < await share(node, few, more) < 0.9, "three devices of four, and as many processes"
+        await node.world.want("n0", asks)
+        await until(lambda: "up" in node.says(asks))
+        group = group_of(node, asks)
+        told = {name: (group / name).read_text() for name in ("cpu.shares", "cpu.weight") if (group / name).exists()}
+        assert told in ({"cpu.shares": "7680\n"}, {"cpu.weight": "750\n"})
+
+
+async def test_a_shim_has_its_turn_before_its_job(start):
+    """What a job is told goes through its shim, and so does its end: a thousand processes in the same group took a second."""
+    code = "import os\nprint('up', os.nice(0), flush=True)\nos.nice(-1)"
+    async with start() as node:
+        job = part(spec(code), rank("n0-gpu1"), team="red")
+        await node.ends(job)
+        assert "up 0\n" in node.says(job)
+        assert "PermissionError" in node.says(job), "none of that is left to what it starts"
+        job = computing("red", 1, 2)
+        await node.up(job)
+        assert os.getpriority(os.PRIO_PROCESS, shim(node, job)) == -20
+
+
+async def test_no_group_is_left_of_an_agent_that_ends_or_was_killed(start, tmp_path):
+    base = tree.limit_base("cpu", tree.cgroup_base())
+    assert base is not None
+    root = group_name(tree.marker_root("n0", tmp_path))
+    left = base / f"{root}-4711-1"
+    left.mkdir()
+    async with start() as node:
+        assert not left.exists()
+        job = computing("red", 1, 1)
+        await node.up(job)
+        group = group_of(node, job)
+        assert shim(node, job) in proc.group_members(str(group))
+        await node.world.want("n0")
+        await until(lambda: not proc.group_members(str(group)))
+        await node.up(computing("red", 1, 2))
+        before = node.agent.launcher.keeper.pid
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: node.agent.launcher.keeper.connected() and node.agent.launcher.keeper.pid != before)
+        assert not list(base.rglob(f"*{root}-{before}-*")), "by the agent that goes on"
+    await until(lambda: not list(base.rglob(f"*{root}*")))
+
+
+async def test_of_version_1_a_group_is_used_again_by_who_has_the_same_share(start):
+    async with start() as node:
+        if node.agent.launcher.cpu_base == node.agent.launcher.group_base:
+            pytest.skip("of version 2 an attempt has its own, with its name")
+        first, same, larger = computing("red", 1, 1), computing("blue", 1, 2), computing("blue", 1, 3, 4)
+        await node.up(first)
+        group = group_of(node, first)
+        await node.world.want("n0")
+        await node.world.sees(first, Released)
+        await node.up(same, larger)
+        assert group_of(node, same) == group
+        assert (group / "cpu.shares").read_text() == "1024\n"
+        assert (group_of(node, larger) / "cpu.shares").read_text() == "2048\n"
+
+
+@pytest.mark.parametrize("missing", ["", "the controller", "cgroups"])
+async def test_where_there_are_no_shares_jobs_run_and_the_agent_says_so(start, monkeypatch, missing):
+    if missing == "the controller":
+        base = tree.limit_base
+        monkeypatch.setattr(tree, "limit_base", lambda name, group: None if name == "cpu" else base(name, group))
+    async with start(cgroups=missing != "cgroups") as node:
+        said = Path(node.agent.launcher.state.path / "walls").read_text()
+        assert ("processors are not shared fairly" in said) is bool(missing)
+        (released,) = await node.ends(of_red := part(spec("print('done')"), rank("n0-gpu1"), team="red"))
+        assert (released.exit_code, node.says(of_red)) == (0, "done\n")
