@@ -504,6 +504,9 @@ class TeamManaged(Fact):
     team: Name
     token: str = ""
     users: tuple[TeamUser, ...] = ()
+    ledger_seq: int | None = Field(
+        default=None, description="of a boost: the record of the pool's ledger that decided it; null: none did"
+    )
 
 
 class SuspendedTeam(Fact):
