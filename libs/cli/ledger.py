@@ -166,7 +166,7 @@ def readers(
         return kept, await known.unmarked(name), await known.format(name)
 
     if forget:
-        with acting("ledger.forget-reader", forget, reason, url=url, needs_reason=True):
+        with acting("ledger.forget-reader", forget, reason, url=url, pool=pool, needs_reason=True):
             found, unmarked, written = run(work, OPERATOR, url)
     else:
         found, unmarked, written = run(work, OPERATOR, url)
@@ -205,7 +205,7 @@ def upgrade(
         return {"pool": name, "format": newest, "done": "upgraded"}
 
     what = f"{pool or ''} to format {NEWEST}{' --force' if force else ''}".strip()
-    with acting("ledger.upgrade", what, reason, url=url, needs_reason=force):
+    with acting("ledger.upgrade", what, reason, url=url, pool=pool, needs_reason=force):
         told = run(work, OPERATOR, url)
     done(told, [f"the ledger is written in format {told['format']} from now on"], output)
 

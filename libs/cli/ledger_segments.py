@@ -44,7 +44,7 @@ def list_segments(
 
 def roll(reason: MayReason = "", pool: Pool = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """Ask for a new segment now: the one that is open is sealed, and can be archived. By itself that happens at 80 %."""
-    with acting("ledger.roll", pool or "", reason, url=url) as act:
+    with acting("ledger.roll", pool or "", reason, url=url, pool=pool) as act:
         rolled = run(lambda baton: _roll(baton, pool or baton.place.pool), OPERATOR, url)
         act["detail"] = line = f"{rolled['sealed']} is sealed at {rolled['last']}; {rolled['open']} is open"
     done(rolled, [line], output, names=[rolled["sealed"]])
@@ -73,7 +73,7 @@ def archive(
         found = run(work, OPERATOR, url)
     else:
         with acting(
-            "ledger.archive", f"{pool or ''} --delete {folder}".strip(), reason, url=url, needs_reason=True
+            "ledger.archive", f"{pool or ''} --delete {folder}".strip(), reason, url=url, pool=pool, needs_reason=True
         ) as act:
             found = run(work, OPERATOR, url)
             act["detail"] = ", ".join(one.segment.name for one in found if not one.kept)[:1024]
@@ -122,7 +122,7 @@ def restore(
     for path in files:
         if not path.is_file():
             raise UsageFault(f"{path} is no file of `baton ledger archive`: name those, one by one")
-    with acting("ledger.restore", " ".join(map(str, files)), reason, url=url, needs_reason=True) as act:
+    with acting("ledger.restore", " ".join(map(str, files)), reason, url=url, pool=pool, needs_reason=True) as act:
         act["digest"] = _digest(files)
         run(work, OPERATOR, url)
 
