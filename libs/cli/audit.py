@@ -180,7 +180,7 @@ def _read(files: list[Path] | None, pool: str | None, url: str | None, take: Cal
 
     async def work(baton: Baton) -> "Audit":
         done = ledger.Audit()
-        async for reader, stored in ledger.from_broker(baton.nats.jetstream(), pool or baton.place.pool):
+        async for reader, stored in ledger.from_broker(baton.nats.jetstream(), baton.place.pool):
             done = reader.audit
             for line in reader.read(stored):
                 take(line)
