@@ -24,7 +24,7 @@ _STATUS, _SERVED = BY_TYPE["io.baton.pool.status.query.v1"], BY_TYPE["io.baton.a
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class KnownPools:
     """By name, in order."""
 
     in_use: tuple[str, ...]
@@ -32,7 +32,7 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToldToPools:
     """What became of it in each pool: it was decided (by which ledger record; None: no record tells of it), or is stored for
     when a closed pool is opened again, or neither."""
 
@@ -67,7 +67,7 @@ class Told:
 CLOSED = "it is closed: stored, and decided when its services run again"
 
 
-async def pools_of(baton: Baton) -> Pools:
+async def pools_of(baton: Baton) -> KnownPools:
     """The pools that have an inbox: an operator sees streams."""
     prefix = subjects.inbox_stream("x").removesuffix("x")
     names: list[str] = []
@@ -76,11 +76,11 @@ async def pools_of(baton: Baton) -> Pools:
     there = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)) or [baton.place.pool]
     served = await _served(baton)
     if served is None:
-        return Pools(tuple(there))
+        return KnownPools(tuple(there))
     others = [pool for pool in there if pool not in served]
     empty = await asyncio.gather(*(_nobody_answers(baton, pool) for pool in others))
     closed = {pool for pool, is_empty in zip(others, empty, strict=True) if is_empty}
-    return Pools(tuple(pool for pool in there if pool not in closed), tuple(sorted(closed)))
+    return KnownPools(tuple(pool for pool in there if pool not in closed), tuple(sorted(closed)))
 
 
 async def _served(baton: Baton) -> tuple[str, ...] | None:
@@ -106,7 +106,7 @@ async def _nobody_answers(baton: Baton, pool: str) -> bool:
     return False
 
 
-async def tell_pools(pools: Sequence[str], say: Callable[[str], Awaitable[int | None]]) -> Told:
+async def tell_pools(pools: Sequence[str], say: Callable[[str], Awaitable[int | None]]) -> ToldToPools:
     """`say(pool)`, which returns the deciding record, to all of them at once: one that is away keeps none of the others from
     being told, nor us from telling which these were. Raises what is an error of ours, once all have ended."""
     ended = await asyncio.gather(*(say(pool) for pool in pools), return_exceptions=True)
@@ -118,7 +118,7 @@ async def tell_pools(pools: Sequence[str], say: Callable[[str], Awaitable[int | 
             raise end
         else:
             decided[pool] = end
-    return Told(decided, errors=errors)
+    return ToldToPools(decided, errors=errors)
 
 
 def _text(error: Exception) -> str:

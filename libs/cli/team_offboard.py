@@ -30,7 +30,7 @@ from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import Output, Url, UserOption
 from libs.cli.output import Format, done, hint, say
-from libs.cli.pools import Pools, Told, pools_of
+from libs.cli.pools import KnownPools, ToldToPools, pools_of
 from libs.cli.session import run
 from libs.cli.telling import ring_of
 from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
@@ -99,7 +99,7 @@ async def _offboard(baton: Baton, ring: Keyring, asked: Leaving, output: Format)
         steps[name] = found
         show(f"{name}\t{found}")
 
-    error, in_pools = "interrupted", [Told()]
+    error, in_pools = "interrupted", [ToldToPools()]
     try:
         await offboard(baton, ring, asked, shown, in_pools.append)
         error = ""
@@ -142,14 +142,14 @@ async def offboard(
     ring: Keyring,
     asked: Leaving,
     show: Callable[[str, str], None],
-    hear: Callable[[Told], None] = lambda told: None,
-) -> Told:
+    hear: Callable[[ToldToPools], None] = lambda told: None,
+) -> ToldToPools:
     """Every step in order, each with what it found; `hear` is told what became in each pool of what was said to all. Returns
     the last of these: of each pool the ledger record by which nodes are told that the team has left. Raises ClientError; what
     is done stays done."""
-    pools, last = await pools_of(baton), Told()
+    pools, last = await pools_of(baton), ToldToPools()
 
-    def heard(told: Told) -> Told:
+    def heard(told: ToldToPools) -> ToldToPools:
         nonlocal last
         last = told
         hear(told)
@@ -170,7 +170,7 @@ async def offboard(
     return last
 
 
-async def _suspend(baton: Baton, asked: Leaving, pools: Pools, heard: Callable[[Told], Told]) -> str:
+async def _suspend(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callable[[ToldToPools], ToldToPools]) -> str:
     """A closed pool is told each time: it does not say whether it knows."""
     known = await team_pause.suspensions(baton, pools.in_use, asked.team)
     if not pools.closed and all(isinstance(there, SuspendedTeam) for there in known.values()):
@@ -178,7 +178,7 @@ async def _suspend(baton: Baton, asked: Leaving, pools: Pools, heard: Callable[[
     return f"in {', '.join(heard(await team_pause.pause(baton, asked.team, asked.reason)).decided)}"
 
 
-async def _end_jobs(baton: Baton, asked: Leaving, pools: Pools) -> str:
+async def _end_jobs(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
     """A cancel that comes while a job is being stopped for another reason changes nothing, so it is said again. Jobs of a
     closed pool can neither be ended nor go on."""
     until, most, team = time.monotonic() + asked.wait_s, 0, _as(baton, asked.team)
@@ -200,12 +200,12 @@ async def _end_jobs(baton: Baton, asked: Leaving, pools: Pools) -> str:
     return f"{most} have ended" if most else "none waits or runs"
 
 
-async def _open(team: Baton, pools: Pools) -> list[JobDocument]:
+async def _open(team: Baton, pools: KnownPools) -> list[JobDocument]:
     """Jobs that have not ended, the newest, as history says; none of closed pools."""
     return [job for job in await team.list(states=_OPEN, limit=_AT_ONCE) if job.pool not in pools.closed]
 
 
-async def _left(team: Baton, pools: Pools) -> int:
+async def _left(team: Baton, pools: KnownPools) -> int:
     """How many jobs of the team wait or run, in all pools that are in use, as the ledgers say."""
     count = 0
     for pool in pools.in_use:
@@ -214,7 +214,7 @@ async def _left(team: Baton, pools: Pools) -> int:
     return count
 
 
-async def _export(baton: Baton, asked: Leaving, pools: Pools) -> str:
+async def _export(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
     """Into a folder beside it first: what lies in `folder` is whole."""
     if _exported(asked.folder).get("team") == asked.team:
         return f"was written already: {asked.folder}"
@@ -280,7 +280,7 @@ async def _erase(ring: Keyring, asked: Leaving) -> str:
     return f"{len(gone)} names are forgotten; their pseudonyms stay in ledger and bills"
 
 
-async def _nodes(baton: Baton, asked: Leaving, pools: Pools, heard: Callable[[Told], Told]) -> str:
+async def _nodes(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callable[[ToldToPools], ToldToPools]) -> str:
     """Said again it finds the same, of a later record. A closed pool has no nodes that could be told."""
     told = heard(await team_pause.leave(baton, asked.team, asked.reason, pools.in_use))
     said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(told.decided.items()))

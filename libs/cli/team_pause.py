@@ -12,7 +12,7 @@ from libs.cli.known_team import warn_of_unknown
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, hint
 from libs.cli.output import done as show_done
-from libs.cli.pools import Pools, Told, pools_of, tell_pools
+from libs.cli.pools import KnownPools, ToldToPools, pools_of, tell_pools
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
@@ -36,7 +36,7 @@ def suspend(
 ) -> None:
     """Pause a team in every pool (or one): nothing new is taken or started, questions are answered, bills go on."""
 
-    async def work(baton: Baton) -> Told:
+    async def work(baton: Baton) -> ToldToPools:
         await warn_of_unknown(baton, team)
         return await pause(baton, team, reason, stop=stop, only=pool)
 
@@ -58,13 +58,13 @@ def resume(
 ) -> None:
     """Let a suspended team go on: its waiting jobs have kept their age."""
 
-    async def work(baton: Baton) -> Told:
+    async def work(baton: Baton) -> ToldToPools:
         return await go_on(baton, team, reason, only=pool)
 
     _say(team, run(work, subjects.OPERATOR, url, user=user, pool=pool), output, done="resumed")
 
 
-def _say(team: str, told: Told, output: Format, *, done: str, **more: str | bool) -> None:
+def _say(team: str, told: ToldToPools, output: Format, *, done: str, **more: str | bool) -> None:
     """Where it was decided is told in any case. Raises what kept it from being decided in all pools."""
     found = {"team": team, **more, "done": "" if told.errors else done, "pools": told.for_programs()}
     lines = ["\t".join([team, *told.decided])] if told.decided else []
@@ -72,7 +72,7 @@ def _say(team: str, told: Told, output: Format, *, done: str, **more: str | bool
     told.check()
 
 
-async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> Told:
+async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> ToldToPools:
     """Suspends `team` in every pool, or in one. Raises ClientError when it is not known which there are."""
     who = baton.place.user or "operator"
 
@@ -84,12 +84,12 @@ async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, onl
         return await say_to_pool(baton, pool, said, subjects.suspend_team(pool, who), team, done=paused)
 
     said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
-    pools = Pools((only,)) if only else await pools_of(baton)
+    pools = KnownPools((only,)) if only else await pools_of(baton)
     told = await tell_pools(pools.in_use, say_it)
     return replace(told, stored=await _store(baton, pools.closed, said, team))
 
 
-async def leave(baton: Baton, team: str, reason: str, pools: Sequence[str]) -> Told:
+async def leave(baton: Baton, team: str, reason: str, pools: Sequence[str]) -> ToldToPools:
     """`team`, which is suspended, has left: of each pool a ledger record that knows it."""
     who = baton.place.user or "operator"
 
@@ -111,11 +111,11 @@ async def leave(baton: Baton, team: str, reason: str, pools: Sequence[str]) -> T
     return await tell_pools(pools, say_it)
 
 
-async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> Told:
+async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> ToldToPools:
     """Resumes `team` where it is suspended. A pool that does not say whether it is there is told all the same. Raises Failed
     when it is nowhere."""
     who = baton.place.user or "operator"
-    pools = Pools((only,)) if only else await pools_of(baton)
+    pools = KnownPools((only,)) if only else await pools_of(baton)
     known = await suspensions(baton, pools.in_use, team)
     silent = {pool for pool, there in known.items() if isinstance(there, ClientError)}
     found = [pool for pool, there in known.items() if there is not None]
