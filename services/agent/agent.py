@@ -29,6 +29,7 @@ from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
 from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
 from services.agent.left import LeftTeams
+from services.agent.limits import LimitLooks
 from services.agent.node import NodeRunner
 from services.agent.reconcile import Phase
 from services.agent.reports import Reports
@@ -314,11 +315,13 @@ class Agent:
 
     async def run_limits(self) -> None:
         """Ends attempts that have taken more of the machine than they may."""
-        while True:
-            await asyncio.sleep(clock.until_turn(self.settings.limits_s))
-            for node in self.nodes.values():
-                for part in list(node.parts.values()):
-                    await part.look_at_limits()
+        looks = LimitLooks()
+        try:
+            while True:
+                await asyncio.sleep(clock.until_turn(self.settings.limits_s))
+                await looks.round([part for node in self.nodes.values() for part in node.parts.values()])
+        finally:
+            await looks.stop()
 
     async def run_shared(self) -> None:
         """And those that have taken more of what all processes of the machine share."""

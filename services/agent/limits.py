@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
+from libs.bus.cancel import cancel
 from schemas.attempts import Category, KnownOfPart
 from schemas.jobs import JobLimits
 from schemas.nodes import DesiredPart
@@ -24,6 +25,8 @@ _KEPT_FREE = 20
 """Of the machine's memory, a twentieth is no job's."""
 SHARE = 20
 """A look at an attempt's folders may cost a twentieth of the time."""
+QUICK_S = 0.05
+"""A look that takes longer holds others up when there are many: a folder of half a million files takes three seconds."""
 LONG_S = 10.0
 """In a longer gap between two looks a job can make very many files."""
 
@@ -94,6 +97,11 @@ class Watched:
         self._next = self._gap_s = 0.0
         self._free = 0
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the last look at it was."""
+        return self._gap_s > SHARE * QUICK_S
+
     async def exceeded(self, shim: int) -> tuple[str, KnownOfPart] | None:
         """What it has taken too much of, in words, and the category of that; None: nothing.
 
@@ -140,6 +148,43 @@ class Watched:
             ended = time.monotonic()
             self._gap_s = SHARE * (ended - began)
             self._next = ended + self._gap_s
+
+
+class LookedAt(Protocol):
+    """What runs a part, as its limits are looked at."""
+
+    @property
+    def slow_to_look_at(self) -> bool: ...
+    async def look_at_limits(self) -> None: ...
+
+
+class LimitLooks:
+    """One look after the other: who filled its folders would hold up the looks at all others, and what they write meanwhile
+    nobody sees. So slow ones stand in a line of their own, which may be longer than a round."""
+
+    def __init__(self) -> None:
+        self._slow: asyncio.Task[None] | None = None
+
+    async def round(self, parts: Iterable[LookedAt]) -> None:
+        """A look at each part: at the slow ones beside it, once those of an earlier round are done. Raises what these
+        raised."""
+        parts = list(parts)
+        slow = [part for part in parts if part.slow_to_look_at]
+        if self._slow is None or self._slow.done():
+            before, self._slow = self._slow, asyncio.create_task(_in_turn(slow), name="slow looks") if slow else None
+            if before is not None:
+                before.result()
+        await _in_turn([part for part in parts if not part.slow_to_look_at])
+
+    async def stop(self) -> None:
+        """Ends a line that is under way."""
+        if self._slow is not None:
+            await cancel(self._slow)
+
+
+async def _in_turn(parts: Iterable[LookedAt]) -> None:
+    for part in parts:
+        await part.look_at_limits()
 
 
 def _files_free(folders: Sequence[Path]) -> int:

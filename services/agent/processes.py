@@ -171,6 +171,11 @@ class ProcessPart:
         self._say_last_word()
         await self.launch.settle(0.0)
 
+    @property
+    def slow_to_look_at(self) -> bool:
+        """Whether its folders hold so much that a look takes long."""
+        return self.launch.watched is not None and self.launch.watched.is_slow
+
     async def look_at_limits(self) -> None:
         """An attempt that has taken more than it may is ended at once: it had its chance to stop."""
         if self.launch.watched is None or self._exceeded is not None or not self._alive():

@@ -96,6 +96,11 @@ class TimerPart:
     def save_early(self) -> None:
         """The lease is in danger: nothing is at stake that a report could still save."""
 
+    @property
+    def slow_to_look_at(self) -> bool:
+        """Never."""
+        return False
+
     async def look_at_limits(self) -> None:
         """It takes nothing."""
 
