@@ -9,7 +9,7 @@ A job of another team is `not-found`, exactly like one that does not exist.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -21,6 +21,13 @@ from schemas.nodes import NodeWalls
 from schemas.proofs import Hash
 from schemas.queues import HalfLife, PreemptionLimits, Queue, QueueOrder, QueuesVersion
 from schemas.resources import Span
+
+ANSWER_S: Final = 5.0
+"""So long a client waits for an answer, unless it says else."""
+LOGS_ANSWER_S: Final = 2.0
+"""And for a piece of output."""
+GIVES_UP: Final = 0.8
+"""Of that time: then who answers says why there is no answer, while it is still waited for."""
 
 
 class QueryFailed(Fact):
@@ -497,6 +504,9 @@ class TeamManaged(Fact):
     team: Name
     token: str = ""
     users: tuple[TeamUser, ...] = ()
+    ledger_seq: int | None = Field(
+        default=None, description="of a boost: the record of the pool's ledger that decided it; null: none did"
+    )
 
 
 class SuspendedTeam(Fact):

@@ -42,12 +42,14 @@ def acting(
     *,
     folder: Path | None = None,
     url: str | None = None,
+    pool: str | None = None,
     needs_reason: bool = False,
     tells: bool = True,
     tells_failure: bool = True,
 ) -> Iterator[dict[str, str]]:
-    """An action, from before it begins to its line in the ledger. The block may set `detail` and `digest`. Not `tells`: there
-    is no broker yet; the next action's telling has its line, too. Not `tells_failure`: when it failed, there may be none.
+    """An action, from before it begins to its line in the ledger. The block may set `detail` and `digest`. `pool`: what it is
+    done to, and is told of it, too. Not `tells`: there is no broker yet; the next action's telling has its line, too. Not
+    `tells_failure`: when it failed, there may be none.
 
     Raises UsageFault, before anything is done, when a reason is needed and there is none, or the book cannot be written;
     NeedsOperator, when the credential is another's and there are no keys; Invalid, when the broker's address is none.
@@ -75,6 +77,8 @@ def acting(
     finally:
         if tells and (tells_failure or not failed):
             tell(home, url)
+            if pool and not failed:
+                tell(home, url, pool=pool)
 
 
 def _check(home: Path, url: str | None) -> None:
@@ -92,13 +96,15 @@ def book_folder(folder: Path | None = None) -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
 
 
-def tell(folder: Path, url: str | None = None, *, again: bool = False, aloud: bool = False) -> int:
-    """Tells the ledger of the pool that is found what it was not told yet: how many lines. Nothing that goes wrong here
-    undoes what was done; it is said, and raised only if that is what is asked for (`aloud`)."""
+def tell(
+    folder: Path, url: str | None = None, *, pool: str | None = None, again: bool = False, aloud: bool = False
+) -> int:
+    """Tells the ledger of `pool`, or of the pool that is found, what it was not told yet: how many lines. Nothing that goes
+    wrong here undoes what was done; it is said, and raised only if that is what is asked for (`aloud`)."""
     book = Book(folder)
     try:
         book.settle()
-        return asyncio.run(_tell(book, folder, url, again))
+        return asyncio.run(_tell(book, folder, url, pool, again))
     except Exception as e:
         if aloud or code_of(e) is None:
             raise
@@ -114,7 +120,7 @@ def _nowhere(error: Exception) -> bool:
     return getattr(error, "what", "") == "no running Baton is known"
 
 
-async def _tell(book: Book, folder: Path, url: str | None, again: bool) -> int:
+async def _tell(book: Book, folder: Path, url: str | None, pool: str | None, again: bool) -> int:
     from libs.bus.messages import outgoing
     from libs.client.baton import connect
     from libs.client.sending import deliver
@@ -125,7 +131,7 @@ async def _tell(book: Book, folder: Path, url: str | None, again: bool) -> int:
 
     mine = folder / "creds" / f"{OPERATOR}.creds"  # before BATON_NATS_CREDS, which may be of another Baton
     address = Address(url or "", mine if mine.is_file() else None)
-    place = find(address, OPERATOR, operator=True, environ={**os.environ, "BATON_STATE_DIR": str(folder)})
+    place = find(address, OPERATOR, pool=pool, operator=True, environ={**os.environ, "BATON_STATE_DIR": str(folder)})
     if again:
         book.tell_again(place.pool)
     lines = book.untold(place.pool)

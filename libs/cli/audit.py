@@ -134,7 +134,7 @@ def verify(
         if audit.skipped:
             hint(f"records 1 to {audit.skipped} were archived: give the files with --file, in order")
         for book, count in waiting.items():
-            hint(_untold(book, count, offline=bool(file)))
+            hint(_untold(book, count, pool, offline=bool(file)))
         for problem in [*([audit.broken] if audit.broken else []), *problems]:
             hint(f"broken: {problem}")
         if ok:
@@ -144,12 +144,12 @@ def verify(
         raise Ended(Exit.FAILED)
 
 
-def _untold(book: str, count: int, *, offline: bool) -> str:
+def _untold(book: str, count: int, pool: str | None, *, offline: bool) -> str:
     lines = f"{units.counted(count, 'line')} of book {book}"
     are, were, them = ("is", "was", "it") if count == 1 else ("are", "were", "them")
     if offline:
         return f"{lines} {are} later than this file, or {were} not told yet"
-    return f"{lines} {were} not told yet: `baton audit push` tells {them}"
+    return f"{lines} {were} not told yet: `baton audit push{f' --pool {pool}' if pool else ''}` tells {them}"
 
 
 @app.command("push")
@@ -158,11 +158,12 @@ def push(
         bool, typer.Option("--all", help="Also what was told before: a ledger that was begun anew.")
     ] = False,
     folder: Folder = None,
+    pool: Pool = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Tell the pool's ledger the lines of this host's book that it was not told yet. Telling one twice does no harm."""
-    told = tell(book_folder(folder), url, again=again, aloud=True)
+    told = tell(book_folder(folder), url, pool=pool, again=again, aloud=True)
     done({"done": "told", "actions_told": told}, [f"{told} told"], output)
 
 
@@ -179,7 +180,7 @@ def _read(files: list[Path] | None, pool: str | None, url: str | None, take: Cal
 
     async def work(baton: Baton) -> "Audit":
         done = ledger.Audit()
-        async for reader, stored in ledger.from_broker(baton.nats.jetstream(), pool or baton.place.pool):
+        async for reader, stored in ledger.from_broker(baton.nats.jetstream(), baton.place.pool):
             done = reader.audit
             for line in reader.read(stored):
                 take(line)

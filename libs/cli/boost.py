@@ -47,9 +47,8 @@ def command(
         known = end or by_admin  # to who holds the keys
         priority = 0 if known else await team_admin.priority_of(baton, there, to)
         said = BoostJob(job_id=job_id, priority=priority, for_s=for_s, reason=reason, user=who)
-        seq = None
         if by_admin:
-            await team_admin.boost(baton, there, said, to)
+            seq = await team_admin.boost(baton, there, said, to)
         else:
             seq = await say_to_pool(baton, there, said, subjects.boost_job(there, who), job_id)
         how = {"done": "boost ended"} if end else {"class": to, "for_s": for_s, "done": "boosted"}

@@ -9,7 +9,7 @@ time: exit code 6, and what was said stays stored.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -80,20 +80,32 @@ async def say_to_pool(
     Returns None where no record tells of it. Raises PoolRefused; TimedOut when it is not decided within 15 s; Denied,
     Unreachable, Busy when it is not stored.
     """
+    async with decisions(baton, pool) as decided:
+        seq = await store_in_pool(baton, said, subject, about)
+        decided_in = await decided(lambda record: _of_input(record, seq), done)
+    if done is not None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(_until_shown(done), _SHOWN_S)  # one look at whoever does not answer takes as long
+    return decided_in
+
+
+async def _until_shown(done: Done) -> None:
+    for _ in range(int(_SHOWN_S / _LOOK_S)):
+        if await _shown(done):
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+async def store_in_pool(baton: Baton, said: Said, subject: str, about: str) -> int:
+    """Stores `said` in a pool's inbox, at which place. Raises Denied, Unreachable, Busy when it is not stored."""
     from libs.bus.messages import outgoing
     from libs.client.sending import store
 
     item = outgoing(
         said, subject=subject, type=TYPE_OF[type(said)], source="/baton/cli", cause=f"{about}:{os.urandom(8).hex()}"
     )
-    async with decisions(baton, pool) as decided:
-        (ack,) = await store(baton.nats, [item], give_up_s=_GIVE_UP_S)
-        decided_in = await decided(lambda record: _of_input(record, ack.seq), done)
-    for _ in range(int(_SHOWN_S / _LOOK_S)):
-        if done is None or await _shown(done):
-            break
-        await asyncio.sleep(_LOOK_S)
-    return decided_in
+    (ack,) = await store(baton.nats, [item], give_up_s=_GIVE_UP_S)
+    return ack.seq
 
 
 async def sent_to_pool(baton: Baton, pool: str, outbox: "Outbox", item: "Outgoing") -> None:
@@ -104,15 +116,6 @@ async def sent_to_pool(baton: Baton, pool: str, outbox: "Outbox", item: "Outgoin
     async with decisions(baton, pool) as decided:
         ack = await outbox.publish(item)
         await decided(lambda record: _of_input(record, ack.seq), None)
-
-
-async def say_to_pools(pools: Sequence[str], say: Callable[[str], Awaitable[None]]) -> None:
-    """`say(pool)` for all of them at once: one that is away keeps none of the others from being told. Raises what the first one
-    raised, once all have ended."""
-    ended = await asyncio.gather(*(say(pool) for pool in pools), return_exceptions=True)
-    for error in ended:
-        if error is not None:
-            raise error
 
 
 @asynccontextmanager
@@ -150,7 +153,7 @@ async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
         raise TimedOut(
             f"pool {pool} has not decided it within {_DECIDED_S:g} s",
             "the service that decides it is away, or slow",
-            "it stays stored, and is decided when that is back: `baton status` says whether the pool decides",
+            f"it stays stored, and is decided when that is back: `baton status --pool {pool}` says whether the pool decides",
         )
 
     try:

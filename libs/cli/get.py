@@ -1,4 +1,4 @@
-"""`baton get jobs|waiting|nodes|devices|queues|quotas`: lists."""
+"""`baton get jobs|waiting|nodes|devices|queues|quotas|pools`: lists."""
 
 import sys
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from libs.cli import units
+from libs.cli import get_pools, units
 from libs.cli.bars import progress
 from libs.cli.budget import standing, tightest
 from libs.cli.exits import UsageFault
@@ -23,8 +23,12 @@ from schemas.queries import BudgetsReply, JobDocument, QueueShare, QueuesQuery, 
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
 app = typer.Typer(
-    help="List jobs, waiting jobs, nodes, devices, queues or quotas.", no_args_is_help=True, rich_markup_mode=None
+    help="List jobs, waiting jobs, nodes, devices, queues, quotas or pools.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
+app.command("pools")(get_pools.command)
+app.command("pool", hidden=True)(get_pools.command)
 
 
 def _job_columns(names: Names) -> list[Column]:

@@ -76,7 +76,9 @@ def verify(
         report: Any = verify_files(file, _telling("checked"))
         billed = None
     else:
-        report, billed = run(lambda baton: _read(baton, pool or baton.place.pool, bill, archive, state), OPERATOR, url)
+        report, billed = run(
+            lambda baton: _read(baton, baton.place.pool, bill, archive, state), OPERATOR, url, pool=pool
+        )
     differences = _differences(report, billed) if billed is not None else []
     if output in (Format.JSON, Format.YAML):
         document(asdict(report) | {"bill_differences": differences, "ok": report.ok and not differences}, output)
@@ -125,7 +127,7 @@ def export(
             there = await archived_by_parts(baton, archive)
             start = FileStart(baton.place.pool, there.last_seq + 1, there.head)
             return await export_by_parts(baton, file, start, _telling("written")), there.paths
-        js, name = baton.nats.jetstream(), pool or baton.place.pool
+        js, name = baton.nats.jetstream(), baton.place.pool
         there = await archived(js, name, archive)
         start = FileStart(name, there.last_seq + 1, there.head)
         return await write(js, name, file, _telling("written"), start=start), there.paths
@@ -155,7 +157,7 @@ def readers(
     from libs.ledger.readers import Readers
 
     async def work(baton: Baton) -> tuple[list[Any], list[str], int]:
-        known, name = Readers(baton.nats.jetstream()), pool or baton.place.pool
+        known, name = Readers(baton.nats.jetstream()), baton.place.pool
         found = await known.declared(name)
         for one in found:
             if one.process == forget:
@@ -166,10 +168,10 @@ def readers(
         return kept, await known.unmarked(name), await known.format(name)
 
     if forget:
-        with acting("ledger.forget-reader", forget, reason, url=url, needs_reason=True):
-            found, unmarked, written = run(work, OPERATOR, url)
+        with acting("ledger.forget-reader", forget, reason, url=url, pool=pool, needs_reason=True):
+            found, unmarked, written = run(work, OPERATOR, url, pool=pool)
     else:
-        found, unmarked, written = run(work, OPERATOR, url)
+        found, unmarked, written = run(work, OPERATOR, url, pool=pool)
     if output in (Format.JSON, Format.YAML):
         rows = [one.model_dump() for one in found]
         document({"readers": rows, "undeclared_consumers": unmarked, "format": written}, output)
@@ -194,7 +196,7 @@ def upgrade(
     from libs.ledger.readers import Readers, process_name
 
     async def work(baton: Baton) -> dict[str, Any]:
-        known, name = Readers(baton.nats.jetstream()), pool or baton.place.pool
+        known, name = Readers(baton.nats.jetstream()), baton.place.pool
         old = [f"{one.name} of process {one.process}" for one in await known.declared(name)
                if one.format < NEWEST and not one.leaving]  # fmt: skip
         old += [f"consumer {consumer}" for consumer in await known.unmarked(name)]
@@ -205,8 +207,8 @@ def upgrade(
         return {"pool": name, "format": newest, "done": "upgraded"}
 
     what = f"{pool or ''} to format {NEWEST}{' --force' if force else ''}".strip()
-    with acting("ledger.upgrade", what, reason, url=url, needs_reason=force):
-        told = run(work, OPERATOR, url)
+    with acting("ledger.upgrade", what, reason, url=url, pool=pool, needs_reason=force):
+        told = run(work, OPERATOR, url, pool=pool)
     done(told, [f"the ledger is written in format {told['format']} from now on"], output)
 
 

@@ -59,9 +59,9 @@ def credits_of(
     else:
 
         async def work(baton: Baton) -> Any:
-            return await verify(baton.nats.jetstream(), pool or baton.place.pool, archive, audited=audited)
+            return await verify(baton.nats.jetstream(), baton.place.pool, archive, audited=audited)
 
-        report = run(work, OPERATOR, url)
+        report = run(work, OPERATOR, url, pool=pool)
     if not report.ok:
         hint(f"violated: {report.violations[0]}; run `baton ledger verify` for the rest")
         raise Ended(Exit.FAILED)

@@ -37,15 +37,15 @@ def list_segments(
     """The streams that the ledger lies in, in order."""
     from libs.ledger.segments import segments
 
-    found = run(lambda baton: segments(baton.nats.jetstream(), pool or baton.place.pool), OPERATOR, url)
+    found = run(lambda baton: segments(baton.nats.jetstream(), baton.place.pool), OPERATOR, url, pool=pool)
     whole = [asdict(one) | {"state": one.state.name.lower()} for one in found]
     show(found, _COLUMNS, output, name=lambda one: one.name, header=not no_header, whole=whole)
 
 
 def roll(reason: MayReason = "", pool: Pool = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """Ask for a new segment now: the one that is open is sealed, and can be archived. By itself that happens at 80 %."""
-    with acting("ledger.roll", pool or "", reason, url=url) as act:
-        rolled = run(lambda baton: _roll(baton, pool or baton.place.pool), OPERATOR, url)
+    with acting("ledger.roll", pool or "", reason, url=url, pool=pool) as act:
+        rolled = run(lambda baton: _roll(baton, baton.place.pool), OPERATOR, url, pool=pool)
         act["detail"] = line = f"{rolled['sealed']} is sealed at {rolled['last']}; {rolled['open']} is open"
     done(rolled, [line], output, names=[rolled["sealed"]])
 
@@ -66,16 +66,16 @@ def archive(
         from libs.ledger.archive import archive as write
         from libs.ledger.readers import Readers
 
-        js, name = baton.nats.jetstream(), pool or baton.place.pool
+        js, name = baton.nats.jetstream(), baton.place.pool
         return await write(js, name, folder, resumes=partial(Readers(js).resumes, name) if delete else None)
 
     if not delete:
-        found = run(work, OPERATOR, url)
+        found = run(work, OPERATOR, url, pool=pool)
     else:
         with acting(
-            "ledger.archive", f"{pool or ''} --delete {folder}".strip(), reason, url=url, needs_reason=True
+            "ledger.archive", f"{pool or ''} --delete {folder}".strip(), reason, url=url, pool=pool, needs_reason=True
         ) as act:
-            found = run(work, OPERATOR, url)
+            found = run(work, OPERATOR, url, pool=pool)
             act["detail"] = ", ".join(one.segment.name for one in found if not one.kept)[:1024]
     lines = [f"{one.segment.name}\t{one.path}\t{f'kept: {one.kept}' if one.kept else 'deleted'}" for one in found]
     told = [
@@ -109,7 +109,7 @@ def restore(
     async def work(baton: Baton) -> None:
         from libs.ledger.archive import restored
 
-        js, name = baton.nats.jetstream(), pool or baton.place.pool
+        js, name = baton.nats.jetstream(), baton.place.pool
         try:
             async for segment in restored(js, name, files, passed_over=hint):
                 back.append(segment)
@@ -122,9 +122,9 @@ def restore(
     for path in files:
         if not path.is_file():
             raise UsageFault(f"{path} is no file of `baton ledger archive`: name those, one by one")
-    with acting("ledger.restore", " ".join(map(str, files)), reason, url=url, needs_reason=True) as act:
+    with acting("ledger.restore", " ".join(map(str, files)), reason, url=url, pool=pool, needs_reason=True) as act:
         act["digest"] = _digest(files)
-        run(work, OPERATOR, url)
+        run(work, OPERATOR, url, pool=pool)
 
 
 def _digest(files: list[Path]) -> str:

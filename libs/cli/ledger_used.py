@@ -44,9 +44,9 @@ def used_by(
     from libs.ledger.used import UsedStory, used_lately
 
     async def work(baton: Baton) -> UsedStory:
-        return await used_lately(baton.nats.jetstream(), pool or baton.place.pool, archive)
+        return await used_lately(baton.nats.jetstream(), baton.place.pool, archive)
 
-    story = run(work, OPERATOR, url)
+    story = run(work, OPERATOR, url, pool=pool)
     if not story.report.ok:
         hint(f"violated: {story.report.violations[0]}; run `baton ledger verify` for the rest")
         raise Ended(Exit.FAILED)

@@ -36,7 +36,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "up": CommandEntry("up", "Run Baton on this machine: servers, services, agents", serves=True),
     "submit": CommandEntry("submit", "Ask for jobs to be run, from a file or a command line"),
     "plan": CommandEntry("plan", "What would become of a job: where, when, at what price; nothing is submitted"),
-    "get": CommandEntry("get", "List jobs, waiting jobs, nodes, devices, queues or quotas"),
+    "get": CommandEntry("get", "List jobs, waiting jobs, nodes, devices, queues, quotas or pools"),
     "describe": CommandEntry("describe", "Everything about one job or node"),
     "explain": CommandEntry("explain", "Why a job is where it is, and what would let it run"),
     "logs": CommandEntry("logs", "What a job wrote"),

@@ -282,7 +282,7 @@ def _remove_secrets(team: str, url: str | None) -> bool:
 
 
 def _suspended(url: str | None) -> dict[str, str]:
-    """Team -> in which pools it is suspended, since when and why, in words; without an answer nothing, and a hint."""
+    """Team -> in which pools it is suspended, since when and why, in words; a hint for each pool that does not say."""
     try:
         found = run(team_pause.suspended, OPERATOR, url)
     except ClientError as e:
@@ -290,6 +290,9 @@ def _suspended(url: str | None) -> dict[str, str]:
         return {}
     told: dict[str, list[str]] = {}
     for pool, teams in found.items():
+        if isinstance(teams, ClientError):
+            hint(f"whether a team is suspended in pool {pool} is not known: {teams}")
+            continue
         for team, how in teams.items():
             left = "" if how.left_us is None else " (it has left)"
             told.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}{left}")

@@ -104,10 +104,12 @@ async def priority_of(baton: Baton, pool: str, name: str) -> int:
     return told.priorities[name]
 
 
-async def boost(baton: Baton, pool: str, said: BoostJob, to: str) -> None:
-    """Asks the holder of the keys to pass it on. Raises ClientError: Invalid with the pool's reason when it is refused."""
+async def boost(baton: Baton, pool: str, said: BoostJob, to: str) -> int | None:
+    """Asks the holder of the keys to pass it on; the record of the pool's ledger that decided it. Raises ClientError: Invalid
+    with the pool's reason when it is refused."""
     asked = ManageTeam(what="boost", pool=pool, boost=said, to=to)
-    await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=20.0)
+    managed: TeamManaged = await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=20.0)
+    return managed.ledger_seq
 
 
 @asynccontextmanager
@@ -120,11 +122,12 @@ async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> 
     nats = await connect(Address(url, ring.service()), name="team-admins")
     place = Place(Address(url, ring.service()), subjects.OPERATOR)
 
-    async def boosts(pool: str, said: BoostJob, to: str) -> None:
+    async def boosts(pool: str, said: BoostJob, to: str) -> int | None:
         baton, subject = Baton(nats, place), subjects.boost_job(pool, said.user, said.team)
         try:
             priority = await priority_of(baton, pool, to) if to else 0
-            await say_to_pool(baton, pool, said.model_copy(update={"priority": priority}), subject, said.job_id)
+            ranked = said.model_copy(update={"priority": priority})
+            return await say_to_pool(baton, pool, ranked, subject, said.job_id)
         except (ClientError, UsageFault) as e:
             raise AdminRefused(f"{e.why}: {e.fix}" if isinstance(e, ClientError) and e.why else str(e)) from None
 

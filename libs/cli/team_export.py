@@ -4,7 +4,8 @@
     events.jsonl    an event a line, job by job in the order of the ledger, then refused requests of the last seven days
     bills.jsonl     an answer of quota_billing a line: for each pool all days, then each day by attempt
     quotas.jsonl    what it may hold in each pool
-    about.json      whose it is, how much of each, and the SHA-256 of each file
+    about.json      whose it is, how much of each, and the SHA-256 of each file; `without`: closed pools, of which
+                    neither bills nor quotas are there
 
 Asked with the team's own credential, so nothing foreign can be in it. What it is for, and what else is to be done when a team
 leaves, is in docs/security.md.
@@ -13,7 +14,7 @@ leaves, is in docs/security.md.
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,8 +77,9 @@ class _Written:
         self.lines += text.count(b"\n")
 
 
-async def write(baton: Baton, folder: Path) -> dict[str, Any]:
-    """Fills `folder`; what about.json says. Raises ClientError."""
+async def write(baton: Baton, folder: Path, closed: Collection[str] = ()) -> dict[str, Any]:
+    """Fills `folder`; what about.json says. Of pools that are `closed` nobody tells bills and quotas, and about.json says so.
+    Raises ClientError."""
     files = {name: _Written(folder / f"{name}.jsonl") for name in ("jobs", "events", "bills", "quotas")}
     pools = {baton.place.pool}
     async for page in baton.pages():
@@ -88,12 +90,13 @@ async def write(baton: Baton, folder: Path) -> dict[str, Any]:
             for events in await asyncio.gather(*some):
                 files["events"].add(events)
     files["events"].add(await _refusals(baton))
-    for pool in sorted(pools):
+    for pool in sorted(pools.difference(closed)):
         files["bills"].add(await bills(baton, pool))
         files["quotas"].add([await ask(baton.nats, "quota.list", baton.place, PoolStatusQuery(), pool=pool)])
     about = {
         "team": baton.team,
         "pools": sorted(pools),
+        "without": sorted(pools.intersection(closed)),
         "counts": {name: file.lines for name, file in files.items()},
         "sha256": {file.path.name: file.digest.hexdigest() for file in files.values()},
     }

@@ -30,6 +30,7 @@ from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import Output, Url, UserOption
 from libs.cli.output import Format, done, hint, say
+from libs.cli.pools import KnownPools, ToldToPools, pools_of
 from libs.cli.session import run
 from libs.cli.telling import ring_of
 from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
@@ -39,7 +40,7 @@ from libs.walls.leavers import Leavers
 from libs.walls.people import People
 from libs.walls.resolver import tell
 from schemas.jobs import JobState
-from schemas.queries import PoolStatus, PoolStatusQuery
+from schemas.queries import JobDocument, PoolStatus, PoolStatusQuery, SuspendedTeam
 from schemas.subjects import OPERATOR
 
 _LOOK_S, _AT_ONCE, _HISTORY_LAGS_S = 0.5, 200, 60.0
@@ -98,16 +99,16 @@ async def _offboard(baton: Baton, ring: Keyring, asked: Leaving, output: Format)
         steps[name] = found
         show(f"{name}\t{found}")
 
-    error, records = "interrupted", dict[str, int]()
+    error, in_pools = "interrupted", [ToldToPools()]
     try:
-        records = await offboard(baton, ring, asked, shown)
+        await offboard(baton, ring, asked, shown, in_pools.append)
         error = ""
     except Exception as e:
         error = str(e) or type(e).__name__
         raise
     finally:
         told: dict[str, Any] = {"team": asked.team, "folder": str(asked.folder), "steps": steps, "error": error}
-        told |= {"done": "" if error else "offboarded", "pools": team_pause.by_pool(records)}
+        told |= {"done": "" if error else "offboarded", "pools": in_pools[-1].for_programs()}
         done(told, [], output, names=[] if error else [asked.team])
 
 
@@ -136,35 +137,52 @@ def _exported(folder: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) and isinstance(about.get("sha256"), dict) else {}
 
 
-async def offboard(baton: Baton, ring: Keyring, asked: Leaving, show: Callable[[str, str], None]) -> dict[str, int]:
-    """Every step in order, each with what it found. Returns of each pool the ledger record by which nodes are told that the
-    team has left. Raises ClientError; what is done stays done."""
-    records: dict[str, int] = {}
+async def offboard(
+    baton: Baton,
+    ring: Keyring,
+    asked: Leaving,
+    show: Callable[[str, str], None],
+    hear: Callable[[ToldToPools], None] = lambda told: None,
+) -> ToldToPools:
+    """Every step in order, each with what it found; `hear` is told what became in each pool of what was said to all. Returns
+    the last of these: of each pool the ledger record by which nodes are told that the team has left. Raises ClientError; what
+    is done stays done."""
+    pools, last = await pools_of(baton), ToldToPools()
+
+    def heard(told: ToldToPools) -> ToldToPools:
+        nonlocal last
+        last = told
+        hear(told)
+        told.check()
+        return told
+
     steps: dict[str, Callable[[], Awaitable[str]]] = {
-        "suspend": lambda: _suspend(baton, asked),
-        "jobs": lambda: _end_jobs(baton, asked),
-        "export": lambda: _export(baton, asked),
+        "suspend": lambda: _suspend(baton, asked, pools, heard),
+        "jobs": lambda: _end_jobs(baton, asked, pools),
+        "export": lambda: _export(baton, asked, pools),
         "secrets": lambda: _secrets(baton, asked),
         "revoke": lambda: _revoke(baton, ring, asked),
         "erase": lambda: _erase(ring, asked),
-        "nodes": lambda: _nodes(baton, asked, records),
+        "nodes": lambda: _nodes(baton, asked, pools, heard),
     }
     for name, step in steps.items():
         show(name, await step())
-    return records
+    return last
 
 
-async def _suspend(baton: Baton, asked: Leaving) -> str:
-    pools = await team_pause.pools_of(baton)
-    if all([await team_pause.suspension(baton, pool, asked.team) is not None for pool in pools]):
+async def _suspend(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callable[[ToldToPools], ToldToPools]) -> str:
+    """A closed pool is told each time: it does not say whether it knows."""
+    known = await team_pause.suspensions(baton, pools.in_use, asked.team)
+    if not pools.closed and all(isinstance(there, SuspendedTeam) for there in known.values()):
         return "was suspended already"
-    return f"in {', '.join(await team_pause.pause(baton, asked.team, asked.reason))}"
+    return f"in {', '.join(heard(await team_pause.pause(baton, asked.team, asked.reason)).decided)}"
 
 
-async def _end_jobs(baton: Baton, asked: Leaving) -> str:
-    """A cancel that comes while a job is being stopped for another reason changes nothing, so it is said again."""
+async def _end_jobs(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
+    """A cancel that comes while a job is being stopped for another reason changes nothing, so it is said again. Jobs of a
+    closed pool can neither be ended nor go on."""
     until, most, team = time.monotonic() + asked.wait_s, 0, _as(baton, asked.team)
-    while left := await _left(team):
+    while left := await _left(team, pools):
         most = max(most, left)
         if time.monotonic() > until:
             raise TimedOut(
@@ -172,34 +190,40 @@ async def _end_jobs(baton: Baton, asked: Leaving) -> str:
                 "they wait or run still",
                 "run the same command again; with --cancel they are ended",
             )
-        for job in await team.list(states=_OPEN, limit=_AT_ONCE) if asked.cancel else ():
+        for job in await _open(team, pools) if asked.cancel else ():
             await baton.cancel(job.job_id, f"team {asked.team} leaves: {asked.reason}"[:512])
         await asyncio.sleep(_LOOK_S)
     for _ in range(int(_HISTORY_LAGS_S / _LOOK_S)):  # it is a moment behind, and is what is exported
-        if not await team.list(states=_OPEN, limit=1):
+        if not await _open(team, pools):
             break
         await asyncio.sleep(_LOOK_S)
     return f"{most} have ended" if most else "none waits or runs"
 
 
-async def _left(team: Baton) -> int:
-    """How many jobs of the team wait or run, in all pools, as the ledgers say."""
+async def _open(team: Baton, pools: KnownPools) -> list[JobDocument]:
+    """Jobs that have not ended, the newest, as history says; none of closed pools."""
+    return [job for job in await team.list(states=_OPEN, limit=_AT_ONCE) if job.pool not in pools.closed]
+
+
+async def _left(team: Baton, pools: KnownPools) -> int:
+    """How many jobs of the team wait or run, in all pools that are in use, as the ledgers say."""
     count = 0
-    for pool in await team_pause.pools_of(team):
+    for pool in pools.in_use:
         status: PoolStatus = await ask(team.nats, "pool.status", team.place, PoolStatusQuery(), pool=pool)
         count += sum(status.jobs.values())
     return count
 
 
-async def _export(baton: Baton, asked: Leaving) -> str:
+async def _export(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
     """Into a folder beside it first: what lies in `folder` is whole."""
     if _exported(asked.folder).get("team") == asked.team:
         return f"was written already: {asked.folder}"
     half = asked.folder.with_name(f"{asked.folder.name}.half")
     _empty(half)
-    about = await team_export.write(_as(baton, asked.team), half)
+    about = await team_export.write(_as(baton, asked.team), half, pools.closed)
     half.rename(asked.folder)
-    return f"{asked.folder}: " + ", ".join(f"{count} {what}" for what, count in about["counts"].items())
+    lacks = f", without bills and quotas of {', '.join(gone)}, which is closed" if (gone := about["without"]) else ""
+    return f"{asked.folder}: " + ", ".join(f"{count} {what}" for what, count in about["counts"].items()) + lacks
 
 
 def _empty(folder: Path) -> None:
@@ -256,11 +280,12 @@ async def _erase(ring: Keyring, asked: Leaving) -> str:
     return f"{len(gone)} names are forgotten; their pseudonyms stay in ledger and bills"
 
 
-async def _nodes(baton: Baton, asked: Leaving, records: dict[str, int]) -> str:
-    """Said again it finds the same, of a later record."""
-    records |= await team_pause.leave(baton, asked.team, asked.reason)
-    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(records.items()))
-    return f"are told by {said} that its files go"
+async def _nodes(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callable[[ToldToPools], ToldToPools]) -> str:
+    """Said again it finds the same, of a later record. A closed pool has no nodes that could be told."""
+    told = heard(await team_pause.leave(baton, asked.team, asked.reason, pools.in_use))
+    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(told.decided.items()))
+    later = f"; not {', '.join(pools.closed)}, which is closed: say it again when it is opened" if pools.closed else ""
+    return f"are told by {said} that its files go{later}"
 
 
 def _as(baton: Baton, team: str) -> Baton:

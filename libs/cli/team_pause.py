@@ -1,25 +1,25 @@
 """`baton team suspend|resume TEAM`: what an operator says to the pools, and what they then say of it."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from libs.cli.decided import say_to_pool, say_to_pools
+from libs.cli.decided import PoolRefused, say_to_pool, store_in_pool
 from libs.cli.known_team import warn_of_unknown
 from libs.cli.options import Output, Pool, Url, UserOption
-from libs.cli.output import Format, done, hint
+from libs.cli.output import Format, hint
+from libs.cli.output import done as show_done
+from libs.cli.pools import KnownPools, ToldToPools, pools_of, tell_pools
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
-from libs.client.errors import Failed
+from libs.client.errors import ClientError, Failed
 from schemas import subjects
 from schemas.inbox import OffboardTeam, ResumeTeam, SuspendTeam
 from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
-
-DecidedIn = dict[str, int | None]
-"""Pool -> the ledger record that decided what was said of a team there; None: no record tells of it."""
 
 TeamName = Annotated[str, typer.Argument(help="A team. It need not have a credential any more.", metavar="TEAM")]
 
@@ -36,12 +36,12 @@ def suspend(
 ) -> None:
     """Pause a team in every pool (or one): nothing new is taken or started, questions are answered, bills go on."""
 
-    async def work(baton: Baton) -> DecidedIn:
+    async def work(baton: Baton) -> ToldToPools:
         await warn_of_unknown(baton, team)
         return await pause(baton, team, reason, stop=stop, only=pool)
 
-    records = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    _say(team, records, output, done="suspended", stop=stop)
+    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    _say(team, told, output, done="suspended", stop=stop)
     hint(
         "what runs ends as it would" if not stop else "what runs saves its work: `baton get jobs` shows it waiting then"
     )
@@ -58,79 +58,96 @@ def resume(
 ) -> None:
     """Let a suspended team go on: its waiting jobs have kept their age."""
 
-    async def work(baton: Baton) -> DecidedIn:
+    async def work(baton: Baton) -> ToldToPools:
         return await go_on(baton, team, reason, only=pool)
 
     _say(team, run(work, subjects.OPERATOR, url, user=user, pool=pool), output, done="resumed")
 
 
-def _say(team: str, records: DecidedIn, output: Format, **more: str | bool) -> None:
-    done({"team": team, **more, "pools": by_pool(records)}, ["\t".join([team, *records])], output, names=[team])
+def _say(team: str, told: ToldToPools, output: Format, *, done: str, **more: str | bool) -> None:
+    """Where it was decided is told in any case. Raises what kept it from being decided in all pools."""
+    found = {"team": team, **more, "done": "" if told.errors else done, "pools": told.for_programs()}
+    lines = ["\t".join([team, *told.decided])] if told.decided else []
+    show_done(found, lines, output, names=[] if told.errors else [team])
+    told.check()
 
 
-def by_pool(records: Mapping[str, int | None]) -> list[dict[str, Any]]:
-    """For programs."""
-    return [{"pool": pool, "ledger_seq": seq} for pool, seq in records.items()]
-
-
-async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> DecidedIn:
-    """Suspends `team`; the pools in which it is, with the record that says so. Raises as `say_to_pool`."""
+async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> ToldToPools:
+    """Suspends `team` in every pool, or in one. Raises ClientError when it is not known which there are."""
     who = baton.place.user or "operator"
-    pools = [only] if only else await pools_of(baton)
-    records: DecidedIn = dict.fromkeys(pools)
 
-    async def say_it(pool: str) -> None:
+    async def say_it(pool: str) -> int | None:
         async def paused() -> bool:
             there = await suspension(baton, pool, team)
             return there is not None and there.reason == reason
 
-        said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
-        records[pool] = await say_to_pool(baton, pool, said, subjects.suspend_team(pool, who), team, done=paused)
+        return await say_to_pool(baton, pool, said, subjects.suspend_team(pool, who), team, done=paused)
 
-    await say_to_pools(pools, say_it)
-    return records
+    said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
+    pools = KnownPools((only,)) if only else await pools_of(baton)
+    told = await tell_pools(pools.in_use, say_it)
+    return replace(told, stored=await _store(baton, pools.closed, said, team))
 
 
-async def leave(baton: Baton, team: str, reason: str) -> dict[str, int]:
-    """`team`, which is suspended, has left; pool -> a ledger record that knows it. Raises as `say_to_pool`."""
+async def leave(baton: Baton, team: str, reason: str, pools: Sequence[str]) -> ToldToPools:
+    """`team`, which is suspended, has left: of each pool a ledger record that knows it."""
     who = baton.place.user or "operator"
-    known: dict[str, int] = {}
 
-    async def say_it(pool: str) -> None:
+    async def say_it(pool: str) -> int | None:
+        known: list[int] = []
+
         async def gone() -> bool:
             status = await _own_status(baton, pool, team)
             if any(one.left_us is not None for one in status.suspended):
-                known[pool] = status.ledger_seq
-            return pool in known
+                known.append(status.ledger_seq)
+            return bool(known)
 
         if not await gone():
             said = OffboardTeam(team=team, reason=reason, user=who)
-            await say_to_pool(baton, pool, said, subjects.offboard_team(pool, who), team, done=gone)
+            seq = await say_to_pool(baton, pool, said, subjects.offboard_team(pool, who), team, done=gone)
+            return known[-1] if known else seq
+        return known[-1]
 
-    await say_to_pools(await pools_of(baton), say_it)
-    return known
+    return await tell_pools(pools, say_it)
 
 
-async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> DecidedIn:
-    """Resumes `team` where it is suspended; the pools in which it was, with the record that says so. Raises as `say_to_pool`;
-    Failed when it is nowhere."""
+async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> ToldToPools:
+    """Resumes `team` where it is suspended. A pool that does not say whether it is there is told all the same. Raises Failed
+    when it is nowhere."""
     who = baton.place.user or "operator"
-    pools = [only] if only else await pools_of(baton)
-    found = [pool for pool in pools if await suspension(baton, pool, team) is not None]
-    if not found:
-        raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
+    pools = KnownPools((only,)) if only else await pools_of(baton)
+    known = await suspensions(baton, pools.in_use, team)
+    silent = {pool for pool, there in known.items() if isinstance(there, ClientError)}
+    found = [pool for pool, there in known.items() if there is not None]
+    refused: set[str] = set()
 
-    records: DecidedIn = dict.fromkeys(found)
-
-    async def say_it(pool: str) -> None:
+    async def say_it(pool: str) -> int | None:
         async def goes_on() -> bool:
             return await suspension(baton, pool, team) is None
 
-        said = ResumeTeam(team=team, reason=reason, user=who)
-        records[pool] = await say_to_pool(baton, pool, said, subjects.resume_team(pool, who), team, done=goes_on)
+        try:
+            return await say_to_pool(baton, pool, said, subjects.resume_team(pool, who), team, done=goes_on)
+        except PoolRefused:
+            if pool not in silent:
+                raise
+            refused.add(pool)  # it was not suspended there
+            return None
 
-    await say_to_pools(found, say_it)
-    return records
+    said = ResumeTeam(team=team, reason=reason, user=who)
+    told = await tell_pools(found, say_it)
+    decided = {pool: seq for pool, seq in told.decided.items() if pool not in refused}
+    if not decided and not told.errors:
+        raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
+    return replace(told, decided=decided, stored=await _store(baton, pools.closed, said, team))
+
+
+async def _store(baton: Baton, pools: Sequence[str], said: SuspendTeam | ResumeTeam, team: str) -> tuple[str, ...]:
+    """For when these closed pools are opened again: nothing of the team's must go on there then that was ended here."""
+    who = said.user
+    subject = subjects.suspend_team if isinstance(said, SuspendTeam) else subjects.resume_team
+    for pool in pools:
+        await store_in_pool(baton, said, subject(pool, who), team)
+    return tuple(pools)
 
 
 async def suspension(baton: Baton, pool: str, team: str) -> SuspendedTeam | None:
@@ -145,19 +162,28 @@ async def _own_status(baton: Baton, pool: str, team: str) -> PoolStatus:
     return status
 
 
-async def suspended(baton: Baton) -> dict[str, dict[str, SuspendedTeam]]:
-    """Pool -> the teams that are suspended there, the last ones where there are many. Raises ClientError."""
-    out: dict[str, dict[str, SuspendedTeam]] = {}
-    for pool in await pools_of(baton):
-        status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
-        out[pool] = {one.team: one for one in status.suspended}
-    return out
+async def suspensions(baton: Baton, pools: Sequence[str], team: str) -> dict[str, SuspendedTeam | ClientError | None]:
+    """Pool -> how `team` is suspended there; None: it is not; or why that is not known."""
+
+    async def there(pool: str) -> SuspendedTeam | ClientError | None:
+        try:
+            return await suspension(baton, pool, team)
+        except ClientError as e:
+            return e
+
+    return dict(zip(pools, await asyncio.gather(*map(there, pools)), strict=True))
 
 
-async def pools_of(baton: Baton) -> list[str]:
-    """The pools that have an inbox: an operator sees streams."""
-    prefix = subjects.inbox_stream("x").removesuffix("x")
-    names: list[str] = []
-    while page := await baton.nats.jetstream().streams_info(offset=len(names)):
-        names += [info.config.name or "" for info in page]
-    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)) or [baton.place.pool]
+async def suspended(baton: Baton) -> dict[str, dict[str, SuspendedTeam] | ClientError]:
+    """Pool -> the teams that are suspended there, the last ones where there are many; or why that is not known. A closed pool
+    is asked nothing."""
+
+    async def there(pool: str) -> dict[str, SuspendedTeam] | ClientError:
+        try:
+            status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
+        except ClientError as e:
+            return e
+        return {one.team: one for one in status.suspended}
+
+    pools = (await pools_of(baton)).in_use
+    return dict(zip(pools, await asyncio.gather(*map(there, pools)), strict=True))

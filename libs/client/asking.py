@@ -15,6 +15,7 @@ from libs.client.sending import unless_denied
 from libs.client.where import Place
 from schemas.base import Fact, Strict
 from schemas.catalog import BY_TYPE
+from schemas.queries import ANSWER_S
 
 _ASK_AGAIN_S = 0.1
 
@@ -30,7 +31,7 @@ async def ask(
     query: Strict | Fact,
     *,
     pool: str = "",
-    timeout_s: float = 5.0,
+    timeout_s: float = ANSWER_S,
     restarts_s: float = 0.0,
 ) -> Any:
     """The answer to the question `what`, e.g. "job.get", that `place` asks: of `pool`, or of the pool of `place`. While nobody

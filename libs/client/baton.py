@@ -31,6 +31,7 @@ from schemas.ids import job_id as job_id_of
 from schemas.jobs import CancelJob, JobEvent, JobSpec, JobState, SubmitJob
 from schemas.proofs import LedgerPart, LedgerRead
 from schemas.queries import (
+    LOGS_ANSWER_S,
     DeviceList,
     DeviceListQuery,
     EventList,
@@ -336,7 +337,9 @@ class Baton:
         first attempt on. See libs.client.logs."""
 
         async def read(query: LogQuery) -> LogPiece:
-            piece: LogPiece = await ask(self.nats, "log.read", self.place, query, timeout_s=2.0)
+            piece: LogPiece = await ask(
+                self.nats, "log.read", self.place, query, timeout_s=LOGS_ANSWER_S, restarts_s=_RESTARTS_S
+            )
             return piece
 
         async def get() -> JobDocument:

@@ -1,16 +1,23 @@
 """A job's output, piece by piece, across attempts."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
-from libs.client.errors import ClientError, NotFound, Unreachable
+from libs.client.errors import ClientError, Failed, NotFound, Unreachable
 from schemas.queries import JobDocument, LogPiece, LogQuery
+
+log = logging.getLogger("baton.client")
 
 _AGAIN_S = 0.5
 _LOOK = "see `baton describe job` for its attempts and nodes"
 
 Read = Callable[[LogQuery], Awaitable[LogPiece]]
 Get = Callable[[], Awaitable[JobDocument]]
+
+T = TypeVar("T")
 
 
 async def pieces(
@@ -30,6 +37,9 @@ async def pieces(
     Every agent that ran an attempt has that attempt's output, so the attempt is settled by asking history first: a
     question for "the latest" could be answered by the node of an earlier one.
 
+    Once it has begun to follow, a history that does not answer, or lacks its store, delays what is told and ends nothing: the
+    output stays where it is.
+
     Raises:
         NotFound: the job never started, it is a timer, it has no such attempt or rank, or no agent has the output (any more).
     """
@@ -37,7 +47,7 @@ async def pieces(
         raise NotFound(f"{job_id} has no output", "it is a timer on simulated devices, and a timer writes nothing")
     shown = 0
     while True:
-        document = await get()
+        document = await (_patiently(get) if follow else get())
         latest = document.attempts[-1].attempt if document.attempts else 0
         if attempt or latest > shown:
             shown = attempt or (max(shown + 1, document.attempts[0].attempt) if every else latest)
@@ -58,7 +68,8 @@ async def _attempt(read: Read, get: Get, query: LogQuery, follow: bool) -> Async
     offset = 0
     while True:
         try:
-            piece = await read(query.model_copy(update={"offset": offset}))
+            at_offset = query.model_copy(update={"offset": offset})
+            piece = await (_patiently(partial(read, at_offset), (Failed,)) if follow else read(at_offset))
         except NotFound as e:
             raise NotFound(e.what, e.why, _LOOK) from None
         except Unreachable:
@@ -86,3 +97,18 @@ async def _is_over(get: Get, attempt: int) -> bool:
     except ClientError:
         return False
     return document.state.terminal or any(a.attempt == attempt and a.closed_us for a in document.attempts)
+
+
+async def _patiently(
+    ask: Callable[[], Awaitable[T]], kinds: tuple[type[ClientError], ...] = (Failed, Unreachable)
+) -> T:
+    """What is answered, however long it takes. Raises what is none of `kinds`."""
+    told = False
+    while True:
+        try:
+            return await ask()
+        except kinds as e:
+            if not told:
+                log.warning("%s: it is asked again until there is an answer", e)
+            told = True
+        await asyncio.sleep(_AGAIN_S)

@@ -305,7 +305,7 @@ class LedgerWriter(Generic[D]):
         self._format = self.format
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
-            events = [*jumps, *self.decider.decide(items, clock.t_us)]
+            events = [*jumps, *self.decider.decide(items, clock.t_us, behind=clock.is_behind)]
             self._lately.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:

@@ -49,9 +49,9 @@ _MESSAGE = BY_TYPE["io.baton.team.manage.query.v1"]
 _QUEUE = "keys"
 _WAITING = 256
 
-SaysToPool = Callable[[str, BoostJob, str], Awaitable[None]]
+SaysToPool = Callable[[str, BoostJob, str], Awaitable[int | None]]
 """Says to the pool of that name what an admin says, for the priority of that class (empty: the boost ends), and waits until it
-is decided. Raises AdminRefused with the pool's reason."""
+is decided: by which record of its ledger. Raises AdminRefused with the pool's reason."""
 Tell = Callable[[Sequence[str]], Awaitable[None]]
 """Tells the broker of these accounts (`libs.walls.resolver.tell`)."""
 
@@ -151,9 +151,9 @@ class TeamAdmins:
             raise AdminRefused("boost, pool: say which job, and in which pool")
         self._slowly(team)
         said = asked.boost.model_copy(update={"user": user, "team": team})
-        await self._boosts(asked.pool, said if asked.to else said.model_copy(update={"for_s": 0.0}), asked.to)
+        seq = await self._boosts(asked.pool, said if asked.to else said.model_copy(update={"for_s": 0.0}), asked.to)
         self._write(team, user, asked)
-        return TeamManaged(team=team)
+        return TeamManaged(team=team, ledger_seq=seq)
 
     def _carry_out_and_book(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
         """What changes something has a line of the book from before it begins; what is refused does not begin."""

@@ -19,21 +19,20 @@ from libs.service.connection import connected
 from libs.service.following import show
 from libs.service.mongo_questions import asks_mongo
 from schemas.catalog import BY_TYPE
+from schemas.queries import ANSWER_S, GIVES_UP
 from services.history import handlers
 from services.history.documents import Documents
 from services.history.events import EventLog
 from services.history.feed import FeedLoop
-from services.history.logs import LogRelay
+from services.history.logs import RELAY_S, LogRelay
 from services.history.proofs import ProofLoop, Proofs
 from services.history.settings import HistorySettings
 from services.history.trim import EventTrimmer
 
 A = TypeVar("A")
 
-_ANSWER_S = 4.0
-"""For what MongoDB has of an answer: a client waits for 5 s."""
-_LOGS_S = 1.6
-"""Of one for output: a client waits for 2 s."""
+_ANSWER_S = GIVES_UP * ANSWER_S
+"""For what MongoDB has of an answer."""
 
 
 class History:
@@ -139,7 +138,7 @@ def _serve_questions(broker: Broker, history: History, pool: str) -> None:
     )
     logs = LogRelay(
         lambda: history.nats,
-        lambda job_id, team: history.soon(handlers.document_of(history.store, job_id, team), _LOGS_S),
+        lambda job_id, team: history.soon(handlers.document_of(history.store, job_id, team), RELAY_S),
     )
     serve(broker, BY_TYPE["io.baton.log.read.query.v1"], logs.read, queue="history", workers=logs.MOST)
     serve(

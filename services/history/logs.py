@@ -15,11 +15,19 @@ from pydantic import ValidationError
 from libs.bus.queries import AskAgain, NoAnswer, NothingFound, QueryError, ask
 from libs.core.projections.hosts import hosts
 from schemas.catalog import BY_TYPE
-from schemas.queries import AttemptDocument, JobDocument, LogPiece, LogQuery, NodeLogQuery
+from schemas.queries import (
+    GIVES_UP,
+    LOGS_ANSWER_S,
+    AttemptDocument,
+    JobDocument,
+    LogPiece,
+    LogQuery,
+    NodeLogQuery,
+)
 
 _PIECE = BY_TYPE["io.baton.log.piece.query.v1"]
-_ANSWER_S = 1.6
-"""Less than a client waits."""
+RELAY_S: Final = GIVES_UP * LOGS_ANSWER_S
+"""For an answer, and for what MongoDB has of it."""
 _TRY_S = 0.7
 _PAUSE_S = 0.1
 _MOST_OF_A_TEAM = 32
@@ -56,7 +64,7 @@ class LogRelay:
     async def _ask(self, query: LogQuery, team: str) -> LogPiece | None:
         """An attempt that history has not read of yet, or that its node begins just now, is waited for, for a moment."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _ANSWER_S
+        deadline = loop.time() + RELAY_S
         while True:
             document = await self._find(query.job_id, team)
             number = query.attempt or (document.attempts[-1].attempt if document.attempts else 0)

@@ -152,6 +152,15 @@ async def test_what_operators_do_is_listed_and_verified_and_a_change_is_found(
     assert json.loads(pushed.out) == {"done": "told", "actions_told": before + 1}
     assert (await run(stack, "audit", "verify")).code == 0
 
+    # Another pool has the whole book when it is told, and nothing else tells it.
+    assert (await run(stack, "provision", "--pool", "west", "--reason", "a second pool")).code == 0
+    there = await run(stack, "audit", "verify", "--pool", "west")
+    assert "`baton audit push --pool west` tells them" in there.err
+    assert (await run(stack, "audit", "push")).out == "0 told\n"
+    pushed = await run(stack, "audit", "push", "--pool", "west", "-o", "json")
+    assert json.loads(pushed.out)["actions_told"] == len(book.lines())
+    assert book.untold("west") == []
+
 
 def rewritten(source: Path, target: Path, old: bytes, new: bytes) -> int:
     """The ledger file with one record changed, and the file's own hashes as a forger would leave them: which record it was."""

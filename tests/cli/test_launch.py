@@ -25,6 +25,7 @@ from libs.walls.book import Book
 from libs.walls.keyring import Keyring
 from schemas.jobs import JobSpec, JobState, ModelShape, Simulation
 from schemas.resources import Resources
+from tests.cli.test_command import baton
 from tests.kit.refusals import refusals
 from tests.kit.waiting import until
 
@@ -272,7 +273,7 @@ async def test_two_pools_are_one_instance_for_its_users(tmp_path: Path) -> None:
         users=("red.ana",),
         fleet=tmp_path / "main.yaml",
         more_pools={"west": tmp_path / "west.yaml"},
-        services=("placement", "admission", "history", "telemetry", "leases", "queries"),
+        services=("placement", "admission", "history", "telemetry", "leases", "queries", "quota_billing"),
         sync_always=False,
         scale=0.01,
         env={"*": {"OPENBLAS_NUM_THREADS": "1"}},
@@ -300,6 +301,13 @@ async def test_two_pools_are_one_instance_for_its_users(tmp_path: Path) -> None:
         async with await connect(cluster.address("red.ana"), pool="west") as ana:
             assert [view.node for view in (await ana.nodes()).nodes] == ["west-0"]
             assert (await ana.status()).pool == "west"
+        operator = cluster.address("operator")
+        verified = await baton("ledger", "verify", "--bill", "--pool", "west", url=operator)
+        assert (verified.code, "the bill equals" in verified.err) == (0, True), "seen: it was given the bill of main"
+        listed = json.loads((await baton("get", "pools", "-o", "json", url=operator)).out)
+        assert [(one["pool"], one["state"], one["nodes"]) for one in listed] == [("main", "up", 1), ("west", "up", 1)]
+        assert [one["running"] + one["waiting"] for one in listed] == [0, 1]
+        assert (await baton("get", "pools", url=cluster.address("red"))).code == 4
 
 
 def test_what_is_not_ready_says_with_which_error_it_ended(tmp_path: Path) -> None:

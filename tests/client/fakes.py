@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from libs.bus.broker import make_broker
 from libs.bus.connect import Address, connect
 from libs.bus.messages import Malformed, decode_bare, outgoing
-from libs.bus.queries import NothingFound, serve
+from libs.bus.queries import AskAgain, NothingFound, serve
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ids import content_hash
@@ -51,6 +51,7 @@ class Fakes:
         self.silent = False  # admission does not answer
         self.unread = 0  # so many questions for a job find that history has not read of it yet
         self.questions = 0  # about events
+        self.lacking = 0  # so many questions for a job, or for its output, find history's store away
         self._clock = time.time_ns() // 1000
 
     async def __aenter__(self) -> Self:
@@ -176,6 +177,7 @@ class Fakes:
         await self.nats.flush()
 
     def _get(self, query: JobGet, team: str) -> JobDocument:
+        self._lacks()
         self.unread, unread = max(0, self.unread - 1), self.unread
         job = self.jobs.get(query.job_id) if not unread else None
         if job is None or team not in (job.team, subjects.OPERATOR):
@@ -202,7 +204,13 @@ class Fakes:
         events = [e for job in jobs for e in self.told.get(job, []) if e.at_us > after and team in (e.team, "operator")]
         return EventList(events=tuple(sorted(events, key=lambda e: e.at_us)[: query.limit]))
 
+    def _lacks(self) -> None:
+        if self.lacking:
+            self.lacking -= 1
+            raise AskAgain("MongoDB, which keeps jobs' documents, does not answer history: ask again")
+
     def _read(self, query: LogQuery, team: str) -> LogPiece | None:
+        self._lacks()
         text = self.logs.get((query.job_id, query.attempt, query.rank))
         if text is None and query.rank >= self.jobs[query.job_id].devices:
             raise NothingFound(f"{query.job_id} has no rank {query.rank}")

@@ -12,6 +12,7 @@ from libs.client import (
     Baton,
     Conflict,
     Denied,
+    Failed,
     HasEnded,
     Invalid,
     NotFound,
@@ -286,6 +287,30 @@ async def test_logs_go_on_over_attempts_until_the_job_ends(blue: Baton, fakes: F
                 fakes.ended.add((job, 2))
                 await fakes.happens(job, "succeeded")
     assert text == "one\ntwo\n"
+
+
+async def test_logs_that_are_followed_outlast_a_history_whose_store_is_away(
+    blue: Baton, fakes: Fakes, key: str
+) -> None:
+    """Seen: `baton logs -f` ended when MongoDB was away for a moment, in the midst of a run."""
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.starts(job, 1, "one\n")
+    text = ""
+    async with contextlib.aclosing(blue.logs(job, follow=True)) as pieces:
+        async for piece in pieces:
+            text += piece.text
+            if text == "one\n" and not fakes.ended:
+                fakes.lacking = 2
+                fakes.logs[job, 1, 0] += "two\n"
+            elif text == "one\ntwo\n" and not fakes.ended:
+                assert fakes.lacking == 0
+                fakes.ended.add((job, 1))
+                fakes.lacking = 2
+                await fakes.happens(job, "succeeded")
+    assert text == "one\ntwo\n"
+    fakes.lacking = 1
+    with pytest.raises(Failed, match="MongoDB"):
+        [piece async for piece in blue.logs(job)]
 
 
 async def test_a_job_that_never_started_has_no_logs(blue: Baton, fakes: Fakes, key: str) -> None:

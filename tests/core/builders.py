@@ -106,7 +106,9 @@ class World:
         if nodes:
             self.send(*(inbox.NodeRegistered(incarnation=1, inventory=n, lease_s=10) for n in nodes))
 
-    def send(self, *messages: Any, after_us: int = 1000, subject: str = "baton.in.test") -> list[Any]:
+    def send(
+        self, *messages: Any, after_us: int = 1000, subject: str = "baton.in.test", behind: bool = False
+    ) -> list[Any]:
         """Decides `messages` as one batch, commits, and returns the events. A pool that lives writes a record now and then,
         so a long time passes in steps of half a day."""
         while after_us > DAY_US // 2:
@@ -117,7 +119,7 @@ class World:
         for message in messages:
             self._seq += 1
             items.append(_Item(self._seq, self.now_us, message, subject=subject))
-        events = self.decider.decide(items, self.now_us)
+        events = self.decider.decide(items, self.now_us, behind=behind)
         record = LedgerRecord(
             pool="test",
             prev_seq=len(self.records),

@@ -86,6 +86,27 @@ def test_an_input_between_two_ticks_cannot_take_the_ledger_along(wall: Wall) -> 
     assert wall.clock.t_us == START + wall.real_us, "what it went too far was waited out"
 
 
+def test_an_input_after_a_pause_says_that_ledger_time_is_behind_until_a_tick_makes_it_whole(wall: Wall) -> None:
+    wall.ticks(5)
+    wall.real_us += S
+    wall.input()
+    assert not wall.clock.is_behind
+    wall.real_us += 8 * HOUR
+    wall.input()
+    assert wall.clock.is_behind
+    record = LedgerRecord(
+        pool="main", prev_seq=0, prev_hash="", inbox_seq=1, writer="w", events=(), t_us=wall.clock.t_us,
+        wall_us=wall.clock.wall_us, clock=wall.clock.mark,
+    )  # fmt: skip
+    assert LedgerClock.of(record).is_behind, "whoever goes on with the ledger knows it"
+    wall.tick()
+    assert not wall.clock.is_behind
+    wall.set_by_us -= HOUR
+    wall.input()
+    assert not wall.clock.is_behind
+    assert not LedgerClock().input(START).is_behind, "a ledger without ticks follows the wall clock"
+
+
 @pytest.mark.parametrize("silence", [30 * S, 8 * HOUR])
 def test_silence_of_a_machine_that_ran_on_counts_whole_and_is_no_jump(wall: Wall, silence: int) -> None:
     wall.real_us += silence

@@ -43,6 +43,17 @@ def test_a_gang_that_does_not_fit_gets_nothing(world):
     assert int(world.decider.state.fleet.free_milli.sum()) // 1000 >= 12
 
 
+def test_while_ledger_time_is_behind_nothing_is_granted_and_the_next_tick_grants_it_all(world):
+    """Seen: all stood still for 22 minutes; who got devices before the first tick was billed for them."""
+    first, then = job("first", 8), job("then", 8)
+    assert kinds(world.send(first, behind=True)) == ["job.queued"]
+    assert kinds(world.send(then, behind=True)) == ["job.queued"]
+    night_us = 22 * 60 * 1_000_000
+    granted = world.send(inbox.Tick(), after_us=night_us)
+    assert [e.job_id for e in granted if e.kind == "job.granted"] == [first.job_id, then.job_id]
+    assert world.decider.state.jobs[first.job_id].current.granted_us > night_us
+
+
 def test_the_same_submit_twice_is_one_job(world):
     first = job("once")
     assert kinds(world.send(first)) == ["job.queued", "job.granted"]

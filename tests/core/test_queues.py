@@ -46,7 +46,7 @@ EXAMPLE = QueueTree.of([
     [
         ([queue("a", "b"), queue("b", "a")], ("a", "parent"), "cycle: a -> b -> a"),
         ([queue("a", "a")], ("a", "parent"), "cycle: a -> a"),
-        ([queue("a", "resarch"), queue("research")], ("a", "parent"), "no such queue"),
+        ([queue("a", "resarch"), queue("research")], ("a", "parent"), "is no queue of this tree"),
         ([queue("a"), queue("a")], ("a", "name"), "two queues"),
         ([queue("a", guaranteed=5), queue("b", "a", 6)], ("b", "guaranteed.*"), "guaranteed 5 and its children 6"),
         ([queue("a"), queue("b", "a", 1)], ("b", "guaranteed.*"), "guaranteed 0 and its children 1"),

@@ -11,7 +11,7 @@ from libs.bus.queries import QueryError, ask
 from libs.embedded.servers import MONGO
 from schemas.catalog import BY_TYPE
 from schemas.proofs import AuditRead
-from schemas.queries import EventListQuery, JobGet, JobListQuery, LogQuery
+from schemas.queries import ANSWER_S, LOGS_ANSWER_S, EventListQuery, JobGet, JobListQuery, LogQuery
 from tests.history.written import Service, Written, busy_world, until
 from tests.kit.background import ServerInBackground
 
@@ -69,11 +69,11 @@ async def test_who_asks_while_mongo_does_not_answer_is_told_so_while_he_waits(
     await written.write(busy_world(team).records)
     job = next(iter(written.stories()))
     questions = {
-        "get": (GET, JobGet(job_id=job), 5.0),
-        "list": (LIST, JobListQuery(), 5.0),
-        "events": (EVENTS, EventListQuery(job_id=job), 5.0),
-        "logs": (LOGS, LogQuery(job_id=job, attempt=1), 2.0),
-        "audit": (AUDIT, AuditRead(), 5.0),
+        "get": (GET, JobGet(job_id=job), ANSWER_S),
+        "list": (LIST, JobListQuery(), ANSWER_S),
+        "events": (EVENTS, EventListQuery(job_id=job), ANSWER_S),
+        "logs": (LOGS, LogQuery(job_id=job, attempt=1), LOGS_ANSWER_S),
+        "audit": (AUDIT, AuditRead(), ANSWER_S),
     }
 
     async def answer(name: str) -> str:

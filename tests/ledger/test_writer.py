@@ -359,7 +359,7 @@ class Flawed(Toy):
 
     named: ClassVar[bool] = True
 
-    def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]:
+    def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
         for item in inputs:
             if not item.error and isinstance(item.message, inbox.JobAdmitted) and item.message.job_id == job(7):
                 self.waiting.append("torn")
@@ -367,7 +367,7 @@ class Flawed(Toy):
                 if self.named:
                     fault.inbox_seq = item.seq  # type: ignore[attr-defined]
                 raise fault
-        return super().decide(inputs, t_us)
+        return super().decide(inputs, t_us, behind=behind)
 
 
 class FlawedAndSilent(Flawed):
@@ -390,7 +390,7 @@ async def test_an_error_in_a_decision_rejects_the_input_at_fault_and_no_other(wo
 
 
 class Hopeless(Toy):
-    def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]:
+    def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
         raise ZeroDivisionError("always")
 
 

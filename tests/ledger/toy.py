@@ -40,7 +40,7 @@ class Toy:
             self._event(event)
         self.inbox_seq, self.t_us = record.inbox_seq, record.t_us
 
-    def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]:
+    def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
         out: list[Any] = []
         self.record_ends = []
 

@@ -72,7 +72,7 @@ async def test_files_of_a_team_that_leaves_go_and_no_others(tmp_path: Path) -> N
             await until(lambda: cleared(operator, told))
             assert len(lies(home, others)) >= 3
 
-            assert list(await go_on(operator, "red", "it is back")) == ["main"]
+            assert list((await go_on(operator, "red", "it is back")).decided) == ["main"]
             ring = cluster.keyring
             again = Address(cluster.nats_url, ring.team("red"))
             await tell(cluster.nats_url, ring, ["red"])
@@ -97,9 +97,11 @@ async def leaves(cluster: LocalStack, operator: Baton, export: Path) -> int:
     """Which ledger record tells it."""
     steps: dict[str, str] = {}
     asked = Leaving("red", export, "its contract ends", False, 60)
-    records = await offboard(operator, cluster.keyring, asked, steps.__setitem__)
-    assert steps["nodes"] == f"are told by main from record {records['main']} on that its files go"
-    return records["main"]
+    told = await offboard(operator, cluster.keyring, asked, steps.__setitem__)
+    record = told.decided["main"]
+    assert record is not None
+    assert steps["nodes"] == f"are told by main from record {record} on that its files go"
+    return record
 
 
 async def cleared(operator: Baton, record: int) -> bool:

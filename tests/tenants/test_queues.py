@@ -234,7 +234,7 @@ async def budgets_are_applied_shown_held_to_and_topped_up(
     ("text", "line", "words"),
     [
         ("version: 1\nqueues:\n  - name: a\n    parent: b\n  - name: b\n    parent: a\n", 4, "cycle: a -> b -> a"),
-        ("version: 1\nqueues:\n  - name: a\n    parent: nobody\n", 4, "no such queue"),
+        ("version: 1\nqueues:\n  - name: a\n    parent: nobody\n", 4, "is no queue of this tree"),
         ("version: 1\nqueues:\n- name: a\n  guaranteed: 4\n- name: b\n  parent: a\n  guaranteed: 5\n", 7, "parent's to 5"),
         ("version: 1\nqueues:\n  - name: a\n    weight: 0\n", 4, "weight 0"),
         ("version: 1\nqueues:\n  - name: a\n    guaranteed: {H10O: 4}\n", 4, "did you mean H100"),

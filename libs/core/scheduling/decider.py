@@ -148,9 +148,12 @@ class Decider:
         fold.apply_record(self.state, record)
         self._learn(record.events)
 
-    def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
+    def decide(self, inputs: Sequence[Item], t_us: int, *, behind: bool = False) -> list[ledger.LedgerEvent]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
         and withdraws repartitions that were not answered in time.
+
+        While ledger time is `behind` what the next tick will say, nothing is granted: after a night in which all stood still
+        it would be the evening's time, and the night be billed to whoever got the devices first in the morning.
 
         No input and no job can keep the others from being decided: an error met at one rejects the input, or ends the job,
         and is among `faults`. Raises DecisionFailed when the error has left the state half changed."""
@@ -183,7 +186,7 @@ class Decider:
             self._backlog.changes.anything = True
         if self.turns.renumbered():
             self._backlog.changes.order = True
-        self.plan = self._planned(decision, t_us)
+        self.plan = self._planned(decision, t_us) if not behind else cycle.Plan(complete=False)
         for grant in self.plan.grants:
             self._grant(decision, grant)
         if any(isinstance(item.message, inbox.Tick) for item in inputs):

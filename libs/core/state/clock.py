@@ -68,6 +68,14 @@ class LedgerClock:
         """The clock as a record says it."""
         return cls(record.t_us, record.wall_us, record.clock)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the wall clock has gone on since the last tick by more than could be taken on its word: after a pause of
+        everything, the next tick makes it whole, or says that the wall clock was set."""
+        if self.mark is None or self.wall_us is None:
+            return False
+        return self.wall_us - self.mark.wall_us > self.t_us - self.mark.t_us
+
     def input(self, wall_us: int) -> "LedgerClock":
         """The clock after an input other than a tick, stored at `wall_us` by the broker's clock."""
         if self.mark is None:

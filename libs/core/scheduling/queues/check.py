@@ -50,7 +50,7 @@ def _names(queues: Collection[Queue]) -> Iterator[Problem]:
     for queue in queues:
         if queue.parent != ROOT and queue.parent not in names:
             yield Problem(
-                queue.name, "parent", queue.parent, "there is no such queue",
+                queue.name, "parent", queue.parent, "is no queue of this tree",
                 meant(queue.parent, names) + "add it, or leave parent out for a top queue",
             )  # fmt: skip
 
