@@ -124,9 +124,9 @@ takes no more devices of it than it can serve, and a node that does not tell wha
 short on a node, a job has its share of them by `cpu_milli`, or by its devices where that is more
 ([jobs-walls.md](jobs-walls.md#limits)).
 `precision` looks at what hardware computes in; a format that would only be emulated counts as missing, a device model that
-Baton does not know is allowed. Anti-affinity counts both ways: of two jobs with one key the wider level holds, whichever came first. Where an
-operator has capped a rack's power (on each of its nodes: what one says ends with it), a granted device counts its board's
-power limit, a share of one its part.
+Baton does not know is allowed. Anti-affinity counts both ways: of two jobs with one key the wider level holds, whichever
+came first. Where an operator has capped a rack's power (on each of its nodes: what one says ends with it), a granted device
+counts its board's power limit, a share of one its part.
 `limits` is what it may take of a node beside that: processes, open files, `/tmp`, disk. Nothing of it is reserved; it keeps
 a mistake from harming whoever else runs there ([jobs-walls.md](jobs-walls.md#limits)).
 What no node of the pool could ever serve is refused at once, with the value and the fix; everything else waits, and
