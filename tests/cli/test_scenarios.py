@@ -109,7 +109,7 @@ def test_what_does_not_come_to_hold_is_told_with_what_was_seen() -> None:
             small().replace("[ana]}", "[ana]}\n  queues: {version: 1, queues: [{name: a, parent: b}]}"),
             5,
             "parent",
-            "no such queue",
+            "no queue of this tree",
         ),
         (small().replace("run: 20s", "steps: 100"), 6, "when.0.submit.0", "each step has its time"),
         (small().replace("{nodes: 1, devices: 2}", "{nodes: 0}"), 3, "given.fleet.nodes", "at least 1"),
