@@ -34,6 +34,7 @@ from libs.ledger.culprits import Culprits
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.folded import EncodedRecord, FoldedLedger
+from libs.ledger.inbox_lag import InboxLag
 from libs.ledger.inputs import InboxItem
 from libs.ledger.pieces import RECORD_BYTES, Piece, pieces
 from libs.ledger.readers import Declarer
@@ -133,6 +134,7 @@ class LedgerWriter(Generic[D]):
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
         self._culprits = Culprits(pool)
+        self._lag = InboxLag(js, inbox_stream(pool))
         self._no_roll_before = 0.0
         self._full = ""
         self._full_turns = 0
@@ -299,13 +301,15 @@ class LedgerWriter(Generic[D]):
                 looks = partial(unknown_ledger, self._js, self.pool, self.head, item.message.period)
                 why = await self._ledger.patiently(looks)
                 items[place] = replace(item, message=None, error=why) if why else item
+        far = await self._lag.is_far(stored[-1].time_us)
+        self.counters.late += far
         clock, found = timed(self._ledger.clock, items)
         self._ledger.clock, self.settled = clock, False
         self.counters.clock_jumps += len(found)
         self._format = self.format
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
-            events = [*jumps, *self.decider.decide(items, clock.t_us, behind=clock.is_behind)]
+            events = [*jumps, *self.decider.decide(items, clock.t_us, behind=far or clock.is_behind)]
             self._lately.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:
