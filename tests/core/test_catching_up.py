@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from libs.core.state.catching_up import CatchingUp
+from libs.core.state.catching_up import CLOSE_US, CatchingUp
 from libs.core.state.clock import STEP_US
 
 S = 1_000_000
@@ -34,7 +34,7 @@ def waited_us(found: list[tuple[int, bool]]) -> int:
 @pytest.mark.parametrize("times", [2.1, 20])
 def test_after_an_outage_nothing_begins_before_the_present_is_decided(behind_s: float, times: float) -> None:
     found = decisions(behind_s, times)
-    assert all(may_begin == (behind_us <= STEP_US) for behind_us, may_begin in found)
+    assert all(may_begin == (behind_us <= CLOSE_US) for behind_us, may_begin in found)
     assert any(may_begin for _, may_begin in found)
 
 
@@ -49,7 +49,9 @@ def test_whether_it_catches_up_or_not_nothing_waits_for_longer_than_twice_what_i
 
 def test_who_stays_behind_decides_all_after_the_first_round_and_waits_again_when_it_gets_on() -> None:
     steady = [may_begin for _, may_begin in decisions(10, 1.0)]
-    assert [n for n, (one, then) in enumerate(pairwise(steady)) if one != then] == [pytest.approx(10 * S / BATCH_US, abs=2)]
+    assert [n for n, (one, then) in enumerate(pairwise(steady)) if one != then] == [
+        pytest.approx(10 * S / BATCH_US, abs=2)
+    ]
     at = CatchingUp().decides(0, 100 * S).decides(100 * S, 190 * S)
     assert not at.waits
     assert at.decides(190 * S, 235 * S).waits, "half as far behind: the next time it may be there"
@@ -59,5 +61,6 @@ def test_a_few_seconds_are_the_present_and_so_is_a_clock_that_was_set_back() -> 
     assert not CatchingUp().decides(0, STEP_US).waits
     assert CatchingUp().decides(0, STEP_US + 1).waits
     late = CatchingUp().decides(0, 100 * S)
-    assert late.decides(50 * S, 50 * S + STEP_US) == CatchingUp(), "whoever is there begins anew the next time"
+    assert late.decides(50 * S, 50 * S + CLOSE_US + 1).waits, "who was away waits until he is back"
+    assert late.decides(50 * S, 50 * S + CLOSE_US) == CatchingUp()
     assert not CatchingUp().decides(3600 * S, 0).waits

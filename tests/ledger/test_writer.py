@@ -110,6 +110,7 @@ async def test_after_an_outage_of_the_writer_nothing_is_granted_before_the_prese
 ) -> None:
     """Seen: placement was away for a minute; jobs that others had made room for got their devices a minute before they began."""
     monkeypatch.setattr(catching_up, "STEP_US", 100_000)
+    monkeypatch.setattr(catching_up, "CLOSE_US", 100_000)
     first = world.writer("w1", batch=1)
     running = world.start(first)
     await world.put(*(admitted(n) for n in range(DEVICES)))
@@ -140,6 +141,7 @@ async def test_a_writer_that_was_frozen_asks_what_the_inbox_holds_before_it_gran
 ) -> None:
     """What it reads from its socket then was sent to it when nothing else waited."""
     monkeypatch.setattr(catching_up, "STEP_US", 100_000)
+    monkeypatch.setattr(catching_up, "CLOSE_US", 100_000)
     writer = world.writer("w1", batch=1)
     world.start(writer)
     await world.put(admitted(0))
