@@ -108,9 +108,8 @@ async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: 
 async def test_after_an_outage_of_the_writer_nothing_is_granted_before_the_present_is_decided(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen: placement was away for a minute; jobs that others had made room for got their devices a minute before they began."""
+    """Seen: placement was away for a minute; jobs for which others had made room got devices a minute before they began."""
     monkeypatch.setattr(catching_up, "STEP_US", 100_000)
-    monkeypatch.setattr(catching_up, "CLOSE_US", 100_000)
     first = world.writer("w1", batch=1)
     running = world.start(first)
     await world.put(*(admitted(n) for n in range(DEVICES)))
@@ -127,13 +126,13 @@ async def test_after_an_outage_of_the_writer_nothing_is_granted_before_the_prese
     assert told == [
         (5, "job.queued"),
         (6, "devices.freed"),
-        (7, "job.granted"),
         (8, "job.queued"),
         (9, "devices.freed"),
         (9, "job.granted"),
+        (9, "job.granted"),
     ]
-    assert records[2].t_us - records[1].t_us > 100_000, "not of the time at which the device was freed"
-    assert back.counters.late == 2
+    assert records[-1].t_us - records[1].t_us > 100_000, "not of the time at which the device was freed"
+    assert back.counters.late == 4
 
 
 async def test_a_writer_that_was_frozen_asks_what_the_inbox_holds_before_it_grants(
@@ -141,7 +140,6 @@ async def test_a_writer_that_was_frozen_asks_what_the_inbox_holds_before_it_gran
 ) -> None:
     """What it reads from its socket then was sent to it when nothing else waited."""
     monkeypatch.setattr(catching_up, "STEP_US", 100_000)
-    monkeypatch.setattr(catching_up, "CLOSE_US", 100_000)
     writer = world.writer("w1", batch=1)
     world.start(writer)
     await world.put(admitted(0))

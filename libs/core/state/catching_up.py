@@ -6,7 +6,7 @@ granted minutes ago, and the time until the node hears of it, which is now, be b
 
     at most `STEP_US` behind the newest stored input    it decides the present
     more                                                nothing begins until what was stored by now is decided: a round
-    at most `CLOSE_US`, in a round                      it decides the present again
+    in a round, with the newest that is known           it decides the present again
     at the end of a round, at most half as far behind   another round
     at the end of a round, more than half               it is overloaded and not catching up: it decides all in the next round
 
@@ -17,10 +17,6 @@ the lag, nothing waits for longer than twice the time that the writer lay behind
 from dataclasses import dataclass, replace
 
 from libs.core.state.clock import STEP_US
-
-
-CLOSE_US = 1_000_000
-"""So near to the newest input who was away is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class CatchingUp:
     def decides(self, input_us: int, newest_us: int) -> "CatchingUp":
         """At a decision whose last input was stored at `input_us`. The newest that is known of was stored at `newest_us`."""
         behind_us = newest_us - input_us
-        if behind_us <= (CLOSE_US if self.until_us else STEP_US):
+        if behind_us <= (0 if self.until_us else STEP_US):
             return CatchingUp()
         if not self.until_us:
             return CatchingUp(newest_us, behind_us, waits=True)
