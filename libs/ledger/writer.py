@@ -58,6 +58,7 @@ MAX_RECORD_BYTES = 900 * 1024
 """A decision that is larger takes several records."""
 
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
+_SPAN_US = 1_000_000  # in which those of one decision were stored: it has one time, until which is billed what they end
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
 _BUSY_S = 0.1
 _BUSY_EVENTS = 50
@@ -251,7 +252,8 @@ class LedgerWriter(Generic[D]):
         await self._ledger.settle()
         if self._full and not await self._make_room():
             return
-        self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.decider.inbox_seq, may_expire=True)
+        stream, after = inbox_stream(self.pool), self.decider.inbox_seq
+        self._inbox = inbox = Tail(self._js, stream, after, may_expire=True, span_us=_SPAN_US)
         try:
             while True:
                 stored = await self._gather(inbox)
@@ -287,7 +289,12 @@ class LedgerWriter(Generic[D]):
             if not inbox.lag:
                 await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
             wait_s = max(0.0, now + self._linger_s - loop.time()) if inbox.lag else 0.0
-            more = await inbox.messages(self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size)
+            first_us = stored[0].time_us if stored else None
+            if first_us is not None and inbox.is_beyond(first_us):
+                break
+            more = await inbox.messages(
+                self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size, first_us=first_us
+            )
             stored += more
             size += sum(len(s.payload) for s in more)
         return stored

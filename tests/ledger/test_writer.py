@@ -135,6 +135,26 @@ async def test_after_an_outage_of_the_writer_nothing_is_granted_before_the_prese
     assert back.counters.late == 4
 
 
+async def test_inputs_of_a_long_time_are_decided_with_the_times_of_each(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: 256 inputs of an outage were one decision, of the last one's time; what the first ended was billed until then."""
+    monkeypatch.setattr(writer_module, "_SPAN_US", 100_000)
+    monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 0)  # each waits for company
+    await world.put(admitted(0))
+    await asyncio.sleep(0.2)
+    await world.put(*(inbox.Tick() for _ in range(3)), cancelled(0))
+    await asyncio.sleep(0.2)
+    await world.put(admitted(1))
+    writer = world.writer("w1")
+    world.start(writer)
+    await world.decided(writer)
+    records = [entry.record for entry in await world.entries()]
+    assert [record.inbox_seq for record in records] == [1, 5, 6]
+    assert records[1].t_us - records[0].t_us >= 200_000
+    assert records[2].t_us - records[1].t_us >= 200_000
+
+
 async def test_a_writer_that_was_frozen_asks_what_the_inbox_holds_before_it_grants(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
