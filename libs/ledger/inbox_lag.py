@@ -29,6 +29,7 @@ class InboxLag:
         self._stream = stream
         self._newest_us = 0
         self._looked_s: float | None = None
+        self._unknown = False
         self._catching_up = CatchingUp()
 
     async def is_far(self, input_us: int) -> bool:
@@ -41,8 +42,11 @@ class InboxLag:
             except ConnectionClosedError:
                 raise
             except AWAY as error:
-                log.warning("stream %s does not say what it holds, and nothing is granted: %r", self._stream, error)
+                if not self._unknown:
+                    log.warning("stream %s does not say what it holds, and nothing is granted: %r", self._stream, error)
+                self._unknown = True
                 return True
+            self._unknown = False
             self._looked_s, self._newest_us = now_s, stamp_us(told["state"]["last_ts"])
         before, self._catching_up = self._catching_up, self._catching_up.decides(input_us, self._newest_us)
         self._tell(before)
