@@ -90,12 +90,13 @@ def received_of(message: Msg) -> Received:
         payload=message.data,
         stream=headers[STREAM],
         stream_seq=int(headers[SEQUENCE]),
-        time_us=_micros(headers[TIME]),
+        time_us=stamp_us(headers[TIME]),
     )
 
 
-def _micros(stamp: str) -> int:
-    """RFC 3339 with up to nine decimals, as the broker writes it; what is smaller than a microsecond is cut off."""
+def stamp_us(stamp: str) -> int:
+    """Microseconds since the epoch. `stamp`: RFC 3339 with up to nine decimals, as the broker writes it; what is smaller than a
+    microsecond is cut off."""
     whole, _, rest = stamp.removesuffix("Z").partition(".")
     seconds = (datetime.fromisoformat(whole).replace(tzinfo=UTC) - _EPOCH) // timedelta(seconds=1)
     return seconds * 1_000_000 + int(rest[:6].ljust(6, "0") or 0)

@@ -14,8 +14,9 @@ class RecordDecider(Protocol):
 
     `decide` changes the state as if its events were committed already. If the commit is refused, or `decide` raises, the
     writer throws the decider away and folds a new one. An error whose `inbox_seq` is that of an input was met at that input.
-    `behind`: ledger time lags what the next tick will say, so nothing may begin now that is measured from now on. A decision
-    without events changes `inbox_seq` and `t_us` only. `record_ends` and `faults` are of the last decision.
+    `behind`: ledger time lags what the next tick will say, or what the inbox holds, so nothing may begin now that is measured
+    from now on. A decision without events changes `inbox_seq` and `t_us` only. `record_ends` and `faults` are of the last
+    decision.
     """
 
     @property
@@ -65,6 +66,7 @@ class Counters:
     voids: int = 0
     expired: int = 0
     clock_jumps: int = 0
+    late: int = 0
     hook_failures: int = 0
     faults: int = 0
     unknown_observations: int = 0

@@ -66,7 +66,7 @@ class Tail:
 
     With `may_expire` false such a loss raises LedgerGap instead. `check` is awaited whenever the consumer is (re)made;
     what it raises, `messages` raises. `where`, if given, is asked before that for the stream of the message after `position`:
-    what is read may lie in several streams, one after the other.
+    what is read may lie in several streams, one after the other. The messages of one batch were stored within `span_us`.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Tail:
         check: Callable[[], Awaitable[None]] | None = None,
         where: Callable[[], Awaitable[str]] | None = None,
         ahead: int = 2048,
+        span_us: int | None = None,
     ) -> None:
         self.stream = stream
         self.position = position
@@ -91,6 +92,7 @@ class Tail:
         self._check = check
         self._where = where
         self._ahead = ahead
+        self._span_us = span_us
         self._known_last = position
         self._reading: _Reading | None = None
 
@@ -103,9 +105,19 @@ class Tail:
             known = max(known, told.seq + told.pending)
         return max(0, known - self.position)
 
-    async def messages(self, limit: int, wait_s: float, *, max_bytes: int = _MAX_BYTES) -> list[Stored]:
+    def is_beyond(self, first_us: int) -> bool:
+        """Whether the next message was stored too long after `first_us` to be in one batch with that one."""
+        reading = self._reading
+        if reading is None or not reading.queue or self._span_us is None:
+            return False
+        return reading.queue[0][0].time_us - first_us > self._span_us
+
+    async def messages(
+        self, limit: int, wait_s: float, *, max_bytes: int = _MAX_BYTES, first_us: int | None = None
+    ) -> list[Stored]:
         """The next messages, at most `limit`, and one or no more than `max_bytes` of payload; empty when none came
-        within `wait_s`. A broker that is away is waited for as long; `problem` then says what is wrong.
+        within `wait_s`. A broker that is away is waited for as long; `problem` then says what is wrong. `first_us`: they are
+        added to a batch whose first message was stored then; empty when none may be.
 
         Raises:
             LedgerRewound: the stream ends before what was already read.
@@ -128,7 +140,9 @@ class Tail:
                 continue
             await self._ask(reading)
             # From here to the return nothing is awaited: a cancelled caller has either all of a batch or none of it.
-            if batch := self._take(reading, limit, max_bytes):
+            if (batch := self._take(reading, limit, max_bytes, first_us)) or (
+                first_us is not None and self.is_beyond(first_us)
+            ):
                 return batch
             if reason := _why_dead(reading, loop.time()):
                 await self._drop(reason)
@@ -139,7 +153,7 @@ class Tail:
             left = end - loop.time()
             if left <= 0:
                 await asyncio.sleep(0)  # a caller that polls without waiting must not keep the messages from coming in
-                return self._take(reading, limit, max_bytes) if self._reading is reading else []
+                return self._take(reading, limit, max_bytes, first_us) if self._reading is reading else []
             await _news(reading, min(left, until_turn(_LOOK_S)))
 
     async def come(self, wait_s: float) -> bool:
@@ -223,7 +237,7 @@ class Tail:
 
     # ------------------------------------------------------------------------------------------------- the messages
 
-    def _take(self, reading: _Reading, limit: int, max_bytes: int) -> list[Stored]:
+    def _take(self, reading: _Reading, limit: int, max_bytes: int, first_us: int | None) -> list[Stored]:
         """Messages from the queue up to a jump of the stream's numbers: what is behind it stays in the queue."""
         out: list[Stored] = []
         size = 0
@@ -231,6 +245,9 @@ class Tail:
             (_, _, seq, _, time_us, pending), message = reading.queue[0]
             size += len(message.data)
             if seq != self.position + 1 or (out and size > max_bytes):
+                break
+            first_us = time_us if first_us is None else first_us
+            if self._span_us is not None and time_us - first_us > self._span_us:
                 break
             reading.queue.popleft()
             self.position = seq

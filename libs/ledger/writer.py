@@ -34,6 +34,7 @@ from libs.ledger.culprits import Culprits
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.folded import EncodedRecord, FoldedLedger
+from libs.ledger.inbox_lag import InboxLag
 from libs.ledger.inputs import InboxItem
 from libs.ledger.pieces import RECORD_BYTES, Piece, pieces
 from libs.ledger.readers import Declarer
@@ -57,6 +58,7 @@ MAX_RECORD_BYTES = 900 * 1024
 """A decision that is larger takes several records."""
 
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
+_SPAN_US = 1_000_000  # in which those of one decision were stored: it has one time, until which is billed what they end
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
 _BUSY_S = 0.1
 _BUSY_EVENTS = 50
@@ -133,6 +135,7 @@ class LedgerWriter(Generic[D]):
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
         self._culprits = Culprits(pool)
+        self._lag = InboxLag(js, inbox_stream(pool))
         self._no_roll_before = 0.0
         self._full = ""
         self._full_turns = 0
@@ -249,7 +252,8 @@ class LedgerWriter(Generic[D]):
         await self._ledger.settle()
         if self._full and not await self._make_room():
             return
-        self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.decider.inbox_seq, may_expire=True)
+        stream, after = inbox_stream(self.pool), self.decider.inbox_seq
+        self._inbox = inbox = Tail(self._js, stream, after, may_expire=True, span_us=_SPAN_US)
         try:
             while True:
                 stored = await self._gather(inbox)
@@ -285,7 +289,12 @@ class LedgerWriter(Generic[D]):
             if not inbox.lag:
                 await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
             wait_s = max(0.0, now + self._linger_s - loop.time()) if inbox.lag else 0.0
-            more = await inbox.messages(self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size)
+            first_us = stored[0].time_us if stored else None
+            if first_us is not None and inbox.is_beyond(first_us):
+                break
+            more = await inbox.messages(
+                self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size, first_us=first_us
+            )
             stored += more
             size += sum(len(s.payload) for s in more)
         return stored
@@ -299,13 +308,15 @@ class LedgerWriter(Generic[D]):
                 looks = partial(unknown_ledger, self._js, self.pool, self.head, item.message.period)
                 why = await self._ledger.patiently(looks)
                 items[place] = replace(item, message=None, error=why) if why else item
+        far = await self._lag.is_far(stored[-1].time_us)
+        self.counters.late += far
         clock, found = timed(self._ledger.clock, items)
         self._ledger.clock, self.settled = clock, False
         self.counters.clock_jumps += len(found)
         self._format = self.format
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
-            events = [*jumps, *self.decider.decide(items, clock.t_us, behind=clock.is_behind)]
+            events = [*jumps, *self.decider.decide(items, clock.t_us, behind=far or clock.is_behind)]
             self._lately.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:

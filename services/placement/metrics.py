@@ -20,6 +20,7 @@ _TEXTS = {
     "baton_writer_takeovers": "times that it began to lead",
     "baton_writer_voids": "records that do not continue the chain",
     "baton_writer_expired": "inputs that left the inbox before they were decided",
+    "baton_writer_late": "decisions in which nothing was granted, for their inputs were far behind what the inbox holds",
     "baton_writer_clock_jumps": "times that the broker's clock was set",
     "baton_writer_unknown_observations": "what nodes observed of kinds that this version does not know, left out",
     "baton_writer_hook_failures": "errors in what follows a commit: telling nodes, answering",

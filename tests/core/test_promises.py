@@ -44,6 +44,15 @@ def test_the_first_gang_that_waits_is_told_once_when_it_starts(order: str | None
     w.check()
 
 
+def test_while_ledger_time_is_behind_nothing_is_promised() -> None:
+    """A promise of an old time is late when it is told."""
+    w = full()
+    w.submit(job("gang", 8))
+    assert w.send(inbox.Tick(), after_us=S, behind=True) == []
+    (told,) = tick(w)
+    assert told.promise.p50_us > w.now_us
+
+
 def test_a_gang_of_two_nodes_is_told_as_well_and_a_single_device_is_not() -> None:
     w = full()
     w.submit(job("single", 1))

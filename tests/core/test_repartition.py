@@ -137,6 +137,17 @@ def test_who_waits_long_enough_gets_a_board_cut_around_what_runs() -> None:
     world.check()
 
 
+def test_while_ledger_time_is_behind_no_board_is_cut_and_none_that_was_asked_for_is_withdrawn() -> None:
+    """Asked for with an old time, its node would seem not to have answered for minutes when it has just heard of it."""
+    world, _ = one_busy()
+    world.submit(ask("waits", THREE))
+    assert world.send(inbox.Tick(), after_us=60 * SECOND, behind=True) == []
+    (recut,) = tick(world, 1)
+    assert world.send(inbox.Tick(), after_us=3600 * SECOND, behind=True) == []
+    carry_out(world, recut)
+    world.check()
+
+
 def test_a_board_that_is_being_cut_is_not_cut_for_another_however_long_it_takes() -> None:
     world = World(cut("n0", {"b0": ONES}))
     first = world.submit(ask("first", THREE))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
@@ -11,6 +12,8 @@ from nats.errors import TimeoutError as NatsTimeout
 from libs.bus import messages
 from libs.bus.dead import STACK
 from libs.bus.lately import Lately
+from libs.bus.outbox import Outbox
+from libs.core.state import catching_up
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
@@ -22,7 +25,7 @@ from schemas.ledger import LedgerRecord
 from schemas.prices import ClosedPeriod
 from schemas.subjects import DEAD, ledger
 from tests.kit.waiting import until
-from tests.ledger.toy import Toy, admitted, cancelled, job
+from tests.ledger.toy import DEVICES, Toy, admitted, cancelled, job
 from tests.ledger.world import POOL, World, input_message
 
 
@@ -40,6 +43,22 @@ class Interposed:
         if subject != ledger(POOL):
             return await self._inner.publish(subject, payload, **options)
         return await self._append(lambda: self._inner.publish(subject, payload, **options))
+
+
+class Silent:
+    """A JetStream context that is told nothing of what a stream holds now, until it is `told`."""
+
+    def __init__(self, js: Any, told: asyncio.Event) -> None:
+        self._inner = js
+        self._told = told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def _api_request(self, subject: str, *args: Any, **options: Any) -> Any:
+        if not self._told.is_set():
+            raise TimeoutError
+        return await self._inner._api_request(subject, *args, **options)
 
 
 async def test_inputs_are_decided_in_order_and_once(world: World) -> None:
@@ -84,6 +103,96 @@ async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: 
     assert all(e.record.t_us <= e.time_us for e in entries)
     assert len(entries) >= 4
     assert entries[-1].record.inbox_seq == 10
+
+
+async def test_after_an_outage_of_the_writer_nothing_is_granted_before_the_present_is_decided(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: placement was away for a minute; jobs for which others had made room got devices a minute before they began."""
+    monkeypatch.setattr(catching_up, "STEP_US", 100_000)
+    first = world.writer("w1", batch=1)
+    running = world.start(first)
+    await world.put(*(admitted(n) for n in range(DEVICES)))
+    await world.decided(first)
+    await world.stop(running)
+    await world.put(admitted(4), cancelled(0))
+    await asyncio.sleep(0.2)
+    await world.put(inbox.Tick(), admitted(5), cancelled(1))
+    back = world.writer("w2", batch=1)
+    world.start(back)
+    await world.decided(back)
+    records = [entry.record for entry in await world.entries()][DEVICES:]
+    told = [(record.inbox_seq, event.kind) for record in records for event in record.events]
+    assert told == [
+        (5, "job.queued"),
+        (6, "devices.freed"),
+        (8, "job.queued"),
+        (9, "devices.freed"),
+        (9, "job.granted"),
+        (9, "job.granted"),
+    ]
+    assert records[-1].t_us - records[1].t_us > 100_000, "not of the time at which the device was freed"
+    assert back.counters.late == 4
+
+
+async def test_inputs_of_a_long_time_are_decided_with_the_times_of_each(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: 256 inputs of an outage were one decision, of the last one's time; what the first ended was billed until then."""
+    monkeypatch.setattr(writer_module, "_SPAN_US", 100_000)
+    monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 0)  # each waits for company
+    await world.put(admitted(0))
+    await asyncio.sleep(0.2)
+    await world.put(*(inbox.Tick() for _ in range(3)), cancelled(0))
+    await asyncio.sleep(0.2)
+    await world.put(admitted(1))
+    writer = world.writer("w1")
+    world.start(writer)
+    await world.decided(writer)
+    records = [entry.record for entry in await world.entries()]
+    assert [record.inbox_seq for record in records] == [1, 5, 6]
+    assert records[1].t_us - records[0].t_us >= 200_000
+    assert records[2].t_us - records[1].t_us >= 200_000
+
+
+async def test_a_writer_that_was_frozen_asks_what_the_inbox_holds_before_it_grants(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reads from its socket then was sent to it when nothing else waited."""
+    monkeypatch.setattr(catching_up, "STEP_US", 100_000)
+    writer = world.writer("w1", batch=1)
+    world.start(writer)
+    await world.put(admitted(0))
+    await world.decided(writer)
+
+    async def puts() -> None:
+        nats = await world.broker.connect()
+        for number, cause in ((1, "frozen 1"), (2, "frozen 2")):
+            await Outbox(nats.jetstream()).publish_many([input_message(admitted(number), cause)])
+            await asyncio.sleep(1.0)
+        await nats.close()
+
+    others = Thread(target=lambda: asyncio.run(puts()))
+    others.start()
+    others.join()  # nothing else runs in this loop meanwhile
+    world.inputs += 2
+    await world.decided(writer)
+    records = [entry.record for entry in await world.entries()]
+    told = [(record.inbox_seq, event.kind) for record in records for event in record.events]
+    assert told[2:] == [(2, "job.queued"), (3, "job.queued"), (3, "job.granted"), (3, "job.granted")]
+
+
+async def test_a_broker_that_does_not_say_what_the_inbox_holds_delays_grants_and_nothing_else(world: World) -> None:
+    told = asyncio.Event()
+    writer = world.writer("w1", Silent(world.js, told))  # type: ignore[arg-type]
+    world.start(writer)
+    await world.put(admitted(0))
+    await world.decided(writer)
+    assert [[event.kind for event in entry.record.events] for entry in await world.entries()] == [["job.queued"]]
+    told.set()
+    await world.put(inbox.Tick())
+    await world.decided(writer)
+    assert [event.kind for event in (await world.entries())[1].record.events] == ["job.granted"]
 
 
 async def test_the_format_of_the_ledger_never_goes_back_whatever_a_successor_was_told(world: World) -> None:

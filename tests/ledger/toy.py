@@ -67,7 +67,7 @@ class Toy:
                     pass
             may_end_here()
         free = [d for d in (f"dev-{i}" for i in range(DEVICES)) if d not in self.holder]
-        for device, job in zip(free, list(self.waiting), strict=False):
+        for device, job in zip(free, list(self.waiting) if not behind else (), strict=False):
             emit(granted(job, device))
             may_end_here()
         self.t_us = t_us

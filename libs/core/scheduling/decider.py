@@ -152,8 +152,9 @@ class Decider:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
         and withdraws repartitions that were not answered in time.
 
-        While ledger time is `behind` what the next tick will say, nothing is granted: after a night in which all stood still
-        it would be the evening's time, and the night be billed to whoever got the devices first in the morning.
+        While ledger time is `behind` (what the next tick will say, or what the inbox holds), nothing begins: no grant, no
+        promise, no repartition. After a night in which all stood still, or the writer alone, it would be the evening's time,
+        and the night be billed to whoever got the devices first in the morning.
 
         No input and no job can keep the others from being decided: an error met at one rejects the input, or ends the job,
         and is among `faults`. Raises DecisionFailed when the error has left the state half changed."""
@@ -189,7 +190,7 @@ class Decider:
         self.plan = self._planned(decision, t_us) if not behind else cycle.Plan(complete=False)
         for grant in self.plan.grants:
             self._grant(decision, grant)
-        if any(isinstance(item.message, inbox.Tick) for item in inputs):
+        if not behind and any(isinstance(item.message, inbox.Tick) for item in inputs):
             self._repartition(decision, t_us)
             self._promise(decision, t_us)
             if self.plan.complete:

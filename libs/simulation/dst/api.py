@@ -3,11 +3,11 @@
 import base64
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from libs.simulation.dst.consumer import Consumer
-from libs.simulation.dst.stream import StoredMessage, Stream
+from libs.simulation.dst.stream import StoredMessage, Stream, iso
 from libs.simulation.dst.subjects import matches, meet
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Api:
         kept = self._found(self._stream(rest[0]), body)
         if kept is None:
             raise ApiError(*_NO_MESSAGE)
-        message = {"subject": kept.subject, "seq": kept.seq, "time": _iso(kept.time_us)}
+        message = {"subject": kept.subject, "seq": kept.seq, "time": iso(kept.time_us)}
         message["data"] = base64.b64encode(kept.data).decode()
         if kept.headers:
             lines = "".join(f"{k}: {v}\r\n" for k, v in kept.headers.items())
@@ -264,10 +264,6 @@ class Api:
         consumer.ask(reply, json.loads(data) if data else {"batch": 1})
 
 
-def _iso(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
-
-
 def _us(text: str) -> int:
     return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1e6)
 
@@ -278,5 +274,5 @@ def _shown(stream: Stream, kept: StoredMessage) -> dict[str, str]:
         "Nats-Stream": stream.name,
         "Nats-Subject": kept.subject,
         "Nats-Sequence": str(kept.seq),
-        "Nats-Time-Stamp": _iso(kept.time_us),
+        "Nats-Time-Stamp": iso(kept.time_us),
     }

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from libs.simulation.dst.subjects import matches
@@ -183,5 +184,10 @@ class Stream:
         """As JSON."""
         return (
             f'{{"messages": {len(self.messages)}, "bytes": {self.size}, "first_seq": {self.first_seq}, '
-            f'"last_seq": {self.last_seq}, "consumer_count": 0}}'
+            f'"last_seq": {self.last_seq}, "last_ts": "{iso(max(0, self._last_us))}", "consumer_count": 0}}'
         )
+
+
+def iso(time_us: int) -> str:
+    """As the broker writes moments."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
