@@ -1,9 +1,10 @@
 """One service process: a FastStream application behind uvicorn, with probes, metrics and background tasks.
 
 Order at start: the HTTP port is taken; the lifespan connects its clients and starts its tasks, and probes are answered; what
-comes `first` is done; the broker's subscribers start. Order at stop (SIGTERM, SIGINT): the subscribers stop reading and finish what they have, the
-broker's connection is drained, then the lifespan ends: tasks are cancelled, its own connections closed. So what a lifespan
-opens is usable by handlers to the end; tasks must not use the broker's connection but the lifespan's own.
+comes `first` is done; the broker's subscribers start. Order at stop (SIGTERM, SIGINT): the subscribers stop reading and
+finish what they have, the broker's connection is drained, then the lifespan ends: tasks are cancelled, its own connections
+closed. So what a lifespan opens is usable by handlers to the end; tasks must not use the broker's connection but the
+lifespan's own.
 """
 
 import asyncio
@@ -188,8 +189,8 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Before anything begins: a service that began, and then found that others have its port, would end in good order, and of an
-    agent that is the end of its node's work. Ends the process where it cannot be had."""
+    """Before anything begins: a service that began, and then found that others have its port, would end in good order, and of
+    an agent that is the end of its node's work. Ends the process where it cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -174,7 +174,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         settings.quick_cgroups,
     )
     teams = host.state.path / "teams.json"
-    around = JobWalls(keeper, view, teams, settings.teams_without_walls, shares_cpu=cpu_base is not None)
+    several, port = settings.teams_without_walls, settings.http_port
+    around = JobWalls(keeper, view, teams, several, shares_cpu=cpu_base is not None, http_port=port)
     keeper.on_found = around.say
     return Launcher(
         state=host.state,
