@@ -331,7 +331,7 @@ def lacking(http_port: int = 0) -> list[str]:
     """What this machine's settings leave for one job to take, and how they are mended. `http_port`: the agent's own, 0: another
     at each start. Without root jobs are the agent's own user, and no port is kept from them."""
     out = []
-    if http_port >= first_port_of_all() and os.geteuid() == 0:
+    if http_port and os.geteuid() == 0 and http_port >= first_port_of_all():
         out.append(
             f"a job may bind the agent's port {http_port} while it is restarted, be asked for metrics in its place, and keep "
             "it from coming back: BATON_HTTP_PORT below 1024 is for root alone"
