@@ -1,9 +1,10 @@
 """One service process: a FastStream application behind uvicorn, with probes, metrics and background tasks.
 
-Order at start: the lifespan connects its clients and starts its tasks, and probes are answered; what comes `first` is done; the
-broker's subscribers start. Order at stop (SIGTERM, SIGINT): the subscribers stop reading and finish what they have, the
-broker's connection is drained, then the lifespan ends: tasks are cancelled, its own connections closed. So what a lifespan
-opens is usable by handlers to the end; tasks must not use the broker's connection but the lifespan's own.
+Order at start: the HTTP port is taken; the lifespan connects its clients and starts its tasks, and probes are answered; what
+comes `first` is done; the broker's subscribers start. Order at stop (SIGTERM, SIGINT): the subscribers stop reading and
+finish what they have, the broker's connection is drained, then the lifespan ends: tasks are cancelled, its own connections
+closed. So what a lifespan opens is usable by handlers to the end; tasks must not use the broker's connection but the
+lifespan's own.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -59,6 +61,9 @@ _SESSION_NICENESS = Path("/proc/self/autogroup")
 _SESSION_TRIES = 30
 _SESSION_AGAIN_S = 0.1
 """Of all processes without root, one may write there in so long."""
+
+_BACKLOG = 2048
+"""Connections that nobody has taken yet: uvicorn's own number."""
 
 _STOP_S = 20
 """How long a stop may take before open HTTP requests are cut."""
@@ -166,13 +171,14 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
         timeout_graceful_shutdown=_STOP_S,
     )
     port_file = settings.state_dir / f"{name}.http" if settings.state_dir else None
+    listening = _listening(settings.http_host, settings.http_port)
     server = _Server(config, port_file, yields=yields)
     # uvicorn raises a captured signal again once it has stopped in good order: make that a normal end, not a death.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     failed = True
     try:
-        server.run()
+        server.run([listening])
         failed = not server.started
     except SystemExit as end:
         failed = bool(end.code)
@@ -180,6 +186,22 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
         if port_file is not None:
             port_file.unlink(missing_ok=True)
     exit_now(FAILED_EXIT_CODE if failed else 0)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Before anything begins: a service that began, and then found that others have its port, would end in good order, and of
+    an agent that is the end of its node's work. Ends the process where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as e:
+        log.critical(
+            "nothing was begun: no HTTP at %s:%d (%s): end who has it, or set BATON_HTTP_PORT, best below 1024 where jobs run",
+            host,
+            port,
+            e.strerror or e,
+        )
+        exit_now(FAILED_EXIT_CODE)
 
 
 async def _yield_to_sessions() -> None:

@@ -49,6 +49,8 @@ from services.agent.view import view_of
 log = logging.getLogger("baton.agent")
 
 DRAIN_S = 5.0
+_OF_DISK = 10
+"""A tenth of it may be output of attempts that have ended."""
 _MIB = 1024 * 1024
 
 
@@ -159,6 +161,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         await asyncio.to_thread(sweep, host.state, roots, host.group_base)
         await asyncio.to_thread(_remove_left, bases, roots)
 
+    disk = shutil.disk_usage(workdir).total
     workdir, checkpoints = workdir.resolve(), (settings.checkpoints or state_dir / "checkpoints").resolve()
     own = [state_dir, workdir, checkpoints, *([settings.nats_creds.parent] if settings.nats_creds else [])]
     view = view_of(own, settings)
@@ -171,7 +174,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         settings.quick_cgroups,
     )
     teams = host.state.path / "teams.json"
-    around = JobWalls(keeper, view, teams, settings.teams_without_walls, shares_cpu=cpu_base is not None)
+    several, port = settings.teams_without_walls, settings.http_port
+    around = JobWalls(keeper, view, teams, several, shares_cpu=cpu_base is not None, http_port=port)
     keeper.on_found = around.say
     return Launcher(
         state=host.state,
@@ -179,7 +183,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         workdir=workdir,
         checkpoints=checkpoints,
         owners=Owners(checkpoints, settings.pool, shared=settings.checkpoints is not None),
-        logs=LogStore(workdir, settings.keep_attempts),
+        logs=LogStore(workdir, settings.keep_attempts, disk // _OF_DISK),
         keeper=keeper,
         walls=around,
         timers=Timers(),
@@ -194,7 +198,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         memory_base=memory_base,
         process_base=process_base,
         cpu_base=cpu_base,
-        job_disk=settings.job_disk_mib * _MIB or shutil.disk_usage(workdir).total // 2,
+        job_disk=settings.job_disk_mib * _MIB or disk // 2,
         job_sockets=settings.job_sockets or len(local_ports()) // 2,
         job_gang_ports=settings.job_gang_ports or most_each(),
     )

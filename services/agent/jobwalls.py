@@ -31,13 +31,20 @@ SAID = "walls"
 
 class JobWalls:
     """Of one agent. `teams`: a file with the teams that it has served, by what tells their processes apart. `shares_cpu`: each
-    attempt has its share of the processors."""
+    attempt has its share of the processors. `http_port`: the agent's own, that somebody chose."""
 
     def __init__(
-        self, keeper: KeeperClient, view: JobView, teams: Path, several: bool, *, shares_cpu: bool = True
+        self,
+        keeper: KeeperClient,
+        view: JobView,
+        teams: Path,
+        several: bool,
+        *,
+        shares_cpu: bool = True,
+        http_port: int = 0,
     ) -> None:
         self._keeper, self._view, self._file, self._several = keeper, view, teams, several
-        self._shares_cpu = shares_cpu
+        self._shares_cpu, self._http_port = shares_cpu, http_port
         self._teams: dict[str, str] = _read(teams)
         """User id -> team; and "" -> the one team of a node without walls."""
 
@@ -66,7 +73,7 @@ class JobWalls:
 
     def _lacks(self) -> list[str]:
         no_shares = "" if self._shares_cpu else _NO_SHARES
-        return [text for text in (self._keeper.why, no_shares, *lacks()) if text]
+        return [text for text in (self._keeper.why, no_shares, *lacks(self._http_port)) if text]
 
     def no_walls_for(self, network: Network) -> str:
         """Why jobs that may have no network are not run here, or ""."""
@@ -147,7 +154,7 @@ class JobWalls:
         return views.spec(self._view, uid, gid, arguments, network, limits, prepared=prepared)
 
 
-def lacks() -> list[str]:
+def lacks(http_port: int = 0) -> list[str]:
     """What this machine's kernel does not know, of what keeps jobs apart, and what its settings leave to one job."""
     unknown = [
         text
@@ -157,7 +164,7 @@ def lacks() -> list[str]:
         )
         if not there
     ]
-    return unknown + shared.lacking()
+    return unknown + shared.lacking(http_port)
 
 
 def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:

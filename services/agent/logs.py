@@ -9,6 +9,9 @@ enter. What is read there is read without following a link.
 import json
 import os
 import re
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +28,8 @@ ACKNOWLEDGEMENT = ".baton-rank-{rank}.json"
 """In an attempt's home: a folder for it would cost as much as the home (docs/decisions/0094)."""
 _META = "attempt.json"
 """Earlier versions had a file for whose an attempt is, and a folder for each job, attempt and output."""
+_Ended = tuple[str, int, str]
+"""Job, attempt, team."""
 _NAMED = re.compile(rf"({JOB_ID_PATTERN})\.([1-9][0-9]{{0,17}})\.([a-z0-9-]*)")
 
 
@@ -45,10 +50,11 @@ class Begun(NamedTuple):
 
 class LogStore:
     """Where attempts keep their files: the job's in `<root>/<job id>.<attempt>/`, the agent's in
-    `<root>/.agent/<job id>.<attempt>.<team>/`. Old ones are removed, newest `keep` stay."""
+    `<root>/.agent/<job id>.<attempt>.<team>/`. Of those that ended so many stay, `keep`, and so much of their output, `bytes`;
+    of more the oldest of the team that has most are removed, so that no team's many short jobs take away what others' wrote."""
 
-    def __init__(self, root: Path, keep: int) -> None:
-        self._root, self._keep = root, keep
+    def __init__(self, root: Path, keep: int, bytes: int = sys.maxsize) -> None:
+        self._root, self._keep, self._bytes = root, keep, bytes
         self._own = root / OWN
         self._live: set[tuple[str, int, int]] = set()
         self._teams: dict[tuple[str, int], str] = {}
@@ -112,11 +118,21 @@ class LogStore:
         (self._live.add if live else self._live.discard)((job_id, attempt, rank))
 
     def prune(self) -> list[Path]:
-        """The folders of ended attempts beyond the newest `keep`, for removal by the caller (it may take long)."""
-        old = sorted(self._ended(), reverse=True)[self._keep :]
-        for _, job_id, attempt, _ in old:
+        """The folders of ended attempts that are too many, for removal by the caller (it may take long)."""
+        by_team: dict[str, deque[_Ended]] = {}
+        for _, job_id, attempt, team in sorted(self._ended()):
+            by_team.setdefault(team, deque()).append((job_id, attempt, team))
+        old = _beyond(by_team, self._keep, lambda _: 1)
+        old += _beyond(by_team, self._bytes, self._written)
+        for job_id, attempt, _ in old:
             self._teams.pop((job_id, attempt), None)
-        return [folder for _, job_id, attempt, team in old for folder in self.folders(job_id, attempt, team)]
+        return [folder for one in old for folder in self.folders(*one)]
+
+    def _written(self, one: _Ended) -> int:
+        """Bytes of an attempt's output."""
+        with suppress(OSError), os.scandir(self._own / folder_name(*one)) as found:
+            return sum(file.stat(follow_symlinks=False).st_size for file in found)
+        return 0
 
     def folders(self, job_id: str, attempt: int, team: str) -> tuple[Path, ...]:
         """All that may lie here of an attempt. The last one says whose it is: it is to be removed after the others."""
@@ -197,6 +213,20 @@ class LogStore:
         if (known := self._teams.get((job_id, attempt))) is not None:
             return known
         return next((team for _, _, team in self._kept(f"{job_id}.{attempt}.").values()), "")
+
+
+def _beyond(by_team: Mapping[str, deque[_Ended]], most: int, weighs: Callable[[_Ended], int]) -> list[_Ended]:
+    """Takes the oldest, which are first, of whichever team has most, until all together weigh no more than `most`."""
+    weights = {team: deque(map(weighs, theirs)) for team, theirs in by_team.items()}
+    have = {team: sum(each) for team, each in weights.items()}
+    left, taken = sum(have.values()), list[_Ended]()
+    while left > most:
+        team = max(have, key=have.__getitem__)
+        taken.append(by_team[team].popleft())
+        weight = weights[team].popleft()
+        have[team] -= weight
+        left -= weight
+    return taken
 
 
 def _team_in(root: Path, job_id: str, attempt: str) -> str:

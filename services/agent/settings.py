@@ -114,7 +114,11 @@ class AgentSettings(ServiceSettings):
     workdir: Path | None = Field(default=None, description="files of jobs; by default <state dir>/jobs")
     checkpoints: Path | None = Field(default=None, description="shared between nodes; default <state dir>/checkpoints")
     log_limit_mib: int = Field(default=64, ge=1, le=65_536, description="output kept per process, MiB")
-    keep_attempts: int = Field(default=500, ge=1, description="ended attempts whose files are kept, newest first")
+    keep_attempts: int = Field(
+        default=500,
+        ge=1,
+        description="ended attempts whose files are kept; of more the oldest of the team that has most go",
+    )
     left_s: float = Field(
         default=600.0,
         gt=0,

@@ -319,9 +319,23 @@ def _page() -> int:
     return os.sysconf("SC_PAGE_SIZE")
 
 
-def lacking() -> list[str]:
-    """What this machine's settings leave for one job to take, and how they are mended."""
+def first_port_of_all() -> int:
+    """From which on any user may bind ports."""
+    try:
+        return int(proc.read_text("/proc/sys/net/ipv4/ip_unprivileged_port_start"))
+    except (OSError, ValueError):
+        return 1024
+
+
+def lacking(http_port: int = 0) -> list[str]:
+    """What this machine's settings leave for one job to take, and how they are mended. `http_port`: the agent's own, 0: another
+    at each start. Without root jobs are the agent's own user, and no port is kept from them."""
     out = []
+    if http_port and os.geteuid() == 0 and http_port >= first_port_of_all():
+        out.append(
+            f"a job may bind the agent's port {http_port} while it is restarted, be asked for metrics in its place, and keep "
+            "it from coming back: BATON_HTTP_PORT below 1024 is for root alone"
+        )
     most, memory = open_files_of_machine(), int(psutil.virtual_memory().total)
     if most < memory // _FILE_BYTES:  # else nobody has memory for so many
         out.append(

@@ -187,6 +187,23 @@ async def test_an_agent_that_is_killed_and_comes_back_costs_no_attempt(make_node
     assert none_of(pids)
 
 
+async def test_who_holds_the_port_of_an_agents_metrics_does_not_end_the_work_of_its_node(make_node, world):
+    """A job may bind that port while the agent is restarted."""
+    node = make_node()
+    pids, _ = await run_job(world, node)
+    keeper = node.keeper()
+    node.kill()
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = node.environment["BATON_HTTP_PORT"] = str(holder.getsockname()[1])
+        node.start()
+        await until(lambda: node.process.poll() is not None)
+        assert node.jobs() == pids, "it said nothing of them"
+    assert f"no HTTP at 127.0.0.1:{port}" in (node.root / "agent.log").read_text()
+    node.start()
+    await until(lambda: (node.root / "agent.http").exists())
+    assert (node.jobs(), node.keeper(), len(world.lives["n0"])) == (pids, keeper, 1)
+
+
 @pytest.mark.skipif(bool(disks.why_not()), reason=disks.why_not())
 def test_a_keeper_starts_on_a_full_disk_and_is_found_although_it_could_not_write_who_it_is(tmp_path):
     with disks.small(tmp_path / "state", 1) as folder, disks.full(folder):

@@ -74,6 +74,31 @@ def test_old_attempts_are_removed_and_running_ones_stay(store, tmp_path):
     assert sorted(p.name for p in (tmp_path / ".agent").iterdir()) == [f"{JOB}.{n}.blue" for n in (1, 4, 5)]
 
 
+def test_a_team_with_many_short_jobs_takes_away_no_others_output(tmp_path):
+    """Seen: the newest 500 of a node stayed, which were one team's of the last seconds."""
+    store = LogStore(tmp_path, keep=3)
+    write(store, "what blue wrote")
+    for attempt in range(1, 10):
+        store.begin(job_id("red", "many"), attempt, "red")
+    prune(store.prune())
+    assert store.read(LogQuery(job_id=JOB), "blue").text == "what blue wrote"
+    assert {attempt for (_, attempt), team in store.kept().items() if team == "red"} == {8, 9}
+
+
+def test_who_wrote_most_makes_room_for_the_output_of_others(tmp_path):
+    """Five hundred attempts of 64 MiB for each of eight devices are 250 GiB, and none of it counted for a job's disk."""
+    store = LogStore(tmp_path, keep=100, bytes=40)
+    write(store, "b" * 8)
+    many = job_id("red", "many")
+    for attempt in range(1, 10):
+        store.begin(many, attempt, "red")
+        store.log(many, attempt, 0).write_text("r" * 10)
+    store.set_live(many, 1, 0, True)
+    prune(store.prune())
+    assert store.read(LogQuery(job_id=JOB), "blue").text == "b" * 8
+    assert {attempt for (_, attempt), team in store.kept().items() if team == "red"} == {1, 7, 8, 9}
+
+
 def test_an_empty_folder_of_checkpoints_goes_with_the_last_attempt_of_its_job(store, tmp_path):
     """Seen: a node kept a folder for each job that it had ever run."""
     saved, unsaved, runs_again = (job_id("blue", key) for key in ("saved", "unsaved", "again"))

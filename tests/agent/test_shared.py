@@ -508,3 +508,10 @@ def test_few_open_files_for_the_machine_are_told_with_what_mends_it(monkeypatch:
     assert f"sysctl -w fs.file-max={sys.maxsize}" in told
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     assert shared.lacking() == []
+
+
+def test_that_a_job_may_bind_the_agents_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "first_port_of_all", lambda: 1024)
+    for user, port, told in ((0, 8080, True), (0, 1024, True), (0, 1023, False), (0, 0, False), (1000, 8080, False)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        assert ("BATON_HTTP_PORT below 1024" in "".join(shared.lacking(port))) is told

@@ -83,7 +83,7 @@ MEMORY = (
     f"{history.KEEP_DEVICES} attempts, of all of these together {history.MOST_DEVICES:,}",
     f"of the last {history.KEEP_REFERENCES} events that say it",
     f'{logs._MOST_OF_A_TEAM} of a team; the next is refused with "ask again"',
-    f"of the newest {usual(AgentSettings, 'keep_attempts')} (`BATON_AGENT_KEEP_ATTEMPTS`)",
+    f"of {usual(AgentSettings, 'keep_attempts')} (`BATON_AGENT_KEEP_ATTEMPTS`)",
     f"| {kept_groups.MOST:,} on a machine; at half of them",
 )
 STREAMS = (

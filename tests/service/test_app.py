@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -293,6 +294,16 @@ async def test_without_streams_it_does_not_start_and_names_the_fix(server: Serve
     assert await process.ended() == FAILED_EXIT_CODE
     assert "baton provision --pool p" in process.logged()
     assert not process.port_file.exists()
+
+
+async def test_a_port_that_others_have_is_found_before_anything_begins(server: ServerInBackground, start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        process = start(BATON_HTTP_PORT=str(port))
+        assert await process.ended() == FAILED_EXIT_CODE
+    assert f"no HTTP at 127.0.0.1:{port} (Address already in use" in process.logged()
+    process.out.seek(0)
+    assert b"starting" not in process.out.read()
 
 
 async def test_wrong_settings_are_all_named(server: ServerInBackground, start) -> None:
