@@ -11,7 +11,7 @@ from libs.cli.pools import pools_of
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
-from libs.client.errors import Unreachable
+from libs.client.errors import Failed, Unreachable
 from schemas.jobs import JobState
 from schemas.queries import PoolStatus, PoolStatusQuery
 from schemas.subjects import OPERATOR
@@ -22,7 +22,7 @@ class PoolState(StrEnum):
 
     UP = "up"
     SILENT = "silent"
-    """Its queries does not answer; what else of it runs is not known."""
+    """Its queries does not answer, or cannot; what else of it runs is not known."""
     CLOSED = "closed"
     """See `libs.cli.pools`."""
 
@@ -69,7 +69,7 @@ async def _found(baton: Baton) -> list[_Pool]:
 async def _asked(baton: Baton, pool: str) -> _Pool:
     try:
         told: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
-    except Unreachable:
+    except (Unreachable, Failed):
         return _Pool(pool, PoolState.SILENT)
     waiting = told.jobs.get(JobState.QUEUED, 0)
     ended = sum(count for state, count in told.jobs.items() if JobState(state).terminal)

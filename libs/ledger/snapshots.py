@@ -20,7 +20,9 @@ import io
 import json
 import logging
 import zlib
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -95,8 +97,9 @@ class SnapshotStore:
     def __init__(self, js: JetStreamContext, pool: str) -> None:
         self._js = js
         self._pool = token(pool)
-        self._unnamed: dict[str, float] = {}
-        """Object with shared parts that no slot names -> since when (by the loop's clock) this process knows."""
+        self._unnamed: dict[str, dict[tuple[str, str], float]] = {}
+        """Name -> object with shared parts that no slot names, as it was stored (anew: by another id) -> since when (by the
+        loop's clock) this process knows."""
 
     async def save(self, name: str, version: int, head: Head, position: int, parts: Iterable[Part]) -> None:
         """Keep `parts`, the state after folding the ledger up to `position` with its last valid record `head`.
@@ -113,42 +116,48 @@ class SnapshotStore:
         """The second half of `save`: store what `pack` made."""
         store = await self._js.object_store(snapshots_bucket(name))
         slots = await self._slots(store, name)
-        stored = {key for slot in slots if slot.version == version for key in slot.shared}
-        for shared in packed.shared:
-            if shared.key not in stored:
-                await self._put_shared(store, name, version, shared)
+        shares = bool(packed.shared) or any(slot.shared for slot in slots)
+        if shares:
+            await self._look_after_shared(store, name, version, packed.shared)
         used = {slot.object: slot.position for slot in slots}
         oldest = min(self._objects(name), key=lambda key: used.get(key, -1))
         about: dict[str, Any] = {"seq": head.seq, "hash": head.hash, "position": position, "version": version}
         if packed.shared:
             about["shared"] = [shared.key for shared in packed.shared]
         await store.put(oldest, packed.stream, ObjectMeta(name=oldest, description=json.dumps(about)))
-        if packed.shared or stored:
+        if shares:  # another process may have removed some before the slot named them
             await self._look_after_shared(store, name, version, packed.shared)
-
-    async def _put_shared(self, store: ObjectStore, name: str, version: int, shared: SharedParts) -> None:
-        await store.put(self._shared(name, version, shared.key), (await pack(shared.make())).stream)
 
     async def _look_after_shared(
         self, store: ObjectStore, name: str, version: int, wanted: Iterable[SharedParts]
     ) -> None:
-        """Stores what is missing although a slot named it, and removes what none has named for long."""
+        """Removes those that neither a slot names nor is wanted, and has not for long; then there is room to store what is
+        wanted and is not there. What an earlier try has stored, which a full bucket or its time limit ended, is there."""
         try:
             infos = await store.list(ignore_deletes=True)
         except NotFoundError:
             infos = []
-        there = {info.name for info in infos if info.name.startswith(self._shared(name))}
-        for shared in wanted:
-            if self._shared(name, version, shared.key) not in there:
-                await self._put_shared(store, name, version, shared)
+        there = {info.name: str(info.nuid) for info in infos if info.name.startswith(self._shared(name))}
         named = {
             self._shared(name, slot.version, key) for slot in await self._slots(store, name) for key in slot.shared
         }
-        now = asyncio.get_running_loop().time()
-        self._unnamed = {one: self._unnamed.get(one, now) for one in there - named}
-        for one, since in self._unnamed.items():
+        by_object = {self._shared(name, version, shared.key): shared for shared in wanted}
+        now, known = asyncio.get_running_loop().time(), self._unnamed.get(name, {})
+        unnamed = {one for one in there.items() if one[0] not in named and one[0] not in by_object}
+        self._unnamed[name] = {one: known.get(one, now) for one in unnamed}
+        for (one, _), since in self._unnamed[name].items():
             if now - since >= _UNNAMED_S:
-                await store.delete(one)
+                await self._remove(store, name, one)
+        for one, shared in by_object.items():
+            if one not in there:
+                await store.put(one, (await pack(shared.make())).stream)
+
+    async def _remove(self, store: ObjectStore, name: str, one: str) -> None:
+        """And what the store keeps to say that it was there: each look reads it, and there is no end of them."""
+        with suppress(ObjectNotFoundError):  # another process was faster
+            await store.delete(one)
+        bucket, said = snapshots_bucket(name), urlsafe_b64encode(one.encode()).decode()
+        await self._js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.M.{said}")
 
     async def load(self, name: str, version: int, build: Callable[[Iterable[bytes]], T]) -> Restored[T] | None:
         """The state from the newest usable snapshot of this version; None when there is none: fold from the beginning.

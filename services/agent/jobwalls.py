@@ -25,6 +25,10 @@ _NO_SHARES = (
     "processors are not shared fairly: a job that computes in many processes slows the others down (no cgroup with the cpu "
     "controller can be made here, or BATON_AGENT_CGROUPS is false)"
 )
+_OTHER_RELEASE = (
+    "the keeper is of another release of Baton, and what it starts has that release's walls and shares of the processors: it "
+    "ends when the agent is stopped (SIGTERM) and nothing runs"
+)
 SAID = "walls"
 """A file of the agent's folder: the tier that it has, and what that lacks. `baton up` shows it."""
 
@@ -73,7 +77,8 @@ class JobWalls:
 
     def _lacks(self) -> list[str]:
         no_shares = "" if self._shares_cpu else _NO_SHARES
-        return [text for text in (self._keeper.why, no_shares, *lacks(self._http_port)) if text]
+        other = "" if self._keeper.same_release else _OTHER_RELEASE
+        return [text for text in (self._keeper.why, other, no_shares, *lacks(self._http_port)) if text]
 
     def no_walls_for(self, network: Network) -> str:
         """Why jobs that may have no network are not run here, or ""."""

@@ -404,6 +404,8 @@ async def test_an_agent_takes_over_in_place_from_one_of_another_version(make_nod
     assert "up" in node.output(after.job_id)
     assert (node.keeper(), len(world.lives["n0"]), world.of(wanted, Released)) == (keeper, 1, [])
     assert node.jobs() == pids
+    said = [line for line in (node.root / "agent.log").read_text().splitlines() if "walls around jobs" in line]
+    assert ["of another release of Baton" in line for line in said] == [versions == "before, this", True]
     await world.want("n0", but(wanted, Action.STOP))
     await world.sees(wanted, Released)
     assert none_of(pids)

@@ -1,6 +1,7 @@
 """Bills that the service answers are those of exports, to the millionth, whatever book comes later."""
 
 import asyncio
+import json
 from collections import Counter
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,14 +13,17 @@ import pytest
 from libs.bus.queries import InvalidQuestion
 from libs.core.billing import in_days
 from libs.core.billing.charges import charges
+from libs.core.billing.credited import CreditedPart
 from libs.core.billing.metering import Meter
+from libs.core.billing.posted import AppliedBook, PostedMoney
 from libs.core.billing.pricing import Prices, bill, days_of
 from libs.core.billing.use_lines import lines as use_lines
+from libs.core.billing.use_lines.line import AlikeUses
 from libs.core.billing.use_lines.lines import UseLines
 from libs.core.billing.wall import DAY_US, HOUR_US, day_text
 from schemas.billing import BillQuery, BillReply, Price, PriceBook
 from schemas.ledger import DevicesFreed, JobGranted, PricesApplied
-from schemas.prices import ContractRate, ListRate, RateBook, RateTier
+from schemas.prices import ContractRate, CreditCause, ListRate, RateBook, RateTier
 from schemas.subjects import OPERATOR
 from services.quota_billing import handlers
 from services.quota_billing.handlers import get_bill
@@ -307,6 +311,35 @@ def test_a_meter_that_was_saved_goes_on_as_it_would_have() -> None:
         for seq, record in enumerate(world.records, start=1):
             loaded.apply(record, seq)
         assert list(loaded.dump()) == list(metered(world).dump()), cut
+
+
+def test_what_is_credited_after_a_start_is_what_it_cost_and_not_what_the_contract_would_take_for_it_now() -> None:
+    """The first hour was of the dearer tier; rated anew, it would be of the tier that the contract has reached."""
+    tiers = (RateTier(above_hours=0, micros=4_000_000), RateTier(above_hours=1, micros=1_000_000))
+    book = RateBook(
+        version=1,
+        currency="EUR",
+        prices=(ListRate(device="H100", micros=5_000_000, from_us=0),),
+        contracts=(ContractRate(team="research", contract="c-1", device="H100", from_us=0, tiers=tiers),),
+    )
+    money = PostedMoney()
+    money.apply(AppliedBook(1, 0, book))
+    for seq, job in ((2, "first"), (3, "second")):
+        hour = (0, HOUR_US, 0)
+        money.post(
+            AlikeUses("research", "ann", job, 1, "H100", "experiment", 1000, 1, seq, HOUR_US, (hour,)), [f"n0-{job}"]
+        )
+    about, tables = json.loads(
+        json.dumps([(dump := money.dump())[0], {name: [*rows] for name, rows in dump[1].items()}])
+    )
+    loaded = PostedMoney()
+    for table, rows in tables.items():
+        loaded.load_rows(table, rows)
+    loaded.loaded(about)
+    given_back = {("first", 1, "n0-first"): (CreditedPart(CreditCause.NODE_LOST, "n0 was lost", 1000, 0, HOUR_US),)}
+    for one in (money, loaded):
+        one.give_back(given_back, 4, 2 * HOUR_US)
+        assert one.totals == {"research": 1_000_000}
 
 
 def test_without_a_book_in_the_ledger_the_file_prices_as_before() -> None:

@@ -1,11 +1,16 @@
 """Snapshots save time and never change what is true."""
 
+import asyncio
 import json
 import zlib
+from contextlib import suppress
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 from nats.js.api import ObjectMeta
+from nats.js.errors import APIError
 from nats.js.object_store import ObjectStore
 
 from libs.bus.table import snapshots_bucket
@@ -161,6 +166,90 @@ async def test_shared_parts_that_nothing_names_go_after_an_hour(world: World, mo
     for position in (4, 5):
         await store.save("x", 1, GENESIS, position, [b"none"])
     assert await there() == {"of another reader"}
+
+
+async def test_shared_parts_that_a_failed_save_left_are_not_stored_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first save that takes too long would begin anew each time, and never end."""
+    store = SnapshotStore(world.js, POOL)
+    put_, left, put = ObjectStore.put, [2], list[str]()
+
+    async def put_two(self: ObjectStore, name: str, *more: Any) -> Any:
+        if not left[0]:
+            raise TimeoutError
+        left[0] -= 1
+        put.append(name.rpartition("/")[2])
+        return await put_(self, name, *more)
+
+    monkeypatch.setattr(ObjectStore, "put", put_two)
+    for _ in range(2):
+        left[0] = 2
+        with suppress(TimeoutError):
+            await store.save("x", 1, GENESIS, 0, [shared("one"), shared("two"), shared("three")])
+    assert put == ["one", "two", "three", "a"]
+    assert await store.load("x", 1, list) is not None
+
+
+async def bucket_names(world: World) -> set[str]:
+    """The last word of each, of removed ones too if anything is left of them."""
+    bucket = await world.js.object_store(snapshots_bucket("x"))
+    return {info.name.rpartition("/")[2] for info in await bucket.list()}
+
+
+async def test_a_bucket_that_is_full_of_what_nothing_names_is_cleared_before_more_is_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, bucket, chance = SnapshotStore(world.js, POOL), snapshots_bucket("x"), Random(1)
+    one, two, three = (
+        SharedParts(name, partial(list, [chance.randbytes(100_000)])) for name in ("one", "two", "three")
+    )
+    for each in (one, two, two):
+        await store.save("x", 1, GENESIS, 0, [each])
+    about = await world.js.stream_info(f"OBJ_{bucket}")
+    await world.js.update_stream(about.config, max_bytes=about.state.bytes + 50_000)
+    with pytest.raises(APIError):
+        await store.save("x", 1, GENESIS, 0, [three])
+    monkeypatch.setattr(snapshots, "_UNNAMED_S", 0.0)
+    await store.save("x", 1, GENESIS, 0, [three])
+    assert (await bucket_names(world)) == {"a", "b", "two", "three"}
+
+
+async def test_of_shared_parts_that_are_removed_nothing_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes look at the same time: both remove, and neither save fails."""
+    stores = SnapshotStore(world.js, POOL), SnapshotStore(world.js, POOL)
+    for name in ("one", "two", "three"):
+        await stores[0].save("x", 1, GENESIS, 0, [shared(name)])
+    monkeypatch.setattr(snapshots, "_UNNAMED_S", 0.0)
+    delete_ = ObjectStore.delete
+
+    async def deleted_by_another_first(self: ObjectStore, name: str) -> Any:
+        await delete_(self, name)
+        return await delete_(self, name)
+
+    monkeypatch.setattr(ObjectStore, "delete", deleted_by_another_first)
+    await stores[1].save("x", 1, GENESIS, 0, [shared("two")])
+    assert (await bucket_names(world)) == {"a", "b", "two"}
+
+
+async def test_shared_parts_that_are_stored_anew_have_their_hour_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stores them names them next."""
+    store = SnapshotStore(world.js, POOL)
+    for name in ("one", "two", "two"):
+        await store.save("x", 1, GENESIS, 0, [shared(name)])
+    loop = asyncio.get_running_loop()
+    real, passed = loop.time, [0.0]
+    monkeypatch.setattr(loop, "time", lambda: real() + passed[0])
+    bucket = await world.js.object_store(snapshots_bucket("x"))
+    await bucket.put(f"{POOL}/x/shared/1/one", (await pack([b"one", b"more"])).stream)
+    passed[0] = snapshots._UNNAMED_S + 1
+    await store.save("x", 1, GENESIS, 0, [shared("two")])
+    assert (await bucket_names(world)) == {"a", "b", "one", "two"}
+    passed[0] *= 2
+    await store.save("x", 1, GENESIS, 0, [shared("two")])
+    assert (await bucket_names(world)) == {"a", "b", "two"}
 
 
 @pytest.mark.parametrize("cut", [0, 1, 10, -1])

@@ -13,7 +13,7 @@ from libs.bus import messages
 from libs.bus.dead import STACK
 from libs.bus.lately import Lately
 from libs.bus.outbox import Outbox
-from libs.core.state import catching_up
+from libs.core.state import catching_up, clock
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
@@ -461,6 +461,26 @@ async def test_a_hook_that_raises_ends_nothing(world: World) -> None:
     assert len((await world.folded()).seen) == 5
     assert writer.counters.hook_failures == 6
     assert writer.counters.refolds == 1
+
+
+async def test_the_decider_is_told_that_ledger_time_is_behind_until_a_tick_has_made_it_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "STEP_US", 0)  # else there would have to be a pause
+    told: list[bool] = []
+
+    class Told(Toy):
+        def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
+            told.append(behind)
+            return super().decide(inputs, t_us, behind=behind)
+
+    writer = LedgerWriter(world.js, POOL, Told, writer_id="w1")
+    world.start(writer)
+    ticks = (inbox.Tick(readings=(BootReading(boot="boot-1", at_us=at_us),)) for at_us in (1, 2))
+    for message in (next(ticks), admitted(1), next(ticks)):
+        await world.put(message)
+        await world.decided(writer)
+    assert told == [False, True, False]
 
 
 class Flawed(Toy):

@@ -16,6 +16,7 @@ from libs.service.tasks import essential
 from services.agent.keeper import find, wire
 from services.agent.keeper.find import Found
 from services.agent.keeper.moves import favour_moves
+from services.agent.keeper.release import code
 from services.agent.keeper.table import GONE, RUNNING, StartRefused
 from services.agent.keeper.walls import NONE
 
@@ -168,6 +169,8 @@ class KeeperClient:
     tier: str = NONE
     """Of the walls that the keeper can put up (`keeper.walls`), and why it is no higher."""
     why: str = ""
+    same_release: bool = True
+    """The keeper's code is what this agent has: after an upgrade it may be another's."""
     _closing: bool = False
 
     def connected(self) -> bool:
@@ -185,6 +188,7 @@ class KeeperClient:
         # A keeper of before there were walls would start a job without any, whatever it is told.
         walls = found.welcome.get("walls") or {"tier": NONE, "why": "the keeper is of an earlier version of Baton"}
         self.tier, self.why = walls["tier"], walls["why"]
+        self.same_release = found.welcome.get("code") == code()
         self.on_found()
         for name, work in (("hearing", self._hear(reader, found.reader)), ("watch", self._watch(self._writer))):
             running = essential(asyncio.create_task(work, name=f"{name} of the keeper"))

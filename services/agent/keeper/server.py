@@ -14,6 +14,7 @@ from services.agent.keeper.contain import NAMESPACE
 from services.agent.keeper.cpugroups import CpuGroups
 from services.agent.keeper.link import AgentLink
 from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views
+from services.agent.keeper.release import code
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
 from services.agent.keeper.walls import FULL, NO_WALLS, Behind
 from services.agent.keeper.zygote import Zygote
@@ -63,6 +64,7 @@ class Keeper:
         self._zygote = Zygote(name, kind, behind.bwrap)
         self._views = Views(self._epoll)
         self._cpu_groups = CpuGroups(again=kind == NAMESPACE)
+        self._code = code()  # now: another release may take its place in the files
         self._ending = False
         self._lonely_from = now() + FIRST_CALL_S
 
@@ -234,6 +236,7 @@ class Keeper:
                 "v": version,
                 "containment": self._kind,
                 "walls": {"tier": self._behind.tier, "why": self._behind.why},
+                "code": self._code,
                 "pid": os.getpid(),
                 "lives": {node: life.shown() for node, life in self.table.lives.items()},
                 "attempts": [attempt.shown() for attempt in self.table.attempts.values()],
