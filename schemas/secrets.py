@@ -34,6 +34,12 @@ class SecretSet(Strict):
     name: SecretName
     key: PublicKey = Field(description="vault's, as `SecretList` told it: what the value is sealed to")
     sealed: SealedValue = Field(description="a `libs.bus.boxes.ForVault`, sealed")
+    replaces: int | None = Field(
+        default=None,
+        ge=0,
+        description="the version that is there now, as `SecretList` told it, 0: none; refused when there is another by then, so"
+        " that a question that was long on its way undoes nothing. null: whichever is there",
+    )
 
 
 class SecretInfo(Fact):
@@ -58,6 +64,10 @@ class SecretList(Fact):
 
     secrets: tuple[SecretInfo, ...] = ()
     key: PublicKey
+
+    def version_of(self, name: str) -> int:
+        """The newest of a secret; 0: it is not there."""
+        return next((one.version for one in self.secrets if one.name == name), 0)
 
 
 class SecretRemove(Strict):

@@ -35,11 +35,13 @@ async def set_secret(nats: Client, place: Place, name: str, value: bytes) -> Sec
             f"the value has {len(value)} bytes, and a secret at most {VALUE_BYTES}", fix="keep large data elsewhere"
         )
     for last in (False, True):
-        key = (await list_secrets(nats, place)).key
+        held = await list_secrets(nats, place)
+        key, replaces = held.key, held.version_of(name)
         valid(SecretSet, name=name, key=key, sealed="AAAA")  # the name, before anything is sealed for it
         sealed = close_box(key, ForVault(team=place.team, name=name, value=encoded(value)))
         try:
-            info: SecretInfo = await ask(nats, "secret.set", place, SecretSet(name=name, key=key, sealed=sealed))
+            asked = SecretSet(name=name, key=key, sealed=sealed, replaces=replaces)
+            info: SecretInfo = await ask(nats, "secret.set", place, asked)
             return info
         except Invalid as e:
             if last or not any(reason.field == _SEALED_TO_AN_OLD_KEY for reason in e.reasons):

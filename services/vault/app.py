@@ -44,7 +44,7 @@ from schemas.subjects import OPERATOR
 from services.vault.book import ChangesBook
 from services.vault.keys import BadKeys, KeyFile, RekeyUnderWay
 from services.vault.settings import VaultSettings
-from services.vault.store import Contended, SecretStore, StoreFull, TooMuch
+from services.vault.store import Contended, SecretStore, StoreFull, Superseded, TooMuch
 
 log = logging.getLogger("baton.vault")
 
@@ -120,7 +120,7 @@ class Vault:
             raise _invalid("sealed", "", "the value was sealed as another secret's", "seal it with this team and name")
         try:
             await self._may_change(team)
-            info = await self._of_store().set(team, query.name, value)
+            info = await self._of_store().set(team, query.name, value, query.replaces)
             digest = content_hash(query.sealed.encode())
             await self._told().changed(
                 "secret.set", f"{team}/{query.name}", team, user, detail=f"version {info.version}", digest=digest
@@ -128,7 +128,7 @@ class Vault:
             return info
         except TooMuch as e:
             raise _invalid("secret", e.value, str(e), e.fix) from None
-        except (StoreFull, Contended) as e:
+        except (StoreFull, Contended, Superseded) as e:
             raise AskAgain(str(e)) from None
 
     async def list(self, query: SecretListQuery, team: str) -> SecretList:

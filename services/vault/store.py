@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -32,6 +33,10 @@ T = TypeVar("T")
 _TRIES = 20
 _PAUSE_S = 0.02
 """Grows with each try: another process was quicker."""
+
+
+class Superseded(RuntimeError):
+    """Another version is there than the one that was to be replaced."""
 
 
 class Contended(RuntimeError):
@@ -98,20 +103,24 @@ class SecretStore:
     async def of(self, team: str) -> TeamSecrets:
         return (await self._load(team))[0]
 
-    async def set(self, team: str, name: str, value: bytes) -> SecretInfo:
-        """The secret has this value from now on; one that it has already makes no new version. Raises TooMuch, StoreFull,
-        Contended."""
+    async def set(self, team: str, name: str, value: bytes, replaces: int | None = None) -> SecretInfo:
+        """The secret has this value from now on; one that it has already makes no new version. `replaces`: the version that is
+        to be there before, 0: none, None: whichever. Raises TooMuch, StoreFull, Superseded, Contended."""
         if len(value) > VALUE_BYTES:
             raise TooMuch(
                 f"{len(value)} bytes", f"a secret has at most {VALUE_BYTES} bytes", "keep large data elsewhere"
             )
         while True:
-            key, info = await self._change(team, lambda held: self._set(held, team, name, value))
+            change = partial(self._set, team=team, name=name, value=value, replaces=replaces)
+            key, info = await self._change(team, change)
             self.keys.refresh()
             if key is self.keys.newest:  # otherwise who changes the master key may have passed this entry before
                 return info
+            replaces = info.version
 
-    def _set(self, held: TeamSecrets, team: str, name: str, value: bytes) -> tuple[bool, tuple[MasterKey, SecretInfo]]:
+    def _set(
+        self, held: TeamSecrets, team: str, name: str, value: bytes, replaces: int | None
+    ) -> tuple[bool, tuple[MasterKey, SecretInfo]]:
         self.keys.refresh()
         key, now_us = self.keys.newest, int(clock.wall_s() * 1e6)
         secret = held.secrets.get(name)
@@ -124,7 +133,12 @@ class SecretStore:
         if secret is None and len(held.secrets) >= SECRETS_OF_A_TEAM:
             limit = f"a team has at most {SECRETS_OF_A_TEAM} secrets"
             raise TooMuch(f"{len(held.secrets)} secrets", limit, "remove one that is not needed any more")
-        number = secret.versions[0].version + 1 if secret else 1
+        newest = secret.versions[0].version if secret else 0
+        if replaces not in (None, newest):
+            raise Superseded(
+                f"secret {name} of team {team} is at version {newest} by now, not {replaces}: set it again"
+            )
+        number = newest + 1
         made = StoredVersion(
             version=number,
             set_us=now_us,

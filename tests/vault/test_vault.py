@@ -173,6 +173,21 @@ async def test_a_value_that_was_sealed_for_another_place_is_refused(bench: Bench
         )
 
 
+async def test_a_value_that_was_long_on_its_way_undoes_no_newer_one(bench: Bench, team: str) -> None:
+    """A vault was frozen with a question whose sender had gone on, and carried it out after the next version was set."""
+    async with bench.open():
+        asked: list[SecretSet] = []
+        for value in (b"one", b"two", b"three"):
+            held = await bench.ask("list", SecretListQuery(), team)
+            sealed = close_box(held.key, ForVault(team=team, name="token", value=encoded(value)))
+            asked.append(SecretSet(name="token", key=held.key, sealed=sealed, replaces=held.version_of("token")))
+            assert (await bench.ask("set", asked[-1], team)).version == len(asked)
+        for late in asked[:2]:
+            await refused(bench.ask("set", late, team), FAILED, "is at version 3 by now")
+        assert (await bench.ask("set", asked[-1], team)).version == 3, "what is there already is no other version"
+        assert (await bench.ask("list", SecretListQuery(), team)).version_of("token") == 3
+
+
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "a b", "-x", ".hidden", "a" * 64, "a\0", "ä", "a\n", "$KV"]
 )

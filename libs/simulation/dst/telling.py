@@ -47,7 +47,8 @@ async def _set(world: World, nats: Any, team: str, name: str) -> None:
     async def seal_and_send() -> None:
         held = await _ask(nats, _LIST, SecretListQuery(), team)
         sealed = close_box(held.key, ForVault(team=team, name=name, value=encoded(made.value)))
-        await _ask(nats, _SET, SecretSet(name=name, key=held.key, sealed=sealed), team)
+        asked = SecretSet(name=name, key=held.key, sealed=sealed, replaces=held.version_of(name))
+        await _ask(nats, _SET, asked, team)
 
     await _until_answered(seal_and_send)
     made.stored_at = world.loop.now
