@@ -245,6 +245,11 @@ class JobGranted(Fact):
     resume: Checkpoint | None = None
     span: Span | None = Field(default=None, description="of a gang: how close together it is")
     hold: BudgetHold | None = Field(default=None, description="of the budgets that its team is under; null: under none")
+    own_delay_us: Micros | None = Field(
+        default=None,
+        description="of a gang that is late: the promised start since which it would have had room, had jobs of its own team ended"
+        " as was expected; null: others, or faults, were in its way too. So much later is not credited",
+    )
 
 
 class AttemptRunning(Fact):
@@ -384,6 +389,10 @@ class DevicesHeld(Fact):
     cost_device_s: float | None = Field(default=None, ge=0, description="of all its victims together, device-seconds")
 
 
+MOST_STAYING = 100
+"""Jobs that `GangPromised.stays` names at the most."""
+
+
 class GangPromised(Fact):
     """A gang that waits is told when it starts: the first of its class and team that does not fit. Told again when the time
     moves, later only for a cause. Until then others use the hole; devices are kept for it in time."""
@@ -391,6 +400,11 @@ class GangPromised(Fact):
     kind: Literal["gang.promised"] = "gang.promised"
     job_id: JobId
     promise: StartPromise
+    stays: tuple[JobId, ...] | None = Field(
+        default=None,
+        max_length=MOST_STAYING,
+        description="jobs of its own team that run on such devices, and are expected to run on beyond that start; null: not told",
+    )
     skippable: Literal[True] = True
 
 

@@ -131,7 +131,7 @@ class AsAsked(Subject):
         topology = asked.topology
         if topology.policy is not TopologyPolicy.REQUIRED or topology.level is Level.POOL:
             return
-        islands = {_island(row) for row, _ in rows}
+        islands = {island(row) for row, _ in rows}
         if len(islands) == 1 and "" not in islands:
             return  # no level is nearer
         groups = {_group(topology.level, node) for _, node in rows}
@@ -140,7 +140,7 @@ class AsAsked(Subject):
 
     def _spans(self, job_id: str, told: str, rows: list[tuple[DeviceRow, NodeRow]]) -> None:
         """What is told of how near the devices are to each other; it may be less near than they are."""
-        islands = {_island(row) for row, _ in rows}
+        islands = {island(row) for row, _ in rows}
         together = len(islands) == 1 and "" not in islands
         if told in _LEVELS and told not in (Level.NVLINK, Level.DEVICE):
             together = together or len({_group(Level(told), node) for _, node in rows}) == 1
@@ -183,7 +183,7 @@ def _of_role(role: Role, asked: Resources) -> _Wanted:
     )
 
 
-def _island(row: DeviceRow) -> str:
+def island(row: DeviceRow) -> str:
     """The NVLink island of a device, which a fabric joins over nodes; empty: none."""
     device = row.about
     return device.fabric or (f"{row.node}/{device.nvlink_domain}" if device.nvlink_domain else "")

@@ -1,0 +1,70 @@
+"""Whether a gang waits for jobs of its own team, and for nobody else: had they ended, it would have room.
+
+`stays` names the jobs of its team that were expected to run on beyond its promised start; these, and all jobs of other teams,
+are in nobody's way here. What counts is devices that are in use now and of the kind, profile and labels that it asks for, so
+many of one model (and within one node or NVLink island where it says so) as it needs at the least; nothing else of the request
+is looked at, so that whoever reads the ledger can count the same (`projections.verify.promised`).
+"""
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.model import Attempt, Job, State, running
+from schemas.resources import WHOLE_MILLI, Level, Resources, TopologyPolicy
+
+
+def in_the_way(state: State, job: Job, stays: Collection[str]) -> bool:
+    """Whether `job`, which waits, would have room if the jobs of its team but those in `stays` held nothing."""
+    fleet, asked = state.fleet, job.spec.resources
+    usable = asked_for(state, asked)
+    theirs = np.zeros(len(fleet.up), dtype=np.int64)
+    for other in running(state):
+        if other.team == job.team and other.id not in stays and other.current is not None:
+            for row, milli in held_by(fleet, other.current):
+                theirs[row] += milli
+    if not theirs[usable].any():
+        return False
+    most = WHOLE_MILLI - job.shape.milli
+    held = WHOLE_MILLI - fleet.free_milli
+    now, then = usable & (held <= most), usable & (held - theirs <= most)
+    for group in _together(fleet, asked):
+        has, would_have = (np.bincount(group[mask & (group >= 0)], minlength=1 + int(group.max())) for mask in (now, then))
+        if ((would_have >= job.shape.least) & (would_have > has)).any():
+            return True
+    return False
+
+
+def asked_for(state: State, asked: Resources) -> Bools:
+    """Devices (mask of shape (D,)) in use of the kinds and labels that are asked for."""
+    fleet = state.fleet
+    kinds = np.zeros(len(fleet.up), dtype=np.bool_)
+    for types in [role.types or asked.types for role in asked.roles] or [asked.types]:
+        kinds |= np.isin(fleet.model, [fleet.models.find(name) for name in types]) if types else ~fleet.cpu
+    mask: Bools = fleet.up & kinds & (fleet.profile == fleet.profiles.find(asked.mig_profile))
+    if asked.labels:
+        names, wanted = fleet.node_names.names, asked.labels.items()
+        for code in np.unique(fleet.node[mask]).tolist():
+            if not wanted <= fleet.nodes[names[code]].labels.items():
+                mask &= fleet.node != code
+    return mask
+
+
+def held_by(fleet: Fleet, attempt: Attempt) -> Iterator[tuple[int, int]]:
+    """(row, thousandths) of each device that an attempt holds still."""
+    for part in attempt.parts.values():
+        if not part.freed:
+            yield from ((fleet.row(claim.device), claim.milli) for claim in part.claims)
+
+
+def _together(fleet: Fleet, asked: Resources) -> Iterator[Ints]:
+    """Numbers of groups (shape (D,); negative: of none): the gang takes devices of one group."""
+    topology = asked.topology
+    if asked.roles:
+        yield np.zeros(len(fleet.up), dtype=np.int64)
+    elif topology.policy is TopologyPolicy.REQUIRED and topology.level in (Level.DEVICE, Level.NVLINK, Level.NODE):
+        for where in (fleet.node, fleet.domain):
+            yield np.where(where >= 0, where * len(fleet.models) + fleet.model, -1)
+    else:
+        yield fleet.model
