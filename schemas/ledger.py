@@ -247,8 +247,8 @@ class JobGranted(Fact):
     hold: BudgetHold | None = Field(default=None, description="of the budgets that its team is under; null: under none")
     own_delay_us: Micros | None = Field(
         default=None,
-        description="of a gang that is late: the promised start since which it would have had room, had jobs of its own team ended"
-        " as was expected; null: others, or faults, were in its way too. So much later is not credited",
+        description="of a gang that is late: the promised start after which it would have had room, had all jobs of its team"
+        " ended but those in that promise's `stays`; null: others, or faults, were in its way. What is later is not credited",
     )
 
 
@@ -391,6 +391,9 @@ class DevicesHeld(Fact):
 
 MOST_STAYING = 100
 """Jobs that `GangPromised.stays` names at the most."""
+MOST_COUNTED_ON = 8
+"""Promises of one gang that `JobGranted.own_delay_us` can be of: the first seven, and the last. Else a fault anywhere would
+hide that its team's job, whose end had been counted on, runs on."""
 
 
 class GangPromised(Fact):
@@ -403,7 +406,7 @@ class GangPromised(Fact):
     stays: tuple[JobId, ...] | None = Field(
         default=None,
         max_length=MOST_STAYING,
-        description="jobs of its own team that run on such devices, and are expected to run on beyond that start; null: not told",
+        description="jobs of its own team that are on such devices, and expected to run on beyond that start; null: not told",
     )
     skippable: Literal[True] = True
 

@@ -8,8 +8,7 @@
     preempted-unsaved   it gave way and acknowledged no checkpoint after it was told to: what it had done since the last one.
                         Not where it gave way to a job of its own team, which could choose the moment
     promise-broken      it was granted later than it was promised, for no cause or for one of the platform's (a fault, a drain):
-                        as much of its time, from its grant on, as it was late. Not from when on jobs of its own team kept it
-                        waiting, which ran longer than was expected, or came since
+                        as much of its time, from its grant on, as it was late. Not what was later for jobs of its own team
 
 Nothing is credited twice: silence is `unconfirmed`, all else `billed`, and what a broken promise gives back is not counted as
 lost again. A credit changes no posting and no bill: it is a row of its own, a fold of the same ledger, so anybody can recompute

@@ -81,8 +81,8 @@ UNCREDITED = 8
 """From this format on, `devices.freed` and `attempt.preempting` may say that nothing is credited for them: a reader that does
 not know it credits it, and its bills would differ."""
 OWN_DELAY = 9
-"""From this format on, `gang.promised` names the jobs of the gang's team that are expected to run on, and `job.granted` says since
-when only such as were not kept it waiting: nothing is credited for that."""
+"""From this format on, `gang.promised` names the jobs of the gang's team that are expected to run on, and `job.granted` says
+since when only others of its team kept it waiting: nothing is credited for that."""
 COUNTS_ONCE = 3
 """From this format on, what is kept for a job is its own at a limit only once those that give way for it are gone. Before, it
 was its own at once (0.1.0 grants other devices than those that were kept as soon as they are free), or either."""

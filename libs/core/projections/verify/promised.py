@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
-from libs.core.projections.verify.asked import island, sizes
-from libs.core.projections.verify.books import Books, DeviceRow, JobRow, Subject
+from libs.core.projections.verify.asked import group_of, island, sizes
+from libs.core.projections.verify.books import Books, DeviceRow, JobRow, NodeRow, Subject
 from libs.core.state.formats import FIRST, OWN_DELAY
 from schemas import ledger as led
 from schemas.jobs import PromiseCause
@@ -50,7 +50,7 @@ class PromisedStarts(Subject):
         self._came: dict[int, int] = {}
         """Priority -> when a job of it came last."""
         self._counted_on: dict[str, list[_CountedOn]] = {}
-        """Job -> of its first promise since a higher class moved it, and of its last one."""
+        """Job -> of its promises since a higher class moved it, the first ones and the last."""
         self._own_delay: dict[str, int] = {}
         """Job -> the earliest of these starts after which only jobs of its own team were in its way."""
         self._open: dict[str, set[str]] = defaultdict(set)
@@ -98,12 +98,15 @@ class PromisedStarts(Subject):
         for other_id in e.stays or ():
             other = books.jobs.get(other_id)
             if job is None or other is None or other.team != job.team or other.open is None:
-                books.broken("I18", f"{other_id} is to run on beyond the start of {e.job_id}, and does not run for its team")
+                books.broken(
+                    "I18", f"{other_id} is to run on beyond the start of {e.job_id}, and does not run for its team"
+                )
         if e.job_id not in self._counted_on or e.promise.cause is PromiseCause.HIGHER_CLASS:
             self._counted_on[e.job_id] = []
             self._own_delay.pop(e.job_id, None)
         if e.stays is not None:
-            self._counted_on[e.job_id][1:] = [_CountedOn(e.promise.start_us, frozenset(e.stays))]
+            told = _CountedOn(e.promise.start_us, frozenset(e.stays))
+            self._counted_on[e.job_id][led.MOST_COUNTED_ON - 1 :] = [told]
 
     def _since(self, cause: PromiseCause, priority: int | None) -> int:
         if cause is not PromiseCause.HIGHER_CLASS:
@@ -137,16 +140,17 @@ class PromisedStarts(Subject):
             for claims in other.open.parts.values() if other is not None and other.open is not None else ():
                 for claim in claims:
                     theirs[claim.device] += claim.milli
-        if not theirs:
+        if not theirs and not self.books.holds:
             return False
         asked, fewest = job.spec.resources, sizes(job.spec.resources)[0]
         has, would_have = Counter[object](), Counter[object]()
         for device_id, row in self.books.devices.items():
-            if not self._usable(device_id, row, asked):
+            whose = self.books.jobs.get(row.held_for) if row.held_for not in ("", job.id) else None
+            if not self._usable(device_id, row, asked) or (whose is not None and whose.team != job.team):
                 continue
             free = WHOLE_MILLI - sum(claim.milli for claim in row.claims.values())
-            for group in _groups(row, asked):
-                has[group] += free >= asked.share_milli
+            for group in _groups(row, self.books.nodes[row.node], asked):
+                has[group] += free >= asked.share_milli and whose is None
                 would_have[group] += free + theirs[device_id] >= asked.share_milli
         return any(count >= fewest and count > has[group] for group, count in would_have.items())
 
@@ -173,14 +177,14 @@ class PromisedStarts(Subject):
             self._came[job.priority] = self.books.t_us
 
 
-def _groups(row: DeviceRow, asked: Resources) -> Iterator[object]:
+def _groups(row: DeviceRow, node: NodeRow, asked: Resources) -> Iterator[object]:
     """The gang takes devices of one of these."""
     topology = asked.topology
     if asked.roles:
         yield ()
-    elif topology.policy is TopologyPolicy.REQUIRED and topology.level in (Level.DEVICE, Level.NVLINK, Level.NODE):
-        yield "node", row.node, row.kind
+    elif topology.policy is not TopologyPolicy.REQUIRED or topology.level is Level.POOL:
+        yield row.kind
+    else:
+        yield "group", group_of(topology.level, node), row.kind
         if found := island(row):
             yield "island", found, row.kind
-    else:
-        yield row.kind

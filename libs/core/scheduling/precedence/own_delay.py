@@ -2,8 +2,9 @@
 
 `stays` names the jobs of its team that were expected to run on beyond its promised start; these, and all jobs of other teams,
 are in nobody's way here. What counts is devices that are in use now and of the kind, profile and labels that it asks for, so
-many of one model (and within one node or NVLink island where it says so) as it needs at the least; nothing else of the request
-is looked at, so that whoever reads the ledger can count the same (`projections.verify.promised`).
+many of one model (and within one group of the level that it requires) as it needs at the least. What is held for a job is as
+good as granted to it. Nothing else of the request is looked at, so that whoever reads the ledger can count the same
+(`projections.verify.promised`).
 """
 
 from collections.abc import Collection, Iterator
@@ -24,13 +25,24 @@ def in_the_way(state: State, job: Job, stays: Collection[str]) -> bool:
         if other.team == job.team and other.id not in stays and other.current is not None:
             for row, milli in held_by(fleet, other.current):
                 theirs[row] += milli
-    if not theirs[usable].any():
+    kept = np.zeros(len(fleet.up), dtype=np.bool_)
+    for beneficiary, devices in state.holds.items():
+        whose = state.jobs.get(beneficiary)
+        if whose is not None and whose is not job:
+            rows = [fleet.row(device) for device in devices]
+            if whose.team == job.team:
+                kept[rows] = True
+            else:
+                usable[rows] = False
+    if not (kept | (theirs > 0))[usable].any():
         return False
     most = WHOLE_MILLI - job.shape.milli
-    held = WHOLE_MILLI - fleet.free_milli
-    now, then = usable & (held <= most), usable & (held - theirs <= most)
+    taken = WHOLE_MILLI - fleet.free_milli
+    now, then = usable & ~kept & (taken <= most), usable & (taken - theirs <= most)
     for group in _together(fleet, asked):
-        has, would_have = (np.bincount(group[mask & (group >= 0)], minlength=1 + int(group.max())) for mask in (now, then))
+        has, would_have = (
+            np.bincount(group[mask & (group >= 0)], minlength=1 + int(group.max())) for mask in (now, then)
+        )
         if ((would_have >= job.shape.least) & (would_have > has)).any():
             return True
     return False
@@ -63,8 +75,9 @@ def _together(fleet: Fleet, asked: Resources) -> Iterator[Ints]:
     topology = asked.topology
     if asked.roles:
         yield np.zeros(len(fleet.up), dtype=np.int64)
-    elif topology.policy is TopologyPolicy.REQUIRED and topology.level in (Level.DEVICE, Level.NVLINK, Level.NODE):
-        for where in (fleet.node, fleet.domain):
-            yield np.where(where >= 0, where * len(fleet.models) + fleet.model, -1)
-    else:
+    elif topology.policy is not TopologyPolicy.REQUIRED or topology.level is Level.POOL:
         yield fleet.model
+    else:
+        above = {Level.LEAF: fleet.leaf, Level.SPINE: fleet.spine, Level.ZONE: fleet.zone}.get(topology.level)
+        for where in (fleet.node if above is None else above[fleet.node], fleet.domain):
+            yield np.where(where >= 0, where * len(fleet.models) + fleet.model, -1)

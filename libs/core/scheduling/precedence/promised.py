@@ -32,7 +32,7 @@ class Promised(NamedTuple):
     """When the last promise was told."""
     last: StartPromise
     counted_on: tuple[CountedOn, ...] = ()
-    """Of the first promise since a higher class moved it, and of the last one."""
+    """Of the promises since a higher class moved it, `led.MOST_COUNTED_ON` at the most: the first ones, and the last."""
     own_delay_us: int | None = None
     """The earliest of these starts after which only jobs of its own team were in its way."""
 
@@ -61,8 +61,8 @@ class PromiseBook:
         """`Promised.own_delay_us` as it is found now; kept once something happens, as whoever reads the ledger finds it."""
 
     def look(self, state: State, t_us: int) -> None:
-        """What follows is decided, or folded, at `t_us`, and nothing of it has changed `state` yet: finds gangs that are late for
-        jobs of their own team. What is decided at one moment is one decision, however many records it takes."""
+        """What follows is decided, or folded, at `t_us`, and nothing of it has changed `state` yet: finds gangs that are late
+        for jobs of their own team. What is decided at one moment is one decision, however many records it takes."""
         self._late = {}
         for job_id, known in self.of.items() if t_us > self._noted_us else ():
             for start_us, stays in known.counted_on:
@@ -106,7 +106,7 @@ class PromiseBook:
         if known is None or promise.cause is PromiseCause.HIGHER_CLASS:
             self.of[event.job_id] = Promised(first_us, t_us, promise, told)
         else:
-            counted_on = known.counted_on[:1] + told
+            counted_on = known.counted_on[: led.MOST_COUNTED_ON - 1] + told
             self.of[event.job_id] = Promised(first_us, t_us, promise, counted_on, known.own_delay_us)
 
     def cause(self, job_id: str, priority: int) -> PromiseCause | None:

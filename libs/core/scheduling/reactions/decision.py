@@ -7,7 +7,16 @@ from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
 from libs.core.state.decided import RecordEnd
-from libs.core.state.formats import BACK_OFF, BACK_OFF_FAILURES, CREDITED, DISK_LIMIT, NEWEST, OWN_DELAY, UNCREDITED, may_emit
+from libs.core.state.formats import (
+    BACK_OFF,
+    BACK_OFF_FAILURES,
+    CREDITED,
+    DISK_LIMIT,
+    NEWEST,
+    OWN_DELAY,
+    UNCREDITED,
+    may_emit,
+)
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
 
