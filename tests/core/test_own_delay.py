@@ -1,15 +1,21 @@
 """A gang that its own team's jobs keep waiting beyond its promised start is credited nothing for that; what others, faults and
 drains put off is credited as before."""
 
+import json
+from random import Random
 from typing import Any
 
 import pytest
 
 from libs.core.billing.credits import CreditCause
+from libs.core.scheduling import preemption
+from libs.core.scheduling.precedence.promised import PromiseBook
 from libs.core.state.formats import NEWEST, OWN_DELAY
+from libs.core.state.model import State
 from schemas import inbox
 from schemas import ledger as led
-from schemas.jobs import PromiseCause
+from schemas.jobs import PromiseCause, StartPromise
+from schemas.queues import Queue
 from schemas.resources import Inventory, Level
 from tests.core.builders import World, job, node
 from tests.core.test_credits import credits_of
@@ -174,6 +180,30 @@ def test_a_fault_elsewhere_does_not_hide_that_its_own_job_is_what_it_waits_for()
     assert credited_us(w, gang) == 0
 
 
+def test_where_there_is_room_and_something_else_keeps_it_waiting_its_jobs_beside_are_not_why() -> None:
+    """An operator lowers its team's limit, and raises it again."""
+    w = pool(("blue", 600), more=(node("small", 2),))
+    gang, told = waits(w, required=Level.NODE)
+    w.started(w.submit(job("since", 2, types=("H100",))))
+    w.send(inbox.QuotaChanged(team="research", limit_milli=4000))
+    w.released(runs(w, "runs0"))
+    until(w, told.promise.start_us + 3600 * S)
+    w.send(inbox.QuotaChanged(team="research", limit_milli=16_000))
+    assert own_delay(w, gang) is None
+    assert credited_us(w, gang) == late(w, gang, told)
+
+
+def test_of_very_many_promises_of_one_gang_the_first_ones_and_the_last_are_kept() -> None:
+    book, again = PromiseBook(), PromiseBook()
+    for n in range(20):
+        start = StartPromise(start_us=n, p50_us=n, p90_us=n, cause=PromiseCause.FAULT if n else None)
+        book.note(State(), led.GangPromised(job_id="gang", promise=start, stays=(f"job-{n}",)), n)
+    kept = book.of["gang"].counted_on
+    assert [one.start_us for one in kept] == [*range(led.MOST_COUNTED_ON - 1), 19]
+    again.load(json.loads(json.dumps(book.dump())))
+    assert again.of == book.of
+
+
 def test_while_a_reader_would_credit_it_nothing_says_that_it_is_not() -> None:
     w = pool(("research", 600), allowed=OWN_DELAY - 1)
     gang, told = waits(w)
@@ -182,3 +212,45 @@ def test_while_a_reader_would_credit_it_nothing_says_that_it_is_not() -> None:
     w.released(runs(w, "runs0"))
     assert own_delay(w, gang) is None
     assert credited_us(w, gang) == late(w, gang, told)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_the_checker_counts_the_same(seed: int) -> None:
+    """Gangs and small jobs of two teams in three orders, whose nodes fall silent, are cordoned and come back."""
+    chance = Random(seed)
+    w = World(*(node(f"n{n}", chance.choice((4, 8)), leaf=f"leaf-{n % 2}") for n in range(4)))
+    orders = ("fifo", "least-attained", "shortest-remaining")
+    queues = tuple(Queue(name=team, order=chance.choice(orders)) for team in ("research", "blue"))
+    w.send(inbox.ApplyQueues(version=1, queues=queues))
+    silent, cordoned = set[str](), set[str]()
+    for number in range(80):
+        name, act = f"n{chance.randrange(4)}", chance.choice(("come", "come", "come", "end", "end", "wait", "node"))
+        held = [one for one in w.decider.state.jobs.values() if one.current is not None]
+        if act == "come":
+            width = chance.choice((1, 2, 4, 8, 8, 16))
+            share, near = (
+                chance.choice((500, 1000)) if width == 1 else 1000,
+                chance.choice((None, Level.NODE, Level.LEAF)),
+            )
+            team, urgent = chance.choice(("research", "blue")), chance.random() < 0.2
+            asked = job(
+                f"j{number}", width, team=team, priority=9 * urgent, preempts=urgent, share_milli=share,
+                required=near if width > 1 else None, time_limit_s=chance.choice((0, 60, 600)),
+            )  # fmt: skip
+            w.send(asked, after_us=chance.randint(1, 20) * S)
+            w.send(*preemption.plans(w.decider.state, w.now_us, len(w.records)))
+        elif act == "end" and held:
+            gone = chance.choice(held)
+            if not silent.intersection(w.nodes_of(gone.id)):
+                w.started(gone.id)
+                w.released(gone.id)
+        elif act == "node" and name not in silent:
+            silent.add(name)
+            w.send(inbox.NodeSilent(node=name, incarnation=1, silent_s=6), after_us=10 * S)
+        elif act == "node":
+            silent.discard(name)
+            out = inbox.UncordonNode if name in cordoned else inbox.CordonNode
+            cordoned ^= {name}
+            w.send(inbox.NodeHeardAgain(node=name, incarnation=1), out(node=name, reason="a test", user="olga"))
+        w.send(inbox.Tick(), after_us=chance.choice((1, 30, 300, 900)) * S)
+    w.check()
