@@ -391,6 +391,8 @@ class DevicesHeld(Fact):
 
 MOST_STAYING = 100
 """Jobs that `GangPromised.stays` names at the most."""
+OWN_DELAY_US = 10_000_000
+"""Who keeps a late gang waiting is looked at so often at the most: what lasts as long is seen."""
 MOST_COUNTED_ON = 8
 """Promises of one gang that `JobGranted.own_delay_us` can be of: the first seven, and the last. Else a fault anywhere would
 hide that its team's job, whose end had been counted on, runs on."""

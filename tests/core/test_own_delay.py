@@ -14,6 +14,7 @@ from libs.core.state.formats import NEWEST, OWN_DELAY
 from libs.core.state.model import State
 from schemas import inbox
 from schemas import ledger as led
+from schemas.ids import job_id
 from schemas.jobs import PromiseCause, StartPromise
 from schemas.queues import Queue
 from schemas.resources import Inventory, Level
@@ -194,11 +195,11 @@ def test_where_there_is_room_and_something_else_keeps_it_waiting_its_jobs_beside
 
 
 def test_of_very_many_promises_of_one_gang_the_first_ones_and_the_last_are_kept() -> None:
-    book, again = PromiseBook(), PromiseBook()
+    book, again, gang = PromiseBook(), PromiseBook(), job_id("research", "gang")
     for n in range(20):
         start = StartPromise(start_us=n, p50_us=n, p90_us=n, cause=PromiseCause.FAULT if n else None)
-        book.note(State(), led.GangPromised(job_id="gang", promise=start, stays=(f"job-{n}",)), n)
-    kept = book.of["gang"].counted_on
+        book.note(State(), led.GangPromised(job_id=gang, promise=start, stays=(job_id("research", f"{n}"),)), n)
+    kept = book.of[gang].counted_on
     assert [one.start_us for one in kept] == [*range(led.MOST_COUNTED_ON - 1), 19]
     again.load(json.loads(json.dumps(book.dump())))
     assert again.of == book.of

@@ -23,6 +23,9 @@ class _CountedOn(NamedTuple):
     stays: frozenset[str]
 
 
+_InUse = tuple[DeviceRow, NodeRow, int, JobRow | None]
+
+
 class PromisedStarts(Subject):
     """Keeps the promise of each gang that waits, and when causes came last."""
 
@@ -55,20 +58,27 @@ class PromisedStarts(Subject):
         """Job -> the earliest of these starts after which only jobs of its own team were in its way."""
         self._open: dict[str, set[str]] = defaultdict(set)
         """Team -> its jobs with an open attempt."""
-        self._noted_us = -1
-        """The last record's time. Records of one time are one decision."""
+        self._noted_us, self._looked_us = -1, -led.OWN_DELAY_US
+        """The last record's time, and when it was looked last. Records of one time are one decision."""
 
     def begin(self, record: led.LedgerRecord) -> None:
         """What is decided now was decided on what the records before say."""
         if not record.events or record.t_us <= self._noted_us:
             return
         self._noted_us = record.t_us
-        for job_id, promises in self._counted_on.items():
-            for start_us, stays in promises:
-                if start_us < record.t_us and start_us < self._own_delay.get(job_id, record.t_us):
-                    job = self.books.jobs.get(job_id)
-                    if job is not None and self._in_the_way(job, stays):
-                        self._own_delay[job_id] = start_us
+        if record.t_us < self._looked_us + led.OWN_DELAY_US:
+            return
+        late = [
+            (self.books.jobs[job_id], start_us, stays)
+            for job_id, promises in self._counted_on.items()
+            for start_us, stays in promises
+            if start_us < min(record.t_us, self._own_delay.get(job_id, record.t_us)) and job_id in self.books.jobs
+        ]
+        if late:
+            self._looked_us, in_use = record.t_us, list(self._in_use())
+            for job, start_us, stays in late:
+                if start_us < self._own_delay.get(job.id, record.t_us) and self._in_the_way(job, stays, in_use):
+                    self._own_delay[job.id] = start_us
 
     def told(self, e: led.GangPromised) -> None:
         books, new = self.books, e.promise
@@ -132,7 +142,18 @@ class PromisedStarts(Subject):
         for kept in (self._told, self._counted_on, self._own_delay):
             kept.pop(e.job_id, None)
 
-    def _in_the_way(self, job: JobRow, stays: frozenset[str]) -> bool:
+    def fault(self, e: led.LedgerEvent) -> None:
+        self._last[PromiseCause.FAULT] = self.books.t_us
+
+    def left(self, e: led.NodeLeft | led.NodeCordoned) -> None:
+        self._last[PromiseCause.DRAIN] = self.books.t_us
+
+    def came(self, e: led.JobQueued | led.JobRequeued | led.JobBoosted) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is not None:
+            self._came[job.priority] = self.books.t_us
+
+    def _in_the_way(self, job: JobRow, stays: frozenset[str], in_use: list[_InUse]) -> bool:
         """Whether it would have room if the jobs of its team but those in `stays` held nothing."""
         theirs = Counter[str]()
         for other_id in self._open.get(job.team, set()) - stays:
@@ -144,37 +165,32 @@ class PromisedStarts(Subject):
             return False
         asked, fewest = job.spec.resources, sizes(job.spec.resources)[0]
         has, would_have = Counter[object](), Counter[object]()
-        for device_id, row in self.books.devices.items():
-            whose = self.books.jobs.get(row.held_for) if row.held_for not in ("", job.id) else None
-            if not self._usable(device_id, row, asked) or (whose is not None and whose.team != job.team):
+        for row, node, free, whose in in_use:
+            mine = whose is None or whose is job
+            if (whose is not None and whose.team != job.team) or not _as_asked(row, node, asked):
                 continue
-            free = WHOLE_MILLI - sum(claim.milli for claim in row.claims.values())
-            for group in _groups(row, self.books.nodes[row.node], asked):
-                has[group] += free >= asked.share_milli and whose is None
-                would_have[group] += free + theirs[device_id] >= asked.share_milli
+            for group in _groups(row, node, asked):
+                has[group] += mine and free >= asked.share_milli
+                would_have[group] += free + theirs[row.about.id] >= asked.share_milli
         return any(count >= fewest and count > has[group] for group, count in would_have.items())
 
-    def _usable(self, device_id: str, row: DeviceRow, asked: Resources) -> bool:
-        books, (model, profile) = self.books, row.kind
-        if row.going or row.quarantine is not None or row.node in books.cordoned or row.node in books.silent:
-            return False
-        if not books.offered(device_id, row.node) or profile != asked.mig_profile:
-            return False
-        if not asked.labels.items() <= books.nodes[row.node].labels.items():
-            return False
-        wanted = [role.types or asked.types for role in asked.roles] or [asked.types]
-        return any(model in types if types else row.about.kind not in NAMED_ONLY for types in wanted)
+    def _in_use(self) -> Iterator[_InUse]:
+        """Devices that may be granted now: what is free of each, thousandths, and for whom it is held."""
+        books = self.books
+        for device_id, row in books.devices.items():
+            if row.going or row.quarantine is not None or row.node in books.cordoned or row.node in books.silent:
+                continue
+            if books.offered(device_id, row.node):
+                free = WHOLE_MILLI - sum(claim.milli for claim in row.claims.values())
+                yield row, books.nodes[row.node], free, books.jobs.get(row.held_for) if row.held_for else None
 
-    def fault(self, e: led.LedgerEvent) -> None:
-        self._last[PromiseCause.FAULT] = self.books.t_us
 
-    def left(self, e: led.NodeLeft | led.NodeCordoned) -> None:
-        self._last[PromiseCause.DRAIN] = self.books.t_us
-
-    def came(self, e: led.JobQueued | led.JobRequeued | led.JobBoosted) -> None:
-        job = self.books.jobs.get(e.job_id)
-        if job is not None:
-            self._came[job.priority] = self.books.t_us
+def _as_asked(row: DeviceRow, node: NodeRow, asked: Resources) -> bool:
+    model, profile = row.kind
+    wanted = [role.types or asked.types for role in asked.roles] or [asked.types]
+    if not any(model in types if types else row.about.kind not in NAMED_ONLY for types in wanted):
+        return False
+    return profile == asked.mig_profile and asked.labels.items() <= node.labels.items()
 
 
 def _groups(row: DeviceRow, node: NodeRow, asked: Resources) -> Iterator[object]:

@@ -7,7 +7,7 @@ good as granted to it. Nothing else of the request is looked at, so that whoever
 (`projections.verify.promised`).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -15,25 +15,37 @@ from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Attempt, Job, State, running
 from schemas.resources import WHOLE_MILLI, Level, Resources, TopologyPolicy
 
+Holdings = Mapping[str, Mapping[str, list[tuple[int, int]]]]
+"""Team -> job -> (row, thousandths) of each device that it holds."""
 
-def in_the_way(state: State, job: Job, stays: Collection[str]) -> bool:
+
+def holdings(state: State, teams: Collection[str]) -> Holdings:
+    """What these teams hold now."""
+    found: dict[str, dict[str, list[tuple[int, int]]]] = {team: {} for team in teams}
+    for job in running(state):
+        if job.current is not None and (jobs := found.get(job.team)) is not None:
+            jobs[job.id] = list(held_by(state.fleet, job.current))
+    return found
+
+
+def in_the_way(state: State, held: Holdings, job: Job, stays: Collection[str]) -> bool:
     """Whether `job`, which waits, would have room if the jobs of its team but those in `stays` held nothing."""
     fleet, asked = state.fleet, job.spec.resources
     usable = asked_for(state, asked)
     theirs = np.zeros(len(fleet.up), dtype=np.int64)
-    for other in running(state):
-        if other.team == job.team and other.id not in stays and other.current is not None:
-            for row, milli in held_by(fleet, other.current):
-                theirs[row] += milli
+    own = [one for job_id, devices in held[job.team].items() if job_id not in stays for one in devices]
+    if own:
+        rows, milli = np.array(own, dtype=np.int64).T
+        np.add.at(theirs, rows, milli)
     kept = np.zeros(len(fleet.up), dtype=np.bool_)
     for beneficiary, devices in state.holds.items():
         whose = state.jobs.get(beneficiary)
         if whose is not None and whose is not job:
-            rows = [fleet.row(device) for device in devices]
+            at = [fleet.row(device) for device in devices]
             if whose.team == job.team:
-                kept[rows] = True
+                kept[at] = True
             else:
-                usable[rows] = False
+                usable[at] = False
     if not (kept | (theirs > 0))[usable].any():
         return False
     most = WHOLE_MILLI - job.shape.milli

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Any, NamedTuple
 
-from libs.core.scheduling.precedence.own_delay import in_the_way
+from libs.core.scheduling.precedence.own_delay import holdings, in_the_way
 from libs.core.state.model import State
 from schemas import ledger as led
 from schemas.jobs import PromiseCause, StartPromise
@@ -57,19 +57,33 @@ class PromiseBook:
         """Priority -> when a job of it came last."""
         self._noted_us = -1
         """When something happened last."""
+        self._looked_us = -led.OWN_DELAY_US
+        """When it was looked last for who keeps late gangs waiting."""
+        self._looks_us: int | None = None
         self._late: dict[str, int] = {}
-        """`Promised.own_delay_us` as it is found now; kept once something happens, as whoever reads the ledger finds it."""
+        """That it looks now, and `Promised.own_delay_us` as it is found; kept once something happens, as whoever reads the
+        ledger finds it."""
 
     def look(self, state: State, t_us: int) -> None:
         """What follows is decided, or folded, at `t_us`, and nothing of it has changed `state` yet: finds gangs that are late
         for jobs of their own team. What is decided at one moment is one decision, however many records it takes."""
-        self._late = {}
-        for job_id, known in self.of.items() if t_us > self._noted_us else ():
-            for start_us, stays in known.counted_on:
-                if start_us >= t_us or (known.own_delay_us is not None and known.own_delay_us <= start_us):
-                    continue
-                if (job := state.jobs.get(job_id)) is not None and in_the_way(state, job, stays):
-                    self._late[job_id] = min(start_us, self._late.get(job_id, start_us))
+        self._late, self._looks_us = {}, None
+        if t_us <= self._noted_us or t_us < self._looked_us + led.OWN_DELAY_US:
+            return
+        late = [
+            (job, start_us, stays)
+            for job_id, known in self.of.items()
+            for start_us, stays in known.counted_on
+            if start_us < t_us
+            and (known.own_delay_us is None or start_us < known.own_delay_us)
+            and (job := state.jobs.get(job_id)) is not None
+        ]
+        if not late:
+            return
+        self._looks_us, held = t_us, holdings(state, {job.team for job, _, _ in late})
+        for job, start_us, stays in late:
+            if start_us < self._late.get(job.id, t_us) and in_the_way(state, held, job, stays):
+                self._late[job.id] = start_us
 
     def own_delay_us(self, job_id: str) -> int | None:
         """The promised start after which only jobs of its own team were in the way of a gang; None: there was none."""
@@ -78,10 +92,10 @@ class PromiseBook:
 
     def note(self, state: State, event: led.LedgerEvent, t_us: int) -> None:
         self._noted_us = t_us
-        if self._late:
+        if self._looks_us is not None:
             for job_id, start_us in self._late.items():
                 self.of[job_id] = self.of[job_id]._replace(own_delay_us=start_us)
-            self._late = {}
+            self._looked_us, self._looks_us, self._late = self._looks_us, None, {}
         if type(event) not in _OF_PROMISES:
             return
         if isinstance(event, led.JobQueued | led.JobRequeued | led.JobBoosted):
@@ -126,7 +140,7 @@ class PromiseBook:
             },
             "last": {cause.value: at_us for cause, at_us in sorted(self._last.items())},
             "came": sorted(self._came.items()),
-            "noted": self._noted_us,
+            "noted": [self._noted_us, self._looked_us],
             "own": {job: [one.counted_on, one.own_delay_us] for job, one in sorted(self.of.items()) if one.counted_on},
         }
 
@@ -137,6 +151,6 @@ class PromiseBook:
         for job, (counted_on, own_delay_us) in told.get("own", {}).items():
             starts = tuple(CountedOn(start_us, tuple(stays)) for start_us, stays in counted_on)
             self.of[job] = self.of[job]._replace(counted_on=starts, own_delay_us=own_delay_us)
-        self._noted_us = told.get("noted", -1)
+        self._noted_us, self._looked_us = told.get("noted", (-1, -led.OWN_DELAY_US))
         self._last = {PromiseCause(cause): at_us for cause, at_us in told.get("last", {}).items()}
         self._came = {int(priority): at_us for priority, at_us in told.get("came", ())}
