@@ -15,11 +15,11 @@ from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Attempt, Job, State, running
 from schemas.resources import WHOLE_MILLI, Level, Resources, TopologyPolicy
 
-Holdings = Mapping[str, Mapping[str, list[tuple[int, int]]]]
+TeamsHeld = Mapping[str, Mapping[str, list[tuple[int, int]]]]
 """Team -> job -> (row, thousandths) of each device that it holds."""
 
 
-def holdings(state: State, teams: Collection[str]) -> Holdings:
+def held_by_teams(state: State, teams: Collection[str]) -> TeamsHeld:
     """What these teams hold now."""
     found: dict[str, dict[str, list[tuple[int, int]]]] = {team: {} for team in teams}
     for job in running(state):
@@ -28,7 +28,7 @@ def holdings(state: State, teams: Collection[str]) -> Holdings:
     return found
 
 
-def in_the_way(state: State, held: Holdings, job: Job, stays: Collection[str]) -> bool:
+def in_the_way(state: State, held: TeamsHeld, job: Job, stays: Collection[str]) -> bool:
     """Whether `job`, which waits, would have room if the jobs of its team but those in `stays` held nothing."""
     fleet, asked = state.fleet, job.spec.resources
     usable = asked_for(state, asked)

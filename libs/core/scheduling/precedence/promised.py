@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Any, NamedTuple
 
-from libs.core.scheduling.precedence.own_delay import holdings, in_the_way
+from libs.core.scheduling.precedence.own_delay import held_by_teams, in_the_way
 from libs.core.state.model import State
 from schemas import ledger as led
 from schemas.jobs import PromiseCause, StartPromise
@@ -80,7 +80,7 @@ class PromiseBook:
         ]
         if not late:
             return
-        self._looks_us, held = t_us, holdings(state, {job.team for job, _, _ in late})
+        self._looks_us, held = t_us, held_by_teams(state, {job.team for job, _, _ in late})
         for job, start_us, stays in late:
             if start_us < self._late.get(job.id, t_us) and in_the_way(state, held, job, stays):
                 self._late[job.id] = start_us
