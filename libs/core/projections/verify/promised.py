@@ -105,6 +105,8 @@ class PromisedStarts(Subject):
         if (e.stays is not None) != ((books.format or FIRST) >= OWN_DELAY):
             said = "does not say" if e.stays is None else "says"
             books.broken("I18", f"the promise of {e.job_id} {said} who of its team runs on, in format {books.format}")
+        if len(set(e.stays or ())) < len(e.stays or ()):
+            books.broken("I18", f"a job is told twice to run on beyond the start of {e.job_id}")
         for other_id in e.stays or ():
             other = books.jobs.get(other_id)
             if job is None or other is None or other.team != job.team or other.open is None:
