@@ -245,6 +245,11 @@ class JobGranted(Fact):
     resume: Checkpoint | None = None
     span: Span | None = Field(default=None, description="of a gang: how close together it is")
     hold: BudgetHold | None = Field(default=None, description="of the budgets that its team is under; null: under none")
+    own_delay_us: Micros | None = Field(
+        default=None,
+        description="of a gang that is late: the promised start after which it would have had room, had all jobs of its team"
+        " ended but those in that promise's `stays`; null: others, or faults, were in its way. What is later is not credited",
+    )
 
 
 class AttemptRunning(Fact):
@@ -384,6 +389,15 @@ class DevicesHeld(Fact):
     cost_device_s: float | None = Field(default=None, ge=0, description="of all its victims together, device-seconds")
 
 
+MOST_STAYING = 100
+"""Jobs that `GangPromised.stays` names at the most."""
+OWN_DELAY_US = 10_000_000
+"""Who keeps a late gang waiting is looked at so often at the most: what lasts as long is seen."""
+MOST_COUNTED_ON = 8
+"""Promises of one gang that `JobGranted.own_delay_us` can be of: the first seven, and the last. Else a fault anywhere would
+hide that its team's job, whose end had been counted on, runs on."""
+
+
 class GangPromised(Fact):
     """A gang that waits is told when it starts: the first of its class and team that does not fit. Told again when the time
     moves, later only for a cause. Until then others use the hole; devices are kept for it in time."""
@@ -391,6 +405,11 @@ class GangPromised(Fact):
     kind: Literal["gang.promised"] = "gang.promised"
     job_id: JobId
     promise: StartPromise
+    stays: tuple[JobId, ...] | None = Field(
+        default=None,
+        max_length=MOST_STAYING,
+        description="jobs of its own team that are on such devices, and expected to run on beyond that start; null: not told",
+    )
     skippable: Literal[True] = True
 
 

@@ -541,6 +541,26 @@ def book(*actions: str, name: str = "b" * 16, target: str = "vision") -> list[Op
     return lines
 
 
+def put_off() -> World:
+    """Two gangs start later than they were promised: one for its own team's job, and one for another's, its own beside."""
+    w = World(*(node(f"n{n}") for n in range(3)))
+    for name, team, limit_s in (("own", "research", 600), ("stays", "blue", 90_000), ("others", "research", 3000)):
+        w.started(w.submit(job(name, 8, team=team, time_limit_s=limit_s)))
+    gangs = [w.submit(job("gang", 8)), w.submit(job("gang", 8, team="blue"))]
+    for after_s in (1, 1800):
+        w.send(inbox.Tick(), after_us=after_s * S)
+    w.released(job_id("research", "own"))
+    (first,) = (gang for gang in gangs if w.decider.state.jobs[gang].current is not None)
+    w.started(first)
+    w.send(inbox.Tick(), after_us=9000 * S)
+    w.released(job_id("research", "others"))
+    (second,) = (gang for gang in gangs if gang != first)
+    w.started(second)
+    for name in (first, second, job_id("blue", "stays")):
+        w.released(name)
+    return w
+
+
 LIVES: dict[str, Callable[[], World]] = {
     "every end": every_end,
     "preempted": preempted,
@@ -561,6 +581,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "priced": priced,
     "budgeted": budgeted,
     "promised": promised,
+    "put off": put_off,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

@@ -181,7 +181,8 @@ def _on_time(records: list[LedgerRecord], job_id: str, attempt: int) -> int:
                 promised = e.promise.start_us if mine else promised
             elif isinstance(e, led.JobGranted) and e.job_id == job_id:
                 if e.attempt == attempt:
-                    return 2 * record.t_us - promised if 0 < promised < record.t_us else 0
+                    until = record.t_us if e.own_delay_us is None else e.own_delay_us
+                    return record.t_us + (until - promised) if 0 < promised < until else 0
                 promised = 0
     raise AssertionError(f"{job_id}.{attempt} was not granted")
 

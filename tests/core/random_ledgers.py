@@ -1,9 +1,10 @@
 """Random ledgers, written event by event without any scheduler: what a pool may live through, at any instant.
 
 Nodes join, leave, fall silent, are heard again, lost, declared dead; boards are repartitioned; devices break; jobs are granted
-parts of devices, later than promised or in time, save, give way, are freed by every kind of evidence; devices are reserved for
-gangs, nodes are taken out of use; the queues change; the wall clock is set; the control plane is
-down for a while. Only what the accounts read is made; the checker would ask for more (`tests/core/lives.py` has whole lives).
+parts of devices, later than promised (for their own team's jobs or others) or in time, save, give way, are freed by every kind
+of evidence; devices are reserved for gangs, nodes are taken out of use; the queues change; the wall clock is set; the control
+plane is down for a while. Only what the accounts read is made; the checker would ask for more (`tests/core/lives.py` has whole
+lives).
 """
 
 from collections.abc import Iterator
@@ -146,7 +147,8 @@ class RandomLedger:
                 Claim(device=device, node=self._node_of(device), milli=milli, memory_mib=0, epoch=self.number)
             )
         if claims:
-            yield led.JobGranted(job_id=job_id, attempt=known["attempt"], claims=tuple(claims))
+            own_us = None if self.number % 3 else max(0, self.t_us - STEPS_US[self.number % len(STEPS_US)])
+            yield led.JobGranted(job_id=job_id, attempt=known["attempt"], claims=tuple(claims), own_delay_us=own_us)
         else:
             known["attempt"] -= 1
 

@@ -44,6 +44,7 @@ UNSEEN: dict[str, str] = {
     "quota.set kind": f"another word of an operator about a team: {ELSEWHERE}",
     "gang.promised promise": f"{FIGURE}: it may be told with another time",
     "gang.promised job_id": f"{FIGURE}: of another gang that waits",
+    "gang.promised stays": f"{FIGURE}: fewer, where the gang waits for others all the same",
     "devices.reserved devices": f"{FIGURE}: others may be kept free",
     "devices.fragmented units": f"{FIGURE}: less, or more as long as there is so much",
     "attempt.progress progress": f"{NODES}: it may be further, or slower, as long as it is possible",

@@ -468,6 +468,24 @@ LIES: dict[str, tuple[str, Lie, str]] = {
         "promised", changed("gang.promised", lambda e: e.model_copy(update={"promise": e.promise.model_copy(
             update={"cause": PromiseCause.FAULT})})), "I18"
     ),
+    "a gang that its own team kept waiting is told to have waited for others": (
+        "put off", changed("job.granted", with_(own_delay_us=None), 3), "I18"
+    ),
+    "... or to have waited for a shorter time": (
+        "put off", changed("job.granted", lambda e: e.model_copy(update={"own_delay_us": e.own_delay_us + 1}), 3), "I18"
+    ),
+    "a gang that another team kept waiting is told to have waited for its own": (
+        "put off", changed("job.granted", with_(own_delay_us=719_902_400), 4), "I18"
+    ),
+    "a promise counts on none of its team's jobs, and one was to run on": (
+        "put off", changed("gang.promised", with_(stays=()), 1), "I18"
+    ),
+    "a promise is told that does not say who of its team runs on": (
+        "put off", changed("gang.promised", with_(stays=None)), "I18"
+    ),
+    "another team's job is to run on beyond a promised start": (
+        "put off", changed("gang.promised", with_(stays=(job_id("blue", "stays"),))), "I18"
+    ),
     # ------------------------------------------------------------------------------------------------------ money (I17)
     "a period is closed before it is over": (
         "priced", changed("period.closed", lambda e: e.model_copy(

@@ -80,6 +80,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "job.finished": f"{APART}: the end of a job, and what its node does next",
         "device.quarantined": f"{APART}: two devices",
         "gang.promised": f"{APART}: another gang, or an end that frees nothing yet",
+        "devices.reserved": f"{APART}: two gangs",
         "budget.holds-renewed": f"{APART}: a warning",
         "budget.reached": APART,
         "board.recut": f"{APART}: what is told to be of no use",

@@ -580,6 +580,16 @@ ATTEMPTS = (
             f"{_FULL}::test_who_finds_its_port_held_by_others_runs_again_at_nobodys_expense", "unproven"),
     Attempt(0, _TEAM, "... or a job of its own of a higher class preempts it when its work is done", "not credited",
             "tests/core/test_credits.py::test_giving_way_to_a_job_of_its_own_team_is_credited_nothing"),
+    Attempt(0, _TEAM, "... or lets its job run on, on devices for which its next gang was promised a start", "not credited",
+            "tests/core/test_own_delay.py::"
+            "test_what_runs_longer_than_expected_puts_a_start_off_at_its_own_teams_expense"),
+    Attempt(0, _TEAM, "... until others' devices are free for the gang", "what counts is what kept it waiting",
+            "tests/core/test_own_delay.py::test_the_devices_that_it_gets_at_last_are_no_matter"),
+    Attempt(0, _TEAM, "... or fills the hole before the gang with another job, which stays", "the same",
+            "tests/core/test_own_delay.py::test_a_job_that_fills_the_hole_and_stays_there_puts_it_off"),
+    Attempt(0, _TEAM, "... and a fault anywhere moves the promise meanwhile", "the first promise counts on",
+            "tests/core/test_own_delay.py::"
+            "test_a_fault_elsewhere_does_not_hide_that_its_own_job_is_what_it_waits_for"),
     Attempt(2, _JOB, "all processors, by many processes that compute, each with a session of its own, so that others wait",
             "each attempt has its share, by a cgroup",
             f"{_SHARES}::test_a_job_that_computes_in_many_processes_leaves_others_their_share", "os.setsid()"),

@@ -8,7 +8,7 @@
     preempted-unsaved   it gave way and acknowledged no checkpoint after it was told to: what it had done since the last one.
                         Not where it gave way to a job of its own team, which could choose the moment
     promise-broken      it was granted later than it was promised, for no cause or for one of the platform's (a fault, a drain):
-                        as much of its time, from its grant on, as it was late
+                        as much of its time, from its grant on, as it was late. Not what was later for jobs of its own team
 
 Nothing is credited twice: silence is `unconfirmed`, all else `billed`, and what a broken promise gives back is not counted as
 lost again. A credit changes no posting and no bill: it is a row of its own, a fold of the same ledger, so anybody can recompute
@@ -111,8 +111,9 @@ class Credits:
                     self._promised.pop(event.job_id, None)
                 case led.JobGranted():
                     known, by_us = self._at(event.job_id, event.attempt), self._promised.pop(event.job_id, None)
-                    if by_us is not None and by_us < record.t_us:
-                        known.promised_us, known.on_time_us = by_us, 2 * record.t_us - by_us
+                    own_us = min(record.t_us, event.own_delay_us if event.own_delay_us is not None else record.t_us)
+                    if by_us is not None and by_us < own_us:
+                        known.promised_us, known.on_time_us = by_us, record.t_us + own_us - by_us
                 case led.AttemptCheckpointed():
                     self._at(event.job_id, event.attempt).saved_us = record.t_us
                 case led.AttemptPreempting():

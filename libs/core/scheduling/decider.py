@@ -235,7 +235,7 @@ class Decider:
         job = grant.job
         granted = ledger.JobGranted(
             job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume, span=grant.span,
-            hold=self._hold(grant, decision.t_us),
+            hold=self._hold(grant, decision.t_us), own_delay_us=self.turns.book.own_delay_us(job.id),
         )  # fmt: skip
         if len(grant.claims) * _LEAST_CLAIM_BYTES > self.largest_event // 2:
             size = len(granted.model_dump_json())
@@ -280,7 +280,8 @@ class Decider:
         try:
             for promised in new_promises(self.state, self.policy, t_us):
                 if decision.may(promised):
-                    decision.emit(promised)
+                    known = decision.may_tell_own_delays
+                    decision.emit(promised if known else promised.model_copy(update={"stays": None}))
                     decision.may_end_here()
         except Exception:
             if not decision.whole:

@@ -131,19 +131,19 @@ class AsAsked(Subject):
         topology = asked.topology
         if topology.policy is not TopologyPolicy.REQUIRED or topology.level is Level.POOL:
             return
-        islands = {_island(row) for row, _ in rows}
+        islands = {island(row) for row, _ in rows}
         if len(islands) == 1 and "" not in islands:
             return  # no level is nearer
-        groups = {_group(topology.level, node) for _, node in rows}
+        groups = {group_of(topology.level, node) for _, node in rows}
         if len(groups) > 1 or topology.level in (Level.NVLINK, Level.DEVICE):
             self._not_as(job_id, f"devices within one {topology.level.value}", f"{len(rows)} of {len(groups)} groups")
 
     def _spans(self, job_id: str, told: str, rows: list[tuple[DeviceRow, NodeRow]]) -> None:
         """What is told of how near the devices are to each other; it may be less near than they are."""
-        islands = {_island(row) for row, _ in rows}
+        islands = {island(row) for row, _ in rows}
         together = len(islands) == 1 and "" not in islands
         if told in _LEVELS and told not in (Level.NVLINK, Level.DEVICE):
-            together = together or len({_group(Level(told), node) for _, node in rows}) == 1
+            together = together or len({group_of(Level(told), node) for _, node in rows}) == 1
         if not together:
             self.books.broken("I2", f"{job_id} is told to be within one {told}, and its devices are not")
 
@@ -160,7 +160,7 @@ class AsAsked(Subject):
         peers[job.id] = spread
 
     def _groups(self, level: Level, nodes: Iterable[str]) -> set[tuple[str, ...]]:
-        return {_group(level, self.books.nodes[node]) for node in nodes if node in self.books.nodes}
+        return {group_of(level, self.books.nodes[node]) for node in nodes if node in self.books.nodes}
 
     def _not_as(self, job_id: str, asked: str, got: str) -> None:
         self.books.broken("I2", f"{job_id} asked for {asked} and is granted {got}")
@@ -183,13 +183,13 @@ def _of_role(role: Role, asked: Resources) -> _Wanted:
     )
 
 
-def _island(row: DeviceRow) -> str:
+def island(row: DeviceRow) -> str:
     """The NVLink island of a device, which a fabric joins over nodes; empty: none."""
     device = row.about
     return device.fabric or (f"{row.node}/{device.nvlink_domain}" if device.nvlink_domain else "")
 
 
-def _group(level: Level, node: NodeRow) -> tuple[str, ...]:
+def group_of(level: Level, node: NodeRow) -> tuple[str, ...]:
     """The group of `level` that a node is in; below the node, the node."""
     zone, spine, leaf = node.leaf
     match level:

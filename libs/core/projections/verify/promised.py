@@ -1,10 +1,29 @@
-"""Promised starts (I18): a promise moves to a later time only for a cause that came since it was made."""
+"""Promised starts (I18): a promise moves to a later time only for a cause that came since it was made; and the grant of a gang
+that is late says since which promised start it waited for jobs of its own team alone, as often as that is so.
 
-from typing import ClassVar
+It counts devices for itself, and shares no code with what placement decides that by.
+"""
 
-from libs.core.projections.verify.books import Books, Subject
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+from libs.core.projections.verify.asked import group_of, island, sizes
+from libs.core.projections.verify.books import Books, DeviceRow, JobRow, NodeRow, Subject
+from libs.core.state.formats import FIRST, OWN_DELAY
 from schemas import ledger as led
 from schemas.jobs import PromiseCause
+from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Level, Resources, TopologyPolicy
+
+
+class _CountedOn(NamedTuple):
+    """A promised start, and the jobs of the gang's team that were to run on beyond it."""
+
+    start_us: int
+    stays: frozenset[str]
+
+
+_InUse = tuple[DeviceRow, NodeRow, int, JobRow | None]
 
 
 class PromisedStarts(Subject):
@@ -12,7 +31,8 @@ class PromisedStarts(Subject):
 
     handlers: ClassVar = {
         led.GangPromised: "told",
-        led.JobGranted: "over",
+        led.JobGranted: "granted",
+        led.AttemptClosed: "closed",
         led.JobFinished: "over",
         led.NodeSilence: "fault",
         led.NodeDeclaredDead: "fault",
@@ -32,6 +52,33 @@ class PromisedStarts(Subject):
         self._last: dict[PromiseCause, int] = {}
         self._came: dict[int, int] = {}
         """Priority -> when a job of it came last."""
+        self._counted_on: dict[str, list[_CountedOn]] = {}
+        """Job -> of its promises since a higher class moved it, the first ones and the last."""
+        self._own_delay: dict[str, int] = {}
+        """Job -> the earliest of these starts after which only jobs of its own team were in its way."""
+        self._open: dict[str, set[str]] = defaultdict(set)
+        """Team -> its jobs with an open attempt."""
+        self._noted_us, self._looked_us = -1, -led.OWN_DELAY_US
+        """The last record's time, and when it was looked last. Records of one time are one decision."""
+
+    def begin(self, record: led.LedgerRecord) -> None:
+        """What is decided now was decided on what the records before say."""
+        if not record.events or record.t_us <= self._noted_us:
+            return
+        self._noted_us = record.t_us
+        if record.t_us < self._looked_us + led.OWN_DELAY_US:
+            return
+        late = [
+            (self.books.jobs[job_id], start_us, stays)
+            for job_id, promises in self._counted_on.items()
+            for start_us, stays in promises
+            if start_us < min(record.t_us, self._own_delay.get(job_id, record.t_us)) and job_id in self.books.jobs
+        ]
+        if late:
+            self._looked_us, in_use = record.t_us, list(self._in_use())
+            for job, start_us, stays in late:
+                if start_us < self._own_delay.get(job.id, record.t_us) and self._in_the_way(job, stays, in_use):
+                    self._own_delay[job.id] = start_us
 
     def told(self, e: led.GangPromised) -> None:
         books, new = self.books, e.promise
@@ -51,14 +98,51 @@ class PromisedStarts(Subject):
         elif new.cause is not None:
             books.broken("I18", f"the first promise of {e.job_id} names {new.cause} as the cause of a move")
         self._told[e.job_id] = (new.start_us, books.t_us)
+        self._stays(e, job)
+
+    def _stays(self, e: led.GangPromised, job: JobRow | None) -> None:
+        books = self.books
+        if (e.stays is not None) != ((books.format or FIRST) >= OWN_DELAY):
+            said = "does not say" if e.stays is None else "says"
+            books.broken("I18", f"the promise of {e.job_id} {said} who of its team runs on, in format {books.format}")
+        if len(set(e.stays or ())) < len(e.stays or ()):
+            books.broken("I18", f"a job is told twice to run on beyond the start of {e.job_id}")
+        for other_id in e.stays or ():
+            other = books.jobs.get(other_id)
+            if job is None or other is None or other.team != job.team or other.open is None:
+                books.broken(
+                    "I18", f"{other_id} is to run on beyond the start of {e.job_id}, and does not run for its team"
+                )
+        if e.job_id not in self._counted_on or e.promise.cause is PromiseCause.HIGHER_CLASS:
+            self._counted_on[e.job_id] = []
+            self._own_delay.pop(e.job_id, None)
+        if e.stays is not None:
+            told = _CountedOn(e.promise.start_us, frozenset(e.stays))
+            self._counted_on[e.job_id][led.MOST_COUNTED_ON - 1 :] = [told]
 
     def _since(self, cause: PromiseCause, priority: int | None) -> int:
         if cause is not PromiseCause.HIGHER_CLASS:
             return self._last.get(cause, -1)
         return max((at for other, at in self._came.items() if priority is not None and other > priority), default=-1)
 
+    def granted(self, e: led.JobGranted) -> None:
+        books, found = self.books, self._own_delay.get(e.job_id)
+        if e.own_delay_us != found:
+            was = "of nobody" if found is None else f"of its own team since {found} us"
+            told = "of nobody" if e.own_delay_us is None else f"of its own team since {e.own_delay_us} us"
+            books.broken("I18", f"{e.job_id} starts late for jobs {was} alone, and is told to for jobs {told}")
+        self.over(e)
+        if (job := books.jobs.get(e.job_id)) is not None and job.open is not None:
+            self._open[job.team].add(e.job_id)
+
+    def closed(self, e: led.AttemptClosed) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is not None and job.open is None:
+            self._open[job.team].discard(e.job_id)
+
     def over(self, e: led.JobGranted | led.JobFinished) -> None:
-        self._told.pop(e.job_id, None)
+        for kept in (self._told, self._counted_on, self._own_delay):
+            kept.pop(e.job_id, None)
 
     def fault(self, e: led.LedgerEvent) -> None:
         self._last[PromiseCause.FAULT] = self.books.t_us
@@ -70,3 +154,55 @@ class PromisedStarts(Subject):
         job = self.books.jobs.get(e.job_id)
         if job is not None:
             self._came[job.priority] = self.books.t_us
+
+    def _in_the_way(self, job: JobRow, stays: frozenset[str], in_use: list[_InUse]) -> bool:
+        """Whether it would have room if the jobs of its team but those in `stays` held nothing."""
+        theirs = Counter[str]()
+        for other_id in self._open.get(job.team, set()) - stays:
+            other = self.books.jobs.get(other_id)
+            for claims in other.open.parts.values() if other is not None and other.open is not None else ():
+                for claim in claims:
+                    theirs[claim.device] += claim.milli
+        if not theirs and not self.books.holds:
+            return False
+        asked, fewest = job.spec.resources, sizes(job.spec.resources)[0]
+        has, would_have = Counter[object](), Counter[object]()
+        for row, node, free, whose in in_use:
+            mine = whose is None or whose is job
+            if (whose is not None and whose.team != job.team) or not _as_asked(row, node, asked):
+                continue
+            for group in _groups(row, node, asked):
+                has[group] += mine and free >= asked.share_milli
+                would_have[group] += free + theirs[row.about.id] >= asked.share_milli
+        return any(count >= fewest and count > has[group] for group, count in would_have.items())
+
+    def _in_use(self) -> Iterator[_InUse]:
+        """Devices that may be granted now: what is free of each, thousandths, and for whom it is held."""
+        books = self.books
+        for device_id, row in books.devices.items():
+            if row.going or row.quarantine is not None or row.node in books.cordoned or row.node in books.silent:
+                continue
+            if books.offered(device_id, row.node):
+                free = WHOLE_MILLI - sum(claim.milli for claim in row.claims.values())
+                yield row, books.nodes[row.node], free, books.jobs.get(row.held_for) if row.held_for else None
+
+
+def _as_asked(row: DeviceRow, node: NodeRow, asked: Resources) -> bool:
+    model, profile = row.kind
+    wanted = [role.types or asked.types for role in asked.roles] or [asked.types]
+    if not any(model in types if types else row.about.kind not in NAMED_ONLY for types in wanted):
+        return False
+    return profile == asked.mig_profile and asked.labels.items() <= node.labels.items()
+
+
+def _groups(row: DeviceRow, node: NodeRow, asked: Resources) -> Iterator[object]:
+    """The gang takes devices of one of these."""
+    topology = asked.topology
+    if asked.roles:
+        yield ()
+    elif topology.policy is not TopologyPolicy.REQUIRED or topology.level is Level.POOL:
+        yield row.kind
+    else:
+        yield "group", group_of(topology.level, node), row.kind
+        if found := island(row):
+            yield "island", found, row.kind

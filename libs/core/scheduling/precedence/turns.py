@@ -107,6 +107,7 @@ class Precedence:
     def begin(self, state: State, t_us: int, back: Sequence[Job] = ()) -> set[QueueKey]:
         """Something is decided, or folded, at `t_us`; `back` wait in their queues again, after losses. Moves jobs that fell due
         before the others; the queues in which this changes who is first."""
+        self.book.look(state, t_us)
         for job in back:
             self._wait(job, job.not_before_us)
         changed = set()

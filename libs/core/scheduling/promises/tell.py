@@ -12,6 +12,7 @@ from libs.core.scheduling.order import Shares, front
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.precedence.moves import needs
+from libs.core.scheduling.precedence.own_delay import asked_for, held_by
 from libs.core.scheduling.precedence.promise import expected_start_us, soonest_s
 from libs.core.scheduling.precedence.remaining import remaining_of
 from libs.core.scheduling.precedence.served import Floats, Ints
@@ -51,7 +52,8 @@ def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromis
         promise = _promise(state, turns, job, t_us, free_s)
         if promise is None or (known is not None and promise.start_us < known.last.start_us + MOVE_US):
             continue
-        found.append(led.GangPromised(job_id=job.id, promise=promise.model_copy(update={"cause": cause})))
+        stays = _stays(state, turns, job, t_us, promise.start_us)
+        found.append(led.GangPromised(job_id=job.id, promise=promise.model_copy(update={"cause": cause}), stays=stays))
     return found
 
 
@@ -117,6 +119,24 @@ def _promise(state: State, turns: Precedence, job: Job, t_us: int, free_s: Float
         p50_us = min(p50_us, start_us)
         p90_us = min(p90_us, start_us)
     return StartPromise(start_us=max(start_us, p50_us), p50_us=p50_us, p90_us=max(p50_us, p90_us))
+
+
+def _stays(state: State, turns: Precedence, job: Job, t_us: int, start_us: int) -> tuple[str, ...]:
+    """Jobs of its team that are expected to run on beyond the start, on devices such as it asks for; the widest, if there are
+    many. Not those that give way to it when it is due."""
+    usable = asked_for(state, job.spec.resources)
+    own = [
+        other
+        for other in running(state)
+        if other.team == job.team
+        and other.current is not None
+        and not turns.exchanges(other, job)
+        and any(usable[row] for row, _ in held_by(state.fleet, other.current))
+    ]
+    p90_s = remaining_of(turns, own, t_us)[1].tolist() if own else []
+    on = [other for other, left_s in zip(own, p90_s, strict=True) if t_us + left_s * 1e6 > start_us]
+    on.sort(key=lambda other: (-other.shape.devices, other.id))
+    return tuple(other.id for other in on[: led.MOST_STAYING])
 
 
 def _when(state: State, job: Job, free_s: Floats) -> float:

@@ -7,7 +7,16 @@ from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
 from libs.core.state.decided import RecordEnd
-from libs.core.state.formats import BACK_OFF, BACK_OFF_FAILURES, CREDITED, DISK_LIMIT, NEWEST, UNCREDITED, may_emit
+from libs.core.state.formats import (
+    BACK_OFF,
+    BACK_OFF_FAILURES,
+    CREDITED,
+    DISK_LIMIT,
+    NEWEST,
+    OWN_DELAY,
+    UNCREDITED,
+    may_emit,
+)
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
 
@@ -86,6 +95,11 @@ class Decision:
     def may_withhold_credits(self) -> bool:
         """The same of what ends or preempts an attempt, that nothing is credited for it."""
         return self._allowed >= UNCREDITED
+
+    @property
+    def may_tell_own_delays(self) -> bool:
+        """The same of a promised start, whose jobs may put it off."""
+        return self._allowed >= OWN_DELAY
 
     def emit(self, event: LedgerEvent) -> None:
         self.whole = False
