@@ -222,7 +222,7 @@ async def _export(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
     _empty(half)
     about = await team_export.write(_as(baton, asked.team), half, pools.closed)
     half.rename(asked.folder)
-    lacks = f", without bills and quotas of {', '.join(gone)}, which is closed" if (gone := about["without"]) else ""
+    lacks = f", without bills and quotas of {', '.join(gone)} (closed)" if (gone := about["without"]) else ""
     return f"{asked.folder}: " + ", ".join(f"{count} {what}" for what, count in about["counts"].items()) + lacks
 
 
@@ -284,7 +284,7 @@ async def _nodes(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callabl
     """Said again it finds the same, of a later record. A closed pool has no nodes that could be told."""
     told = heard(await team_pause.leave(baton, asked.team, asked.reason, pools.in_use))
     said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(told.decided.items()))
-    later = f"; not {', '.join(pools.closed)}, which is closed: say it again when it is opened" if pools.closed else ""
+    later = f"; not {', '.join(pools.closed)} (closed): say it again when that is opened" if pools.closed else ""
     return f"are told by {said} that its files go{later}"
 
 

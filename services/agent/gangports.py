@@ -17,14 +17,13 @@ from functools import cache
 
 from schemas.ids import FIRST_TEAM_UID, TEAM_UIDS
 from services.agent.keeper import proc
+from services.agent.limits import SHARE
 from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, HeldPort, held_ports
 from services.agent.tables import sockets_of
 from services.agent.variables import GANG_PORTS
 
 _FEW = 16
 """Of more sockets than these it is asked at once whose they are, also when that took long the last time."""
-_SHARE = 20
-"""Connections may be asked for a twentieth of the time."""
 _IN_THE_WAY_S = 30.0
 """A process says within so long that it could not listen."""
 _EACH, _EACH_OF_ANY = 64, 1000
@@ -93,7 +92,7 @@ class GangPorts:
         began = time.monotonic()
         held = held_ports(GANG_PORTS, LISTENING | BOUND | (CONNECTED if every else 0))
         if every:
-            self._all_at_s = now_s + _SHARE * (time.monotonic() - began)
+            self._all_at_s = now_s + SHARE * (time.monotonic() - began)
             self._known.intersection_update(one.inode for one in held)
         servers = {one.port for one in held if one.state & LISTENING}
         held = [one for one in held if not (one.state & CONNECTED and one.port in servers)]

@@ -24,7 +24,7 @@ _MIB = 1024 * 1024
 _KEPT_FREE = 20
 """Of the machine's memory, a twentieth is no job's."""
 SHARE = 20
-"""A look at an attempt's folders may cost a twentieth of the time."""
+"""A look at what attempts take may cost a twentieth of the time."""
 LONG_S = 10.0
 """In a longer gap between two looks a job can make very many files."""
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.agent.keeper import proc
+from services.agent.limits import SHARE
 from services.agent.tables import sockets_of, tables_of
 
 MOST = 1024
 """So many of them an attempt may have: reading of all that there are takes a microsecond for each."""
-_SHARE = 20
-"""It may cost a twentieth of the time."""
 _INODE, _RECEIVED, _SENT = 9, 4, 5
 _IN_FLIGHT = re.compile(r"^scm_fds:\s*(\d+)", re.MULTILINE)
 
@@ -55,7 +54,7 @@ class NetlinkTotal:
         began = time.monotonic()
         if began >= self._next:
             self._bytes = sum(one.bytes for one in netlinks(processes))
-            self._next = began + _SHARE * (time.monotonic() - began)
+            self._next = began + SHARE * (time.monotonic() - began)
         return self._bytes
 
 

@@ -20,7 +20,7 @@ import psutil
 
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
-from services.agent.limits import mib
+from services.agent.limits import SHARE, mib
 from services.agent.netlinks import MOST as MOST_NETLINKS
 from services.agent.netlinks import NetlinkTotal, had_by, netlinks
 from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, Buffered, all_at, buffered, held_ports
@@ -29,8 +29,6 @@ from services.agent.tables import files_of, networks_of, sockets_of
 QUICK_S = 0.2
 _FEW = 16
 """So many more sockets on the machine are reason for another look."""
-_SHARE = 20
-"""Reading tables may cost a twentieth of the time, but where something has grown much."""
 _OF_ONE = 4
 """Of the files that the machine can have open an attempt may have a quarter."""
 _FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN = 3 / 4, 7 / 8, 3 / 4
@@ -100,7 +98,7 @@ class SharedLook:
             use.ending, ended[use] = True, why
         self._next = began + self._every_s
         if began >= self._next_thorough:
-            self._next_thorough = self._now() + _SHARE * (self._now() - began)
+            self._next_thorough = self._now() + SHARE * (self._now() - began)
         return ended
 
     def _too_much(self, uses: Sequence[SharedUse], thorough: bool) -> Excess:

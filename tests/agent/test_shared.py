@@ -256,7 +256,7 @@ def test_who_leaves_answers_of_netlink_unread_is_ended(
 ) -> None:
     """A job with 200 MB had 3 GB more, which no cgroup counted. Also where none of its processes has the sockets."""
     monkeypatch.setattr(shared, "memory_for_sockets", lambda name: 4 << 20)
-    monkeypatch.setattr(netlinks, "_SHARE", 0)
+    monkeypatch.setattr(netlinks, "SHARE", 0)
     looks = quiet(SharedLook(SELDOM_S))
     looks.due()
     assert not looks.look([me])
