@@ -127,6 +127,10 @@ class Released(Fact):
         default=False,
         description="others held the port at which its processes meet: its end says nothing of its nodes",
     )
+    over_limit: bool = Field(
+        default=False,
+        description="its node ended it because its time limit was over; who does not know this field goes by `own_exit`",
+    )
 
 
 class Refused(Fact):

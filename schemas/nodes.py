@@ -62,6 +62,10 @@ class AttemptPart(Fact):
     resume: Checkpoint | None = None
     lease_s: float = Field(default=UNSAID_LEASE_S, ge=0, description=LEASE_SAYS)
     network: Network = Field(default=Network.HOST, description=NETWORK_SAYS)
+    running: bool = Field(
+        default=False,
+        description="the ledger has the starts of all its attempt's parts: the time limit counts from then",
+    )
 
 
 class DesiredPart(AttemptPart):
@@ -143,6 +147,7 @@ class NodeChanged(Fact):
     parts: tuple[ReferencedPart, ...] = Field(default=(), description="as they are now; a job has one part on a node")
     gone: tuple[JobId, ...] = Field(default=(), description="jobs that have no part here any more")
     started: tuple[JobId, ...] = Field(default=(), description="jobs whose part's start the ledger has now")
+    running: tuple[JobId, ...] = Field(default=(), description="of these, gangs all of whose parts have started now")
     specs: dict[SpecDigest, AcceptedSpec] = Field(
         default_factory=dict, description="of new parts, where they are small; the rest is asked for"
     )

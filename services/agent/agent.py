@@ -196,6 +196,7 @@ class Agent:
                 continue
             if node not in ended:
                 node.end_leases()
+            node.end_overtime()
             if node.lease.endangered(at):
                 node.save_early()
         return over

@@ -93,6 +93,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
             inventory=one.inventory,
             layer=one.layer,
             lease_s=settings.lease_s,
+            limit_grace_s=settings.limit_grace_s,
             now=now,
             make_part=launcher.make,
             adopt_part=launcher.adopt,

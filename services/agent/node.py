@@ -30,6 +30,7 @@ from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import DeviceKind, Inventory
 from services.agent.boards import NodeBoards
 from services.agent.lease import Lease, early_s, why_ended
+from services.agent.overtime import GRACE_S, Overtime
 from services.agent.quarantine import DeviceQuarantine, KeptQuarantine
 from services.agent.reconcile import (
     Forget,
@@ -61,6 +62,7 @@ class RunningPart(Protocol):
     def waits_for_long_look_since(self) -> float | None: ...
     def shared_use(self) -> SharedUse | None: ...
     def exceed(self, reason: str) -> None: ...
+    def ends_by(self, at: float) -> None: ...
     async def kill(self) -> None: ...
     async def leave(self) -> None: ...
 
@@ -117,10 +119,13 @@ class NodeRunner:
     counts: NodeCounts
     view: Running = field(init=False)
     lease: Lease = field(init=False)
+    overtime: Overtime = field(init=False)
     known: bool = False
     """Placement's desired state has shown this life."""
     missed: int = 0
     """Replies of placement, in a row, that did not have this life although it was known."""
+    limit_grace_s: float = GRACE_S
+    """A part that nobody stops at its time limit is ended here so long after it."""
     may_start: Callable[[], bool] = lambda: True
     start_blocked: Callable[[str], bool] = lambda job_id: False
     """Whether nothing of this job may begin for the moment."""
@@ -187,10 +192,14 @@ class NodeRunner:
             enter(self.view, part, Phase.RUNNING)
             key = (part.job_id, part.attempt)
             self._early[key] = early_s(part.lease_s, self.lease_s)
+            self.overtime.add(part)
+            if until := row.get("ends_by"):
+                self.overtime.went_on(part, until)
             if row.get("doomed"):
                 self._over(key)
                 continue
             self.parts[key] = self.adopt_part(self, part, row, self._reporter(key))
+            self._tell_keeper(key)
         self.register()
         self.quarantine.tell()
 
@@ -206,7 +215,7 @@ class NodeRunner:
             simulated=self.inventory.simulated,
             quarantined=self.quarantine.users(),
         )
-        self.lease = Lease(self.lease_s)
+        self.lease, self.overtime = Lease(self.lease_s), Overtime(self.limit_grace_s, self.lease_s)
         self.known, self.missed, self._asked_to_save, self.dying, self._lapsed = False, 0, False, False, False
         self.parts.clear()
         self._early.clear()
@@ -235,8 +244,11 @@ class NodeRunner:
             return
         self.known, self.missed = True, 0
         for part in desired.parts:
+            key = (part.job_id, part.attempt)
             if part.started is not False:
-                self._starts.pop((part.job_id, part.attempt), None)
+                self._starts.pop(key, None)
+            if part.running and self.overtime.all_run(key, self.now()):
+                self._tell_keeper(key)
         self.quarantine.lift(desired.lifted)
         lease_valid = self.lease.valid(self.now()) and self.may_start()
         actions = plan(desired, self.view, lease_valid=lease_valid, lease_left=self._may_begin)
@@ -284,10 +296,12 @@ class NodeRunner:
         key = (part.job_id, part.attempt)
         failpoint("agent.starting")
         self._early[key] = early_s(part.lease_s, self.lease_s)
+        self.overtime.add(part)
         made = self.make_part(self, part, self._reporter(key))
         failpoint("agent.started")
         if self.view.parts[key].phase is not Phase.ENDED:
             self.parts[key] = made
+            self._tell_keeper(key)
 
     def _reporter(self, key: Key) -> Callable[[SeenOfPart], None]:
         incarnation = self.incarnation
@@ -320,7 +334,24 @@ class NodeRunner:
         self.counts.started += isinstance(seen, Started)
         if isinstance(seen, Started):
             self._starts[key] = (self.now(), seen)
+            if self.overtime.began(key, self.now()):
+                self._tell_keeper(key)
         self.report(self.name, self.incarnation, seen)
+
+    # -------------------------------------------------------------------------------------------------- limits of time
+
+    def end_overtime(self) -> None:
+        """Stops the parts that nobody has stopped at their time limit, as if it were asked to."""
+        for key in self.overtime.to_stop(self.now()):
+            if key in self.parts and self.view.parts[key].phase is Phase.RUNNING and not self.dying:
+                log.warning("%s: nobody stopped attempt %d of %s at its time limit", self.name, key[1], key[0])
+                self.view.parts[key].phase = Phase.STOPPING
+                self.parts[key].stop()
+
+    def _tell_keeper(self, key: Key) -> None:
+        """Until when the part may run at the most, as soon as that is known."""
+        if key in self.parts and (until := self.overtime.keeper_until(key)) is not None:
+            self.parts[key].ends_by(until)
 
     # ------------------------------------------------------------------------------------------------- leases of parts
 
@@ -385,10 +416,13 @@ class NodeRunner:
     def _ended(self, key: Key, seen: Released | Refused) -> None:
         self.counts.refused += isinstance(seen, Refused)
         if isinstance(seen, Released):
+            if not seen.own_exit and self.overtime.over(key, self.now()):
+                seen = seen.model_copy(update={"over_limit": True})
             self.counts.released += 1
             self.counts.failed += seen.own_exit and seen.exit_code != 0
         self.view.parts[key].phase = Phase.ENDED
         self._early.pop(key, None)
+        self.overtime.forget(key)
         if (part := self.parts.pop(key, None)) is not None:
             self._unheard[key] = part
         self._starts.pop(key, None)

@@ -127,6 +127,8 @@ class ProcessPart:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: int = 0
     _failed_rank: int = -1
+    _overtime: bool = False
+    """The keeper killed the first that failed, as its time limit was long over."""
     _lease_ended: bool = False
     """The keeper killed the first that failed, as its lease had ended."""
     _reason: str = ""
@@ -204,6 +206,10 @@ class ProcessPart:
         """It has taken more of that than it may, and is ended as by `look_at_limits`."""
         self._exceeded = self._exceeded or (reason, Category.USER_ERROR)
         self._wake.set()
+
+    def ends_by(self, at: float) -> None:
+        """The keeper kills it then, whoever lives."""
+        self.launch.kept.ends_by(at)
 
     def heard(self) -> None:
         """Its end is known: the keeper need not tell it again."""
@@ -343,6 +349,7 @@ class ProcessPart:
         if code and not self._failed:
             self._failed, self._failed_rank = self._codes[rank], rank
             self._lease_ended = self.launch.kept.doomed
+            self._overtime = self.launch.kept.overtime
             how = f"ended with exit code {code}" if code > 0 else f"was ended by {_signal_name(-code)}"
             self._reason = f"rank {rank} {how}"
 
@@ -454,9 +461,11 @@ class ProcessPart:
         was told to end: then its work was done. After SIGTERM, 0 means no more than that it went politely. Whom the keeper
         killed at the end of its lease did not end by itself, though a renewal may have come since."""
         finished = not self._failed and not self._acknowledged and not self._terminated
-        own_exit = (not self._ordered or finished) and not self._lease_ended
+        own_exit = (not self._ordered or finished) and not self._lease_ended and not self._overtime
         if self._lease_ended:
             self._reason = why_ended(self.launch.node)
+        elif self._overtime:
+            self._reason = "its time limit was over, and its agent away"
         category, unproven = None, False
         if self._failed and own_exit:
             category, unproven = await asyncio.to_thread(self._why_failed)

@@ -15,6 +15,7 @@ from libs.service.settings import ServiceSettings
 from schemas.base import Name, NodeName
 from schemas.jobs import DEFAULT_LEASE_S
 from services.agent.keeper import contain, walls
+from services.agent.overtime import GRACE_S
 
 
 class DeviceSource(StrEnum):
@@ -105,6 +106,12 @@ class AgentSettings(ServiceSettings):
         description="how often the whole desired state is asked for, s; half as often of a node without work",
     )
     repeat_s: float = Field(default=5.0, gt=0, le=60, description="unheard ends are reported again after this, s")
+    limit_grace_s: float = Field(
+        default=GRACE_S,
+        ge=1,
+        le=86_400,
+        description="a job that nobody stops at its time limit is ended so long after it, s; 0.2 % of the limit later at most",
+    )
     sample_s: float = Field(
         default=15.0, gt=0, le=3600, description="between device samples, s; in what was used one in 10 s counts"
     )

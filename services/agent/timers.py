@@ -109,6 +109,9 @@ class TimerPart:
     def exceed(self, reason: str) -> None:
         """It never does."""
 
+    def ends_by(self, at: float) -> None:
+        """Nothing holds it but its agent."""
+
     def heard(self) -> None:
         """Nothing remembers its end but the node."""
 

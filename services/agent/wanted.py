@@ -88,6 +88,9 @@ class Wanted:
         for job_id in change.started:
             if (known := self._parts.get(job_id)) is not None:
                 self._parts[job_id] = known.model_copy(update={"started": True})
+        for job_id in change.running:
+            if (known := self._parts.get(job_id)) is not None:
+                self._parts[job_id] = known.model_copy(update={"running": True})
         self._recuts, self._withdrawn, self._lifted = change.recuts, change.withdrawn, change.lifted
         self._seen.add(change.specs)
         self._take_specs()

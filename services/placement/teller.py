@@ -58,6 +58,8 @@ class Touched:
 
     jobs: set[str] = field(default_factory=set)
     started: set[str] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
+    """Of these, gangs all of whose parts have started."""
     new_life: bool = False
     """Nothing was told before."""
     asks: bool = False
@@ -68,6 +70,7 @@ class Touched:
         if earlier is not None and not self.new_life:
             self.jobs |= earlier.jobs
             self.started |= earlier.started
+            self.running |= earlier.running
 
 
 class Teller:
@@ -169,8 +172,9 @@ class Teller:
         self._changed[name] = self._told_to[name] = seq
         try:
             change = node_change(
-                state, name, touch.jobs, self.pool, since=since, ledger_seq=seq, started=touch.started, limit=self.limit
-            )
+                state, name, touch.jobs, self.pool, since=since, ledger_seq=seq, started=touch.started,
+                running=touch.running, limit=self.limit,
+            )  # fmt: skip
             self._add(change, subjects.changed(self.pool, name), name, seq)
             if name in self._reads_whole and (touch.jobs or touch.new_life or not touch.started):
                 self._add_whole(state, name, seq)
@@ -274,8 +278,10 @@ def touched(record: LedgerRecord, state: State) -> Mapping[str, Touched]:
             case led.AttemptStarting():
                 on(event.node, asks=False).started.add(event.job_id)
             case led.AttemptRunning():
-                for node in _nodes_of(state, event.job_id):
+                for node in (nodes := _nodes_of(state, event.job_id)):
                     on(node, asks=False).started.add(event.job_id)
+                    if len(nodes) > 1:  # else its node knows
+                        on(node, asks=False).running.add(event.job_id)
             case led.BoardRecut() | led.BoardRecutWithdrawn() | led.DeviceQuarantined() | led.DeviceReturned():
                 on(event.node)
             case led.BoardCutDone():

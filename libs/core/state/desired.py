@@ -80,6 +80,7 @@ def node_change(
     since: int,
     ledger_seq: int,
     started: Iterable[str] = (),
+    running: Iterable[str] = (),
     limit: int = PIECE_BYTES,
 ) -> NodeChanged:
     """What has become of `job_ids` on `node` between `since` and `ledger_seq`: their parts, the specs that fit, or that
@@ -97,13 +98,14 @@ def node_change(
         "parts": tuple(_referenced(job, node) for job in present),
         "gone": tuple(sorted(wanted.difference(here))),
         "started": tuple(sorted(job_id for job_id in started if job_id in here and job_id not in wanted)),
+        "running": tuple(sorted(job_id for job_id in running if job_id in here and job_id not in wanted)),
         "specs": specs,
         **_of_devices(state, node),
     }
     change = of_known(NodeChanged, told)
     size = _at_most(change)
     if size > limit and (size := _size(change)) > limit:
-        return change.model_copy(update={"since": ledger_seq, "parts": (), "gone": (), "started": ()})
+        return change.model_copy(update={"since": ledger_seq, "parts": (), "gone": (), "started": (), "running": ()})
     for job in present:
         if job.current is not None and job.current.state is AttemptState.GRANTED and job.spec_digest() not in specs:
             size += job.spec_bytes()
@@ -146,7 +148,7 @@ def _size(model: Any) -> int:
 
 def _at_most(told: NodeChanged) -> int:
     """Bytes that it takes without specs, or more: of a usual one reckoned from how long names may be, which is soon done."""
-    size = 1024 + _NAME * (len(told.gone) + len(told.started))
+    size = 1024 + _NAME * (len(told.gone) + len(told.started) + len(told.running))
     if told.recuts or told.withdrawn or told.lifted:
         return sys.maxsize
     for part in told.parts:
@@ -197,6 +199,7 @@ def _about(job: Job, node: str) -> dict[str, Any]:
         "started": attempt.parts[node].started,
         "lease_s": job.lease_s,
         "network": job.network,
+        "running": attempt.running_us > 0,
     }
 
 

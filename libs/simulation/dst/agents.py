@@ -256,6 +256,10 @@ class SimPart:
         if self._interval_s and self._alive:
             self._checkpoint()
 
+    def ends_by(self, at: float) -> None:
+        if self._process is not None:
+            self._machine.ends_by(self._process, at)
+
     def heard(self) -> None:
         self._machine.forget((self._part.job_id, self._part.attempt))
 
@@ -310,7 +314,8 @@ class SimPart:
         self._over = True
         assert self._process is not None
         lease_ended = self._process.doomed and exit_code == _SIGKILL
-        own = not lease_ended and (not self._process.asked or exit_code not in (_SIGTERM, _SIGKILL))
+        overtime = self._process.overtime and exit_code == _SIGKILL
+        own = not (lease_ended or overtime) and (not self._process.asked or exit_code not in (_SIGTERM, _SIGKILL))
         reason = why_ended(self._machine.name) if lease_ended else f"ended with {exit_code}" if exit_code else ""
         self._report(
             Released(
@@ -362,14 +367,21 @@ def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: In
     outbox = Outbox(nats.jetstream(), batches=True, asks=False)
     reports = Reports(outbox.publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
     launcher: Any = SimLauncher(machine, SecretSource(nats, settings.pool, settings.secrets_wait_s))
+
+    def report(of: str, incarnation: int, seen: Any) -> None:
+        if isinstance(seen, Released) and seen.over_limit:
+            machine.world.sometimes("a node ended what was over its time limit")
+        reports.add(of, incarnation, seen)
+
     node = NodeRunner(
         inventory=inventory,
         layer=machine.layer(inventory),
         lease_s=settings.lease_s,
+        limit_grace_s=settings.limit_grace_s,
         now=now,
         make_part=launcher.make,
         adopt_part=launcher.adopt,
-        report=reports.add,
+        report=report,
         counts=NodeCounts(),
         remember=launcher.remember,
         kept_quarantine=KeptQuarantine(dict(machine.strangers), machine.had_strangers),
@@ -378,7 +390,7 @@ def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: In
     agent = SimAgent(settings, nats, [node], launcher, reports)
     if before and machine.life is not None:
         life = machine.life
-        parts = [(process.part, {"process": process, "doomed": process.doomed}) for process in machine.table.values()]
+        parts = [(process.part, process.row()) for process in machine.table.values()]
         node.adopt(EarlierLife(life.incarnation, life.until, life.note, parts))
         if machine.over():
             machine.world.sometimes("an agent went on with work that outlived its node's lease")

@@ -35,6 +35,7 @@ STATES: tuple[str, ...] = (
     "a granter of leases was deaf",
     "a key was sent with two bodies",
     "a message was stored, and its sender told that it was not",
+    "a node ended what was over its time limit",
     "a node was declared dead",
     "a node's disk was restored",
     "a process stood still at a failpoint",

@@ -42,6 +42,10 @@ class SimProcess:
     """No lease ends it."""
     doomed: bool = False
     """Its lease has ended. A later deadline of the node does not change that."""
+    ends_by: float | None = None
+    """Its time limit is long over then, on the machine's clock."""
+    overtime: bool = False
+    """The keeper has ended it for that."""
     timer: "SimHandle | None" = None
     code: int | None = None
     asked: bool = False
@@ -50,6 +54,10 @@ class SimProcess:
     @property
     def alive(self) -> bool:
         return self.code is None
+
+    def row(self) -> dict[str, Any]:
+        """What the keeper shows of it to the next agent."""
+        return {"process": self, "doomed": self.doomed, "ends_by": self.ends_by}
 
 
 @dataclass(slots=True)
@@ -181,6 +189,30 @@ class Machine:
                 self._watch(self.life, early_s)
         return goes_on
 
+    def ends_by(self, process: SimProcess, at: float) -> None:
+        """The agent tells the keeper when the part's time is over at the latest."""
+        process.ends_by = at
+        self._watch_limit(process)
+
+    def _watch_limit(self, process: SimProcess) -> None:
+        assert process.ends_by is not None
+        left_s = max(0.0, process.ends_by - self.kernel.boot_s()) / self.world.rate_of(self.name)
+        at = max(self.world.loop.now + left_s + 0.001, self.keeper_frozen_until)
+        self.kernel.call_at(at, self._look_at_limit, process)
+
+    def _look_at_limit(self, process: SimProcess) -> None:
+        if self.table.get(process.key) is not process or not process.alive:
+            return
+        if (
+            process.ends_by is None
+            or self.kernel.boot_s() < process.ends_by
+            or self.world.loop.now < self.keeper_frozen_until
+        ):
+            self._watch_limit(process)
+            return
+        process.overtime = True
+        self.kill([process])
+
     def _watch(self, life: Life, early_s: float = 0.0) -> None:
         """Looks when those leases end that end so long before the node's."""
         left = life.until - early_s - self.kernel.boot_s()
@@ -285,13 +317,18 @@ class Truth:
         """Work that is not kept is gone when its node's lease has ended, and the time to kill it. Unless keeper and agent were
         frozen at once: that is the residue that is documented. Work that is kept is not ended by a lease."""
         life = machine.life
+        frozen = self._world.loop.now < machine.keeper_frozen_until + KILL_BOUND_S
+        if (
+            process.ends_by is not None
+            and (late_s := machine.kernel.boot_s() - process.ends_by) > KILL_BOUND_S
+            and not frozen
+        ):
+            self._world.violated(
+                "P9", f"{process.key} on {machine.name} ends {late_s:.1f} s after all that its time limit allows"
+            )
         if process.doomed and not process.part.lease_s:
             self._world.violated("P3", f"{process.key} on {machine.name} is kept, and ends with a lease")
-        if (
-            life is None
-            or not process.part.lease_s
-            or self._world.loop.now < machine.keeper_frozen_until + KILL_BOUND_S
-        ):
+        if life is None or not process.part.lease_s or frozen:
             return
         over_s = machine.kernel.boot_s() - life.until + machine.early_s(process.part)
         if over_s > KILL_BOUND_S:

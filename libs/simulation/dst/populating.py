@@ -84,6 +84,10 @@ READERS_HOLD_S = 12.0
 """After an older reader: more than its declarations are apart (libs.ledger.readers)."""
 
 
+LIMIT_GRACE_S = 3.0
+"""So long after its time limit a node ends what nobody has stopped: sooner than placement is back from many faults."""
+
+
 def settings_for(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
     """`saves` may be less than anybody should choose."""
     saving = {"snapshot_records": saves}
@@ -128,7 +132,13 @@ def settings_of(lengths: LeaseLengths) -> dict[str, Any]:
         "history": HistorySettings(**common),
         "queries": QueriesSettings(**common),
         "agent": AgentSettings(
-            **common, lease_s=lengths.node_s, heartbeat_s=1, repeat_s=3, node="n0", secrets_wait_s=6
+            **common,
+            lease_s=lengths.node_s,
+            heartbeat_s=1,
+            repeat_s=3,
+            node="n0",
+            secrets_wait_s=6,
+            limit_grace_s=LIMIT_GRACE_S,
         ),
         "vault": VaultSettings(**common),
     }

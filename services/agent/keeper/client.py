@@ -41,6 +41,8 @@ class KeptAttempt:
         self.ended = asyncio.Event()
         self.doomed = False
         """Its lease had ended when the keeper told the last of it. An earlier keeper does not say."""
+        self.overtime = False
+        """The keeper has ended it: its time was over, and its agent away."""
         self.oom_kills = 0
         self.shim = 0
         """The process that holds it; 0: not known yet."""
@@ -64,6 +66,10 @@ class KeptAttempt:
         """Sends a signal to these ranks; with `group` to their process groups."""
         self.keeper.send({"do": "signal", "id": self.id, "signal": number, "ranks": list(ranks), "group": group})
 
+    def ends_by(self, at: float) -> None:
+        """When it is to be killed if it runs on, seconds on the lease clock. A keeper of before does not know this."""
+        self.keeper.send({"do": "ends-by", "id": self.id, "at": at})
+
     def note(self, **fields: Any) -> None:
         """What the next agent must know of this attempt to go on with it."""
         self.keeper.send({"do": "note", "id": self.id, "note": fields})
@@ -78,7 +84,7 @@ class KeptAttempt:
         self.keeper.forget(self.id)
 
     def take(self, news: wire.WireMessage) -> None:
-        self.doomed = bool(news.get("doomed"))
+        self.doomed, self.overtime = bool(news.get("doomed")), bool(news.get("overtime"))
         match news["is"]:
             case "started":
                 self.shim, self.prepared = news.get("shim", 0), bool(news.get("prepared"))
@@ -96,7 +102,11 @@ class KeptAttempt:
     def adopt(self, row: Mapping[str, Any]) -> None:
         """What an earlier agent has left: one row of the keeper's table."""
         self.codes = {int(rank): code for rank, code in row["codes"].items()}
-        self.oom_kills, self.shim = row.get("oom_kills", 0), row.get("shim", 0)
+        self.oom_kills, self.shim, self.overtime = (
+            row.get("oom_kills", 0),
+            row.get("shim", 0),
+            bool(row.get("overtime")),
+        )
         if row["state"] == GONE:
             self.ended.set()
         if row.get("failed"):

@@ -197,6 +197,10 @@ class Keeper:
                 self._start(told)
             case "signal":
                 self._tell(told["id"], spec.signals(told["signal"], told["ranks"], told["group"]))
+            case "ends-by":
+                if told["id"] in self.table.attempts:
+                    self._due = 0.0
+                    self.table.attempts[told["id"]].ends_by = float(told["at"])
             case "kill":
                 self._asked_to_kill(told["id"])
             case "note":
@@ -382,7 +386,7 @@ class Keeper:
     def _ended(self, attempt: HeldAttempt, codes: dict[int, int]) -> None:
         if codes:
             attempt.codes |= codes
-            self._say({"is": "exited", "id": attempt.id, "codes": codes, "doomed": attempt.doomed})
+            self._say({"is": "exited", "id": attempt.id, "codes": codes, **_by_us(attempt)})
 
     # ------------------------------------------------------------------------------------------------- the end
 
@@ -455,10 +459,15 @@ class Keeper:
             attempt.oom_kills += 0 if ended_well else proc.oom_kills(group)
             proc.remove_group(group)
         self._cpu_groups.give_back(attempt.cpu)
-        self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills, "doomed": attempt.doomed})
+        self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills, **_by_us(attempt)})
         life = self.table.lives.get(attempt.node)
         if life is None or life.incarnation != attempt.incarnation:
             del self.table.attempts[attempt.id]
+
+
+def _by_us(attempt: HeldAttempt) -> dict[str, bool]:
+    """Whether it was ended here, and not by itself."""
+    return {"doomed": attempt.doomed, "overtime": attempt.overtime}
 
 
 def _codes(said: bytes) -> dict[int, int]:

@@ -37,8 +37,8 @@ class HeldAttempt:
     """One attempt on one node. `about` is the agent's and opaque here, `note` too: what it must know to go on."""
 
     __slots__ = (
-        "about", "codes", "cpu", "doomed", "early", "failed", "group", "id", "incarnation", "memory", "node", "note",
-        "oom_kills", "pids", "shim", "state", "view",
+        "about", "codes", "cpu", "doomed", "early", "ends_by", "failed", "group", "id", "incarnation", "memory", "node", "note",
+        "oom_kills", "overtime", "pids", "shim", "state", "view",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,10 @@ class HeldAttempt:
         """Its lease ends so long before the node's, s; None: no lease ends it."""
         self.doomed = False
         """Its lease has ended. A later deadline of the node does not change that."""
+        self.ends_by: float | None = None
+        """Its time limit is long over then, and its agent should have ended it. None: it has none, or does not run yet."""
+        self.overtime = False
+        """It was."""
         self.id, self.node, self.incarnation, self.about, self.group = id, node, incarnation, about, group
         self.note: Note = {}
         self.shim = 0
@@ -79,6 +83,8 @@ class HeldAttempt:
             "oom_kills": self.oom_kills,
             "early": self.early,
             "doomed": self.doomed,
+            "ends_by": self.ends_by,
+            "overtime": self.overtime,
         }
 
 
@@ -133,22 +139,26 @@ class Table:
         return made
 
     def over(self, now: float) -> list[HeldAttempt]:
-        """The attempts that must be killed: their lease has ended."""
+        """The attempts that must be killed: their lease has ended, or their time."""
         for node, life in self.lives.items():
             life.goes_on = life.goes_on or (life.over(now) and self._kept(node, life.incarnation))
         found = []
         for attempt in self.attempts.values():
             ends = self.ends(attempt)
             attempt.doomed = attempt.doomed or (ends is not None and ends <= now)
-            if attempt.doomed and attempt.state != GONE:
+            attempt.overtime = attempt.overtime or (
+                attempt.ends_by is not None and attempt.ends_by <= now and attempt.state != GONE
+            )
+            if (attempt.doomed or attempt.overtime) and attempt.state != GONE:
                 found.append(attempt)
         return found
 
     def next_deadline(self, now: float) -> float | None:
         """The next moment at which `over` may say more."""
         ends = [ends for a in self.attempts.values() if a.state != GONE and (ends := self.ends(a)) is not None]
+        limits = [a.ends_by for a in self.attempts.values() if a.state != GONE and a.ends_by is not None]
         lives = [life.until for life in self.lives.values() if life.until is not None]
-        return min((at for at in (*ends, *lives) if at > now), default=None)
+        return min((at for at in (*ends, *limits, *lives) if at > now), default=None)
 
     def unwanted(self, now: float) -> bool:
         """Whether nothing here can be adopted any more: no life that an agent could go on with."""

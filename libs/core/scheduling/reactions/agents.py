@@ -5,7 +5,7 @@ from itertools import zip_longest
 from typing import Any
 
 from libs.core.scheduling.progress import believed
-from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, vacate
+from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, stop_at_limit, vacate
 from libs.core.scheduling.reactions.cordons import take_out
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.scheduling.reactions.inventories import refuse_inventory
@@ -124,6 +124,10 @@ def _progressed(d: Decision, node: str, seen: inbox.ProgressSeen) -> None:
 
 
 def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Released) -> None:
+    if seen.over_limit and attempt.cause is None and (end_us := d.state.limited.get(job.id)) is not None:
+        if d.t_us < end_us:
+            return  # ledger time is behind, which the next tick ends: the node says it again
+        stop_at_limit(d, job)
     if seen.own_exit and seen.exit_code == 0:
         d.failing.well(node, attempt)
     elif seen.port_held:

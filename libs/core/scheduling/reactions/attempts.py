@@ -87,6 +87,10 @@ def stop(d: Decision, job: Job, cause: StopCause, reason: str, user: str = "") -
     d.emit(ledger.AttemptStopping(job_id=job.id, attempt=attempt.number, cause=cause, reason=reason[:1024], user=user))
 
 
+def stop_at_limit(d: Decision, job: Job) -> None:
+    stop(d, job, Cause.TIME_LIMIT, f"it ran for its time limit of {job.spec.time_limit_s:g} s")
+
+
 def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
     """The last part is gone: what kind of end that was, and what becomes of the job."""
     if attempt.unfreed:

@@ -2,7 +2,7 @@
 says of a node that nobody hears."""
 
 from libs.core.scheduling.reactions import budgets
-from libs.core.scheduling.reactions.attempts import after_loss, free, release_holds_on, stop, vacate
+from libs.core.scheduling.reactions.attempts import after_loss, free, release_holds_on, stop_at_limit, vacate
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.lifecycle import UNDECIDED
 from schemas import inbox, ledger
@@ -121,7 +121,7 @@ def tick(d: Decision, m: inbox.Tick) -> None:
     for job_id, end_us in list(d.state.limited.items()):
         job = d.state.jobs[job_id]
         if end_us <= d.t_us and job.current is not None and job.current.state in UNDECIDED:
-            stop(d, job, Cause.TIME_LIMIT, f"it ran for its time limit of {job.spec.time_limit_s:g} s")
+            stop_at_limit(d, job)
             d.may_end_here()
     if d.state.budgets:
         budgets.renew(d)
