@@ -326,6 +326,45 @@ async def test_an_agent_that_is_stopped_to_keep_jobs_leaves_them_without_a_deadl
     assert none_of(pids)
 
 
+ASKED = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit('asked'))\nprint('up', flush=True)\ntime.sleep(600)"
+
+
+async def test_a_job_that_nobody_stops_at_its_time_limit_is_asked_to_end_by_its_node(make_node, world):
+    """Placement was frozen for an hour: a job of a minute ran on, and was billed."""
+    node = make_node(limit_grace_s="1")
+    await world.joined("n0")
+    wanted = part(spec(ASKED, time_limit_s=1, stop_grace_s=60), rank("n0-gpu0"))
+    await world.want("n0", wanted)
+    end = await world.sees(wanted, Released)
+    assert (end.over_limit, end.own_exit, end.exit_code) == (True, False, 1), (
+        "its code is that of its answer to SIGTERM"
+    )
+    assert "asked" in node.output(wanted.job_id)
+    assert none_of(node.jobs())
+
+
+async def test_a_keeper_ends_what_is_over_its_time_limit_while_no_agent_is_there(make_node, world):
+    """Where the whole control plane is stopped and jobs are kept, nothing else ends them."""
+    node = make_node(on_stop="keep", limit_grace_s="1")
+    await world.joined("n0")
+    wanted = part(spec(FOREVER, time_limit_s=1, stop_grace_s=0.1), rank("n0-gpu0"))
+    endless = part(spec(FOREVER), rank("n0-gpu1"))
+    await world.want("n0", wanted, endless)
+    await until(lambda: all("up" in node.output(one.job_id) for one in (wanted, endless)))
+    await until(lambda: all(world.of(one, Started) for one in (wanted, endless)))
+    node.signal(signal.SIGTERM)
+    await until(lambda: node.process.poll() is not None)
+    pids = node.jobs()
+    assert len(pids) == 2
+    await until(lambda: len(node.jobs()) == 1)
+    node.start()
+    end = await world.sees(wanted, Released)
+    assert (end.over_limit, end.own_exit, end.exit_code) == (True, False, 137)
+    assert end.reason == "its time limit was over, and its agent away"
+    assert len(world.lives["n0"]) == 1
+    assert len(node.jobs()) == 1, "the other one goes on"
+
+
 async def test_a_node_with_simulated_work_begins_a_new_life_with_its_next_agent(make_node, world):
     """A timer ends with its agent, so its attempt is lost; and with it the life, processes too."""
     node = make_node()

@@ -151,3 +151,25 @@ def test_a_row_shows_what_an_agent_must_know(held):
     made.codes[0], made.note["phase"] = -9, 2
     shown = json.loads(json.dumps(made.shown()))
     assert (shown["codes"], shown["note"], shown["state"]) == ({"0": -9}, {"phase": 2}, "starting")
+
+
+def test_what_is_long_over_its_time_limit_ends_also_without_a_lease_that_ends(held):
+    """A node whose work is kept while its agent is away had nobody who ended a job at its limit."""
+    made = enter(held, early=None)
+    made.ends_by = 500.0
+    held.until("n0", 7, None, now=1.0)
+    assert held.next_deadline(1.0) == 500.0
+    assert held.over(499.9) == []
+    assert held.over(500.0) == [made]
+    assert made.overtime
+    assert not made.doomed
+    made.state = GONE
+    assert held.over(501.0) == []
+    assert held.next_deadline(1.0) is None
+
+
+def test_an_attempt_that_has_ended_by_itself_is_not_said_to_be_over_its_time(held):
+    made = enter(held)
+    made.ends_by, made.state = 50.0, GONE
+    assert held.over(60.0) == []
+    assert not made.overtime

@@ -88,6 +88,36 @@ async def test_what_asks_nothing_of_a_node_goes_with_what_does(monkeypatch: pyte
     running.cancel()
 
 
+async def test_nodes_of_a_gang_hear_when_all_of_it_runs_and_of_a_single_job_its_node_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their time limit counts from then, also where nobody is there any more to end it."""
+    monkeypatch.setattr(telling, "LATER_S", 0.01)
+    told = Told()
+    running = asyncio.create_task(told.teller.run())
+    gang, single = told.world.submit(job("gang", 3)), told.world.submit(job("single", 1))
+    told.teller.refolded(told.world.decider, len(told.world.records))
+    for name, known in told.wanted.items():
+        known.take_state(node_state(told.world.decider.state, name, "test", len(told.world.records)))
+
+    def runs(name: str) -> dict[str, bool]:
+        return {part.job_id: part.running for part in told.wanted[name]._parts.values()}
+
+    for name in ("a", "b"):
+        assert not runs(name)[gang]
+        told.world.observe(name, inbox.Started(job_id=gang, attempt=1))
+        told.tell()
+    await until(lambda: runs("a")[gang] and runs("b")[gang])
+    (where,) = told.world.nodes_of(single)
+    told.world.observe(where, inbox.Started(job_id=single, attempt=1))
+    told.tell()
+    await until(lambda: single in told.heard[-1].started)
+    assert all(change.running in ((), (gang,)) for change in told.heard)
+    (whole,) = node_state(told.world.decider.state, where, "test", len(told.world.records))
+    assert all(part.running for part in whole.parts), "who asks for all hears it of each"
+    running.cancel()
+
+
 async def test_what_waits_is_told_after_a_while_and_never_of_a_commit_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
