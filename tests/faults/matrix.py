@@ -51,6 +51,14 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
+        "the decider away while jobs reach their time limits",
+        (
+            "faults/test_time_limit::test_nodes_end_what_is_over_its_limit_while_placement_is_frozen",
+            "agent/test_keeper_faults::test_a_keeper_ends_what_is_over_its_time_limit_while_no_agent_is_there",
+            "sim: freeze",
+        ),
+    ),
+    Row(
         "the broker killed, one server",
         (
             "ledger/test_writer::test_kill_9_of_the_broker_again_and_again_loses_and_doubles_nothing",

@@ -525,4 +525,25 @@ MENDS: tuple[Undone, ...] = (
         "",
         "core/test_lying_nodes::test_what_a_node_says_of_its_racks_power_ends_with_it",
     ),
+    Undone(
+        "beyond: while placement is away nobody ends a job at its time limit",
+        "services/agent/agent.py",
+        "            node.end_overtime()\n",
+        "",
+        f"{_KEEPER}::test_a_job_that_nobody_stops_at_its_time_limit_is_asked_to_end_by_its_node",
+    ),
+    Undone(
+        "beyond: nor while an agent is away whose work no lease ends: its time limit is long over",
+        "services/agent/keeper/table.py",
+        "attempt.ends_by is not None and attempt.ends_by <= now",
+        "False",
+        f"{_KEEPER}::test_a_keeper_ends_what_is_over_its_time_limit_while_no_agent_is_there",
+    ),
+    Undone(
+        "beyond: a node ends a job for a time limit that the ledger has not come to",
+        "libs/core/scheduling/reactions/agents.py",
+        "            return  # ledger time is behind, which the next tick ends: the node says it again\n",
+        "            pass\n",
+        "core/test_over_limit::test_while_ledger_time_is_behind_it_waits_for_the_tick_that_makes_it_good",
+    ),
 )

@@ -324,7 +324,7 @@ class Truth:
             and not frozen
         ):
             self._world.violated(
-                "P9", f"{process.key} on {machine.name} ends {late_s:.1f} s after all that its time limit allows"
+                "P8", f"{process.key} on {machine.name} ends {late_s:.1f} s after all that its time limit allows"
             )
         if process.doomed and not process.part.lease_s:
             self._world.violated("P3", f"{process.key} on {machine.name} is kept, and ends with a lease")
