@@ -268,6 +268,9 @@ class GranterClaimed(Fact):
     holder: str = Field(min_length=1, max_length=128, description="the process")
     term_s: float = Field(gt=0, description="it grants so long after it last saw the ledger name it, s")
     max_lease_s: float = Field(gt=0, description="no longer lease is granted, s")
+    readings: Annotated[tuple[BootReading, ...], FailFast()] = Field(
+        default=(), max_length=4, description="as of a tick: none is sent before somebody is named"
+    )
 
 
 class BoardCut(Fact):

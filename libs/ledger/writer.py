@@ -27,6 +27,7 @@ from libs.bus.cancel import cancel
 from libs.bus.lately import Lately
 from libs.bus.messages import payload_room
 from libs.bus.patience import AWAY
+from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import Head, remember
@@ -45,11 +46,11 @@ from libs.ledger.segments import name_of, readable
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.standby import follow
 from libs.ledger.tail import Stored, Tail
-from libs.ledger.timing import timed
+from libs.ledger.timing import TickPatience, timed
 from libs.ports.clock import until_turn
 from libs.ports.host import failpoint, present_host
 from schemas.inbox import ClosePeriod
-from schemas.ledger import LedgerEvent, LedgerRecord, SegmentSealed
+from schemas.ledger import ClockJumped, LedgerEvent, LedgerRecord, SegmentSealed
 from schemas.subjects import inbox_stream
 
 log = logging.getLogger("baton.ledger")
@@ -59,6 +60,7 @@ MAX_RECORD_BYTES = 900 * 1024
 
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _SPAN_US = 1_000_000  # in which those of one decision were stored: it has one time, until which is billed what they end
+_MOST_BEFORE_TICK = 16  # times a batch: what comes before the first tick after a pause is decided together with it
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
 _BUSY_S = 0.1
 _BUSY_EVENTS = 50
@@ -136,6 +138,7 @@ class LedgerWriter(Generic[D]):
         self._unwritten = 0  # inputs skipped since the last record
         self._culprits = Culprits(pool)
         self._lag = InboxLag(js, inbox_stream(pool))
+        self._patience = TickPatience()
         self._no_roll_before = 0.0
         self._full = ""
         self._full_turns = 0
@@ -299,9 +302,26 @@ class LedgerWriter(Generic[D]):
             size += sum(len(s.payload) for s in more)
         return stored
 
-    async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
-        """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
+    async def _until_tick(self, stored: list[Stored]) -> tuple[list[InboxItem], LedgerClock, list[ClockJumped]]:
+        """`stored` as it is read, and the clock after it. While that is behind, what comes up to a tick is added to it."""
         items = [self._culprits.read(message) for message in stored]
+        most = _MOST_BEFORE_TICK * self._batch if self._limit == self._batch else self._limit
+        clock, jumps = timed(self._ledger.clock, items)
+        while len(stored) < most and (left_s := self._patience.left_s(clock, items)):
+            assert self._inbox is not None, "what is stored comes from it"
+            more = await self._inbox.messages(
+                min(self._batch, most - len(stored)), min(left_s, until_turn(_ASK_S)), max_bytes=_INPUT_BYTES
+            )
+            news = [self._culprits.read(message) for message in more]
+            clock, found = timed(clock, news)
+            stored += more
+            items += news
+            jumps += found
+        return items, clock, jumps
+
+    async def _decide(self, stored: list[Stored]) -> AppendOutcome:
+        """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
+        items, clock, found = await self._until_tick(stored)
         self._left_out(items)
         for place, item in enumerate(items):
             if isinstance(item.message, ClosePeriod):
@@ -310,7 +330,6 @@ class LedgerWriter(Generic[D]):
                 items[place] = replace(item, message=None, error=why) if why else item
         far = await self._lag.is_far(stored[-1].time_us)
         self.counters.late += far
-        clock, found = timed(self._ledger.clock, items)
         self._ledger.clock, self.settled = clock, False
         self.counters.clock_jumps += len(found)
         self._format = self.format
@@ -328,7 +347,7 @@ class LedgerWriter(Generic[D]):
             first, rest = self._records(events, len(jumps), [message.seq for message in stored])
         except Exception as error:
             if self._culprits.blame(error, stored):
-                self._limit = len(stored) // 2
+                self._limit = min(self._batch, len(stored)) // 2
             self.counters.faults = self._culprits.faults
             return AppendOutcome.UNDECIDED
         # Before the commit: afterwards a crash could leave the rejection without its copy.

@@ -255,6 +255,7 @@ class Grants:
                 holder=self.granter.name,
                 term_s=self.settings.term_s,
                 max_lease_s=self.settings.max_lease_s,
+                readings=self._readings(reading()),
             ),
             subject=subjects.inbox("lease", "granter", pool),
             type="io.baton.lease.granter.v1",
@@ -268,17 +269,22 @@ class Grants:
         pool, own = self.settings.pool, reading()
         at = own.at_us / 1e6
         number = int(at / self.settings.tick_s)
-        witnesses = tuple(
-            told.model_copy(update={"at_us": told.at_us + int((at - heard) * 1e6)})
-            for told, heard in self._witnesses.values()
-        )
         return outgoing(
-            Tick(readings=(own, *witnesses)),
+            Tick(readings=self._readings(own)),
             subject=subjects.inbox("clock", "tick", pool),
             type="io.baton.clock.tick.v1",
             source=self._source,
             cause=f"tick:{pool}:{self.settings.tick_s:g}:{own.boot}:{number}",
         )
+
+    def _readings(self, own: BootReading) -> tuple[BootReading, ...]:
+        """What clocks read now, the own one first."""
+        at = own.at_us / 1e6
+        witnesses = (
+            told.model_copy(update={"at_us": told.at_us + int((at - heard) * 1e6)})
+            for told, heard in self._witnesses.values()
+        )
+        return (own, *witnesses)
 
     def _of_node(self, message: NodeLost | NodeSilent | NodeHeardAgain, what: str, type_: str, cause: str) -> Outgoing:
         return outgoing(

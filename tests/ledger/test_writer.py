@@ -15,6 +15,7 @@ from libs.bus.lately import Lately
 from libs.bus.outbox import Outbox
 from libs.core.state import catching_up, clock
 from libs.core.state.formats import FIRST, NEWEST
+from libs.ledger import timing
 from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
 from libs.ledger.inputs import InboxItem
@@ -467,20 +468,68 @@ async def test_the_decider_is_told_that_ledger_time_is_behind_until_a_tick_has_m
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "STEP_US", 0)  # else there would have to be a pause
-    told: list[bool] = []
+    monkeypatch.setattr(timing, "PATIENCE_S", 0.2)
+    told, writer = telling(world)
+    for message in (tick(1), admitted(1), admitted(2), tick(2), admitted(3)):
+        await world.put(message)
+        await world.decided(writer)
+    assert told == [(1, False), (1, True), (1, True), (1, False), (1, True)]
+
+
+def tick(at_us: int) -> inbox.Tick:
+    return inbox.Tick(readings=(BootReading(boot="boot-1", at_us=at_us),))
+
+
+def telling(world: World) -> tuple[list[tuple[int, bool]], LedgerWriter[Toy]]:
+    """A writer, and what its decider is told: of how many inputs, and whether ledger time is behind."""
+    told: list[tuple[int, bool]] = []
 
     class Told(Toy):
         def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
-            told.append(behind)
+            told.append((len(inputs), behind))
             return super().decide(inputs, t_us, behind=behind)
 
     writer = LedgerWriter(world.js, POOL, Told, writer_id="w1")
     world.start(writer)
-    ticks = (inbox.Tick(readings=(BootReading(boot="boot-1", at_us=at_us),)) for at_us in (1, 2))
-    for message in (next(ticks), admitted(1), next(ticks)):
-        await world.put(message)
-        await world.decided(writer)
-    assert told == [False, True, False]
+    return told, writer
+
+
+@pytest.mark.parametrize("claims", [False, True], ids=["tick", "claim"])
+async def test_what_comes_before_the_first_tick_after_a_pause_is_decided_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, claims: bool
+) -> None:
+    """Else it would be of the time before the pause, or of the present, by which of the two came first."""
+    monkeypatch.setattr(clock, "STEP_US", 0)
+    monkeypatch.setattr(timing, "PATIENCE_S", 600.0)
+    told, writer = telling(world)
+    await world.put(tick(1))
+    await world.decided(writer)
+    await world.put(admitted(1))
+    await asyncio.sleep(0.1)
+    await world.put(admitted(2))
+    await asyncio.sleep(0.1)
+    assert told == [(1, False)]
+    claim = inbox.GranterClaimed(epoch=1, holder="next", term_s=10, max_lease_s=300, readings=tick(2).readings)
+    await world.put(claim if claims else tick(2))
+    await world.decided(writer)
+    assert told == [(1, False), (3, False)]
+    await world.put(tick(3))
+    await world.decided(writer)
+    assert told[-1] == (1, False)
+
+
+async def test_a_claim_of_the_right_to_tick_by_a_process_of_before_waits_for_no_tick(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody sends one before that is decided."""
+    monkeypatch.setattr(clock, "STEP_US", 0)
+    monkeypatch.setattr(timing, "PATIENCE_S", 600.0)
+    told, writer = telling(world)
+    await world.put(tick(1))
+    await world.decided(writer)
+    await world.put(inbox.GranterClaimed(epoch=1, holder="next", term_s=10, max_lease_s=300))
+    await world.decided(writer)
+    assert told == [(1, False), (1, True)]
 
 
 class Flawed(Toy):
