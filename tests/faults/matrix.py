@@ -51,6 +51,15 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
+        "everything stands still, as when a machine sleeps",
+        (
+            "faults/test_time_limit::"
+            "test_what_ends_while_everything_stands_still_is_billed_for_that_time_and_over_its_limit_as_ever",
+            "faults/test_keep_jobs::test_what_ends_while_everything_is_stopped_is_billed_until_its_node_can_say_so",
+            "ledger/test_writer::test_what_comes_before_the_first_tick_after_a_pause_is_decided_with_it",
+        ),
+    ),
+    Row(
         "the decider away while jobs reach their time limits",
         (
             "faults/test_time_limit::test_nodes_end_what_is_over_its_limit_while_placement_is_frozen",

@@ -17,7 +17,7 @@ from schemas.jobs import JobSpec, JobState, RetryPolicy, Simulation
 from schemas.nodes import NodeChanged
 from schemas.resources import Resources
 from tests.faults.books import auditor, books_agree, processes_of_jobs
-from tests.faults.cluster import FLEET, QUOTAS
+from tests.faults.cluster import FLEET, PROCESSES, QUOTAS
 from tests.kit.waiting import stored, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -101,3 +101,40 @@ async def test_nodes_end_what_is_over_its_limit_while_placement_is_frozen(cluste
         assert attempt.closed_us is not None
         assert attempt.closed_us < over_us + PAUSE_S * 1_000_000 // 2, "it was billed after its end"
         assert attempt.exit_code == (7 if one == jobs[0] else 143)
+
+
+def timer(seconds: float) -> JobSpec:
+    return JobSpec(
+        name="timer", resources=Resources(devices=1, types=("V100",)), simulation=Simulation(duration_s=seconds)
+    )
+
+
+async def test_what_ends_while_everything_stands_still_is_billed_for_that_time_and_over_its_limit_as_ever(
+    cluster: LocalStack,
+) -> None:
+    """As when a machine sleeps. It was billed for it, or not, by whether a node's report came before the first tick."""
+    async with await connect(cluster.address("a"), "a") as team, auditor(cluster) as audit:
+        specs = (timer(PAUSE_S), process().model_copy(update={"time_limit_s": float(PAUSE_S)}))
+        jobs = [(await team.submit(spec, f"pause-{spec.name}")).job_id for spec in specs]
+
+        async def all_run() -> bool:
+            books = await audit.catch_up()
+            return all(
+                one in books.stories
+                and books.stories[one].document.attempts[-1:]
+                and books.stories[one].document.attempts[-1].running_us
+                for one in jobs
+            )
+
+        await until(all_run, 60)
+    everything = [cluster.supervisor.pid(name) for name in PROCESSES]
+    for pid in everything:
+        os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(2 * PAUSE_S)
+    awake_us = clock.wall_us()
+    for pid in reversed(everything):
+        os.kill(pid, signal.SIGCONT)
+    books = await books_agree(cluster, {jobs[0]: JobState.SUCCEEDED, jobs[1]: JobState.FAILED})
+    ends = [books.stories[one].document.attempts[-1] for one in jobs]
+    assert [end.outcome for end in ends] == ["succeeded", "time-limit"]
+    assert all(end.closed_us is not None and end.closed_us > awake_us for end in ends)
