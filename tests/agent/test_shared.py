@@ -1,6 +1,7 @@
 """What all processes of a machine share: one job may not have it all."""
 
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.ids import FIRST_TEAM_UID
 from services.agent import gangports, netlinks, shared, sockdiag
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
@@ -25,9 +27,9 @@ SELDOM_S = 1e9
 
 @pytest.fixture
 def me(monkeypatch: pytest.MonkeyPatch) -> SharedUse:
-    """This process as an attempt."""
+    """This process as an attempt of a team, whose user nobody else here is."""
     monkeypatch.setattr(proc, "descendants", lambda of: {os.getpid()})
-    return SharedUse(PortsHad(uid=os.getuid()), shim=1)
+    return SharedUse(PortsHad(uid=FIRST_TEAM_UID), shim=1)
 
 
 def quiet(looks: SharedLook) -> SharedLook:
@@ -100,7 +102,7 @@ def test_who_takes_very_many_ports_is_looked_at_before_its_time(me: SharedUse) -
 def test_sockets_that_are_sent_and_not_received_are_their_teams(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "local_ports", lambda: GANG_PORTS)
     monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
-    me.sockets = 2
+    me.ports.uid, me.sockets = os.getuid(), 2
     others = SharedUse(PortsHad(uid=me.ports.uid + 1), sockets=2)
     looks = SharedLook(SELDOM_S)
     with free_ports(3, bound):
@@ -135,7 +137,10 @@ def test_who_opens_very_many_files_is_looked_at_before_its_time(me: SharedUse, m
     monkeypatch.setattr(shared, "open_on_machine", lambda: 500)
     quiet(looks)
     assert not looks.due()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         for _ in range(2_000):
             taken.enter_context(open(os.devnull))
         monkeypatch.setattr(shared, "open_on_machine", lambda: 2_500)
@@ -387,6 +392,7 @@ def test_connections_to_a_server_at_such_a_port_are_not_looked_for(
 
 def test_a_socket_that_is_sent_and_not_received_is_its_teams(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gangports, "sockets_of", lambda pids, wanted: set())
+    me.ports.uid = os.getuid()
     looks, others = GangPorts(), PortsHad(uid=os.getuid() + 1)
     with free_ports(3, listening) as held:
         for attempt in range(2):
