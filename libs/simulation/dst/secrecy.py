@@ -32,12 +32,10 @@ _NONCE_BYTES = 24
 
 @dataclass(slots=True)
 class SecretValue:
-    """One version of a secret, or that it was removed (without a value), and when vault said that it has it so. `version`: as
-    vault counts it; 0: it is gone."""
+    """One version of a secret, or that it was removed (without a value), and when vault said that it has it so."""
 
     value: bytes
     stored_at: float | None = None
-    version: int = 0
 
 
 @dataclass(slots=True)
@@ -89,10 +87,9 @@ class SimSecrets:
         if not self._needles:
             return
         for (team, name), known in self.versions.items():
-            if known and (found := self._newest(team, name)) != known[-1].version:
-                world.violated(
-                    "S3", f"secret {name} of team {team} is at version {found}, not {known[-1].version} (0: not there)"
-                )
+            if known and (found := self._newest(team, name)) != known[-1].value:
+                last = "removed" if not known[-1].value else f"set to {known[-1].value!r}"
+                world.violated("S3", f"secret {name} of team {team} was {last}, and is {found or 'not there'!r}")
         places = [(f"stream {s.name}", kept.data) for s in world.disk.streams.values() for kept in s.messages.values()]
         places += [(f"MongoDB, {name}", repr(rows).encode()) for name, rows in world.mongo.collections.items()]
         places += [(f"Redis, {name}", repr(rows).encode()) for name, rows in world.redis.hashes.items()]
@@ -100,13 +97,17 @@ class SimSecrets:
             if any(needle in data for needle in self._needles):
                 world.violated("S2", f"a secret's value is in {where}")
 
-    def _newest(self, team: str, name: str) -> int:
-        """As the bucket has it."""
+    def _newest(self, team: str, name: str) -> bytes:
+        """As the bucket has it; b"": it is not there, or no key that vault has opens it."""
         subject = f"$KV.{SECRETS_BUCKET}.{team}"
         kept = self.world.disk.streams[f"KV_{SECRETS_BUCKET}"].messages.values()
         entry = next((one.data for one in kept if one.subject == subject and one.data), b"{}")
         held = store.TeamSecrets.model_validate_json(entry).secrets.get(name)
-        return held.versions[0].version if held else 0
+        if held is None:
+            return b""
+        newest = held.versions[0]
+        key = keys.KeyFile(key_file(self.world.folder)).named(newest.key)
+        return key.unlock(newest.locked, f"{team}/{name}/{newest.version}") if key is not None else b""
 
     def may_fail(self, team: str, spec: "JobSpec", asked_at: float) -> bool:
         """Whether a job that was asked for then may find a secret missing."""

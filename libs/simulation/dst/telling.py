@@ -54,7 +54,7 @@ async def _set(world: World, nats: Any, team: str, name: str) -> None:
         sealed = close_box(held.key, ForVault(team=team, name=name, value=encoded(made.value)))
         removed = None if (replaces := held.version_of(name)) else held.removed
         asked = SecretSet(name=name, key=held.key, sealed=sealed, replaces=replaces, removed=removed)
-        made.version = (await _ask(nats, _SET, asked, team)).version
+        await _ask(nats, _SET, asked, team)
 
     await _until_answered(seal_and_send)
     made.stored_at = world.loop.now
