@@ -28,6 +28,7 @@ from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import scratch_folder
 from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Pool, Team, Url
 from libs.cli.output import Format, done, hint
+from libs.cli.pools import pools_of
 from libs.cli.session import run
 from libs.cli.team_bills import answered, of_ledger
 from libs.client import Baton
@@ -101,6 +102,9 @@ class _Written:
     lines: int = 0
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
+    def __post_init__(self) -> None:
+        self.path.touch()  # also where nothing is to be said
+
     def add(self, facts: Iterable[Fact]) -> None:
         text = "".join(f"{fact.model_dump_json()}\n" for fact in facts).encode()
         with self.path.open("ab") as file:
@@ -127,6 +131,9 @@ async def write(baton: Baton, folder: Path, of: str | None = None, archive: Path
 async def _write(baton: Baton, folder: Path, operator: Baton | None, archive: Path | None) -> dict[str, Any]:
     files = {name: _Written(folder / f"{name}.jsonl") for name in ("jobs", "events", "bills", "quotas")}
     pools = {baton.place.pool}
+    if operator is not None:  # a team sees no others than those of its jobs
+        known = await pools_of(operator)
+        pools |= {*known.in_use, *known.closed}
     async for page in baton.pages():
         files["jobs"].add(page)
         pools |= {document.pool for document in page if document.pool}

@@ -28,6 +28,7 @@ from libs.bus.table import SECRETS_BUCKET
 from libs.cli import team_export, team_pause
 from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
+from libs.cli.known_team import warn_of_unknown
 from libs.cli.options import ArchiveFolder, Output, Url, UserOption
 from libs.cli.output import Format, done, hint, say
 from libs.cli.pools import KnownPools, ToldToPools, pools_of
@@ -106,6 +107,7 @@ async def _offboard(baton: Baton, ring: Keyring, asked: Leaving, output: Format)
 
     error, in_pools = "interrupted", [ToldToPools()]
     try:
+        await warn_of_unknown(baton, asked.team)
         await offboard(baton, ring, asked, shown, in_pools.append)
         error = ""
     except Exception as e:
