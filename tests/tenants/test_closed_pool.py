@@ -26,7 +26,7 @@ WEST = 230
 
 def options(home: Path, fleet: Path, **more: Path) -> LaunchOptions:
     return LaunchOptions(
-        state_dir=home, teams=("red",), fleet=fleet, more_pools=more, services=SERVICES, sync_always=False, scale=0.1,
+        state_dir=home, teams=("red", "blue"), fleet=fleet, more_pools=more, services=SERVICES, sync_always=False, scale=0.1,
         log_level="WARNING", env={"*": {"OPENBLAS_NUM_THREADS": "1"}},
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ async def test_a_team_with_jobs_in_a_closed_pool_takes_all_along_and_leaves(tmp_
             assert [line["cancel_asked"] for line in json.loads(told.out)] == [False, True]
             assert (await baton("dead", "list", "-o", "json", BATON_STATE_DIR=str(home))).out.strip() == "[]"
 
-            mine = await baton("team", "export", str(tmp_path / "mine"), BATON_STATE_DIR=str(home))
+            mine = await baton("team", "export", str(tmp_path / "mine"), "--team", "red", BATON_STATE_DIR=str(home))
             assert (mine.code, "pool west: neither bills nor quotas are there" in mine.err) == (6, True), mine.err
             assert "--of red" in mine.err
             about = json.loads((tmp_path / "mine" / "about.json").read_text())
@@ -90,6 +90,26 @@ async def test_a_team_with_jobs_in_a_closed_pool_takes_all_along_and_leaves(tmp_
             assert steps["jobs"].endswith(f"have ended; as they were last stay {WEST} of west (closed)")
             about = json.loads((tmp_path / "out" / "about.json").read_text())
             assert (about["without"], about["from_ledger"]) == ([], ["west"])
+            words = ("team", "offboard", "blue", "--export", str(tmp_path / "blue"), "--reason", "it did nothing")
+            for _ in range(2):  # an export of no jobs was found to be changed
+                again = await baton(*words, BATON_STATE_DIR=str(home))
+                assert again.code == 0, again.err
+            about = json.loads((tmp_path / "blue" / "about.json").read_text())
+            assert (about["pools"], about["counts"]["quotas"]) == (["main", "west"], 2), "also where it had no job"
+            back = await baton("team", "resume", "blue", BATON_STATE_DIR=str(home))
+            assert (back.code, "baton team add blue --returns" in back.err) == (0, True), back.err
+            slip = await baton(
+                "team",
+                "offboard",
+                "bleu",
+                "--export",
+                str(tmp_path / "bleu"),
+                "--reason",
+                "x",
+                BATON_STATE_DIR=str(home),
+            )
+            assert "no team bleu is known here" in slip.err
+
             bills = [BillReply.model_validate_json(one) for one in lines(tmp_path / "out" / "bills.jsonl")]
             assert f"{ended.job_id}.1" in [key for bill in bills for key, *_ in units(bill)]
 
