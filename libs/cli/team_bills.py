@@ -11,14 +11,13 @@ from libs.client.asking import ask
 from libs.client.errors import Failed, Invalid
 from libs.core.billing.metering import Meter
 from libs.core.billing.open_claims import TeamUse
-from libs.core.billing.pricing import Prices, bill
+from libs.core.billing.pricing import NO_PRICES, bill
 from libs.core.billing.pricing import days_of as days_asked
 from libs.ledger.records import FiledLedger
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot
-from schemas.prices import NO_CURRENCY
 from schemas.queries import PoolStatusQuery
 
-Asked = Callable[[BillQuery], Awaitable[BillReply]]
+BillAnswerer = Callable[[BillQuery], Awaitable[BillReply]]
 
 
 async def answered(baton: Baton, pool: str) -> tuple[list[BillReply], QuotaSnapshot]:
@@ -44,20 +43,10 @@ async def of_ledger(
     currency = meter.money.book.currency if meter.money.book is not None else ""
 
     async def asked(query: BillQuery) -> BillReply:
-        return bill(meter.usage(team, of_day=days_asked(query)), _NoPrices(), query, meter.seq, currency)
+        return bill(meter.usage(team, of_day=days_asked(query)), NO_PRICES, query, meter.seq, currency)
 
     use = meter.open_claims.teams(meter.quotas).get(team, TeamUse(meter.quotas.get(team), {}, 0, 0))
     return await bills(asked), QuotaSnapshot(teams=(use.told(team),), ledger_seq=meter.seq)
-
-
-class _NoPrices(Prices):
-    """Of a ledger without a price book. What its services' file of prices was nobody knows here, so all is unpriced."""
-
-    def __init__(self) -> None:
-        self.currency = NO_CURRENCY
-
-    def of(self, model: str, priority_class: str = "") -> None:
-        return None
 
 
 def _folded(source: FiledLedger) -> Meter:
@@ -67,7 +56,7 @@ def _folded(source: FiledLedger) -> Meter:
     return meter
 
 
-async def bills(asked: Asked) -> list[BillReply]:
+async def bills(asked: BillAnswerer) -> list[BillReply]:
     """Of all days, then each day's by attempt, or by job where there are too many attempts; of what was given back. Raises
     Failed when they do not add up: something ended meanwhile."""
     days = await asked(BillQuery(group_by="day"))
