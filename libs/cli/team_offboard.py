@@ -269,7 +269,7 @@ async def remove_secrets(baton: Baton, team: str) -> int:
 
 
 async def _has_secrets(baton: Baton, team: str) -> bool:
-    """As the broker shows it to operators: which entries there are, not what is in them."""
+    """Or had some: as the broker shows it to operators, which entries there are, not what is in them."""
     try:
         found = await baton.nats.jetstream().stream_info(
             f"KV_{SECRETS_BUCKET}", subjects_filter=f"$KV.{SECRETS_BUCKET}.{team}"
