@@ -365,6 +365,10 @@ class CancelJob(Strict):
 
     job_id: JobId
     reason: str = Field(default="cancelled by its team", max_length=512)
+    pool: Name | None = Field(
+        default=None,
+        description="which has the job, as its document says: refused when admission serves no such pool, since it is closed",
+    )
 
 
 class Checkpoint(Fact):

@@ -40,6 +40,11 @@ class SecretSet(Strict):
         description="the version that is there now, as `SecretList` told it, 0: none; refused when there is another by then, so"
         " that a question that was long on its way undoes nothing. null: whichever is there",
     )
+    removed: int | None = Field(
+        default=None,
+        ge=0,
+        description="of a secret that is not there, `SecretList.removed`: refused when another was removed by then. null: any",
+    )
 
 
 class SecretInfo(Fact):
@@ -64,6 +69,12 @@ class SecretList(Fact):
 
     secrets: tuple[SecretInfo, ...] = ()
     key: PublicKey
+    removed: int | None = Field(
+        default=None,
+        description="the highest version of the team's that was removed: those of a new secret begin above it, so that none"
+        " comes twice; 0: none was. null: a vault of before does not say",
+    )
+    revision: int | None = Field(default=None, description="grows with each change; null: likewise")
 
     def version_of(self, name: str) -> int:
         """The newest of a secret; 0: it is not there."""
@@ -75,6 +86,17 @@ class SecretRemove(Strict):
 
     name: SecretName | None = Field(default=None, description="null, operators only: all of the team's")
     team: Name | None = Field(default=None, description="operators only: whose")
+    removes: int | None = Field(
+        default=None,
+        ge=1,
+        description="the version that is there now, as `SecretList` told it; refused when there is another by then. null:"
+        " whichever is there",
+    )
+    revision: int | None = Field(
+        default=None,
+        ge=0,
+        description="of all, `SecretList.revision`: refused when anything was set by then. null: whichever",
+    )
 
 
 class SecretRemoved(Fact):

@@ -321,7 +321,7 @@ def ledger_of(
     with scratch_folder() as folder, _cycles_looked_for_seldom():
         try:
             source = FiledLedger(files) if files else run(
-                lambda baton: _of_pool(baton, pool or baton.place.pool, archive, folder / "ledger.jsonl"),
+                lambda baton: of_pool(baton, pool or baton.place.pool, archive, folder / "ledger.jsonl"),
                 subjects.OPERATOR, url, pool=pool,
             )  # fmt: skip
         except RecordsArchived as error:
@@ -331,7 +331,9 @@ def ledger_of(
         yield source
 
 
-async def _of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> FiledLedger:
+async def of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> FiledLedger:
+    """The ledger of a pool, of which what is on the broker is written into the file `rest`. Raises as `ledger_of`, and
+    RecordsArchived."""
     from libs.cli.ledger_by_parts import ledger_by_parts
     from libs.ledger.archive import archived
     from libs.ledger.verify import export as write_ledger

@@ -4,11 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
+from libs.cli.exits import tell
 from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, done
 from libs.cli.session import run, whole_id
 from libs.client import Baton, Conflict
-from libs.client.errors import ClientError
+from libs.client.errors import ClientError, NotCancelled
 from schemas.queries import JobDocument
 from schemas.subjects import OPERATOR
 
@@ -23,27 +24,34 @@ def command(
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Ask for jobs to be ended. They end when their processes have: see `baton wait`. Exits with 5 if one has already."""
+    """Ask for jobs to be ended. They end when their processes have: see `baton wait`. Exits with 5 if one has already, with 4
+    if one's pool is closed."""
 
     async def cancel(baton: Baton) -> None:
         # All are looked up before the first is cancelled: a mistyped id must not leave half of them ended.
         found = [await baton.get(await whole_id(baton, job)) for job in jobs]
         over = [AlreadyOver(job.job_id, job.state.value) for job in found if job.state.terminal]
         why = reason or f"cancelled by {'an operator' if baton.team == OPERATOR else 'its team'}"
-        asked, error = set[str](), ""
+        asked, refused, error = set[str](), dict[str, NotCancelled](), ""
         try:
             for job in found:
                 if not job.state.terminal:
-                    await baton.cancel(job.job_id, why)
-                    asked.add(job.job_id)
+                    try:
+                        await baton.cancel(job.job_id, why, pool=job.pool)
+                        asked.add(job.job_id)
+                    except NotCancelled as e:
+                        refused[job.job_id] = e
         except ClientError as e:
             error = str(e)
             raise
         finally:
-            told = [_told(job, job.job_id in asked, error) for job in found]
+            told = [_told(job, job.job_id in asked, str(refused.get(job.job_id, error))) for job in found]
             done(told, [job.job_id for job in found if job.job_id in asked], output)
-        if over:
-            raise over[0]
+        not_done: list[ClientError] = [*refused.values(), *over]
+        for other in not_done[1:]:
+            tell(other)
+        if not_done:
+            raise not_done[0]
 
     run(cancel, team, url, user=user)
 

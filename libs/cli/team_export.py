@@ -4,34 +4,43 @@
     events.jsonl    an event a line, job by job in the order of the ledger, then refused requests of the last seven days
     bills.jsonl     an answer of quota_billing a line: for each pool all days, then each day by attempt
     quotas.jsonl    what it may hold in each pool
-    about.json      whose it is, how much of each, and the SHA-256 of each file; `without`: closed pools, of which
-                    neither bills nor quotas are there
+    about.json      whose it is, how much of each, and the SHA-256 of each file; `without`: pools of which neither bills nor
+                    quotas are there, and `why`; `from_ledger`: those of which they are made from the ledger
 
-Asked with the team's own credential, so nothing foreign can be in it. What it is for, and what else is to be done when a team
-leaves, is in docs/security.md.
+Asked with the team's own credential, so nothing foreign can be in it. Of a pool for which nobody answers (a closed one, or one
+whose quota_billing is down) a team gets jobs and events alone; an operator, who asks as the team (`--of`), has bills and quotas
+made from the ledger. What it is for, and what else is to be done when a team leaves, is in docs/security.md.
 """
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from nats.js.errors import NotFoundError
 
-from libs.cli.exits import UsageFault
-from libs.cli.options import Output, Pool, Team, Url
+from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.files import scratch_folder
+from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Pool, Team, Url
 from libs.cli.output import Format, done, hint
+from libs.cli.pools import pools_of
 from libs.cli.session import run
+from libs.cli.team_bills import answered, of_ledger
 from libs.client import Baton
 from libs.client.asking import ask
-from libs.client.errors import Failed, Invalid
+from libs.client.errors import Unreachable
+from libs.core.billing.unbillable import Unbillable
+from libs.ledger.export import BadLedgerFile
+from libs.ledger.segments import RecordsArchived
 from schemas.base import Fact
-from schemas.billing import BillQuery, BillReply
+from schemas.billing import BillReply, QuotaSnapshot
 from schemas.jobs import JobEvent
-from schemas.queries import EventList, EventListQuery, PoolStatusQuery
+from schemas.queries import EventList, EventListQuery
 from schemas.subjects import OPERATOR
 
 _AT_ONCE = 8
@@ -41,24 +50,48 @@ _EVENTS = 10_000
 def command(
     folder: Annotated[Path, typer.Argument(help="A new folder, which is made here.")],
     *,
+    of: Annotated[str | None, typer.Option("--of", metavar="TEAM", help="Operators: whose.")] = None,
+    archive: ArchiveFolder = None,
     pool: Pool = None,
     team: Team = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Write all that is a team's own into a folder: jobs, events, bills, quotas."""
-    if folder.exists():
+    """Write all that is a team's own into a folder: jobs, events, bills, quotas.
+
+    Exits with 6 when bills and quotas of a pool are not in it, since nobody answers for that: all else is."""
+    if folder.is_symlink() or folder.exists():
         raise UsageFault(f"{folder} is there already: name a new folder")
+    if of is not None and team is not None:
+        raise UsageFault("--of is an operator's: leave out --team")
+    if archive is not None and of is None:
+        raise UsageFault("--archive is for operators, who read ledgers: name the team with --of")
 
     async def work(baton: Baton) -> dict[str, Any]:
-        if baton.team == OPERATOR:
-            raise UsageFault("the operator has no jobs of its own: name the team with --team")
-        folder.mkdir(mode=0o700, parents=True)
-        return await write(baton, folder)
+        if baton.team == OPERATOR and of is None:
+            raise UsageFault("the operator has no jobs of its own: name the team with --of")
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return await write(baton, folder, of, archive)
 
-    about = run(work, team, url, pool=pool, operator=False)
+    about = run(work, OPERATOR if of is not None else team, url, pool=pool, operator=False)
     hint(", ".join(f"{count} {what}" for what, count in about["counts"].items()))
+    for line in lacking(about):
+        hint(line)
     done({"folder": str(folder), **about}, [str(folder)], output)
+    if about["without"]:
+        if of is None:
+            hint(f"an operator's `baton team export FOLDER --of {about['team']}` makes them from the pool's ledger")
+        raise Ended(Exit.UNREACHABLE)
+
+
+def lacking(about: Mapping[str, Any]) -> list[str]:
+    """A line for each pool of which something is not in an export."""
+    return [f"pool {pool}: neither bills nor quotas are there: {why}" for pool, why in about["why"].items()]
+
+
+def as_team(baton: Baton, team: str) -> Baton:
+    """The operator's connection, asking as the team: it is told what the team itself would be told."""
+    return Baton(baton.nats, replace(baton.place, team=team))
 
 
 @dataclass(slots=True)
@@ -69,6 +102,9 @@ class _Written:
     lines: int = 0
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
+    def __post_init__(self) -> None:
+        self.path.touch()  # also where nothing is to be said
+
     def add(self, facts: Iterable[Fact]) -> None:
         text = "".join(f"{fact.model_dump_json()}\n" for fact in facts).encode()
         with self.path.open("ab") as file:
@@ -77,11 +113,27 @@ class _Written:
         self.lines += text.count(b"\n")
 
 
-async def write(baton: Baton, folder: Path, closed: Collection[str] = ()) -> dict[str, Any]:
-    """Fills `folder`; what about.json says. Of pools that are `closed` nobody tells bills and quotas, and about.json says so.
-    Raises ClientError."""
+async def write(baton: Baton, folder: Path, of: str | None = None, archive: Path | None = None) -> dict[str, Any]:
+    """Makes `folder`, which is there when it is whole; what about.json says. `of`: an operator asks, for this team. Raises
+    ClientError."""
+    half = folder.with_name(f"{folder.name}.half")
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(mode=0o700)
+    try:
+        about = await _write(as_team(baton, of) if of else baton, half, baton if of else None, archive)
+        half.rename(folder)
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
+    return about
+
+
+async def _write(baton: Baton, folder: Path, operator: Baton | None, archive: Path | None) -> dict[str, Any]:
     files = {name: _Written(folder / f"{name}.jsonl") for name in ("jobs", "events", "bills", "quotas")}
     pools = {baton.place.pool}
+    if operator is not None:  # a team sees no others than those of its jobs
+        known = await pools_of(operator)
+        pools |= {*known.in_use, *known.closed}
     async for page in baton.pages():
         files["jobs"].add(page)
         pools |= {document.pool for document in page if document.pool}
@@ -90,18 +142,48 @@ async def write(baton: Baton, folder: Path, closed: Collection[str] = ()) -> dic
             for events in await asyncio.gather(*some):
                 files["events"].add(events)
     files["events"].add(await _refusals(baton))
-    for pool in sorted(pools.difference(closed)):
-        files["bills"].add(await bills(baton, pool))
-        files["quotas"].add([await ask(baton.nats, "quota.list", baton.place, PoolStatusQuery(), pool=pool)])
+    why, from_ledger = dict[str, str](), list[str]()
+    for pool in sorted(pools):
+        try:
+            bills, quotas = await answered(baton, pool)
+        except Unreachable as e:
+            try:
+                bills, quotas = await _of_ledger(operator, pool, baton.team, archive)
+                from_ledger.append(pool)
+            except _NoLedgerToRead as no_ledger:
+                why[pool] = f"{e.why.partition(': is')[0]}{no_ledger}"
+                continue
+        files["bills"].add(bills)
+        files["quotas"].add([quotas])
     about = {
         "team": baton.team,
         "pools": sorted(pools),
-        "without": sorted(pools.intersection(closed)),
+        "without": list(why),
+        "why": why,
+        "from_ledger": from_ledger,
         "counts": {name: file.lines for name, file in files.items()},
         "sha256": {file.path.name: file.digest.hexdigest() for file in files.values()},
     }
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     return about
+
+
+class _NoLedgerToRead(Exception):
+    """Of a pool for which nobody answers; the text says why, and what helps."""
+
+
+async def _of_ledger(
+    operator: Baton | None, pool: str, team: str, archive: Path | None
+) -> tuple[list[BillReply], QuotaSnapshot]:
+    if operator is None:
+        raise _NoLedgerToRead
+    try:
+        with scratch_folder() as folder:
+            return await of_ledger(operator, pool, team, archive, folder)
+    except RecordsArchived as e:
+        raise _NoLedgerToRead(f"; {e}; {NAME_THE_ARCHIVE}") from e
+    except (NotFoundError, BadLedgerFile, Unbillable) as e:
+        raise _NoLedgerToRead(f"; its ledger cannot be read: {e}") from e
 
 
 async def _events(baton: Baton, job_id: str) -> list[JobEvent]:
@@ -129,24 +211,4 @@ async def _refusals(baton: Baton) -> list[JobEvent]:
 async def _after(baton: Baton, after_us: int, job_id: str | None = None) -> EventList:
     query = EventListQuery(job_id=job_id, after_us=after_us, limit=_EVENTS)
     reply: EventList = await ask(baton.nats, "event.list", baton.place, query)
-    return reply
-
-
-async def bills(baton: Baton, pool: str) -> list[BillReply]:
-    """Of all days, then each day's by attempt, or by job where there are too many attempts; of what was given back. Raises
-    Failed when they do not add up: something ended meanwhile."""
-    days = await _bill(baton, pool, group_by="day")
-    out = [days]
-    for row in days.rows:
-        try:
-            out.append(await _bill(baton, pool, group_by="attempt", from_day=row.key, to_day=row.key))
-        except Invalid:
-            out.append(await _bill(baton, pool, group_by="job", from_day=row.key, to_day=row.key))
-    if sum(reply.total_milli_us for reply in out[1:]) != days.total_milli_us:
-        raise Failed("the bill changed while it was read", "a job ended meanwhile", "run it again, into a new folder")
-    return out
-
-
-async def _bill(baton: Baton, pool: str, **asked: Any) -> BillReply:
-    reply: BillReply = await ask(baton.nats, "bill.get", baton.place, BillQuery(**asked), pool=pool, timeout_s=30.0)
     return reply

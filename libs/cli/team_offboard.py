@@ -13,10 +13,10 @@ where it was ended: a step looks at what is there, and does what is left.
 import asyncio
 import json
 import os
-import shutil
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,10 +28,12 @@ from libs.bus.table import SECRETS_BUCKET
 from libs.cli import team_export, team_pause
 from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
-from libs.cli.options import Output, Url, UserOption
+from libs.cli.known_team import warn_of_unknown
+from libs.cli.options import ArchiveFolder, Output, Url, UserOption
 from libs.cli.output import Format, done, hint, say
 from libs.cli.pools import KnownPools, ToldToPools, pools_of
 from libs.cli.session import run
+from libs.cli.team_export import as_team
 from libs.cli.telling import ring_of
 from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
 from libs.client.asking import ask
@@ -40,10 +42,12 @@ from libs.walls.leavers import Leavers
 from libs.walls.people import People
 from libs.walls.resolver import tell
 from schemas.jobs import JobState
-from schemas.queries import JobDocument, PoolStatus, PoolStatusQuery, SuspendedTeam
+from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
 from schemas.subjects import OPERATOR
 
-_LOOK_S, _AT_ONCE, _HISTORY_LAGS_S = 0.5, 200, 60.0
+_LOOK_S, _HISTORY_LAGS_S = 0.5, 60.0
+_AGAIN_S, _TELL_S = 30.0, 10.0
+"""So long at the most until a job is cancelled again; and between two lines of how many are left."""
 _VAULT_S = 30.0
 _OPEN = tuple(state for state in JobState if not state.terminal)
 
@@ -57,6 +61,7 @@ class Leaving:
     reason: str
     cancel: bool
     wait_s: float
+    archive: Path | None = None
 
 
 def command(
@@ -68,6 +73,7 @@ def command(
     *,
     cancel: Annotated[bool, typer.Option("--cancel", help="End its jobs; else they are waited for.")] = False,
     wait: Annotated[float, typer.Option("--wait", min=0, help="For its jobs at the most, s.")] = 3600.0,
+    archive: ArchiveFolder = None,
     folder: Annotated[
         Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
     ] = None,
@@ -80,7 +86,7 @@ def command(
     What is kept of it stays under its name: `baton team add` refuses that from then on, unless the same team --returns."""
     ring = ring_of(folder)
     check_folder(export, team)
-    asked = Leaving(team, export, reason, cancel, wait)
+    asked = Leaving(team, export, reason, cancel, wait, archive)
     with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
         run(lambda baton: _offboard(baton, ring, asked, output), OPERATOR, url, user=user)
     hint(
@@ -101,6 +107,7 @@ async def _offboard(baton: Baton, ring: Keyring, asked: Leaving, output: Format)
 
     error, in_pools = "interrupted", [ToldToPools()]
     try:
+        await warn_of_unknown(baton, asked.team)
         await offboard(baton, ring, asked, shown, in_pools.append)
         error = ""
     except Exception as e:
@@ -159,7 +166,7 @@ async def offboard(
     steps: dict[str, Callable[[], Awaitable[str]]] = {
         "suspend": lambda: _suspend(baton, asked, pools, heard),
         "jobs": lambda: _end_jobs(baton, asked, pools),
-        "export": lambda: _export(baton, asked, pools),
+        "export": lambda: _export(baton, asked),
         "secrets": lambda: _secrets(baton, asked),
         "revoke": lambda: _revoke(baton, ring, asked),
         "erase": lambda: _erase(ring, asked),
@@ -179,30 +186,51 @@ async def _suspend(baton: Baton, asked: Leaving, pools: KnownPools, heard: Calla
 
 
 async def _end_jobs(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
-    """A cancel that comes while a job is being stopped for another reason changes nothing, so it is said again. Jobs of a
-    closed pool can neither be ended nor go on."""
-    until, most, team = time.monotonic() + asked.wait_s, 0, _as(baton, asked.team)
+    """A cancel that comes while a job is being stopped for another reason changes nothing, so it is said again, more and more
+    seldom: admission bounds how often. Jobs of a closed pool can neither be ended nor go on."""
+    now, team, most, pause_s = time.monotonic, as_team(baton, asked.team), 0, _LOOK_S
+    until, again_at, tell_at = now() + asked.wait_s, now(), now() + _TELL_S
     while left := await _left(team, pools):
         most = max(most, left)
-        if time.monotonic() > until:
+        if now() > until:
             raise TimedOut(
                 f"{left} jobs of {asked.team} have not ended within {asked.wait_s:g} s",
                 "they wait or run still",
                 "run the same command again; with --cancel they are ended",
             )
-        for job in await _open(team, pools) if asked.cancel else ():
-            await baton.cancel(job.job_id, f"team {asked.team} leaves: {asked.reason}"[:512])
+        if now() > tell_at:
+            hint(f"{left} of {most} jobs of {asked.team} wait or run still")
+            tell_at = now() + _TELL_S
+        if asked.cancel and now() >= again_at:
+            await _cancel_all(team, pools, f"team {asked.team} leaves: {asked.reason}"[:512])
+            again_at, pause_s = now() + pause_s, min(2 * pause_s, _AGAIN_S)
         await asyncio.sleep(_LOOK_S)
+    there = Counter[str]()
     for _ in range(int(_HISTORY_LAGS_S / _LOOK_S)):  # it is a moment behind, and is what is exported
-        if not await _open(team, pools):
+        there = await _open(team)
+        if not there.keys() - set(pools.closed):
             break
         await asyncio.sleep(_LOOK_S)
-    return f"{most} have ended" if most else "none waits or runs"
+    stay = ", ".join(f"{there[pool]} of {pool}" for pool in pools.closed if there[pool])
+    ended = f"{most} have ended" if most else "none waits or runs"
+    return f"{ended}; as they were last stay {stay} (closed)" if stay else ended
 
 
-async def _open(team: Baton, pools: KnownPools) -> list[JobDocument]:
-    """Jobs that have not ended, the newest, as history says; none of closed pools."""
-    return [job for job in await team.list(states=_OPEN, limit=_AT_ONCE) if job.pool not in pools.closed]
+async def _cancel_all(team: Baton, pools: KnownPools, reason: str) -> None:
+    """A page at a time: a team may have very many."""
+    said, tell_at = 0, time.monotonic() + _TELL_S
+    async for page in team.pages(states=_OPEN):
+        jobs = [job.job_id for job in page if job.pool not in pools.closed]
+        await team.cancel_many(jobs, reason)
+        said += len(jobs)
+        if time.monotonic() > tell_at:
+            hint(f"{said} jobs of {team.team} have been cancelled so far")
+            tell_at = time.monotonic() + _TELL_S
+
+
+async def _open(team: Baton) -> Counter[str]:
+    """How many jobs have not ended, by pool, as history says."""
+    return Counter([job.pool async for page in team.pages(states=_OPEN) for job in page])
 
 
 async def _left(team: Baton, pools: KnownPools) -> int:
@@ -214,21 +242,13 @@ async def _left(team: Baton, pools: KnownPools) -> int:
     return count
 
 
-async def _export(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
-    """Into a folder beside it first: what lies in `folder` is whole."""
+async def _export(baton: Baton, asked: Leaving) -> str:
+    """What lies in `folder` is whole. A pool for which nobody answers, and whose ledger cannot be read, keeps no team here."""
     if _exported(asked.folder).get("team") == asked.team:
         return f"was written already: {asked.folder}"
-    half = asked.folder.with_name(f"{asked.folder.name}.half")
-    _empty(half)
-    about = await team_export.write(_as(baton, asked.team), half, pools.closed)
-    half.rename(asked.folder)
-    lacks = f", without bills and quotas of {', '.join(gone)} (closed)" if (gone := about["without"]) else ""
+    about = await team_export.write(baton, asked.folder, asked.team, asked.archive)
+    lacks = "".join(f"; {line}" for line in team_export.lacking(about))
     return f"{asked.folder}: " + ", ".join(f"{count} {what}" for what, count in about["counts"].items()) + lacks
-
-
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True)
 
 
 async def remove_secrets(baton: Baton, team: str) -> int:
@@ -249,7 +269,7 @@ async def remove_secrets(baton: Baton, team: str) -> int:
 
 
 async def _has_secrets(baton: Baton, team: str) -> bool:
-    """As the broker shows it to operators: which entries there are, not what is in them."""
+    """Or had some: as the broker shows it to operators, which entries there are, not what is in them."""
     try:
         found = await baton.nats.jetstream().stream_info(
             f"KV_{SECRETS_BUCKET}", subjects_filter=f"$KV.{SECRETS_BUCKET}.{team}"
@@ -286,8 +306,3 @@ async def _nodes(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callabl
     said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(told.decided.items()))
     later = f"; not {', '.join(pools.closed)} (closed): say it again when that is opened" if pools.closed else ""
     return f"are told by {said} that its files go{later}"
-
-
-def _as(baton: Baton, team: str) -> Baton:
-    """The operator's connection, asking as the team: what is exported is what the team itself would be told."""
-    return Baton(baton.nats, replace(baton.place, team=team))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,6 +18,8 @@ from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Failed
+from libs.client.where import state_dir
+from libs.walls.leavers import Leavers, TeamIsGone
 from schemas import subjects
 from schemas.inbox import OffboardTeam, ResumeTeam, SuspendTeam
 from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
@@ -62,6 +65,9 @@ def resume(
         return await go_on(baton, team, reason, only=pool)
 
     _say(team, run(work, subjects.OPERATOR, url, user=user, pool=pool), output, done="resumed")
+    with suppress(TeamIsGone):
+        if team in Leavers(state_dir()).left():
+            hint(f"team {team} has left, and has no credential: if it is back, `baton team add {team} --returns`")
 
 
 def _say(team: str, told: ToldToPools, output: Format, *, done: str, **more: str | bool) -> None:

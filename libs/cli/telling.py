@@ -42,6 +42,16 @@ def staying(ring: Keyring, names: Iterable[str]) -> list[str]:
     return out
 
 
+def served(ring: Keyring, named: Iterable[str]) -> list[str]:
+    """The teams that are here: those that were `named`, and those of the keys, which earlier starts and `baton team add` made;
+    none that has left."""
+    try:
+        gone = Leavers(ring.folder).left()
+    except TeamIsGone:  # it cannot be read, as `staying` says of each
+        gone = frozenset()
+    return sorted({*named, *ring.teams} - gone)
+
+
 def tell_broker(ring: Keyring, accounts: Sequence[str], folder: Path | None, url: str | None) -> bool:
     """The running broker, if one runs: otherwise it is told when it is started. Whether it was told."""
     try:

@@ -15,6 +15,7 @@ from libs.cli.launch_options import MOST_REPLICAS, SERVICES, External, LaunchOpt
 from libs.cli.output import Column, fields, hint, say, show
 from libs.cli.stopping import when_asked_to_stop
 from libs.cli.team_admin import answering
+from libs.cli.telling import served
 from libs.client.where import state_dir
 from libs.core.admission.intake import SHIPPED
 from libs.embedded.events import EventKind, ProcessEvent
@@ -177,17 +178,17 @@ def _introduce(launch: LocalStack) -> None:
     )
     show(processes, _COLUMNS)
     say("")
-    team = launch.options.teams[0]
     elsewhere = launch.options.state_dir != Path(".baton") and "BATON_STATE_DIR" not in os.environ
     prefix = f"BATON_STATE_DIR={_relative(str(launch.state_dir))} " if elsewhere else ""
-    teams = sorted({*launch.options.teams, *launch.keyring.teams})  # those of earlier starts stay
+    teams = served(launch.keyring, launch.options.teams)
+    team = next((name for name in launch.options.teams if name in teams), "".join(teams[:1]))
     flag = f" --team {team}" if len(teams) > 1 else ""
     stays = "data and this machine's jobs stay" if launch.options.keep_jobs else "data stays"
     fields(
         [
             ("submit", f"{prefix}baton submit{flag} {_example(launch)}"),
             ("look", f"{prefix}baton get nodes"),
-            ("teams", ", ".join(teams)),
+            ("teams", ", ".join(teams) or "none: `baton team add TEAM`"),
             (
                 "a team may",
                 f"what {quotas} says"

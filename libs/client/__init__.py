@@ -15,6 +15,7 @@ from libs.client.errors import (
     Failed,
     HasEnded,
     Invalid,
+    NotCancelled,
     NotFound,
     Parked,
     Rejected,

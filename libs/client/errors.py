@@ -76,6 +76,15 @@ class Rejected(ClientError):
         self.job_id = job_id
 
 
+class NotCancelled(Rejected):
+    """Admission refused the cancel, and the job is as it was; `reasons` say why."""
+
+    def __init__(self, job_id: str, reasons: Sequence[Reason]) -> None:
+        why = "; ".join(map(_text, reasons))
+        ClientError.__init__(self, f"{job_id} cannot be cancelled", why, reasons=reasons)
+        self.job_id = job_id
+
+
 class Busy(ClientError):
     """There is no room for the request now. Nothing is wrong with it: send it again after `retry_after_s`."""
 

@@ -40,7 +40,8 @@ async def set_secret(nats: Client, place: Place, name: str, value: bytes) -> Sec
         valid(SecretSet, name=name, key=key, sealed="AAAA")  # the name, before anything is sealed for it
         sealed = close_box(key, ForVault(team=place.team, name=name, value=encoded(value)))
         try:
-            asked = SecretSet(name=name, key=key, sealed=sealed, replaces=replaces)
+            removed = None if replaces else held.removed
+            asked = SecretSet(name=name, key=key, sealed=sealed, replaces=replaces, removed=removed)
             info: SecretInfo = await ask(nats, "secret.set", place, asked)
             return info
         except Invalid as e:
@@ -56,9 +57,18 @@ async def list_secrets(nats: Client, place: Place, team: str | None = None) -> S
 
 
 async def remove_secrets(nats: Client, place: Place, name: str | None, team: str | None = None) -> tuple[str, ...]:
-    """What is gone now. Without a name, operators only: all of the team's. Raises NotFound."""
+    """What is gone now. Without a name, operators only: all of the team's. What is set meanwhile stays, and Failed says so.
+    Raises NotFound."""
+    valid(SecretRemove, name=name, team=team)  # before anybody is asked
+    held = await list_secrets(nats, place, team)
+    asked = SecretRemove(name=name, team=team)
+    if held.removed is not None:  # a vault of before takes none of these
+        seen = {"revision": held.revision} if name is None else {"removes": held.version_of(name) or None}
+        asked = asked.model_copy(update=seen)
     try:
-        gone: SecretRemoved = await ask(nats, "secret.remove", place, valid(SecretRemove, name=name, team=team))
+        if name is not None and not held.version_of(name):
+            raise NotFound("")
+        gone: SecretRemoved = await ask(nats, "secret.remove", place, asked)
     except NotFound:
         whose = team or place.team
         raise NotFound(

@@ -42,6 +42,10 @@ class Leavers:
         with changing(self._file, self._read) as left:
             return left.left_s.pop(team, None) is not None
 
+    def left(self) -> frozenset[str]:
+        """Teams that have left. Raises TeamIsGone where that cannot be read."""
+        return frozenset(self._read().left_s)
+
     def check(self, team: str) -> None:
         """Raises TeamIsGone for a team that has left."""
         if (at_s := self._read().left_s.get(team)) is not None:

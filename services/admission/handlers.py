@@ -1,7 +1,8 @@
 """One request: load what is known of the pools, judge, return the messages that follow. Nothing here waits.
 
 A job goes to one pool's inbox (`libs.core.admission.routing`), and so does its cancel: to the pool that has the job. A
-cancel of a job that no pool has heard of goes to the first pool, which lays it aside with the reason.
+cancel of a job that no pool has heard of goes to the pool that it names, or the first one, which lays it aside with the reason;
+if admission does not serve the pool that it names, it is refused.
 
 Whatever can be read of a request that cannot be processed is answered: its team hears every reason. Only what belongs to
 no team, or is no JSON at all, is laid aside as a dead letter (and the team hears of that, too, when there is one).
@@ -228,7 +229,11 @@ def _cancel(asked: _Asked) -> Handled:
     own = job_id in asked.recent if owner is None else owner == asked.team
     if (over := asked.intake.cancel(asked.team, job_id, own, received.time_us)) is not None:
         return _limited(asked, over)
-    pool = home_of(job_id, asked.pools, asked.recent) or asked.first_pool
+    home = home_of(job_id, asked.pools, asked.recent)
+    if home is None and request.pool is not None and request.pool not in asked.pools:
+        rejected = _rejected(asked, "", "", (_closed(request.pool, asked.pools),), envelope=envelope)
+        return Handled(AdmissionResult.REJECTED, [rejected], (Why.POOL,))
+    pool = home or request.pool or asked.first_pool
     message = outgoing(
         CancelRequested(
             job_id=request.job_id,
@@ -246,6 +251,15 @@ def _cancel(asked: _Asked) -> Handled:
         traceparent=envelope.traceparent,
     )
     return Handled(AdmissionResult.CANCELLED, [message])
+
+
+def _closed(pool: str, pools: Pools) -> Reason:
+    return Reason(
+        field="pool",
+        value=pool,
+        problem=f"it is closed: nothing of it goes on, or can be ended (in use: {', '.join(pools)})",
+        fix="ask an operator to open it again, with admission started for it, then cancel again",
+    )
 
 
 def _limited(asked: _Asked, over: OverLimit, client_key: str = "") -> Handled:

@@ -19,13 +19,12 @@ from libs.core.billing.pricing import Prices, at_least, bill, bill_of_sums, days
 from libs.core.billing.use_hours import GroupedUse
 from libs.core.billing.use_lines.line import utc_day
 from libs.core.billing.wall import DAY_US, ENDLESS_US, HOUR_US, day_text, days_of_zone, us_of
-from libs.core.state.limits import Limits
 from libs.ledger.chain import LedgerStopped
 from libs.ledger.parts import part_after
 from libs.ledger.segments import RecordsArchived
 from libs.ports import clock
 from libs.service.mongo_questions import asks_mongo
-from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
+from schemas.billing import BillQuery, BillReply, QuotaSnapshot
 from schemas.jobs import Reason
 from schemas.proofs import LedgerPart, LedgerRead
 from schemas.queries import PoolStatusQuery
@@ -212,20 +211,7 @@ def list_quotas(meter: Meter, query: PoolStatusQuery, team: str) -> QuotaSnapsho
     uses = meter.open_claims.teams(meter.quotas)
     if team != OPERATOR:
         uses = {team: uses.get(team, TeamUse(meter.quotas.get(team), {}, 0, 0))}
-    return QuotaSnapshot(teams=tuple(_shown(name, use) for name, use in uses.items()), ledger_seq=meter.seq)
-
-
-def _shown(team: str, use: TeamUse) -> TeamUsage:
-    limits = use.limits or Limits()
-    return TeamUsage(
-        team=team,
-        limit_milli=limits.total_milli,
-        by_type=dict(limits.by_type),
-        used_by_type=use.used_by_type(),
-        used_milli=use.used_milli,
-        queued_jobs=use.queued_jobs,
-        running_jobs=use.running_jobs,
-    )
+    return QuotaSnapshot(teams=tuple(use.told(name) for name, use in uses.items()), ledger_seq=meter.seq)
 
 
 def _invalid(field: str, value: str, problem: str, fix: str) -> InvalidQuestion:

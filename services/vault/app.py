@@ -120,7 +120,7 @@ class Vault:
             raise _invalid("sealed", "", "the value was sealed as another secret's", "seal it with this team and name")
         try:
             await self._may_change(team)
-            info = await self._of_store().set(team, query.name, value, query.replaces)
+            info = await self._of_store().set(team, query.name, value, query.replaces, query.removed)
             digest = content_hash(query.sealed.encode())
             await self._told().changed(
                 "secret.set", f"{team}/{query.name}", team, user, detail=f"version {info.version}", digest=digest
@@ -134,8 +134,8 @@ class Vault:
     async def list(self, query: SecretListQuery, team: str) -> SecretList:
         self._slowly(team)
         self.keys.refresh()
-        held = await self._of_store().of(_meant(query.team, team))
-        return SecretList(secrets=held.infos(), key=self.keys.newest.id)
+        held, revision = await self._of_store().load(_meant(query.team, team))
+        return SecretList(secrets=held.infos(), key=self.keys.newest.id, removed=held.removed, revision=revision)
 
     async def remove(self, query: SecretRemove, team: str, user: str) -> SecretRemoved:
         self._slowly(team)
@@ -144,8 +144,8 @@ class Vault:
         meant = _meant(query.team, team)
         try:
             await self._may_change(team)
-            names = await self._of_store().remove(meant, query.name)
-        except (StoreFull, Contended) as e:
+            names = await self._of_store().remove(meant, query.name, query.removes, query.revision)
+        except (StoreFull, Contended, Superseded) as e:
             raise AskAgain(str(e)) from None
         if query.name is not None and not names:
             raise NothingFound("there is no secret of this name")

@@ -2,13 +2,15 @@
 
 Several processes may write: an entry that was written since it was read is read again. Names, dates and sizes are plain in it;
 values are locked (`services.vault.keys`). An entry holds the newest two versions of each secret, and old revisions of an entry
-are gone from the stream.
+are gone from the stream. What is left of a team without secrets is the number above which its next version begins: a question
+that was long on its way names what it has seen, and that must not come again.
 """
 
 import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -83,6 +85,8 @@ class TeamSecrets(BaseModel):
     """An entry of the bucket."""
 
     secrets: dict[str, StoredSecret] = {}
+    removed: int = 0
+    """The highest version that was removed."""
 
     def bytes(self) -> int:
         return sum(version.bytes for secret in self.secrets.values() for version in secret.versions)
@@ -101,17 +105,20 @@ class SecretStore:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def of(self, team: str) -> TeamSecrets:
-        return (await self._load(team))[0]
+        return (await self.load(team))[0]
 
-    async def set(self, team: str, name: str, value: bytes, replaces: int | None = None) -> SecretInfo:
+    async def set(
+        self, team: str, name: str, value: bytes, replaces: int | None = None, removed: int | None = None
+    ) -> SecretInfo:
         """The secret has this value from now on; one that it has already makes no new version. `replaces`: the version that is
-        to be there before, 0: none, None: whichever. Raises TooMuch, StoreFull, Superseded, Contended."""
+        to be there before, 0: none, None: whichever; `removed`: of one that is not there, what `TeamSecrets.removed` is to be.
+        Raises TooMuch, StoreFull, Superseded, Contended."""
         if len(value) > VALUE_BYTES:
             raise TooMuch(
                 f"{len(value)} bytes", f"a secret has at most {VALUE_BYTES} bytes", "keep large data elsewhere"
             )
         while True:
-            change = partial(self._set, team=team, name=name, value=value, replaces=replaces)
+            change = partial(self._set, team=team, name=name, value=value, replaces=replaces, removed=removed)
             key, info = await self._change(team, change)
             self.keys.refresh()
             if key is self.keys.newest:  # otherwise who changes the master key may have passed this entry before
@@ -119,7 +126,7 @@ class SecretStore:
             replaces = info.version
 
     def _set(
-        self, held: TeamSecrets, team: str, name: str, value: bytes, replaces: int | None
+        self, held: TeamSecrets, _: int, team: str, name: str, value: bytes, replaces: int | None, removed: int | None
     ) -> tuple[bool, tuple[MasterKey, SecretInfo]]:
         self.keys.refresh()
         key, now_us = self.keys.newest, int(clock.wall_s() * 1e6)
@@ -138,7 +145,11 @@ class SecretStore:
             raise Superseded(
                 f"secret {name} of team {team} is at version {newest} by now, not {replaces}: set it again"
             )
-        number = newest + 1
+        if secret is None and removed not in (None, held.removed):
+            raise Superseded(
+                f"a secret of team {team} was removed at version {held.removed} since {name} was sent: set it again"
+            )
+        number = (newest or held.removed) + 1
         made = StoredVersion(
             version=number,
             set_us=now_us,
@@ -155,13 +166,26 @@ class SecretStore:
             raise TooMuch(f"{total} bytes", limit, "remove secrets that are not needed any more, or shorten values")
         return True, (key, held.secrets[name].info(name))
 
-    async def remove(self, team: str, name: str | None) -> tuple[str, ...]:
-        """The names that were there and are not any more; without a name all of the team's. Raises Contended."""
+    async def remove(
+        self, team: str, name: str | None, removes: int | None = None, revision: int | None = None
+    ) -> tuple[str, ...]:
+        """The names that were there and are not any more; without a name all of the team's. `removes`: the version that is to
+        be there, `revision`: of the entry, where all go; None: whichever. Raises StoreFull, Superseded, Contended."""
 
-        def without(held: TeamSecrets) -> tuple[bool, tuple[str, ...]]:
+        def without(held: TeamSecrets, at: int) -> tuple[bool, tuple[str, ...]]:
             gone = tuple(sorted(held.secrets)) if name is None else tuple(n for n in (name,) if n in held.secrets)
+            newest = [held.secrets[each].versions[0].version for each in gone]
+            if gone and name is not None and removes not in (None, newest[0]):
+                raise Superseded(
+                    f"secret {name} of team {team} is at version {newest[0]} by now, not {removes}: look, and remove it again"
+                )
+            if gone and name is None and revision not in (None, at):
+                raise Superseded(
+                    f"the secrets of team {team} were changed since they were looked at: remove them again"
+                )
             for each in gone:
                 del held.secrets[each]
+            held.removed = max([held.removed, *newest])
             return bool(gone), gone
 
         return await self._change(team, without)
@@ -180,7 +204,7 @@ class SecretStore:
         values = lost = 0
         with self.keys.rekeying():
             for team in await self.teams():
-                done, failed = await self._change(team, lambda held, team=team: self._anew(held, team))  # type: ignore[misc]
+                done, failed = await self._change(team, lambda held, _, team=team: self._anew(held, team))  # type: ignore[misc]
                 values, lost = values + done, lost + failed
                 failpoint("vault.rekeying")
         log.info("the master key was changed: %d values were stored anew, %d could not be opened", values, lost)
@@ -205,7 +229,7 @@ class SecretStore:
         """Of all teams, to who judges their jobs: what the last process of vault may have left out."""
         for team in {*await self.teams(), *await self.names.told()}:
             told, last = await self.names.read(team)
-            held, revision = await self._load(team)
+            held, revision = await self.load(team)
             if held.secrets:
                 await self.names.tell(team, revision, held.secrets)
             else:
@@ -230,26 +254,21 @@ class SecretStore:
             )
         return key.unlock(version.locked, _place(team, name, version.version))
 
-    async def _change(self, team: str, change: Callable[[TeamSecrets], tuple[bool, T]]) -> T:
-        """`change` alters an entry, and says whether it did and what is to be returned."""
+    async def _change(self, team: str, change: Callable[[TeamSecrets, int], tuple[bool, T]]) -> T:
+        """`change` alters an entry, of which it is told the revision, and says whether it did and what is to be returned."""
         lock = self._changing.setdefault(team, asyncio.Lock())
         async with lock:  # of one process, one question of a team after the other
             return await self._change_alone(team, change)
 
-    async def _change_alone(self, team: str, change: Callable[[TeamSecrets], tuple[bool, T]]) -> T:
+    async def _change_alone(self, team: str, change: Callable[[TeamSecrets, int], tuple[bool, T]]) -> T:
         for number in range(_TRIES):
             if number:
                 await asyncio.sleep(random.uniform(0, number * _PAUSE_S))
-            held, revision = await self._load(team)
+            held, revision = await self.load(team)
             failpoint("vault.loaded")
-            changed, told = change(held)
+            changed, told = change(held, revision)
             if not changed:
                 await self.names.tell(team, revision, held.secrets)  # whoever changed it last may have died before
-                return told
-            if not held.secrets:
-                subject = f"$KV.{SECRETS_BUCKET}.{team}"
-                await self._js.purge_stream(f"KV_{SECRETS_BUCKET}", subject=subject, seq=revision + 1)
-                await self.names.tell(team, revision, ())
                 return told
             try:
                 revision = await (await self._kv()).update(team, held.model_dump_json().encode(), last=revision)
@@ -259,10 +278,22 @@ class SecretStore:
             except KeyWrongLastSequenceError:
                 continue
             except APIError as e:
-                raise StoreFull(f"the store of secrets takes no more ({e.description})") from e
+                if held.secrets:
+                    raise StoreFull(f"the store of secrets takes no more ({e.description})") from e
+                await self._purge(team, held, revision)
+                await self.names.tell(team, revision, ())
+                return told
         raise Contended(f"the secrets of team {team} change all the time: try again in a moment")
 
-    async def _load(self, team: str) -> tuple[TeamSecrets, int]:
+    async def _purge(self, team: str, held: TeamSecrets, revision: int) -> None:
+        """A full store takes no entry, not even a shorter one, until the old one is gone."""
+        subject = f"$KV.{SECRETS_BUCKET}.{team}"
+        await self._js.purge_stream(f"KV_{SECRETS_BUCKET}", subject=subject, seq=revision + 1)
+        with suppress(APIError):
+            await (await self._kv()).update(team, held.model_dump_json().encode(), last=0)
+
+    async def load(self, team: str) -> tuple[TeamSecrets, int]:
+        """And the entry's revision; 0: there is none."""
         try:
             entry = await (await self._kv()).get(team)
         except KeyNotFoundError:

@@ -140,6 +140,17 @@ def test_a_refused_request_is_answered_with_every_reason() -> None:
     assert handled.out[0].subject == "baton.evt.job.v1.rejected.research"
 
 
+def test_a_cancel_that_names_a_closed_pool_is_refused() -> None:
+    """It went to the first pool, which laid it aside: nobody told who had sent it."""
+    cancel = {"job_id": ids.job_id("research", "k")}
+    refused = judged({**cancel, "pool": "west"}, what="cancel")
+    (reason,) = rejection(refused).reasons
+    assert (refused.result, rejection(refused).job_id) == (AdmissionResult.REJECTED, "")
+    assert (reason.field, reason.value, "it is closed" in reason.problem) == ("pool", "west", True)
+    assert judged({**cancel, "pool": "main"}, what="cancel").result is AdmissionResult.CANCELLED
+    assert judged(cancel, what="cancel").result is AdmissionResult.CANCELLED
+
+
 def test_a_cancel_is_forwarded_and_each_one_counts() -> None:
     job = ids.job_id("research", "run-1")
     first, second = (judged({"job_id": job}, what="cancel", seq=n).out[0] for n in (1, 2))

@@ -58,6 +58,22 @@ def secrets_cached(stack: ExitStack) -> None:
     set_on(stack, store.SecretStore, "of", of)
 
 
+@bug("what was asked of a secret long ago is carried out, whatever became of it since", aim="two vaults")
+def secrets_late(stack: ExitStack) -> None:
+    set_, remove = store.SecretStore.set, store.SecretStore.remove
+
+    async def set_late(
+        self: store.SecretStore, team: str, name: str, value: bytes, replaces: int | None = None, *_: Any
+    ) -> Any:
+        return await set_(self, team, name, value, replaces)
+
+    async def remove_late(self: store.SecretStore, team: str, name: str | None, *_: Any) -> Any:
+        return await remove(self, team, name)
+
+    set_on(stack, store.SecretStore, "set", set_late)
+    set_on(stack, store.SecretStore, "remove", remove_late)
+
+
 @bug("a segment is deleted without a look at its file", "archive", findings=(2,))
 def archive_not_verified(stack: ExitStack) -> None:
     async def check(js: Any, pool: str, path: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from libs.cli import team_offboard
 from libs.cli.backup_files import _copy_state
+from libs.cli.telling import served
 from libs.client import Baton
 from libs.walls.keyring import Keyring
 from libs.walls.leavers import LEAVERS_FILE, Leavers, TeamIsGone
@@ -77,6 +78,13 @@ async def test_a_list_that_names_it_still_makes_it_no_credential(home: Path) -> 
     assert made.code == 0, made.err
     assert made.err.count("no credential is made: team vis left on") == 1
     assert Keyring(home).users("vis") == []
+
+
+def test_a_team_that_has_left_is_not_told_as_one_that_is_here(home: Path) -> None:
+    """`baton up` named it, and showed how to submit as it."""
+    assert served(Keyring(home), ["vis", "green"]) == ["green", "red"]
+    (home / LEAVERS_FILE).write_text("{")
+    assert served(Keyring(home), []) == ["red", "vis"], "who knows"
 
 
 async def test_offboarding_notes_it_and_a_backup_keeps_the_note(

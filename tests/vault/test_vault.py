@@ -131,9 +131,9 @@ async def test_versions_a_list_without_values_and_a_removal(bench: Bench, team: 
         assert (await bench.ask("remove", SecretRemove(name="token"), team)).names == ("token",)
         await refused(bench.ask("remove", SecretRemove(name="token"), team), NOT_FOUND, "no secret of this name")
         assert (await bench.ask("remove", SecretRemove(team=team), "operator")).names == ("other",)
-        subject = f"$KV.{SECRETS_BUCKET}.{team}"
-        info = await bench.nats.jetstream().stream_info(f"KV_{SECRETS_BUCKET}", subjects_filter=subject)
-        assert not info.state.subjects, "nothing of the team is left"
+        bucket = await bench.nats.jetstream().key_value(SECRETS_BUCKET)
+        left = json.loads((await bucket.get(team)).value or b"")
+        assert left == {"secrets": {}, "removed": 4}, "nothing of the team's is left but where its versions go on"
 
 
 async def test_a_team_reaches_its_own_secrets_alone(bench: Bench, team: str) -> None:
@@ -186,6 +186,65 @@ async def test_a_value_that_was_long_on_its_way_undoes_no_newer_one(bench: Bench
             await refused(bench.ask("set", late, team), FAILED, "is at version 3 by now")
         assert (await bench.ask("set", asked[-1], team)).version == 3, "what is there already is no other version"
         assert (await bench.ask("list", SecretListQuery(), team)).version_of("token") == 3
+
+
+async def test_a_value_that_was_long_on_its_way_does_not_undo_a_removal(bench: Bench, team: str) -> None:
+    async with bench.open():
+
+        async def sealed(value: bytes, **seen: int | None) -> SecretSet:
+            held = await bench.ask("list", SecretListQuery(), team)
+            box = close_box(held.key, ForVault(team=team, name="token", value=encoded(value)))
+            seen = {"replaces": held.version_of("token"), "removed": held.removed} | seen
+            return SecretSet(name="token", key=held.key, sealed=box, **seen)
+
+        first = await sealed(b"one")
+        assert (await bench.ask("set", first, team)).version == 1
+        await bench.ask("remove", SecretRemove(name="token"), team)
+        await refused(bench.ask("set", first, team), FAILED, "was removed at version 1 since token was sent")
+        again = await sealed(b"two")
+        assert (await bench.ask("set", again, team)).version == 2, "no version comes twice"
+        await bench.ask("remove", SecretRemove(name="token"), team)
+        await refused(bench.ask("set", again, team), FAILED, "was removed at version 2")
+        before = await sealed(b"three", removed=None)
+        assert (await bench.ask("set", before, team)).version == 3, "a client of before says nothing of removals"
+
+
+async def test_a_removal_that_was_long_on_its_way_takes_no_newer_version(bench: Bench, team: str) -> None:
+    """A vault was frozen with it; its sender asked again, and set another value."""
+    async with bench.open():
+        await bench.set(team, "token", b"one")
+        seen = await bench.ask("list", SecretListQuery(), team)
+        late = SecretRemove(name="token", removes=seen.version_of("token"))
+        late_all = SecretRemove(team=team, revision=seen.revision)
+        await bench.set(team, "token", b"two")
+        await refused(bench.ask("remove", late, team), FAILED, "is at version 2 by now, not 1")
+        await refused(bench.ask("remove", late_all, "operator"), FAILED, "were changed since they were looked at")
+        await bench.ask("remove", SecretRemove(name="token", removes=2), team)
+        await bench.set(team, "token", b"after the removal")
+        for version in (1, 2):
+            await refused(
+                bench.ask("remove", SecretRemove(name="token", removes=version), team), FAILED, "at version 3"
+            )
+        await refused(bench.ask("remove", late_all, "operator"), FAILED, "were changed since they were looked at")
+        held = await bench.ask("list", SecretListQuery(), team)
+        assert held.version_of("token") == 3
+        assert (await bench.ask("remove", SecretRemove(team=team, revision=held.revision), "operator")).names == (
+            "token",
+        )
+
+
+async def test_the_last_secret_goes_from_a_store_that_takes_no_more(bench: Bench, team: str) -> None:
+    js, stream = bench.nats.jetstream(), f"KV_{SECRETS_BUCKET}"
+    async with bench.open():
+        await bench.set(team, "token", b"x" * 1000)
+        config = (await js.stream_info(stream)).config
+        try:
+            await js.update_stream(config, max_bytes=1)
+            await refused(bench.set(team, "other", b"y"), FAILED, "takes no more")
+            assert (await bench.ask("remove", SecretRemove(name="token"), team)).names == ("token",)
+            assert (await bench.ask("list", SecretListQuery(), team)).secrets == ()
+        finally:
+            await js.update_stream(config)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +448,7 @@ async def test_the_ledger_is_told_who_changed_which_secret(bench: Bench, team: s
         assert [(line.team, line.user, line.action.what, line.action.target) for line in lines] == [
             (team, "ana", what, f"{team}/token") for what in ("secret.set", "secret.set", "secret.remove", "secret.set")
         ]
-        assert [line.action.detail for line in lines] == ["version 1", "version 2", "", "version 1"]
+        assert [line.action.detail for line in lines] == ["version 1", "version 2", "", "version 3"]
         assert [line.action.number for line in lines] == [1, 2, 3, 4]
         for before, after in pairwise(lines):
             assert after.action.prev_hash == line_hash(before.action)

@@ -12,7 +12,7 @@ from libs.core.billing.unbillable import Unbillable
 from libs.core.state.by_job import ByJob
 from libs.core.state.limits import Limits
 from schemas import ledger as led
-from schemas.billing import UsageSegment
+from schemas.billing import TeamUsage, UsageSegment
 
 OpenClaim = tuple[str, str, int]
 """Device, device kind, thousandths of the device."""
@@ -63,6 +63,19 @@ class TeamUse:
         up."""
         keys = {key for key, _ in self.limits.by_type} if self.limits is not None else set()
         return {key: counted_milli(key, self.used) for key in sorted(keys | self.used.keys())}
+
+    def told(self, team: str) -> TeamUsage:
+        """As it is told of `team`."""
+        limits = self.limits or Limits()
+        return TeamUsage(
+            team=team,
+            limit_milli=limits.total_milli,
+            by_type=dict(limits.by_type),
+            used_by_type=self.used_by_type(),
+            used_milli=self.used_milli,
+            queued_jobs=self.queued_jobs,
+            running_jobs=self.running_jobs,
+        )
 
 
 class OpenClaims:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from libs.core.billing.metering import Meter
 from libs.core.billing.posted import AppliedBook
-from libs.core.billing.pricing import Prices, bill
+from libs.core.billing.pricing import NO_PRICES, Prices, bill
 from libs.core.billing.unbillable import Unbillable
 from libs.core.proofs.lines import OwnRecord, first_head, next_head, read
 from libs.core.proofs.tree import leaf_of, root_along
@@ -22,7 +22,7 @@ from libs.core.state import lifecycle
 from schemas import ledger as led
 from schemas.billing import BillQuery, BillReply
 from schemas.jobs import JobState
-from schemas.prices import NO_CURRENCY, RateBook
+from schemas.prices import RateBook
 from schemas.proofs import Sum, TeamProof
 
 MOST_FINDINGS = 20
@@ -172,7 +172,7 @@ class OwnPart:
         By a book of versions money is compared in all: what a later version corrects lies on the day of that version. Where
         the sums differ, each row that does is named. What a contract has used of its tiers needs all lines."""
         rows = (row for row in self.meter.usage(self.team) if row.job_id not in self._foreign)
-        own = bill(rows, prices or _NO_PRICES, query, told.ledger_seq)
+        own = bill(rows, prices or NO_PRICES, query, told.ledger_seq)
         mine = {row.key: (row.milli_us, row.cost_micros) for row in own.rows}
         theirs: Counter[str] = Counter()
         cost: Counter[str] = Counter()
@@ -231,13 +231,3 @@ async def narrowed(
 def days_of(findings: Sequence[str]) -> list[str]:
     """The days that a bill by day differs on."""
     return [finding.partition(":")[0] for finding in findings if finding[:4].isdigit()]
-
-
-class _NoPrices:
-    currency = NO_CURRENCY
-
-    def cost_micros(self, row: object) -> int | None:
-        return None
-
-
-_NO_PRICES: Prices = _NoPrices()  # type: ignore[assignment]

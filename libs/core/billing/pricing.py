@@ -19,6 +19,7 @@ from libs.core.billing.usage_rows import UsageRow
 from libs.core.billing.wall import day_text
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook
 from schemas.ids import attempt_id
+from schemas.prices import NO_CURRENCY
 
 _ANY = "*"
 _HOUR_UNITS = 1000 * 3_600_000_000  # milli_us in one device-hour
@@ -50,6 +51,19 @@ class Prices:
         """What one row costs, rounded once, half to even; None: it has no price."""
         price = self.of(row.model, row.priority_class)
         return None if price is None else round_half_even(row.milli_us * price, _HOUR_UNITS)
+
+
+class _NoPrices(Prices):
+    """Of who has a ledger without a price book, and not the file of its services: all is unpriced."""
+
+    def __init__(self) -> None:
+        self.currency = NO_CURRENCY
+
+    def of(self, model: str, priority_class: str = _ANY) -> int | None:
+        return None
+
+
+NO_PRICES: Final[Prices] = _NoPrices()
 
 
 def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq: int, currency: str = "") -> BillReply:

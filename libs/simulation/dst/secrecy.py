@@ -17,6 +17,7 @@ import nacl.public
 from nacl.bindings import crypto_box_seed_keypair, crypto_generichash_blake2b_salt_personal
 
 from libs.bus import boxes
+from libs.bus.table import SECRETS_BUCKET
 from libs.ports.host import present_host
 from services.agent import secrets as agent_secrets
 from services.history import proofs
@@ -31,7 +32,7 @@ _NONCE_BYTES = 24
 
 @dataclass(slots=True)
 class SecretValue:
-    """One version of a secret, and when vault said that it has it."""
+    """One version of a secret, or that it was removed (without a value), and when vault said that it has it so."""
 
     value: bytes
     stored_at: float | None = None
@@ -39,14 +40,10 @@ class SecretValue:
 
 @dataclass(slots=True)
 class SimSecrets:
-    """What the teams know of their secrets: (team, name) -> its versions, oldest first, and when it was removed."""
+    """What the teams know of their secrets: (team, name) -> its versions and removals, oldest first."""
 
     world: "World"
     versions: dict[tuple[str, str], list[SecretValue]] = field(default_factory=lambda: defaultdict(list))
-    removed_at: dict[tuple[str, str], float] = field(default_factory=dict)
-    """When its removal was sent first."""
-    gone_at: dict[tuple[str, str], float] = field(default_factory=dict)
-    """When vault said that it is gone."""
     waiting: int = 0
     """What teams still want to tell vault."""
     _needles: list[bytes] = field(default_factory=list)
@@ -59,6 +56,11 @@ class SimSecrets:
         self._needles += [made.value, b64encode(made.value)]
         return made
 
+    def removal(self, team: str, name: str) -> SecretValue:
+        """It is about to be removed."""
+        self.versions[team, name].append(gone := SecretValue(b""))
+        return gone
+
     def given(self, team: str, name: str, value: bytes, asked_at: float) -> None:
         """A node that asked at `asked_at` has this value now."""
         known = self.versions[team, name]
@@ -67,10 +69,9 @@ class SimSecrets:
             self.world.violated("S1", f"secret {name} of team {team} is not what the team has set")
         elif any(later.stored_at is not None and later.stored_at < asked_at for later in known[place + 1 :]):
             self.world.violated(
-                "S1", f"secret {name} of team {team}: version {place + 1} was given after a newer one was stored"
+                "S1",
+                f"secret {name} of team {team}: version {place + 1} was given after a newer one was stored, or it was removed",
             )
-        if (team, name) in self.gone_at and self.gone_at[team, name] < asked_at:
-            self.world.violated("S1", f"secret {name} of team {team} was given after it was removed")
         self.world.sometimes("a secret was given to a node")
 
     def passes(self, who: str, subject: str, payload: bytes) -> None:
@@ -80,10 +81,15 @@ class SimSecrets:
                 self.world.violated("S2", f"{who} says a secret's value on {subject}")
 
     def look(self) -> None:
-        """Nothing that is stored anywhere has a value in it."""
+        """Nothing that is stored anywhere has a value in it; and vault has what was set or removed last, whatever was on its
+        way longer."""
         world = self.world
         if not self._needles:
             return
+        for (team, name), known in self.versions.items():
+            if known and (found := self._newest(team, name)) != known[-1].value:
+                last = "removed" if not known[-1].value else f"set to {known[-1].value!r}"
+                world.violated("S3", f"secret {name} of team {team} was {last}, and is {found or 'not there'!r}")
         places = [(f"stream {s.name}", kept.data) for s in world.disk.streams.values() for kept in s.messages.values()]
         places += [(f"MongoDB, {name}", repr(rows).encode()) for name, rows in world.mongo.collections.items()]
         places += [(f"Redis, {name}", repr(rows).encode()) for name, rows in world.redis.hashes.items()]
@@ -91,11 +97,23 @@ class SimSecrets:
             if any(needle in data for needle in self._needles):
                 world.violated("S2", f"a secret's value is in {where}")
 
+    def _newest(self, team: str, name: str) -> bytes:
+        """As the bucket has it; b"": it is not there, or no key that vault has opens it."""
+        subject = f"$KV.{SECRETS_BUCKET}.{team}"
+        kept = self.world.disk.streams[f"KV_{SECRETS_BUCKET}"].messages.values()
+        entry = next((one.data for one in kept if one.subject == subject and one.data), b"{}")
+        held = store.TeamSecrets.model_validate_json(entry).secrets.get(name)
+        if held is None:
+            return b""
+        newest = held.versions[0]
+        key = keys.KeyFile(key_file(self.world.folder)).named(newest.key)
+        return key.unlock(newest.locked, f"{team}/{name}/{newest.version}") if key is not None else b""
+
     def may_fail(self, team: str, spec: "JobSpec", asked_at: float) -> bool:
         """Whether a job that was asked for then may find a secret missing."""
         for use in spec.secrets:
             known = self.versions[team, use.secret]
-            if (team, use.secret) in self.removed_at or not any(
+            if any(not v.value for v in known) or not any(
                 v.stored_at is not None and v.stored_at < asked_at for v in known
             ):
                 return True

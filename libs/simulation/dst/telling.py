@@ -23,7 +23,8 @@ _AGAIN_S = 0.5
 
 
 async def tell_secrets(world: World, nats: Any, team: str, names: list[str]) -> None:
-    """Sets all of them early and at once, one of them again with other values, and removes the one that is called `gone`."""
+    """Sets all of them early and at once, one of them again with other values, and removes the one that is called `gone`, and
+    sets that again, once or twice."""
     chance = world.hidden
     world.secrets.waiting += 1
     await asyncio.sleep(chance.uniform(0.2, 2.0))
@@ -35,9 +36,13 @@ async def tell_secrets(world: World, nats: Any, team: str, names: list[str]) -> 
         await _set(world, nats, team, "token")
     if "gone" in names:
         await asyncio.sleep(chance.uniform(0.0, 6.0))
-        world.secrets.removed_at[team, "gone"] = world.loop.now
-        await _until_answered(lambda: _ask(nats, _REMOVE, SecretRemove(name="gone"), team), gone="not-found")
-        world.secrets.gone_at[team, "gone"] = world.loop.now
+        await _remove(world, nats, team, "gone")
+        for _ in range(chance.randint(0, 2)):
+            await _set(world, nats, team, "gone")
+            await asyncio.sleep(chance.uniform(0.0, 6.0))
+            await _remove(world, nats, team, "gone")
+        if chance.random() < 0.5:
+            await _set(world, nats, team, "gone")
     world.secrets.waiting -= 1
 
 
@@ -47,27 +52,37 @@ async def _set(world: World, nats: Any, team: str, name: str) -> None:
     async def seal_and_send() -> None:
         held = await _ask(nats, _LIST, SecretListQuery(), team)
         sealed = close_box(held.key, ForVault(team=team, name=name, value=encoded(made.value)))
-        asked = SecretSet(name=name, key=held.key, sealed=sealed, replaces=held.version_of(name))
+        removed = None if (replaces := held.version_of(name)) else held.removed
+        asked = SecretSet(name=name, key=held.key, sealed=sealed, replaces=replaces, removed=removed)
         await _ask(nats, _SET, asked, team)
 
     await _until_answered(seal_and_send)
     made.stored_at = world.loop.now
 
 
+async def _remove(world: World, nats: Any, team: str, name: str) -> None:
+    gone = world.secrets.removal(team, name)
+
+    async def look_and_send() -> None:
+        held = await _ask(nats, _LIST, SecretListQuery(), team)
+        if version := held.version_of(name):
+            await _ask(nats, _REMOVE, SecretRemove(name=name, removes=version), team)
+
+    await _until_answered(look_and_send)
+    gone.stored_at = world.loop.now
+
+
 async def _ask(nats: Any, message: Any, query: Any, team: str) -> Any:
     return await ask(nats, message, query, timeout_s=_ANSWER_S, team=team, user="u")
 
 
-async def _until_answered(send: Callable[[], Awaitable[object]], gone: str = "") -> None:
-    """Sends it until vault has done it; of a removal `gone` says that it was done before."""
+async def _until_answered(send: Callable[[], Awaitable[object]]) -> None:
+    """Sends it until vault has done it."""
     while True:
         try:
             await send()
             return
-        except QueryError as error:
-            if gone and error.status == gone:
-                return
-        except (NoAnswer, NatsError):
+        except (QueryError, NoAnswer, NatsError):
             pass
         await asyncio.sleep(_AGAIN_S)
 
