@@ -630,6 +630,9 @@ ATTEMPTS = (
             f"{_FLOODS}::test_a_team_whose_answers_are_heard_by_a_thousand_subscriptions_is_kept_out"),
     Attempt(5, _TEAM, "questions that are answered at once, so that others' wait behind them", "teams take turns",
             "tests/bus/test_queries.py::test_a_crowd_of_questions_that_nobody_waits_for_holds_up_no_other_teams"),
+    Attempt(5, _TEAM, "... that cost most: its last ten thousand events, so that history answers nobody else",
+            "no more are read than an answer holds",
+            "tests/history/test_feed.py::test_of_the_last_events_no_more_are_read_than_an_answer_holds"),
     Attempt(5, _TEAM, "more questions of one kind than it may ask in a second", "refused, and a part of them unheard",
             "tests/bus/test_queries.py::test_a_team_may_ask_so_often_and_of_what_is_refused_it_is_told_a_part"),
     # 8: what is seen
