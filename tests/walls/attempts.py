@@ -555,6 +555,9 @@ ATTEMPTS = (
             "16,384 of a team, where the machine has the rules of docs/jobs-walls.md",
             "tests/agent/test_firewall_recipes.py::"
             "test_one_team_has_so_many_places_for_tracked_connections_and_leaves_the_others"),
+    Attempt(2, _JOB, "all places in the table of neighbours, so that nobody on the machine reaches another one anew",
+            "as many places as addresses, where the machine is set so; the agent says where not",
+            f"{_SHARED}::test_that_a_job_may_fill_the_table_of_neighbours_is_told"),
     Attempt(2, _JOB, "hundreds of thousands of folders below the longest of paths, so that the agent has no memory left",
             "a look holds one folder of each level",
             "tests/agent/test_folders.py::test_a_look_holds_one_folder_of_each_level_however_many_there_are"),
