@@ -42,8 +42,8 @@ from schemas.queries import ManageTeam, QueryFailed, TeamManaged, TeamUser
 
 log = logging.getLogger("baton.team")
 
-CHANGES_AT_ONCE, CHANGES_PER_S = 1_000.0, 0.1
-"""Of the users of one team, by its admins."""
+CHANGES_AT_ONCE, CHANGES_PER_S = 1_000.0, 1 / 30
+"""Of the users of one team, by its admins: each is kept for good, here and in the ledger of each pool."""
 AUDIT_FILE = "team-admins.jsonl"
 _MESSAGE = BY_TYPE["io.baton.team.manage.query.v1"]
 _QUEUE = "keys"
