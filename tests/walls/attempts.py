@@ -642,6 +642,9 @@ ATTEMPTS = (
     Attempt(5, _TEAM, "... that cost most: its last ten thousand events, so that history answers nobody else",
             "no more are read than an answer holds",
             "tests/history/test_feed.py::test_of_the_last_events_no_more_are_read_than_an_answer_holds"),
+    Attempt(5, _TEAM, "... and all that it may ask at once, so that a service is busy for minutes when it has gone",
+            "what waits for longer than the broker keeps who asked is not looked at",
+            "tests/bus/test_queries.py::test_what_waits_for_longer_than_the_broker_keeps_who_asked_is_not_looked_at"),
     Attempt(5, _TEAM, "more questions of one kind than it may ask in a second", "refused, and a part of them unheard",
             "tests/bus/test_queries.py::test_a_team_may_ask_so_often_and_of_what_is_refused_it_is_told_a_part"),
     # 8: what is seen
