@@ -13,6 +13,7 @@ from nats.js import JetStreamContext
 
 from libs.adapters.mongo.store import MAX_REPLY_BYTES
 from libs.bus import direct
+from libs.bus.queries import AskAgain
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, JobState, rejection_event
 
@@ -39,7 +40,7 @@ class EventLog:
     ) -> list[JobEvent]:
         """Events of `team` (None: of all) in the order of the ledger: the first `limit` after `after_us`, or after the numbers
         of `seen` (by pool; some of before that may be among them), or without either the last `limit`, and no more of
-        these than fit into an answer. Raises TimeoutError when the broker does not answer."""
+        these than fit into an answer. Raises AskAgain when the broker does not answer."""
         pattern = _pattern(team)
         if after_us:
             lead_us = await self._lead(pattern)
@@ -140,7 +141,10 @@ class EventLog:
         return len(piece.messages) + piece.more
 
     async def _get(self, pattern: str, start: dict[str, Any], batch: int) -> direct.MessagePage:
-        return await direct.get(self._js, subjects.EVENTS, pattern, start, batch)
+        try:
+            return await direct.get(self._js, subjects.EVENTS, pattern, start, batch)
+        except TimeoutError:  # no fault of ours: a team that asks for much at once would fill the log
+            raise AskAgain("the broker, which keeps events, does not answer history: ask again") from None
 
 
 def _told(what: str, team: str | None) -> str:
