@@ -176,6 +176,7 @@ async def test_events_are_read_back_by_team_time_and_number(
     assert {team, f"{team}-2"} <= {event.team for event in everybody}
 
 
+@pytest.mark.usefixtures("pool")
 async def test_of_the_last_events_no_more_are_read_than_an_answer_holds(nats: Client, team: str) -> None:
     """Who asks for ten thousand is told some hundreds. Reading all of them took history 0.7 s, for each such question."""
     js, store = nats.jetstream(), cast(JobStore, None)  # a team's events come from the stream alone
