@@ -79,6 +79,12 @@ QUESTIONS_AT_ONCE, QUESTIONS_PER_S = 10_000, 1_000
 REFUSALS_AT_ONCE, REFUSALS_PER_S = 1_000, 100
 """So many of the refused ones are told so; the others hear nothing."""
 
+ANSWER_S = 30
+"""So long the broker keeps where an answer goes that nobody gives; by itself it does so for two minutes. Who asks faster than a
+service refuses leaves one for each question, some 350 bytes. Nobody of ours outside the core waits longer: so what has waited
+here for so long is not looked at any more, or who asked for what costs most would keep a service busy for minutes after it has
+gone."""
+
 TEAM_ANSWER_BYTES = 512 * 1024
 """What one answer to a team has on the wire. The broker keeps a copy for each of 2,048 subscriptions until it is read: when
 nobody reads, one of 4 MiB made it grow by more than 2.5 GiB, one of this size by 0.4."""
@@ -143,7 +149,11 @@ def serve(
         with suppress(NatsError):
             await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
 
-    async def on_question(raw: Any) -> None:
+    async def on_question(heard: tuple[Any, int]) -> None:
+        raw, at_us = heard
+        if _now_us() - at_us > ANSWER_S * 1_000_000 and _is_a_team(message, raw.subject):
+            QUERIES.labels(message.type, FAILED).inc()
+            return None
         with QUERY_SECONDS.labels(message.type).time():
             status, answers = await answered(raw)
         QUERIES.labels(message.type, status).inc()
@@ -170,7 +180,8 @@ def serve(
     async def hear(raw: Any) -> None:
         """Some microseconds for a question that is refused, and fewer for one that is not even told so."""
         party = _party(message, raw.subject)
-        if why := rates.over(party) or ("" if turns.put(party, raw) else f"{_EACH} of {party} wait already"):
+        why = rates.over(party) or ("" if turns.put(party, (raw, _now_us())) else f"{_EACH} of {party} wait already")
+        if why:
             QUERIES.labels(message.type, FAILED).inc()
             if raw.reply and rates.tells(party):
                 await fail(raw, f"{why}: ask again in a moment")

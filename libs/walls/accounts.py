@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.bus.json_checks import MAX_BYTES
+from libs.bus.queries import ANSWER_S
 from libs.walls import roles
 from libs.walls.claims import NO_LIMIT
 from schemas import subjects
@@ -133,11 +134,6 @@ def _named(patterns: Sequence[str], keys: str) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------- claims of accounts
-
-
-ANSWER_S = 30
-"""So long the broker keeps where an answer goes that nobody gives; by itself it does so for two minutes. Who asks faster than a
-service refuses leaves one for each question, some 350 bytes. Nobody of ours outside the core waits longer."""
 
 
 def core_account(keys: Mapping[str, str], revoked: Mapping[str, int], pools: Sequence[str] = ()) -> dict[str, Any]:

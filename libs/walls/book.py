@@ -23,6 +23,7 @@ from schemas.audit import ActionOutcome, OperatorAction, line_hash, line_of
 BOOK_FILE = "audit.jsonl"
 _OPEN = "audit.open"
 _TOLD = "audit.told.json"
+_BLOCK = 65_536
 
 
 class BrokenBook(ValueError):
@@ -56,6 +57,17 @@ class Book:
             return self.file.read_bytes().splitlines()
         except FileNotFoundError:
             return []
+
+    def _newest(self) -> Iterator[OperatorAction]:
+        """The lines from the last one on, as many as are asked for: an admin's and a flood's lines come by the million, and
+        whoever writes one has others to look after. Raises BrokenBook at one that cannot be read."""
+        last: OperatorAction | None = None
+        for line in _backwards(self.file):
+            try:
+                last = OperatorAction.model_validate_json(line)
+            except ValueError:
+                last = self._read(last.number - 1 if last else len(self), line)  # it says where that is
+            yield last
 
     def _read(self, number: int, line: bytes) -> OperatorAction:
         try:
@@ -110,13 +122,11 @@ class Book:
                 mark.unlink(missing_ok=True)
 
     def _append(self, said: Mapping[str, Any]) -> None:
-        written = self._written()
-        last = self._read(len(written), written[-1]) if written else None  # a year's lines take seconds to read
+        last = next(self._newest(), None)
         book = last.book if last else secrets.token_hex(8)
         prev_hash = line_hash(last) if last else ""
-        action = OperatorAction.model_validate(
-            {**said, "book": book, "number": len(written) + 1, "prev_hash": prev_hash}
-        )
+        number = last.number + 1 if last else 1
+        action = OperatorAction.model_validate({**said, "book": book, "number": number, "prev_hash": prev_hash})
         with open(os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
             file.write(line_of(action) + b"\n")
             file.flush()
@@ -129,13 +139,14 @@ class Book:
             yield
 
     def untold(self, pool: str) -> list[OperatorAction]:
-        """The lines that the pool's ledger was not told yet. Raises BrokenBook when one of them, or the first one, cannot be
+        """The lines that the pool's ledger was not told yet. Raises BrokenBook when one of them, or the last one, cannot be
         read."""
-        if not (written := self._written()):
-            return []
-        book, marks = self._read(1, written[0]).book, self._told()
-        known = marks.get(f"{pool}.{book}", marks.get(pool, 0))
-        return [self._read(number, line) for number, line in enumerate(written[known:], known + 1)]
+        marks, found = self._told(), list[OperatorAction]()
+        for line in self._newest():
+            if line.number <= marks.get(f"{pool}.{line.book}", marks.get(pool, 0)):
+                break
+            found.append(line)
+        return found[::-1]
 
     def told(self, pool: str, line: OperatorAction) -> None:
         """The pool's inbox has the lines of that book up to this one."""
@@ -157,6 +168,22 @@ class Book:
             return dict(json.loads((self.folder / _TOLD).read_text()))
         except (FileNotFoundError, ValueError):
             return {}  # telling a line twice does no harm
+
+
+def _backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file, the last one first; it is read as far as they are asked for."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        at, rest = file.seek(0, os.SEEK_END), b""
+        while at:
+            before, at = at, max(0, at - _BLOCK)
+            file.seek(at)
+            first, *lines = (file.read(before - at) + rest).split(b"\n")
+            yield from filter(None, reversed(lines))
+            rest = first
+        if rest:
+            yield rest
 
 
 def _others(marks: Mapping[str, int], pool: str) -> dict[str, int]:

@@ -42,8 +42,8 @@ from schemas.queries import ManageTeam, QueryFailed, TeamManaged, TeamUser
 
 log = logging.getLogger("baton.team")
 
-CHANGES_AT_ONCE, CHANGES_PER_S = 1_000.0, 0.1
-"""Of the users of one team, by its admins."""
+CHANGES_AT_ONCE, CHANGES_PER_S = 1_000.0, 1 / 30
+"""Of the users of one team, by its admins: each is kept for good, here and in the ledger of each pool."""
 AUDIT_FILE = "team-admins.jsonl"
 _MESSAGE = BY_TYPE["io.baton.team.manage.query.v1"]
 _QUEUE = "keys"
@@ -132,9 +132,10 @@ class TeamAdmins:
         try:
             if asked.what == "boost":
                 return await self._boost(team, user, asked)
-            if asked.user:  # from here on nothing that is kept has a person's name
-                asked = asked.model_copy(update={"user": await asyncio.to_thread(self._pseudonym, team, asked)})
-            done = await asyncio.to_thread(self._carry_out_and_book, team, user, asked)
+            if asked.user:
+                known = await asyncio.to_thread(self._people.known, team, asked.user)
+                asked = asked.model_copy(update={"user": known})
+            asked, done = await asyncio.to_thread(self._carry_out_and_book, team, user, asked)
         except (AdminRefused, NoCredential) as e:
             self._write(team, user, asked, refused=str(e))
             raise
@@ -155,12 +156,15 @@ class TeamAdmins:
         self._write(team, user, asked)
         return TeamManaged(team=team, ledger_seq=seq)
 
-    def _carry_out_and_book(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
-        """What changes something has a line of the book from before it begins; what is refused does not begin."""
+    def _carry_out_and_book(self, team: str, user: str, asked: ManageTeam) -> tuple[ManageTeam, TeamManaged]:
+        """What changes something has a line of the book from before it begins; what is refused does not begin. Returns what
+        was asked as well, as it is kept: by a pseudonym, if the instance has them."""
         self._may(team, user, asked)
         if asked.what == "list":
-            return self._carry_out(team, asked)
+            return asked, self._carry_out(team, asked)
         self._slowly(team)
+        if asked.what == "add" and self._people.wanted(asked.pseudonym):
+            asked = asked.model_copy(update={"user": self._pseudonym(team, asked.user)})
         said = {
             "what": f"team-admin.{asked.what}", "target": f"{team}.{asked.user}", "reason": "",
             "at_us": int(self._now() * 1e6), "host": socket.gethostname()[:255], "login": "", "tool": "",
@@ -168,13 +172,16 @@ class TeamAdmins:
         with self._book.entry(said) as more:
             done = self._carry_out(team, asked)
             more["detail"] = f"by {team}.{user}" + (f", key {asked.public_key}" if asked.public_key else "")
-        return done
+        return asked, done
 
-    def _pseudonym(self, team: str, asked: ManageTeam) -> str:
-        new = asked.what == "add" and f"{team}.{asked.user}" not in self._keyring.users(team)
-        if new and self._people.wanted(asked.pseudonym):
-            return self._people.pseudonym(team, asked.user)
-        return self._people.known(team, asked.user)
+    def _pseudonym(self, team: str, person: str) -> str:
+        """Of a new user; drawn when everything else is well, for each is kept until it is erased. Raises AdminRefused."""
+        if person in self._people.of(team):
+            return person
+        try:
+            return self._people.pseudonym(team, person)
+        except ValueError as e:
+            raise AdminRefused(f"user: {e}") from None
 
     def _slowly(self, team: str) -> None:
         """Raises AdminRefused: each change is a line of the ledger, which only grows."""

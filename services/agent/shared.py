@@ -18,6 +18,7 @@ from functools import cache
 
 import psutil
 
+from services.agent import neighbours
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.limits import SHARE, mib
@@ -351,4 +352,6 @@ def lacking(http_port: int = 0) -> list[str]:
             "outgoing connections are given ports of 20000 to 29999, at which gangs meet: sysctl -w "
             "net.ipv4.ip_local_reserved_ports=20000-29999 keeps them"
         )
+    if few := neighbours.lacking():
+        out.append(few)
     return out

@@ -13,8 +13,9 @@ from nats.js import JetStreamContext
 
 from libs.adapters.mongo.store import MAX_REPLY_BYTES
 from libs.bus import direct
+from libs.bus.queries import AskAgain
 from schemas import subjects
-from schemas.jobs import JobEvent, JobRejected, rejection_event
+from schemas.jobs import JobEvent, JobRejected, JobState, rejection_event
 
 _BATCH = 512
 _STORED_WITHIN_US = 600_000_000
@@ -23,6 +24,9 @@ _PROBED = 32  # messages, where the numbers of all pools are looked for
 _OF_TEAM = subjects.team_event("-", "-").split("-")[0]
 _LOOKED_AT = 500  # rejections, when one job's is asked for
 _MOST_BYTES = 2 * MAX_REPLY_BYTES  # of events, in memory for one answer
+_SHORTEST = JobEvent(job_id="job-" + "0" * 32, team="t", name="", what="queued", state=JobState.QUEUED, at_us=0)
+_MOST_LAST = MAX_REPLY_BYTES // len(_SHORTEST.model_dump_json())
+"""So many of the last events fit into an answer. Ten thousand were read for it, which took this process 0.7 s."""
 
 
 class EventLog:
@@ -35,8 +39,8 @@ class EventLog:
         self, team: str | None, *, after_us: int | None, limit: int, seen: Mapping[str, int] | None = None
     ) -> list[JobEvent]:
         """Events of `team` (None: of all) in the order of the ledger: the first `limit` after `after_us`, or after the numbers
-        of `seen` (by pool; some of before that may be among them), or without either the last `limit`. Raises TimeoutError
-        when the broker does not answer."""
+        of `seen` (by pool; some of before that may be among them), or without either the last `limit`, and no more of
+        these than fit into an answer. Raises AskAgain when the broker does not answer."""
         pattern = _pattern(team)
         if after_us:
             lead_us = await self._lead(pattern)
@@ -47,6 +51,7 @@ class EventLog:
         elif seen:
             start = {"seq": await self._behind(pattern, seen)}
         else:
+            limit = min(limit, _MOST_LAST)
             start = {"seq": await self._last(pattern, limit)}
         found: deque[tuple[JobEvent, int]] = deque()
         first, matched, size = after_us is not None or bool(seen), 0, 0
@@ -136,7 +141,10 @@ class EventLog:
         return len(piece.messages) + piece.more
 
     async def _get(self, pattern: str, start: dict[str, Any], batch: int) -> direct.MessagePage:
-        return await direct.get(self._js, subjects.EVENTS, pattern, start, batch)
+        try:
+            return await direct.get(self._js, subjects.EVENTS, pattern, start, batch)
+        except TimeoutError:  # no fault of ours: a team that asks for much at once would fill the log
+            raise AskAgain("the broker, which keeps events, does not answer history: ask again") from None
 
 
 def _told(what: str, team: str | None) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import socket
 import struct
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from schemas.ids import FIRST_TEAM_UID
-from services.agent import gangports, netlinks, shared, sockdiag
+from services.agent import gangports, neighbours, netlinks, shared, sockdiag
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.shared import SharedLook, SharedUse
@@ -435,7 +436,12 @@ def test_who_holds_the_port_of_an_attempt_beside_it_is_noted(me: SharedUse) -> N
 def test_whether_the_machine_gives_ports_of_gangs_to_others(
     monkeypatch: pytest.MonkeyPatch, span: str, kept: str, given: bool
 ) -> None:
-    said = {"ip_local_port_range": span, "ip_local_reserved_ports": kept, "tcp_max_tw_buckets": "1000"}
+    said = {
+        "ip_local_port_range": span,
+        "ip_local_reserved_ports": kept,
+        "tcp_max_tw_buckets": "1000",
+        "gc_thresh3": "0",
+    }
     monkeypatch.setattr(proc, "read_text", lambda path: said[Path(path).name] + "\n")
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     for asked in (given_out, lambda: bool(shared.lacking())):
@@ -478,6 +484,7 @@ def test_that_connections_which_have_ended_may_keep_most_ports_is_told(monkeypat
     monkeypatch.setattr(shared, "given_out", lambda: False)
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     monkeypatch.setattr(shared, "local_ports", lambda: range(1000, 3000))
+    monkeypatch.setattr(neighbours, "places", lambda: 0)
     for left, told in ((1001, "sysctl -w net.ipv4.tcp_max_tw_buckets=1000"), (1000, ""), (0, "")):
         monkeypatch.setattr(shared, "connections_left", lambda left=left: left)
         assert told in "".join(shared.lacking())
@@ -508,12 +515,48 @@ def test_connections_that_were_closed_and_are_not_gone_are_their_teams(
 def test_few_open_files_for_the_machine_are_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "given_out", lambda: False)
     monkeypatch.setattr(shared, "connections_left", lambda: 0)
+    monkeypatch.setattr(neighbours, "places", lambda: 0)
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: 100_000)
     (told,) = shared.lacking()
     assert told.startswith("all jobs together can have 100,000 files open")
     assert f"sysctl -w fs.file-max={sys.maxsize}" in told
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     assert shared.lacking() == []
+
+
+IN_A_NETWORK_OF_ITS_OWN = """
+import subprocess
+for words in ("link set lo up", "link add own0 type veth peer own1", "addr add 10.99.0.1/20 dev own0",
+              "addr add 10.99.8.1/24 dev own0", "addr add 10.7.0.1/16 dev own1", "link set own1 arp off"):
+    subprocess.run(["ip", *words.split()], check=True)
+from services.agent.neighbours import addresses
+print(addresses())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a network")
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
+def test_addresses_that_have_to_be_asked_for_are_those_of_ones_own_networks() -> None:
+    """Each once, and none of loopback or of an interface that asks nobody."""
+    told = subprocess.run(
+        ["unshare", "-n", sys.executable, "-c", IN_A_NETWORK_OF_ITS_OWN], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "4096\n", told.stderr
+
+
+def test_that_a_job_may_fill_the_table_of_neighbours_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends to each address of a wide network: tried with 1,024 places and 65,536 addresses, nobody on that machine reached
+    a machine that it had not just spoken to, for as long as it went on."""
+    for there_are, asked_for, told in (
+        (1024, 65_536, True),
+        (1024, 1025, True),
+        (1024, 1024, False),
+        (0, 65_536, False),
+    ):
+        monkeypatch.setattr(neighbours, "places", lambda there_are=there_are: there_are)
+        monkeypatch.setattr(neighbours, "addresses", lambda asked_for=asked_for: asked_for)
+        said = "".join(shared.lacking())
+        assert (f"sysctl -w net.ipv4.neigh.default.gc_thresh3={2 * asked_for}" in said) is told
 
 
 def test_that_a_job_may_bind_the_agents_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

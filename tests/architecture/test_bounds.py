@@ -66,7 +66,7 @@ MEMORY = (
     f"| {accounts.TEAM_SUBSCRIPTIONS}, {accounts.NODE_SUBSCRIPTIONS}; of the agents of a simulated pool "
     f"{accounts.POOL_SUBSCRIPTIONS:,} |",
     f"| {accounts.NODE_CONNECTIONS}, {accounts.LOGS_SUBSCRIPTIONS} each |",
-    f"| {accounts.ANSWER_S} s while nobody answers (`ANSWER_S`) |",
+    f"| {queries.ANSWER_S} s while nobody answers (`ANSWER_S`) |",
     f"of the {intake._BUCKETS:,} teams that were seen last",
     f"of {overtaking._TEAMS} teams {overtaking._EACH} each, 32 MiB in all: {overtaking._PAGE_BYTES // KIB} KiB are asked for",
     f"| {MOST_SINCE:,} lines, 6 MB;",

@@ -3,23 +3,29 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
+from libs.adapters.mongo.store import MAX_REPLY_BYTES, JobStore
 from libs.bus.cursors import Cursors
 from libs.bus.dead import Received
+from libs.bus.messages import Outgoing
+from libs.bus.outbox import Outbox
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.projections.history import Feed
 from libs.core.scheduling import limits
 from libs.ledger.chain import LedgerRewound
 from schemas import subjects
-from schemas.jobs import JobEvent, JobRejected, Reason
+from schemas.jobs import JobEvent, JobRejected, JobState, Reason
+from schemas.queries import EventListQuery
 from services.admission.handlers import handle
 from services.history.events import EventLog
 from services.history.feed import NAME, FeedLoop
+from services.history.handlers import list_events
 from tests.core.builders import World, job, node
 from tests.history.written import Written, busy_world, until
 from tests.kit.tasks import beside
@@ -168,6 +174,25 @@ async def test_events_are_read_back_by_team_time_and_number(
     assert await log.read("team-that-never-was", after_us=None, limit=10) == []
     everybody = await log.read(None, after_us=None, limit=10_000)
     assert {team, f"{team}-2"} <= {event.team for event in everybody}
+
+
+@pytest.mark.usefixtures("pool")
+async def test_of_the_last_events_no_more_are_read_than_an_answer_holds(nats: Client, team: str) -> None:
+    """Who asks for ten thousand is told some hundreds. Reading all of them took history 0.7 s, for each such question."""
+    js, store = nats.jetstream(), cast(JobStore, None)  # a team's events come from the stream alone
+    told = [
+        JobEvent(job_id=f"job-{n:032x}", team=team, name="", what="queued", state=JobState.QUEUED, at_us=n, number=n)
+        for n in range(1, 2001)
+    ]
+    subject = subjects.event("queued", team)
+    await Outbox(js).publish_many([Outgoing(subject, event.model_dump_json().encode(), {}) for event in told])
+    log, before = EventLog(js), nats.stats["in_msgs"]
+    answer = await list_events(store, log, EventListQuery(limit=10_000), team)
+    assert answer.events == tuple(told[-len(answer.events) :])
+    assert sum(len(event.model_dump_json()) + 1 for event in told[-len(answer.events) - 1 :]) > MAX_REPLY_BYTES, (
+        "it is full"
+    )
+    assert nats.stats["in_msgs"] - before < 1_100
 
 
 def _rejection(team: str) -> JobRejected:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.connect import close, connect
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
+from libs.bus.queries import AskAgain
 from libs.bus.streams import provision
 from libs.bus.trim import fill_of
 from libs.client import following
@@ -53,6 +54,14 @@ async def tell(js: JetStreamContext, team: str, first: int, last: int) -> None:
 async def kept(js: JetStreamContext, team: str) -> list[int]:
     found = await EventLog(js).read(team, after_us=0, limit=10_000)
     return [e.number for e in found]
+
+
+async def test_who_asks_while_the_broker_does_not_answer_is_told_to_ask_again(js: JetStreamContext) -> None:
+    """It is no fault in this service, whose log would have a page for each such question."""
+    await tell(js, "quiet", 1, 1)
+    await js.delete_stream(subjects.EVENTS)
+    with pytest.raises(AskAgain, match="the broker, which keeps events, does not answer"):
+        await EventLog(js).read("quiet", after_us=0, limit=10)
 
 
 async def test_a_loud_team_drops_its_own_events_only_and_its_follower_hears_of_it(js: JetStreamContext) -> None:

@@ -52,3 +52,14 @@ def test_nothing_is_lost_and_nobody_is_passed_over_twice(steps: list[str | None]
     assert sorted(taken) == sorted(put)
     for party in "abc":
         assert [item for of, item in taken if of == party] == [item for of, item in put if of == party]
+
+
+def test_a_party_that_is_passed_over_keeps_its_turn() -> None:
+    turns: Turns[int] = Turns(each=10, most=10)
+    for party in ("blue", "green", "blue"):
+        turns.put(party, len(turns))
+    assert turns.take(but=["blue"]) == ("green", 1)
+    assert turns.take(but=["blue"]) is None
+    assert len(turns) == 2
+    assert turns.take() == ("blue", 0)
+    assert turns.take() == ("blue", 2)

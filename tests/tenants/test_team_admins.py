@@ -15,12 +15,13 @@ from nats.aio.client import Client
 from libs.bus.asking import QueryError, ask
 from libs.bus.connect import Address, BusConnection, BusUnavailable, close, connect
 from libs.cli.team_admin import answering
-from libs.walls import claims
+from libs.walls import claims, managing
 from libs.walls.book import Book
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
 from libs.walls.keyring import Keyring
 from libs.walls.managing import AUDIT_FILE
 from libs.walls.names import check_numbers
+from libs.walls.people import People
 from libs.walls.resolver import tell
 from libs.walls.wire import Wire
 from schemas import ledger, subjects
@@ -153,6 +154,29 @@ async def test_whom_a_refused_request_names_is_not_written_down(house: House, wh
         await manage(ana, "blue.ana", what, "smith", "" if what == "add" else a_key().public)
     assert written_down(house)[-1]["what"] == what
     assert "smith" not in json.dumps(written_down(house))
+    await close(ana)
+
+
+async def test_of_whom_a_refused_request_names_no_name_is_kept_with_the_keys(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A team has room for so many names, and the file with them is read for each request of any team."""
+    monkeypatch.setattr(managing, "CHANGES_AT_ONCE", 1.0)
+    people = People(house.ring.folder)
+    people.begin()
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    subject = subjects.fill(MANAGE.subject, team="blue", user="ana")
+
+    async def added(person: str, key: str) -> str:
+        body = {"what": "add", "user": person, "public_key": key}
+        answer = await ana.request(subject, json.dumps(body).encode(), timeout=10)
+        return (answer.headers or {})["Baton-Status"]
+
+    assert await added("smith", "") == "invalid", "without a key"
+    assert people.of("blue") == {}
+    assert await added("jones", a_key().public) == "ok"
+    assert await added("smith", a_key().public) == "invalid", "so many changes at once, and no more"
+    assert list(people.of("blue").values()) == ["jones"]
     await close(ana)
 
 

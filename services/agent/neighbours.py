@@ -1,0 +1,47 @@
+"""The kernel's table of neighbours: which machine of one's own networks has which hardware address. It is one for all of a
+machine's users, has so many places, and gives one to each address that somebody sends to, whether a machine answers there or
+not. What has no place is not reached.
+"""
+
+import ipaddress
+import socket
+
+import psutil
+
+from services.agent.keeper import proc
+
+_LIMITS = "/proc/sys/net/ipv4/neigh/default/gc_thresh3"
+_ASKS_NOBODY = {"loopback", "pointopoint", "noarp"}
+
+
+def places() -> int:
+    """So many there are; 0 where the kernel does not say."""
+    try:
+        return int(proc.read_text(_LIMITS))
+    except (OSError, ValueError):
+        return 0
+
+
+def addresses() -> int:
+    """So many addresses of IPv4 the machine would ask its own networks for."""
+    found: set[ipaddress.IPv4Network] = set()
+    kinds = psutil.net_if_stats()
+    for name, held in psutil.net_if_addrs().items():
+        if name not in kinds or _ASKS_NOBODY & set(kinds[name].flags.split(",")):
+            continue
+        for one in held:
+            if one.family == socket.AF_INET and one.netmask:
+                found.add(ipaddress.IPv4Network(f"{one.address}/{one.netmask}", strict=False))
+    return sum(network.num_addresses for network in ipaddress.collapse_addresses(found))
+
+
+def lacking() -> str:
+    """What these settings leave for one job to take, and how they are mended, or ""."""
+    there_are, asked_for = places(), addresses()
+    if not 0 < there_are < asked_for:
+        return ""
+    return (
+        f"a job may fill the table of neighbours ({there_are:,} places, and {asked_for:,} addresses in this machine's own "
+        f"networks), and nobody here reaches a neighbour anew: sysctl -w net.ipv4.neigh.default.gc_thresh3={2 * asked_for} "
+        f"net.ipv4.neigh.default.gc_thresh2={2 * asked_for}"
+    )
