@@ -109,8 +109,7 @@ class Node:
 
     def jobs(self) -> set[int]:
         """The processes of jobs, without the shims."""
-        keeper = self.keeper()
-        return self.processes() - shims(keeper) if keeper else set()
+        return self.processes() - shims(self.keeper())
 
     def end(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -14,9 +14,9 @@ def held(keeper: int | None) -> set[int]:
     return set() if keeper is None else proc.descendants([keeper]) - zygotes(keeper)
 
 
-def shims(keeper: int) -> set[int]:
+def shims(keeper: int | None) -> set[int]:
     """Its children. In a namespace of a user who is not root each has a second one below it, of the same name."""
-    own = set(proc.children(keeper))
+    own = set() if keeper is None else set(proc.children(keeper))
     stats = {pid: proc.read_stat(pid) for pid in (*own, *(below for pid in own for below in proc.children(pid)))}
     names = {stat.name for pid in own if (stat := stats[pid]) is not None}
     return own | {pid for pid, stat in stats.items() if stat is not None and stat.name in names}
