@@ -1,7 +1,7 @@
 """The long files begin first, and a test that kills its worker is one failed test.
 
 Of the long ones, those that compute and those that wait take turns: workers outnumber processors, and each has its next file
-from the start.
+from the start. The seeds take what the others leave (tests/simulation/many.py), two files of them at a time.
 
 pytest-xdist 3.8 hands a crashed worker's files to the one that replaces it, those that were done first: a file without a
 test to run never asks for the next, and the run waits for ever. The test that crashed would be run again, too.
@@ -22,9 +22,7 @@ LONG = (
     "tests/cli/test_demo.py",
     "tests/simulation/test_seeds_1.py",
     "tests/cli/test_scenarios.py",
-    "tests/simulation/test_seeds_2.py",
     "tests/cli/test_replay.py",
-    "tests/simulation/test_seeds_3.py",
     "tests/billing/test_service.py",
     "tests/architecture/test_checks.py",
     "tests/cli/test_launch.py",
@@ -36,12 +34,14 @@ LONG = (
     "tests/cli/test_command.py",
     "tests/tenants/test_people.py",
     "tests/simulation/test_planted.py",
+    "tests/simulation/test_seeds_2.py",
     "tests/core/test_repartition.py",
     "tests/faults/test_two_of_everything.py",
     "tests/tenants/test_drill_agents.py",
     "tests/faults/test_two_placements.py",
     "tests/faults/test_declared_dead.py",
     "tests/core/test_backlog.py",
+    "tests/simulation/test_seeds_3.py",
     "tests/faults/test_hostile_input.py",
     "tests/tenants/test_drill.py",
     "tests/cli/test_report.py",
