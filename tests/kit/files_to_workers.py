@@ -26,10 +26,15 @@ LONG = (
     "tests/billing/test_service.py",
     "tests/architecture/test_checks.py",
     "tests/cli/test_launch.py",
+    "tests/agent/test_processes.py",
     "tests/cli/test_operators.py",
+    "tests/walls/test_team.py",
     "tests/simulation/policy/test_policy_simulation.py",
     "tests/service/test_app.py",
     "tests/core/test_verify_sweep.py",
+    "tests/walls/test_floods.py",
+    "tests/walls/test_compose_runs.py",
+    "tests/agent/test_agent.py",
     "tests/tenants/test_queues.py",
     "tests/cli/test_command.py",
     "tests/tenants/test_people.py",
@@ -49,8 +54,20 @@ LONG = (
     "tests/faults/test_repartition.py",
     "tests/faults/test_three_brokers.py",
     "tests/faults/test_keep_jobs.py",
+    "tests/faults/test_clocks.py",
+    "tests/core/test_limits_properties.py",
+    "tests/bus/test_connect.py",
+    "tests/core/test_decider_properties.py",
+    "tests/walls/test_attacks.py",
+    "tests/walls/test_finance.py",
+    "tests/walls/test_later.py",
+    "tests/walls/test_cluster.py",
+    "tests/walls/test_first_page.py",
+    "tests/tenants/test_left.py",
+    "tests/walls/test_kept_out.py",
+    "tests/walls/test_wire.py",
 )
-"""By measured time (`slowest`). A file that is missing here runs later."""
+"""By measured time (`slowest`), and the longer ones of those that would be last. A file that is missing here runs later."""
 
 _TOLD = 10
 
