@@ -16,7 +16,7 @@ SEEDS = 1000
 FILES = 4
 PIECE = 25
 """Seeds of one test."""
-NICENESS = 10
+NICENESS = 5
 """They need processors and no clock: they take what is left by tests that wait for real servers, and hold none of those up."""
 DWELLING = "archive"
 """The theme of one piece more: one in ten of its seeds reaches the rarest state, that a reader needs what was archived, and of
