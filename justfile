@@ -38,13 +38,13 @@ bench *args: _house
 bench-placement *args: _house
     python -m benchmarks.placement "$@"
 
-# Four workers on two cores: much of the time is waiting. What one of the many processes compiles, the others read.
+# Five workers on two cores: much of the time is waiting. What one of the many processes compiles, the others read.
 #
 # What CI runs: style, types, import contracts and schema drift (tests/architecture) and every other test
 [group("test")]
 [no-exit-message]
 test *args: _house
-    env -u PYTHONDONTWRITEBYTECODE pytest -n 4 --dist loadfile "$@"
+    env -u PYTHONDONTWRITEBYTECODE pytest -n 5 --dist loadfile "$@"
 
 # The whole of Baton under seeded faults in virtual time: 12,000 seeds; `--seed N` replays one. `--real`: with real servers and processes
 [group("test")]

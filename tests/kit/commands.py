@@ -1,8 +1,9 @@
 """`baton` as people and scripts meet it, and agents, forked from a process that has imported them: a command's imports cost
 half a second of CPU and an agent's more than one, and the tests start hundreds.
 
-What is run is `python -m libs.cli` or `python -m services.agent`, in a process of its own with its own arguments, environment,
-folder, input and output. `Fork` is for tests; `python -m tests.kit.commands FD MODULE` is the process that forks.
+What is run is `python -m libs.cli`, `python -m services.agent` or a service of the tests, in a process of its own with its own
+arguments, environment, folder, input and output. `Fork` is for tests; `python -m tests.kit.commands FD MODULE` is the process
+that forks.
 """
 
 import array
@@ -25,7 +26,7 @@ from typing import BinaryIO
 
 ROOT = Path(__file__).parents[2]
 _MESSAGE_BYTES = 128 * 1024
-COMMANDS, AGENT = "libs.cli", "services.agent"
+COMMANDS, AGENT, SMALL_SERVICE = "libs.cli", "services.agent", "tests.service.small_service"
 """What can be run."""
 
 
@@ -57,18 +58,35 @@ class Fork:
             for file in files:
                 os.close(file)
 
-    def start(self, env: Mapping[str, str], cwd: Path, log: BinaryIO) -> "Forked":
-        """One that runs on, its output in `log`. It ends with the one that started it, too."""
+    def start(
+        self,
+        env: Mapping[str, str],
+        cwd: Path,
+        log: BinaryIO,
+        *,
+        out: BinaryIO | None = None,
+        own_session: bool = False,
+    ) -> "Forked":
+        """One that runs on; what it says in `log`, what it prints in `out`, or there, too. It ends with the one that started
+        it, too."""
         with open(os.devnull) as nothing:
-            return Forked(self._forked((), env, cwd, [nothing.fileno(), log.fileno(), log.fileno()]))
+            files = [nothing.fileno(), (out or log).fileno(), log.fileno()]
+            return Forked(self._forked((), env, cwd, files, own_session=own_session))
 
     def _forked(
-        self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path, files: Sequence[int]
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        files: Sequence[int],
+        *,
+        own_session: bool = False,
     ) -> socket.socket:
         """Tells the process id of the fork, then its exit code; at this socket's end the fork is killed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            request = json.dumps({"arguments": arguments, "env": dict(env), "cwd": str(cwd)}).encode()
+            asked = {"arguments": arguments, "env": dict(env), "cwd": str(cwd), "own_session": own_session}
+            request = json.dumps(asked).encode()
             descriptors = array.array("i", [*files, theirs.fileno()])
             self._channel.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         return ours
@@ -85,7 +103,9 @@ class Forked:
     def poll(self) -> int | None:
         return self._ended(socket.MSG_DONTWAIT)
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not select.select([self._asked], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("what was forked", timeout or 0.0)
         code = self._ended(0)
         assert code is not None
         return code
@@ -154,6 +174,8 @@ def _serve(channel: socket.socket) -> list[str] | None:
             os.environ.clear()
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
+            if request["own_session"]:
+                os.setsid()
             return list(request["arguments"])
         running[pid] = socket.socket(fileno=asker_fd)
         running[pid].send(str(pid).encode())
@@ -168,8 +190,11 @@ def _main() -> None:
 
         for entry in main.COMMANDS.values():
             main.load(entry.module)
-    else:
+    elif module == AGENT:
         importlib.import_module(f"{module}.app")
+    else:
+        importlib.import_module(module)
+        del sys.modules[module]  # it is run anew, and what it imports is there
     gc.collect()
     gc.freeze()
     arguments = _serve(socket.socket(fileno=channel))

@@ -1,7 +1,7 @@
 """The long files begin first, and a test that kills its worker is one failed test.
 
 Of the long ones, those that compute and those that wait take turns: workers outnumber processors, and each has its next file
-from the start.
+from the start. The seeds take what the others leave (tests/simulation/many.py), two files of them at a time.
 
 pytest-xdist 3.8 hands a crashed worker's files to the one that replaces it, those that were done first: a file without a
 test to run never asks for the next, and the run waits for ever. The test that crashed would be run again, too.
@@ -22,26 +22,31 @@ LONG = (
     "tests/cli/test_demo.py",
     "tests/simulation/test_seeds_1.py",
     "tests/cli/test_scenarios.py",
-    "tests/simulation/test_seeds_2.py",
     "tests/cli/test_replay.py",
-    "tests/simulation/test_seeds_3.py",
     "tests/billing/test_service.py",
     "tests/architecture/test_checks.py",
     "tests/cli/test_launch.py",
+    "tests/agent/test_processes.py",
     "tests/cli/test_operators.py",
+    "tests/walls/test_team.py",
     "tests/simulation/policy/test_policy_simulation.py",
     "tests/service/test_app.py",
     "tests/core/test_verify_sweep.py",
+    "tests/walls/test_floods.py",
+    "tests/walls/test_compose_runs.py",
+    "tests/agent/test_agent.py",
     "tests/tenants/test_queues.py",
     "tests/cli/test_command.py",
     "tests/tenants/test_people.py",
     "tests/simulation/test_planted.py",
+    "tests/simulation/test_seeds_2.py",
     "tests/core/test_repartition.py",
     "tests/faults/test_two_of_everything.py",
     "tests/tenants/test_drill_agents.py",
     "tests/faults/test_two_placements.py",
     "tests/faults/test_declared_dead.py",
     "tests/core/test_backlog.py",
+    "tests/simulation/test_seeds_3.py",
     "tests/faults/test_hostile_input.py",
     "tests/tenants/test_drill.py",
     "tests/cli/test_report.py",
@@ -49,8 +54,20 @@ LONG = (
     "tests/faults/test_repartition.py",
     "tests/faults/test_three_brokers.py",
     "tests/faults/test_keep_jobs.py",
+    "tests/faults/test_clocks.py",
+    "tests/core/test_limits_properties.py",
+    "tests/bus/test_connect.py",
+    "tests/core/test_decider_properties.py",
+    "tests/walls/test_attacks.py",
+    "tests/walls/test_finance.py",
+    "tests/walls/test_later.py",
+    "tests/walls/test_cluster.py",
+    "tests/walls/test_first_page.py",
+    "tests/tenants/test_left.py",
+    "tests/walls/test_kept_out.py",
+    "tests/walls/test_wire.py",
 )
-"""By measured time (`slowest`). A file that is missing here runs later."""
+"""By measured time (`slowest`), and the longer ones of those that would be last. A file that is missing here runs later."""
 
 _TOLD = 10
 

@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +26,7 @@ from libs.service.tasks import FAILED_EXIT_CODE
 from schemas.jobs import CancelJob
 from schemas.subjects import REQUESTS, cancel, inbox
 from tests.kit.background import ServerInBackground
+from tests.kit.commands import SMALL_SERVICE, fork
 from tests.kit.waiting import stored, until
 
 JOB = "job-" + "0" * 32
@@ -43,14 +42,7 @@ class Process:
         self.log = (state_dir / "log").open("w+b")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
         environment |= {"BATON_NATS_URL": url, "BATON_POOL": "p", "BATON_STATE_DIR": str(state_dir)} | settings
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.service.small_service"],
-            cwd=ROOT,
-            env=environment,
-            stdout=self.out,
-            stderr=self.log,
-            start_new_session=own_session,
-        )
+        self.popen = fork(SMALL_SERVICE).start(environment, ROOT, self.log, out=self.out, own_session=own_session)
 
     async def up(self) -> "Process":
         await until(lambda: self.port_file.exists() or self.popen.poll() is not None)

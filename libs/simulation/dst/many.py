@@ -3,6 +3,7 @@ is done once for all, and what seeds leave in memory goes with the fork and is n
 
 import gc
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter, deque
@@ -53,9 +54,10 @@ def many(seeds: range, *, calm: bool, processes: int, theme: str = "") -> int:
 
 
 def outcomes(
-    seeds: range, *, calm: bool = False, processes: int = 1, theme: str = ""
+    seeds: range, *, calm: bool = False, processes: int = 1, theme: str = "", niceness: int = 0
 ) -> Iterator[tuple[SeedResult, float]]:
-    """What became of each seed, in the order in which they end, and the CPU that it took, s.
+    """What became of each seed, in the order in which they end, and the CPU that it took, s. `niceness`: how far what runs
+    them gives way to other processes.
 
     Raises RuntimeError: a litter died before its last seed had ended.
     """
@@ -67,7 +69,7 @@ def outcomes(
         while litters or running:
             while litters and len(running) < processes:
                 here, there = fork.Pipe(duplex=False)
-                child = fork.Process(target=_litter, args=(there, litters[0], calm, theme), daemon=True)
+                child = fork.Process(target=_litter, args=(there, litters[0], calm, theme, niceness), daemon=True)
                 child.start()
                 there.close()
                 running[here] = litters.popleft(), child
@@ -95,7 +97,8 @@ def _warm() -> None:
     gc.collect()
 
 
-def _litter(results: Connection, seeds: range, calm: bool, theme: str) -> None:
+def _litter(results: Connection, seeds: range, calm: bool, theme: str, niceness: int) -> None:
+    os.nice(niceness)
     gc.disable()
     sys.unraisablehook = lambda _: None  # what a killed process was doing is closed wherever it stood, some of it later
     for seed in seeds:
