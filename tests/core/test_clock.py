@@ -107,6 +107,30 @@ def test_an_input_after_a_pause_says_that_ledger_time_is_behind_until_a_tick_mak
     assert not LedgerClock().input(START).is_behind, "a ledger without ticks follows the wall clock"
 
 
+@pytest.mark.parametrize("queued", [1, 2, 7, 20])
+@pytest.mark.parametrize("first", ["tick", "input"])
+def test_a_broker_that_was_frozen_costs_no_time_however_many_ticks_it_stores_at_once(
+    wall: Wall, queued: int, first: str
+) -> None:
+    """Seen: 20 s of a freeze were billed as 14, and ledger time lay 6 s behind the wall clock from then on."""
+    wall.ticks(10)
+    began_us = wall.real_us
+    thawed_us = wall.real_us + 20 * S + S // 3
+    if first == "input":
+        wall.clock = wall.clock.input(START + thawed_us)
+    for number in range(1, queued + 1):  # what was sent later was lost
+        sent = (BootReading(boot=wall.boot, at_us=began_us + number * S + 77 * S),)
+        wall.clock, _ = wall.clock.tick(START + thawed_us + number, sent)
+        assert wall.clock.is_behind, "nothing is granted yet"
+    wall.real_us = began_us + 21 * S
+    wall.tick()
+    if queued >= 20:
+        assert not wall.clock.is_behind
+    wall.ticks(1)
+    assert wall.clock.t_us == wall.wall_us
+    assert not wall.clock.is_behind
+
+
 @pytest.mark.parametrize("silence", [30 * S, 8 * HOUR])
 def test_silence_of_a_machine_that_ran_on_counts_whole_and_is_no_jump(wall: Wall, silence: int) -> None:
     wall.real_us += silence

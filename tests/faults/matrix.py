@@ -94,6 +94,7 @@ ROWS: tuple[Row, ...] = (
             "sim: broker frozen",
             "chaos: leader frozen",
             "client/test_client::test_a_server_that_does_not_answer_is_said_to_who_wants_to_hear",
+            "faults/test_time_limit::test_while_the_broker_is_frozen_time_goes_on",
         ),
         "the memory of real services meanwhile is bounded in `./dev chaos --real` only",
     ),

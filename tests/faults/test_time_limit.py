@@ -11,12 +11,14 @@ from nats.aio.msg import Msg
 
 from libs.cli.launch import REAL, SIMULATED, LaunchOptions, LocalStack
 from libs.client import connect
+from libs.embedded.servers import NATS
 from libs.ports import clock
 from schemas import subjects
 from schemas.jobs import JobSpec, JobState, RetryPolicy, Simulation
 from schemas.nodes import NodeChanged
 from schemas.resources import Resources
 from tests.faults.books import auditor, books_agree, processes_of_jobs
+from tests.faults.chaos.brokers import frozen
 from tests.faults.cluster import FLEET, PROCESSES, QUOTAS
 from tests.kit.waiting import stored, until
 
@@ -138,3 +140,24 @@ async def test_what_ends_while_everything_stands_still_is_billed_for_that_time_a
     ends = [books.stories[one].document.attempts[-1] for one in jobs]
     assert [end.outcome for end in ends] == ["succeeded", "time-limit"]
     assert all(end.closed_us is not None and end.closed_us > awake_us for end in ends)
+
+
+async def test_while_the_broker_is_frozen_time_goes_on(cluster: LocalStack) -> None:
+    """What was sent meanwhile is stored at one moment. Of 20 s of a freeze a job was billed for 14."""
+    lasts_s = 2.5 * PAUSE_S
+    async with await connect(cluster.address("a"), "a") as team, auditor(cluster) as audit:
+        job = (await team.submit(timer(lasts_s), "frozen-broker")).job_id
+
+        async def runs() -> bool:
+            books = await audit.catch_up()
+            return job in books.stories and bool(books.stories[job].document.attempts[-1:])
+
+        await until(runs, 60)
+        await asyncio.sleep(1)
+    async with frozen(cluster, NATS):
+        await asyncio.sleep(1.5 * PAUSE_S)
+    books = await books_agree(cluster, {job: JobState.SUCCEEDED})
+    (attempt,) = books.stories[job].document.attempts
+    assert attempt.closed_us is not None
+    assert attempt.running_us is not None
+    assert attempt.closed_us - attempt.running_us > (lasts_s - 1) * 1e6

@@ -9,6 +9,10 @@ cannot be set (CLOCK_BOOTTIME, with the id of its boot) read when it was sent. F
     there is none to compare (a reboot)           witnesses do it: other machines' boot clocks, carried in ticks
     there is no witness either                    ledger time follows the wall clock, forward only, marked as estimated
 
+A broker that was frozen looks like a clock that was set ahead: the first tick that it stores then was sent when the freeze
+began. But the next ones, which waited as well, are stored in the same moment, and boot clocks went on between them. So behind
+such a jump ledger time follows the boot clock, until a tick comes when it should; then the wall clock is where it was.
+
 Between two ticks it follows the wall clock, but never by more than `STEP_US` at once: the next tick says how much it was. A
 tick that another one has overtaken on its way measures nothing, and counts as any other input.
 
@@ -56,12 +60,15 @@ class LedgerClock:
 
     `strayed`: since the mark, the wall clock made a step that could not be taken on its word. It is not in the records:
     who starts anew between such a step and the next tick takes the tick of an unknown boot for an ordinary one.
+    `ahead_us`: by so much the wall clock jumped ahead at the last ticks, if these were not stored late. Nor is that in the
+    records: who starts anew then takes it for a clock that was set.
     """
 
     t_us: int = 0
     wall_us: int | None = None
     mark: ClockMark | None = None
     strayed: bool = False
+    ahead_us: int = 0
 
     @classmethod
     def of(cls, record: LedgerRecord) -> "LedgerClock":
@@ -70,11 +77,11 @@ class LedgerClock:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the wall clock has gone on since the last tick by more than could be taken on its word: after a pause of
-        everything, the next tick makes it whole, or says that the wall clock was set."""
+        """Whether the wall clock has gone on since the last tick, or at it, by more than could be taken on its word: after a
+        pause of everything, or of the broker, the next ticks make it whole, or say that the wall clock was set."""
         if self.mark is None or self.wall_us is None:
             return False
-        return self.wall_us - self.mark.wall_us > self.t_us - self.mark.t_us
+        return self.ahead_us > 0 or self.wall_us - self.mark.wall_us > self.t_us - self.mark.t_us
 
     def input(self, wall_us: int) -> "LedgerClock":
         """The clock after an input other than a tick, stored at `wall_us` by the broker's clock."""
@@ -95,6 +102,7 @@ class LedgerClock:
             return self.input(wall_us), None
         measured = _elapsed(mark.readings, readings)
         jump: Jump | None = None
+        ahead = 0
         if measured is None:
             elapsed = max(0, passed)
             step = wall_us - (self.wall_us if self.wall_us is not None else mark.wall_us)
@@ -102,12 +110,14 @@ class LedgerClock:
                 jump = Jump(mark.wall_us, wall_us, elapsed, MeasuredBy.WALL)
         else:
             by, elapsed = measured
-            if abs(passed - elapsed) <= TOLERANCE_US + elapsed // RATE:
-                elapsed = max(0, passed)
-            else:
+            ahead = max(0, self.ahead_us + passed - elapsed)
+            if abs(passed - elapsed) > TOLERANCE_US + elapsed // RATE:
                 jump = Jump(mark.wall_us + elapsed, wall_us, elapsed, by)
+            elif not self.ahead_us or elapsed - passed <= elapsed // 2:  # it came when it should
+                elapsed = max(0, passed) + (self.ahead_us if self.ahead_us <= TOLERANCE_US else 0)
+                ahead = 0
         reached = mark.t_us + elapsed
-        now = replace(self, t_us=max(self.t_us, reached), wall_us=wall_us, strayed=False)
+        now = replace(self, t_us=max(self.t_us, reached), wall_us=wall_us, strayed=False, ahead_us=ahead)
         return now._marked(reached, readings), jump
 
     def _marked(self, reached_us: int, readings: tuple[BootReading, ...]) -> "LedgerClock":
