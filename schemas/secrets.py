@@ -74,7 +74,9 @@ class SecretList(Fact):
         description="the highest version of the team's that was removed: those of a new secret begin above it, so that none"
         " comes twice; 0: none was. null: a vault of before does not say",
     )
-    revision: int | None = Field(default=None, description="grows with each change; null: likewise")
+    revision: int | None = Field(
+        default=None, description="operators only: grows with each change; null: likewise, and to a team"
+    )
 
     def version_of(self, name: str) -> int:
         """The newest of a secret; 0: it is not there."""

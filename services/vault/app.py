@@ -135,7 +135,12 @@ class Vault:
         self._slowly(team)
         self.keys.refresh()
         held, revision = await self._of_store().load(_meant(query.team, team))
-        return SecretList(secrets=held.infos(), key=self.keys.newest.id, removed=held.removed, revision=revision)
+        return SecretList(
+            secrets=held.infos(),
+            key=self.keys.newest.id,
+            removed=held.removed,
+            revision=revision if team == OPERATOR else None,  # it counts the changes of all teams
+        )
 
     async def remove(self, query: SecretRemove, team: str, user: str) -> SecretRemoved:
         self._slowly(team)
