@@ -3,6 +3,7 @@
 import pytest
 
 from schemas import inbox, ledger
+from schemas.clock import BootReading
 from tests.core.builders import World, job, node
 
 LIMIT_S = 10
@@ -58,6 +59,18 @@ def test_while_ledger_time_is_behind_it_waits_for_the_tick_that_makes_it_good(wo
     world.send(inbox.Tick(), after_us=LIMIT_S * 1_000_000)
     world.observe(*where, over(slow))
     assert world.state_of(slow) == "ended"
+    world.check()
+
+
+def test_a_claim_that_says_what_clocks_read_ends_what_is_over_as_a_tick_does(world):
+    """After a pause of everything it is the first that does, and the ledger is judged by that: seen, `ledger verify` said that a
+    job of 20 s ran on over its limit, when `baton up --keep-jobs` came back after more."""
+    slow = world.submit(job("slow", time_limit_s=LIMIT_S))
+    world.started(slow)
+    claim = inbox.GranterClaimed(epoch=1, holder="a", term_s=5, max_lease_s=300)
+    assert kinds(world.send(claim, after_us=100_000_000)) == ["lease.granter"], "one of before says nothing"
+    read = claim.model_copy(update={"epoch": 2, "readings": (BootReading(boot="b", at_us=1),)})
+    assert kinds(world.send(read)) == ["lease.granter", "attempt.stopping"]
     world.check()
 
 

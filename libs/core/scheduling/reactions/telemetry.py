@@ -96,10 +96,13 @@ def node_dead(d: Decision, m: inbox.NodeDead) -> None:
 
 
 def granter_claimed(d: Decision, m: inbox.GranterClaimed) -> None:
-    """The first claim of the next epoch gets the right; a later one of the same epoch comes too late, which is normal."""
+    """The first claim of the next epoch gets the right; a later one of the same epoch comes too late, which is normal. Where
+    it says what clocks read it is a tick as well: ledger time goes on by it, and what is over then ends."""
     named = ledger.GranterNamed(epoch=m.epoch, holder=m.holder, term_s=m.term_s, max_lease_s=m.max_lease_s)
     if m.epoch == d.state.granter_epoch + 1 and d.may(named):
         d.emit(named)
+    if m.readings:
+        _end_what_is_over(d)
 
 
 def _kept(d: Decision, node: str) -> bool:
@@ -118,6 +121,10 @@ def _end_leases(d: Decision, node: str, ended_lease_s: float, silent_s: float, r
 
 
 def tick(d: Decision, m: inbox.Tick) -> None:
+    _end_what_is_over(d)
+
+
+def _end_what_is_over(d: Decision) -> None:
     for job_id, end_us in list(d.state.limited.items()):
         job = d.state.jobs[job_id]
         if end_us <= d.t_us and job.current is not None and job.current.state in UNDECIDED:
