@@ -63,8 +63,8 @@ def test_while_ledger_time_is_behind_it_waits_for_the_tick_that_makes_it_good(wo
 
 
 def test_a_claim_that_says_what_clocks_read_ends_what_is_over_as_a_tick_does(world):
-    """After a pause of everything it is the first that does, and the ledger is judged by that: seen, `ledger verify` said that a
-    job of 20 s ran on over its limit, when `baton up --keep-jobs` came back after more."""
+    """After a pause of everything it is the first that does, and the ledger is judged by that. Seen: `ledger verify` said that
+    a job of 20 s ran on over its limit, when `baton up --keep-jobs` came back after more."""
     slow = world.submit(job("slow", time_limit_s=LIMIT_S))
     world.started(slow)
     claim = inbox.GranterClaimed(epoch=1, holder="a", term_s=5, max_lease_s=300)
