@@ -19,6 +19,7 @@ from nats.errors import NoRespondersError
 from pydantic import BaseModel
 
 from schemas import subjects
+from schemas.base import sent
 from schemas.catalog import Message
 from schemas.jobs import Reason
 from schemas.queries import QueryFailed
@@ -64,7 +65,7 @@ async def ask_all(
     replies = await nats.subscribe(inbox, cb=arrived.put)
     found: list[Any] = []
     try:
-        await nats.publish(subject, query.model_dump_json().encode(), reply=inbox)
+        await nats.publish(subject, sent(query), reply=inbox)
         async with asyncio.timeout(timeout_s):
             while not found or found[-1].piece < found[-1].pieces:
                 found.append(_read(message.reply, await arrived.get()))
@@ -95,7 +96,7 @@ async def ask(
     subject, owner = _subject(message, keys), message.consumers[0]
     try:
         headers = {ACCEPT: ZLIB, **({AT_LEAST: str(at_least)} if at_least else {})}
-        reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s, headers=headers)
+        reply = await nats.request(subject, sent(query), timeout=timeout_s, headers=headers)
     except NoRespondersError:
         raise NobodyAnswers(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
     except TimeoutError:

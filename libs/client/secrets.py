@@ -36,12 +36,14 @@ async def set_secret(nats: Client, place: Place, name: str, value: bytes) -> Sec
         )
     for last in (False, True):
         held = await list_secrets(nats, place)
-        key, replaces = held.key, held.version_of(name)
+        key = held.key
         valid(SecretSet, name=name, key=key, sealed="AAAA")  # the name, before anything is sealed for it
         sealed = close_box(key, ForVault(team=place.team, name=name, value=encoded(value)))
+        asked = SecretSet(name=name, key=key, sealed=sealed)
+        if held.removed is not None:  # a vault of before takes no word of what was seen
+            newest = held.version_of(name)
+            asked = asked.model_copy(update={"replaces": newest, "removed": None if newest else held.removed})
         try:
-            removed = None if replaces else held.removed
-            asked = SecretSet(name=name, key=key, sealed=sealed, replaces=replaces, removed=removed)
             info: SecretInfo = await ask(nats, "secret.set", place, asked)
             return info
         except Invalid as e:
@@ -61,12 +63,11 @@ async def remove_secrets(nats: Client, place: Place, name: str | None, team: str
     Raises NotFound."""
     valid(SecretRemove, name=name, team=team)  # before anybody is asked
     held = await list_secrets(nats, place, team)
-    asked = SecretRemove(name=name, team=team)
-    if held.removed is not None:  # a vault of before takes none of these
-        seen = {"revision": held.revision} if name is None else {"removes": held.version_of(name) or None}
-        asked = asked.model_copy(update=seen)
+    asked, newest = SecretRemove(name=name, team=team), held.version_of(name) if name else 0
+    if held.removed is not None:  # a vault of before takes no word of what was seen
+        asked = asked.model_copy(update={"removes": newest} if name else {"revision": held.revision})
     try:
-        if name is not None and not held.version_of(name):
+        if name and not newest:
             raise NotFound("")
         gone: SecretRemoved = await ask(nats, "secret.remove", place, asked)
     except NotFound:

@@ -7,6 +7,7 @@ looked for beside the acknowledgement, or a denied submit would look like a dead
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from nats.aio.client import Client
@@ -19,7 +20,7 @@ from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
 from libs.bus.outbox import Crowded, NotStored, Outbox, is_full
 from libs.bus.table import WAITING_OF_A_SENDER
 from libs.client.errors import Busy, Denied, Failed, Invalid, Unreachable
-from schemas.base import Strict
+from schemas.base import Strict, sent
 from schemas.ids import content_hash
 from schemas.reasons import reasons_of
 
@@ -38,7 +39,7 @@ def command(model: Strict, *, subject: str, type: str, team: str, cause: str) ->
     Raises Invalid when it is larger than the bus takes.
     """
     try:
-        body = model.model_dump_json().encode()
+        body = sent(model)
     except ValueError as e:  # a lone surrogate: fit for Python, not for UTF-8
         raise Invalid("the request cannot be written as UTF-8", str(e), "remove the character") from None
     if len(body) > MAX_BYTES:
@@ -48,7 +49,8 @@ def command(model: Strict, *, subject: str, type: str, team: str, cause: str) ->
             "put large data in a file it can read",
         )
     source = f"/baton/client/{team}"
-    return outgoing(model, subject=subject, type=type, source=source, cause=f"{cause}:{content_hash(body)}")
+    message = outgoing(model, subject=subject, type=type, source=source, cause=f"{cause}:{content_hash(body)}")
+    return replace(message, payload=body)
 
 
 async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) -> list[bool]:
