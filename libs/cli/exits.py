@@ -94,8 +94,8 @@ _NOT_WRITTEN = {
 
 _CODES: dict[str, int] = {
     # libs.client.errors; Conflict stands before Rejected in its own line of descent
-    "Conflict": Exit.CONFLICT, "Rejected": Exit.DENIED, "Denied": Exit.DENIED, "NotFound": Exit.NOT_FOUND,
-    "Invalid": Exit.USAGE, "Busy": Exit.UNREACHABLE,
+    "Conflict": Exit.CONFLICT, "Rejected": Exit.DENIED, "NotCancelled": Exit.DENIED, "Denied": Exit.DENIED,
+    "NotFound": Exit.NOT_FOUND, "Invalid": Exit.USAGE, "Busy": Exit.UNREACHABLE,
     "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "TimeoutError": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
     # the command line and its files
     "UsageFault": Exit.USAGE, "FleetError": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,

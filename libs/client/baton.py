@@ -14,24 +14,22 @@ from typing import Self, TypeVar
 
 from nats.aio.client import Client
 
-from libs.bus.asking import NoAnswer, NobodyAnswers, QueryError
-from libs.bus.asking import ask as ask_once
 from libs.bus.connect import Address, BadAddress, BusUnavailable
 from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
 from libs.client import following, listing, logs, secrets
 from libs.client.asking import ask
-from libs.client.errors import ClientError, HasEnded, Invalid, NotCancelled, NotFound, Parked, TimedOut, Unreachable
-from libs.client.hearing import EventHeard, Hearing
+from libs.client.cancelling import Cancels
+from libs.client.errors import ClientError, HasEnded, Invalid, NotFound, Parked, TimedOut, Unreachable
+from libs.client.hearing import Hearing
 from libs.client.sending import RETRY_AFTER_S, command, deliver, store, valid
 from libs.client.verdict import Verdict
 from libs.client.watching import end_of, events_of
 from libs.client.where import Place, find
 from schemas import subjects
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, SetQuota
-from schemas.catalog import BY_TYPE
 from schemas.ids import job_id as job_id_of
-from schemas.jobs import CancelJob, JobEvent, JobSpec, JobState, Reason, SubmitJob
+from schemas.jobs import JobEvent, JobSpec, JobState, SubmitJob
 from schemas.proofs import LedgerPart, LedgerRead
 from schemas.queries import (
     LOGS_ANSWER_S,
@@ -66,8 +64,6 @@ _JUST_NOW_S = 0.05
 _RESTARTS_S = 3.0
 """So long history may be away before who waits for a job is told so: one that is started anew is there sooner."""
 _BULK = 500
-_LOOK_S, _REFUSED_S = 2.0, 5.0
-"""So long a cancel waits for what says which pool has its job; and for a refusal, where one is likely."""
 
 T = TypeVar("T")
 
@@ -117,6 +113,7 @@ class Baton:
         self.place = place
         self.team = place.team
         self._hearing = Hearing(nats)
+        self._cancels = Cancels(nats, place, self._hearing)
         self._ended: OrderedDict[str, None] = OrderedDict()
         """Jobs of which we have told the end."""
         self._over: OrderedDict[str, JobEvent] = OrderedDict()
@@ -225,51 +222,12 @@ class Baton:
 
         Raises NotCancelled when that pool is closed.
         """
-        team = self.team
-        if team == subjects.OPERATOR or pool is None:
-            try:
-                query = valid(JobGet, job_id=job_id)
-                document = await ask(self.nats, "job.get", self.place, query, timeout_s=_LOOK_S)
-                team, pool = document.team, document.pool
-            except ClientError:
-                if team == subjects.OPERATOR:
-                    raise
-        if pool and await self._nobody_answers_for(pool):
-            return await self._cancelled_or_refused(team, job_id, reason, pool, give_up_s)
-        await deliver(self.nats, [self._cancelling(team, job_id, reason)], give_up_s=give_up_s)
-
-    async def _nobody_answers_for(self, pool: str) -> bool:
-        """Whether it may be closed: no process is there that would answer for it. One that is slow is."""
-        message, place = BY_TYPE["io.baton.pool.status.query.v1"], self.place
-        try:
-            await ask_once(
-                self.nats, message, PoolStatusQuery(), timeout_s=_LOOK_S, pool=pool, team=place.team, user=place.user
-            )
-        except NobodyAnswers:
-            return True
-        except (NoAnswer, QueryError, ValueError):
-            pass
-        return False
-
-    async def _cancelled_or_refused(self, team: str, job_id: str, reason: str, pool: str, give_up_s: float) -> None:
-        """Names the pool, which an admission of before does not know, and waits a moment for a refusal. Raises NotCancelled."""
-        message = self._cancelling(team, job_id, reason, pool)
-        refused: asyncio.Future[Sequence[Reason]] = asyncio.get_running_loop().create_future()
-
-        def heard(event: EventHeard) -> None:
-            ours = event.rejected is not None and event.answers == message.headers["ce-correlationid"]
-            if ours and event.rejected is not None and not refused.done():
-                refused.set_result(event.rejected.reasons)
-
-        async with self._hearing.to(subjects.events_of(team), None, heard):
-            await deliver(self.nats, [message], give_up_s=give_up_s)
-            if (await asyncio.wait({refused}, timeout=_REFUSED_S))[0]:
-                raise NotCancelled(job_id, refused.result())
+        await self._cancels.send(job_id, reason, pool, give_up_s)
 
     async def cancel_many(self, jobs: Sequence[str], reason: str, *, give_up_s: float = 60.0) -> None:
         """As `cancel` of each, pipelined. They are jobs of this team, in pools that are in use."""
         for start in range(0, len(jobs), _BULK):
-            some = [self._cancelling(self.team, job, reason) for job in jobs[start : start + _BULK]]
+            some = [self._cancels.message(self.team, job, reason) for job in jobs[start : start + _BULK]]
             await deliver(self.nats, some, give_up_s=give_up_s)
 
     async def set_quota(
@@ -554,16 +512,6 @@ class Baton:
             body, subject=subject, type="io.baton.job.submit.v1", team=self.team, cause=submitted.job_id + repeat
         )
         return body, submitted, message
-
-    def _cancelling(self, team: str, job_id: str, reason: str, pool: str | None = None) -> Outgoing:
-        # A new cause each time: cancelling again must reach admission again, e.g. when the job was not known before.
-        return command(
-            valid(CancelJob, job_id=job_id, reason=reason, pool=pool),
-            subject=subjects.cancel(team, self.place.user),
-            type="io.baton.job.cancel.v1",
-            team=team,
-            cause=uuid.uuid4().hex,
-        )
 
     async def _event_page(
         self, after_us: int | None, limit: int, job_id: str | None, seen: Mapping[str, int] | None = None

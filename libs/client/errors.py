@@ -76,12 +76,11 @@ class Rejected(ClientError):
         self.job_id = job_id
 
 
-class NotCancelled(Rejected):
+class NotCancelled(ClientError):
     """Admission refused the cancel, and the job is as it was; `reasons` say why."""
 
     def __init__(self, job_id: str, reasons: Sequence[Reason]) -> None:
-        why = "; ".join(map(_text, reasons))
-        ClientError.__init__(self, f"{job_id} cannot be cancelled", why, reasons=reasons)
+        super().__init__(f"{job_id} cannot be cancelled", "; ".join(map(_text, reasons)), reasons=reasons)
         self.job_id = job_id
 
 
