@@ -25,7 +25,8 @@ class Wire:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["Wire"]:
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.url = self._url.replace(f":{self._to.port}", f":{server.sockets[0].getsockname()[1]}")
+        before, _, after = self._url.rpartition(f":{self._to.port}")  # a password may begin as the port does
+        self.url = f"{before}:{server.sockets[0].getsockname()[1]}{after}"
         try:
             yield self
         finally:
