@@ -42,7 +42,7 @@ from schemas.secrets import (
 )
 from schemas.subjects import OPERATOR
 from services.vault.book import ChangesBook
-from services.vault.changes import Asker, Change, LeftBehind
+from services.vault.changes import ChangeNote, LeftBehind, Requester
 from services.vault.keys import BadKeys, KeyFile, RekeyUnderWay
 from services.vault.settings import VaultSettings
 from services.vault.store import Contended, SecretStore, StoreFull, Superseded, TooMuch
@@ -123,7 +123,7 @@ class Vault:
             raise _invalid("sealed", "", "the value was sealed as another secret's", "seal it with this team and name")
         try:
             await self._may_change(team)
-            by = Asker(team, user, content_hash(query.sealed.encode()))
+            by = Requester(team, user, content_hash(query.sealed.encode()))
             with self.left_behind.unless_settled(team):
                 info, changes = await self._of_store().set(
                     team, query.name, value, by, replaces=query.replaces, removed=query.removed
@@ -155,7 +155,7 @@ class Vault:
             await self._may_change(team)
             with self.left_behind.unless_settled(meant):
                 names, changes = await self._of_store().remove(
-                    meant, query.name, Asker(team, user), removes=query.removes, revision=query.revision
+                    meant, query.name, Requester(team, user), removes=query.removes, revision=query.revision
                 )
                 await self._account(meant, changes)
         except (StoreFull, Contended, Superseded) as e:
@@ -171,8 +171,8 @@ class Vault:
             values, lost = await self._of_store().rekey()
         except (RekeyUnderWay, Contended, StoreFull) as e:
             raise AskAgain(str(e)) from None
-        by = Asker(team, user)
-        await self._told().changed([by.change("secret.rekey", "", f"{values} values, {lost} lost")])
+        by = Requester(team, user)
+        await self._told().changed([by.note("secret.rekey", "", f"{values} values, {lost} lost")])
         return SecretRekeyed(key=self.keys.newest.id, values=values, lost=lost)
 
     # ------------------------------------------------------------------------------------------------------- of nodes
@@ -227,7 +227,7 @@ class Vault:
             raise AskAgain(f"team {team} may make {rate}: say it again in {wait_s:.0f} s")
         await self._told().ready()
 
-    async def _account(self, team: str, changes: Sequence[Change]) -> None:
+    async def _account(self, team: str, changes: Sequence[ChangeNote]) -> None:
         """Tells the ledger of these changes of the team's secrets, and removes their notes. Raises AskAgain."""
         if not changes:
             return
@@ -247,7 +247,7 @@ class Vault:
             return True
         return await self._forgotten(team, overdue)
 
-    async def _forgotten(self, team: str, told: Sequence[Change]) -> bool:
+    async def _forgotten(self, team: str, told: Sequence[ChangeNote]) -> bool:
         """What the ledger was told of needs no notes. Returns whether some are there all the same."""
         try:
             return bool(await self._of_store().told(team, told))

@@ -19,7 +19,7 @@ from schemas.audit import ActionOutcome, OperatorAction, line_hash
 from schemas.catalog import TYPE_OF
 from schemas.inbox import SecretChanged
 from schemas.subjects import OPERATOR
-from services.vault.changes import Change
+from services.vault.changes import ChangeNote
 
 _LATER = (
     "what is done with secrets is written into the ledger, and that takes nothing just now: say it again in a moment"
@@ -44,7 +44,7 @@ class ChangesBook:
         """Raises AskAgain when no line can be told now."""
         await self._tell()
 
-    async def changed(self, changes: Sequence[Change]) -> None:
+    async def changed(self, changes: Sequence[ChangeNote]) -> None:
         """A line for each; one that has a line already gets no other. Returns when all lines are told. Raises AskAgain."""
         for change in changes:
             if change.id not in self._noted:
@@ -52,7 +52,7 @@ class ChangesBook:
                 self._write(change)
         await self._tell()
 
-    def _write(self, change: Change) -> None:
+    def _write(self, change: ChangeNote) -> None:
         self._number += 1
         line = OperatorAction(
             book=self.name,

@@ -20,7 +20,7 @@ OVERDUE_S: Final = 10.0
 """A note this old is left behind: its process would have told it, or said that it could not."""
 
 
-class Change(BaseModel):
+class ChangeNote(BaseModel):
     """The note of one change. `team` and `user`: who asked for it. It says nothing of a value."""
 
     id: str = Field(default_factory=lambda: secrets.token_hex(8))
@@ -36,15 +36,15 @@ class Change(BaseModel):
         return abs(clock.wall_us() - self.at_us) >= OVERDUE_S * 1e6  # or another clock is wrong: it waits for none
 
 
-class Asker(NamedTuple):
+class Requester(NamedTuple):
     """Who asks for a change, and the digest of what was sent."""
 
     team: str
     user: str
     digest: str = ""
 
-    def change(self, what: str, target: str, detail: str = "") -> Change:
-        return Change(what=what, target=target, team=self.team, user=self.user, detail=detail, digest=self.digest)
+    def note(self, what: str, target: str, detail: str = "") -> ChangeNote:
+        return ChangeNote(what=what, target=target, team=self.team, user=self.user, detail=detail, digest=self.digest)
 
 
 class LeftBehind:

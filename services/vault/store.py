@@ -26,7 +26,7 @@ from libs.bus.table import SECRETS_BUCKET
 from libs.ports import clock
 from libs.ports.host import failpoint
 from schemas.secrets import SECRETS_OF_A_TEAM, TEAM_BYTES, VALUE_BYTES, VERSIONS_KEPT, SecretInfo
-from services.vault.changes import Asker, Change
+from services.vault.changes import ChangeNote, Requester
 from services.vault.keys import KeyFile, MasterKey
 from services.vault.names import NamesTold
 
@@ -89,11 +89,11 @@ class TeamSecrets(BaseModel):
     secrets: dict[str, StoredSecret] = {}
     removed: int = 0
     """The highest version that was removed."""
-    untold: list[Change] = []
+    untold: list[ChangeNote] = []
 
-    def note(self, by: Asker, what: str, target: str, detail: str = "") -> Change:
+    def note(self, by: Requester, what: str, target: str, detail: str = "") -> ChangeNote:
         """Stored with what it is about."""
-        change = by.change(what, target, detail)
+        change = by.note(what, target, detail)
         self.untold.append(change)
         return change
 
@@ -117,8 +117,15 @@ class SecretStore:
         return (await self.load(team))[0]
 
     async def set(
-        self, team: str, name: str, value: bytes, by: Asker, *, replaces: int | None = None, removed: int | None = None
-    ) -> tuple[SecretInfo, list[Change]]:
+        self,
+        team: str,
+        name: str,
+        value: bytes,
+        by: Requester,
+        *,
+        replaces: int | None = None,
+        removed: int | None = None,
+    ) -> tuple[SecretInfo, list[ChangeNote]]:
         """The secret has this value from now on; one that it has already makes no new version. `replaces`: the version that is
         to be there before, 0: none, None: whichever; `removed`: of one that is not there, what `TeamSecrets.removed` is to be.
         The changes are what the ledger is to be told. Raises TooMuch, StoreFull, Superseded, Contended."""
@@ -126,7 +133,7 @@ class SecretStore:
             raise TooMuch(
                 f"{len(value)} bytes", f"a secret has at most {VALUE_BYTES} bytes", "keep large data elsewhere"
             )
-        changes: list[Change] = []
+        changes: list[ChangeNote] = []
         while True:
             key, info, change = await self._change(
                 team, partial(self._set, team=team, name=name, value=value, replaces=replaces, removed=removed, by=by)
@@ -147,8 +154,8 @@ class SecretStore:
         value: bytes,
         replaces: int | None,
         removed: int | None,
-        by: Asker,
-    ) -> tuple[bool, tuple[MasterKey, SecretInfo, Change]]:
+        by: Requester,
+    ) -> tuple[bool, tuple[MasterKey, SecretInfo, ChangeNote]]:
         self.keys.refresh()
         key, now_us = self.keys.newest, int(clock.wall_s() * 1e6)
         secret = held.secrets.get(name)
@@ -188,13 +195,13 @@ class SecretStore:
         return True, (key, info := held.secrets[name].info(name), held.note(by, *_set_line(team, info)))
 
     async def remove(
-        self, team: str, name: str | None, by: Asker, *, removes: int | None = None, revision: int | None = None
-    ) -> tuple[tuple[str, ...], list[Change]]:
+        self, team: str, name: str | None, by: Requester, *, removes: int | None = None, revision: int | None = None
+    ) -> tuple[tuple[str, ...], list[ChangeNote]]:
         """The names that were there and are not any more; without a name all of the team's. `removes`: the version that is to
         be there, `revision`: of the entry, where all go; None: whichever. The changes are what the ledger is to be told. Raises
         StoreFull, Superseded, Contended."""
 
-        def without(held: TeamSecrets, at: int) -> tuple[bool, tuple[tuple[str, ...], list[Change]]]:
+        def without(held: TeamSecrets, at: int) -> tuple[bool, tuple[tuple[str, ...], list[ChangeNote]]]:
             gone = tuple(sorted(held.secrets)) if name is None else tuple(n for n in (name,) if n in held.secrets)
             newest = [held.secrets[each].versions[0].version for each in gone]
             if gone and name is not None and removes not in (None, newest[0]):
@@ -212,11 +219,11 @@ class SecretStore:
 
         return await self._change(team, without)
 
-    async def told(self, team: str, changes: Sequence[Change]) -> list[Change]:
+    async def told(self, team: str, changes: Sequence[ChangeNote]) -> list[ChangeNote]:
         """The ledger knows of these changes: their notes go. Returns those that are left. Raises Contended."""
         ids = {change.id for change in changes}
 
-        def fewer(held: TeamSecrets, _: int) -> tuple[bool, list[Change]]:
+        def fewer(held: TeamSecrets, _: int) -> tuple[bool, list[ChangeNote]]:
             left = [change for change in held.untold if change.id not in ids]
             some, held.untold = len(left) < len(held.untold), left
             return some, left

@@ -38,7 +38,7 @@ from schemas.secrets import (
 from services.vault import changes
 from services.vault.app import Vault, make_app
 from services.vault.book import ChangesBook
-from services.vault.changes import Asker
+from services.vault.changes import Requester
 from services.vault.keys import BadKeys, KeyFile
 from services.vault.settings import VaultSettings
 from services.vault.store import TeamSecrets
@@ -467,16 +467,16 @@ async def test_nothing_is_changed_while_the_ledger_takes_no_line(bench: Bench, t
     """A line that could not be told comes before the next."""
     outbox, full = Taking(), [""]
     book = ChangesBook("main", outbox, lambda items: full[0])  # type: ignore[arg-type]
-    ana, olga = Asker("red", "ana"), Asker("operator", "olga")
-    await book.changed([ana.change("secret.set", "red/a")])
+    ana, olga = Requester("red", "ana"), Requester("operator", "olga")
+    await book.changed([ana.note("secret.set", "red/a")])
     full[0] = "the inbox is full"
-    set_b = ana.change("secret.set", "red/b")
+    set_b = ana.note("secret.set", "red/b")
     with pytest.raises(AskAgain, match="say it again"):
         await book.changed([set_b])
     with pytest.raises(AskAgain):
         await book.ready()
     full[0] = ""
-    await book.changed([set_b, olga.change("secret.remove", "red/b")])
+    await book.changed([set_b, olga.note("secret.remove", "red/b")])
     lines = [inbox.SecretChanged.model_validate_json(item.payload) for item in outbox.taken]
     assert [(line.action.number, line.action.target, line.team) for line in lines] == [
         (1, "red/a", "red"),
@@ -525,7 +525,7 @@ async def test_a_change_that_was_stored_and_never_told_is_told_later(
 
         await until(told)
     killed = TeamSecrets(removed=3)
-    killed.note(Asker(other, "ana"), "secret.remove", f"{other}/token")
+    killed.note(Requester(other, "ana"), "secret.remove", f"{other}/token")
     await entries.put(other, killed.model_dump_json().encode())
     async with bench.open(2):
 
