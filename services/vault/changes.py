@@ -70,11 +70,13 @@ class LeftBehind:
             raise
 
     async def turn(self) -> None:
-        """Waits for a team, and settles all that there are. Raises what `settle` does: those teams stay."""
+        """Waits for a team, and settles all that there are. Raises what `settle` does; that team stays."""
         await self._some.wait()
         await asyncio.sleep(OVERDUE_S)
         for team in sorted(self._teams):
-            if not await self._settle(team):
-                self._teams.discard(team)
+            self._teams.discard(team)  # first: it may be added again meanwhile
+            with self.unless_settled(team):
+                if await self._settle(team):
+                    self.add(team)
         if not self._teams:
             self._some.clear()
