@@ -181,7 +181,8 @@ class SimBooks:
             )
         if self.world.secrets.waiting:
             out.append(f"{self.world.secrets.waiting} teams could not tell vault all their secrets")
-        out += [f"the ledger lacks changes of secrets of {team}" for team in self.world.secrets.untold()]
+        if self._audited_from is not None:
+            out += self.world.secrets.unaudited(self._secrets, self._audited_from)
         for name, machine in self.world.machines.items():
             row = self.hot.nodes.get(name)
             if row is None or row["status"] != "up" or row["incarnation"] != machine.incarnation:
@@ -247,8 +248,6 @@ class SimBooks:
             elif state is JobState.SUCCEEDED and (unfinished := self._unfinished_parts(job.id)):
                 world.violated("end", f"{job.id} has succeeded, and its parts ended elsewhere with {unfinished}")
         world.secrets.look()
-        if self._audited_from is not None:
-            world.secrets.audited(self._secrets, self._audited_from)
         if world.archive is not None:
             world.archive.look()
         self._letters({job.id: job for job in jobs})

@@ -101,21 +101,21 @@ class SimSecrets:
             if any(needle in data for needle in self._needles):
                 world.violated("S2", f"a secret's value is in {where}")
 
-    def untold(self) -> list[str]:
+    def _untold(self) -> list[str]:
         """The teams that have changes of which vault has not told the ledger yet."""
         return [entry.subject.rpartition(".")[2] for entry, held in self._entries() if held.untold]
 
-    def audited(self, lines: Mapping[tuple[str, str], int], since: float) -> None:
-        """What was set and removed is in the audit, at least what was asked after `since`. `lines`: how many there are, by what
-        was done and target."""
+    def unaudited(self, lines: Mapping[tuple[str, str], int], since: float) -> list[str]:
+        """What was set and removed after `since` and is not in the audit. `lines`: how many there are, by what was done and
+        target."""
+        out = [f"vault has not told the ledger of changes of secrets of {team}" for team in self._untold()]
         for (team, name), every in self.versions.items():
             known = [one for one in every if one.stored_at is not None and one.stored_at > since + ANSWER_S]
             for what, done in (("set", [v for v in known if v.value]), ("remove", [v for v in known if not v.value])):
                 there = lines[f"secret.{what}", f"{team}/{name}"]
                 if there < len(done):
-                    self.world.violated(
-                        "S4", f"secret.{what} of {team}/{name}: {len(done)} were done, the audit has {there}"
-                    )
+                    out.append(f"secret.{what} of {team}/{name}: {len(done)} were done, the audit has {there}")
+        return out
 
     def _newest(self, team: str, name: str) -> bytes:
         """As the bucket has it; b"": it is not there, or no key that vault has opens it."""
