@@ -228,9 +228,8 @@ class Vault:
         await self._told().ready()
 
     async def _account(self, team: str, changes: Sequence[ChangeNote]) -> None:
-        """Tells the ledger of these changes of the team's secrets, and removes their notes. Raises AskAgain."""
-        if not changes:
-            return
+        """Tells the ledger of these changes of the team's secrets, and removes their notes. Others that are there are left
+        behind. Raises AskAgain."""
         await self._told().changed(changes)
         if await self._forgotten(team, changes):
             self.left_behind.add(team)

@@ -65,7 +65,7 @@ class LeftBehind:
         """What ends by an error may have been stored all the same."""
         try:
             yield
-        except Exception:
+        except BaseException:
             self.add(team)
             raise
 
