@@ -646,6 +646,11 @@ ATTEMPTS = (
     Attempt(5, _TEAM, "... and all that it may ask at once, so that a service is busy for minutes when it has gone",
             "what waits for longer than the broker keeps who asked is not looked at",
             "tests/bus/test_queries.py::test_what_waits_for_longer_than_the_broker_keeps_who_asked_is_not_looked_at"),
+    Attempt(5, _TEAM, "its own output, asked for without end, so that history and its node's agent do nothing else",
+            "it hears so much of it in a second",
+            "tests/walls/test_logs.py::test_a_team_that_asks_for_output_without_end_hears_so_much_of_it_in_a_second"),
+    Attempt(5, _TEAM, "... of control characters, of each of which an answer has six", "a piece is shorter then",
+            "tests/agent/test_logs.py::test_a_piece_is_no_longer_than_an_answer_may_be_whatever_bytes_it_has"),
     Attempt(5, _TEAM, "more questions of one kind than it may ask in a second", "refused, and a part of them unheard",
             "tests/bus/test_queries.py::test_a_team_may_ask_so_often_and_of_what_is_refused_it_is_told_a_part"),
     # 8: what is seen
