@@ -304,6 +304,9 @@ class AttemptPreempting(Fact):
     for_own_team: bool = Field(
         default=False, description="the beneficiary is of the same team: nothing is credited for giving way to it"
     )
+    counts: bool = Field(
+        default=True, description="for the rate at which jobs of the pool give way; false: it does so for its own team"
+    )
 
 
 class AttemptStopping(Fact):

@@ -55,8 +55,11 @@ class ThrashBooks:
             return f"after {ran_us} us, and shares are evened out after {float(evens_after_s):g} s"
         return f"after {ran_us} us, and its minimum is {least_s} s" if ran_us < least_s * _S else ""
 
-    def gives_way(self, job_id: str, plan_id: str, t_us: int, *, limited: bool = True) -> Iterator[str]:
-        """A job gives way by a plan: what is too often. `limited`: the defaults hold where a file says nothing."""
+    def gives_way(
+        self, job_id: str, plan_id: str, t_us: int, *, limited: bool = True, counts: bool = True
+    ) -> Iterator[str]:
+        """A job gives way by a plan: what is too often. `limited`: the defaults hold where a file says nothing. `counts`: for
+        the pool's rate."""
         job, pool = self._limits.per_job, self._limits.per_pool
         times = self._of_job.setdefault(job_id, deque(maxlen=MOST_PER_JOB))
         limited = limited or self._applied
@@ -69,7 +72,8 @@ class ThrashBooks:
             self._plans[plan_id] = (sum(at > t_us - pool.within_s * _S for at in self._moments), 0)
         before, by_it = self._plans[plan_id]
         self._plans[plan_id] = (before, by_it + 1)
-        self._moments.append(t_us)
+        if counts:
+            self._moments.append(t_us)
         if limited and before and before + by_it + 1 > pool.most:
             yield f"as one of more than {pool.most} within {pool.within_s} s"
 
