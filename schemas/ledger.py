@@ -305,7 +305,8 @@ class AttemptPreempting(Fact):
         default=False, description="the beneficiary is of the same team: nothing is credited for giving way to it"
     )
     counts: bool = Field(
-        default=True, description="for the rate at which jobs of the pool give way; false: it does so for its own team"
+        default=True,
+        description="for the rates at which it, and the pool, give way; false: it does so for its own team",
     )
 
 

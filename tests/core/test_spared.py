@@ -114,14 +114,14 @@ def test_a_job_gives_way_only_so_often() -> None:
     w = pool(per_job=JobPreemptionRate(most=2, within_s=600))
     victim = runs(w, "victim")
     for turn in range(2):
-        serve = w.submit(job(f"serve {turn}", 8, **SERVING))
+        serve = w.submit(job(f"serve {turn}", 8, team="blue", **SERVING))
         (plan,) = planned(w)
         w.send(plan)
         w.released(victim, exit_code=143, own_exit=False)
         w.started(serve)
         w.released(serve)
         w.started(victim)
-    last = w.submit(job("serve last", 8, **SERVING))
+    last = w.submit(job("serve last", 8, team="blue", **SERVING))
     assert planned(w) == []
     assert answer(w, plan.model_copy(update={"plan_id": "p", "beneficiary": last})) == ["victim-spared"]
     told = found_without(w, per_job=JobPreemptionRate(most=1, within_s=600))
@@ -216,3 +216,29 @@ def test_what_a_team_does_to_its_own_jobs_keeps_no_other_team_from_making_others
         (plan,) = planned(w)
         assert answer(w, plan) == []
     w.check()
+
+
+@pytest.mark.parametrize("allowed", [OWN_UNCOUNTED, OWN_UNCOUNTED - 1])
+def test_a_team_does_not_spare_its_job_by_making_it_give_way(allowed: int) -> None:
+    """Seen: after six times within eleven seconds its experiment gave way to no other team's serving for an hour."""
+    w = World(node("n0"), allowed=allowed)
+    limits = PreemptionLimits(per_job=JobPreemptionRate(most=2, within_s=3600))
+    w.send(inbox.ApplyQueues(version=1, queues=(), preemption=limits, user="olga"))
+    victim = runs(w, "experiment", team="blue")
+    for turn in range(2):
+        higher = w.submit(job(f"own {turn}", 8, team="blue", **SERVING))
+        (plan,) = planned(w)
+        w.send(plan)
+        w.released(victim, exit_code=143, own_exit=False)
+        w.started(higher)
+        w.released(higher)
+        w.started(victim)
+    w.submit(job("serve", 8, team="red", **SERVING))
+    if allowed < OWN_UNCOUNTED:
+        assert planned(w) == []
+    else:
+        (plan,) = planned(w)
+        assert answer(w, plan) == []
+    w.check()
+    state = PreemptionPlanner.load(PreemptionPlanner(w.decider.state).dump()).state
+    assert state.jobs[victim].counted_us == w.decider.state.jobs[victim].counted_us

@@ -63,7 +63,7 @@ def gives_way_for_ever(said: bool) -> list[led.LedgerRecord]:
     victim = w.submit(job("victim", 8))
     w.started(victim)
     for turn in range(7):
-        serve = w.submit(job(f"serve {turn}", 8, **SERVING))
+        serve = w.submit(job(f"serve {turn}", 8, team="blue", **SERVING))
         (plan,) = planned(w)
         w.send(plan)
         w.released(victim, exit_code=143, own_exit=False)

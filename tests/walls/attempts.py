@@ -63,6 +63,9 @@ ATTEMPTS = (
     Attempt(0, _TEAM, "a trace of the message to the ledger", "traces stay in the account", _HEADER, "Nats-Trace-Dest"),
     Attempt(0, _TEAM, "a forged word about who asks", "nobody reads it", _HEADER, "Nats-Request-Info"),
     Attempt(0, _TEAM, "a batch that is never ended", "streams of requests take none", _HEADER, "Nats-Batch-Id"),
+    Attempt(0, _TEAM, "a header as the broker ends a pull with, so that requests are never settled: 5,000, and no team's are read",
+            "what can be acknowledged is a message",
+            "tests/bus/test_pulls.py::test_what_its_sender_calls_a_status_is_a_message_like_any_other"),
     Attempt(0, _TEAM, "publishing what is another's: record, input, event, dead letter", "it is not imported", _ITS_OWN,
             "baton.dead.admission.green"),
     Attempt(0, _TEAM, "listening to all, to others, to replies, in the services' queue groups", "the same",
@@ -120,6 +123,8 @@ ATTEMPTS = (
             "what gives way for its own team counts for no rate",
             "tests/core/test_spared.py::"
             "test_what_a_team_does_to_its_own_jobs_keeps_no_other_team_from_making_others_give_way"),
+    Attempt(0, _TEAM, "... one job that gives way to its own so often that it is spared for an hour when others ask",
+            "the same", "tests/core/test_spared.py::test_a_team_does_not_spare_its_job_by_making_it_give_way"),
     Attempt(4, _NODE, "thousands of names, so that each slip of a team's is compared with all", "some are compared",
             "tests/core/test_bounded_work.py::test_a_misspelt_name_is_compared_with_some_and_told_some"),
     Attempt(4, _NODE, "... and answered with all, until the answer cannot be sent", "some are told",

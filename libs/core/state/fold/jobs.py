@@ -113,6 +113,7 @@ def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> No
     job.preempted_us = (*job.preempted_us, t_us)[-MOST_PER_JOB:]
     state.preemptions += 1
     if e.counts:
+        job.counted_us = (*job.counted_us, t_us)[-MOST_PER_JOB:]
         state.preempted.note(t_us)
 
 
