@@ -63,7 +63,7 @@ ATTEMPTS = (
     Attempt(0, _TEAM, "a trace of the message to the ledger", "traces stay in the account", _HEADER, "Nats-Trace-Dest"),
     Attempt(0, _TEAM, "a forged word about who asks", "nobody reads it", _HEADER, "Nats-Request-Info"),
     Attempt(0, _TEAM, "a batch that is never ended", "streams of requests take none", _HEADER, "Nats-Batch-Id"),
-    Attempt(0, _TEAM, "a header as the broker ends a pull with, so that requests are never settled: 5,000, and no team's are read",
+    Attempt(0, _TEAM, "a header as the broker ends a pull with: of 5,000 that are never settled no team's are read",
             "what can be acknowledged is a message",
             "tests/bus/test_pulls.py::test_what_its_sender_calls_a_status_is_a_message_like_any_other"),
     Attempt(0, _TEAM, "publishing what is another's: record, input, event, dead letter", "it is not imported", _ITS_OWN,
