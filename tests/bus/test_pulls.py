@@ -77,8 +77,9 @@ async def test_what_its_sender_calls_a_status_is_a_message_like_any_other(nats: 
     one = await pull(nats)
     await put(nats, "before")
     await nats.jetstream().publish("s", b"with", headers={"Status": status, "Description": "Consumer Deleted"})
+    await nats.jetstream().publish("s", b"", headers={"Status": status, "Description": "Idle Heartbeat"})
     await put(nats, "after")
-    assert await texts(one.fetch(10, LONG_S)) == ["before", "with", "after"]
+    assert await texts(one.fetch(10, LONG_S)) == ["before", "with", "", "after"]
     inline = f"NATS/1.0 {status[:3]} No Messages\r\n\r\n".encode()
     await nats._send_command(b"HPUB s %d %d\r\n%sraw\r\n" % (len(inline), len(inline) + 3, inline))
     await nats.flush()
