@@ -109,6 +109,29 @@ class BusConnection(Client):
             raise nats.errors.Error(_IN_CLEAR)
         return super()._connect_command()
 
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Any:
+        """The last token of its subject is the sender's, and may be of any bytes. nats-py raised what these are to it, and read
+        nothing more of this connection."""
+        return self.msg_class(
+            subject=subject.decode(errors="replace"),
+            reply=reply.decode(errors="replace"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        """Likewise: where they cannot be read there are none."""
+        try:
+            found: dict[str, str] | None = await super()._process_headers(headers)
+        except (ValueError, IndexError) as e:
+            await self._error_cb(e)
+            return None
+        return found
+
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:

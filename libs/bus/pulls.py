@@ -35,6 +35,7 @@ _REFUSED_S = 0.1
 _ENDED = ("404", "408")
 """Nothing there, or no time left: the usual ends of a request."""
 _BEAT = "100"
+_TO_SETTLE = "$JS.ACK."
 
 
 class JetStream(JetStreamContext):
@@ -105,14 +106,16 @@ class Pull(JetStreamContext.PullSubscription):
             self._heard(message, found)
 
     def _heard(self, message: Msg, found: list[Msg]) -> bool:
-        """Takes a message, or what the broker says of the request; whether it refuses it."""
-        status = (message.headers or {}).get("Status")
-        if not status:
+        """Takes a message, or what the broker says of the request; whether it refuses it. A message is what can be
+        acknowledged: its headers are its sender's, who may write a status there."""
+        if message.reply.startswith(_TO_SETTLE):
             self._asked -= 1
             found.append(message)
-        elif status != _BEAT:
+            return False
+        status = (message.headers or {}).get("Status", _BEAT)
+        if status != _BEAT:
             self._asked = 0
-        return bool(status) and status != _BEAT and status not in _ENDED
+        return status != _BEAT and status not in _ENDED
 
     def _open(self, now: float) -> bool:
         """Whether the broker may still answer the last request."""

@@ -28,6 +28,9 @@ ACKNOWLEDGEMENT = ".baton-rank-{rank}.json"
 """In an attempt's home: a folder for it would cost as much as the home (docs/decisions/0094)."""
 _META = "attempt.json"
 """Earlier versions had a file for whose an attempt is, and a folder for each job, attempt and output."""
+MOST_ANSWERED, _LONGEST = 256 * 1024, 6
+"""Bytes of output in an answer, as JSON writes them: a piece of 256 KiB would have 1.5 MB, which takes its readers 12 ms. The
+most that it writes for one byte."""
 _Ended = tuple[str, int, str]
 """Job, attempt, team."""
 _NAMED = re.compile(rf"({JOB_ID_PATTERN})\.([1-9][0-9]{{0,17}})\.([a-z0-9-]*)")
@@ -193,8 +196,9 @@ class LogStore:
                 data = file.read(query.limit + 1)
         except OSError:
             return None
-        more = len(data) > query.limit
-        piece = _whole_characters(data[: query.limit], at_end=ended and not more)
+        part = _answerable(data[: query.limit])
+        more = len(part) < len(data)
+        piece = _whole_characters(part, at_end=ended and not more)
         return LogPiece(
             job_id=query.job_id,
             attempt=attempt,
@@ -251,6 +255,15 @@ def make_folder(path: str) -> bool:
             raise
         return False
     return True
+
+
+def _answerable(data: bytes) -> bytes:
+    """`data`, or its beginning where an answer with all of it would be too large: JSON writes six bytes for a control
+    character, and what is no UTF-8 takes three."""
+    if len(data) * _LONGEST <= MOST_ANSWERED:
+        return data
+    written = json.dumps(data.decode("utf-8", "replace"), ensure_ascii=False).encode()
+    return data if len(written) <= MOST_ANSWERED + 2 else data[: MOST_ANSWERED // _LONGEST]
 
 
 def _whole_characters(data: bytes, at_end: bool) -> bytes:

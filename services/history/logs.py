@@ -2,6 +2,9 @@
 
 So a node that was taken over hears no question about other nodes' jobs, and cannot answer one. What a node does not answer
 in time holds up nobody else: a team has a bounded number of questions under way.
+
+Output passes through here and through its node, whose agent begins others' jobs meanwhile. So a team hears so much of it in a
+second, and who asks for more waits.
 """
 
 import asyncio
@@ -13,6 +16,7 @@ from nats.aio.client import Client
 from pydantic import ValidationError
 
 from libs.bus.queries import AskAgain, NoAnswer, NothingFound, QueryError, ask
+from libs.core.admission.intake import Buckets
 from libs.core.projections.hosts import hosts
 from schemas.catalog import BY_TYPE
 from schemas.queries import (
@@ -31,6 +35,10 @@ RELAY_S: Final = GIVES_UP * LOGS_ANSWER_S
 _TRY_S = 0.7
 _PAUSE_S = 0.1
 _MOST_OF_A_TEAM = 32
+AT_ONCE, PER_S = 32 * 1024 * 1024, 8 * 1024 * 1024
+"""Bytes of output, as they are written in an answer, that a team hears of one process at once, and in a second."""
+_LEAST = 16 * 1024
+"""What a question counts as that has a shorter answer, or none."""
 
 Find = Callable[[str, str], Awaitable[JobDocument]]
 """The document of a job, for a team. Raises NothingFound."""
@@ -45,21 +53,39 @@ class LogRelay:
     def __init__(self, nats: Callable[[], Client], find: Find) -> None:
         self._nats, self._find = nats, find
         self._under_way: Counter[str] = Counter()
+        self._heard: Buckets[str] = Buckets()
 
     async def read(self, query: LogQuery, team: str) -> LogPiece | None:
         """None when the node does not have it, or does not answer. Raises AskAgain, and NothingFound: no such job, attempt or
-        rank. That there is no such rank is certain as soon as the attempt is known."""
+        rank. That there is no such rank is certain as soon as the attempt is known. Of what was heard beyond `PER_S` who asks
+        next waits for the time."""
         if self._under_way[team] >= _MOST_OF_A_TEAM:
             raise AskAgain(
                 f"{_MOST_OF_A_TEAM} questions of {team} for logs are under way already: ask again in a second"
             )
         self._under_way[team] += 1
+        size = 0
         try:
-            return await self._ask(query, team)
+            await self._room(team)
+            piece = await self._ask(query, team)
+            size = 0 if piece is None else len(piece.model_dump_json())
+            return piece
         finally:
+            self._owe(team, max(size, _LEAST))
             self._under_way[team] -= 1
             if not self._under_way[team]:
                 del self._under_way[team]
+
+    async def _room(self, team: str) -> None:
+        now_us = _now_us()
+        wait_s = self._heard.of(team, AT_ONCE, now_us).wait_s(AT_ONCE, PER_S, now_us, 0)
+        if wait_s > RELAY_S:
+            raise AskAgain(f"{team} hears {PER_S:,} bytes of output a second: ask again in a second")
+        await asyncio.sleep(wait_s)
+
+    def _owe(self, team: str, size: int) -> None:
+        now_us = _now_us()
+        self._heard.of(team, AT_ONCE, now_us).owe(AT_ONCE, PER_S, now_us, size)
 
     async def _ask(self, query: LogQuery, team: str) -> LogPiece | None:
         """An attempt that history has not read of yet, or that its node begins just now, is waited for, for a moment."""
@@ -84,6 +110,10 @@ class LogRelay:
         except (NoAnswer, QueryError, ValidationError):
             return None  # the asker hears nothing, as of a node that is gone
         return piece if _answers(piece, asked) else None
+
+
+def _now_us() -> int:
+    return int(asyncio.get_running_loop().time() * 1e6)
 
 
 def _node(document: JobDocument, attempt: AttemptDocument, rank: int) -> str:

@@ -12,7 +12,7 @@ from schemas.ids import job_id
 from schemas.queries import LogQuery
 from services.agent.failures import why_failed
 from services.agent.launcher import prune, remove_unsaved
-from services.agent.logs import LogStore
+from services.agent.logs import MOST_ANSWERED, LogStore
 
 JOB = job_id("blue", "a")
 
@@ -38,6 +38,22 @@ def test_pieces_join_to_the_whole_even_when_a_character_is_cut(store):
             break
     assert got == text
     assert offset == len(text.encode())
+
+
+@pytest.mark.parametrize("byte", [b"\x01", b"\xff", b'"', b"x"])
+def test_a_piece_is_no_longer_than_an_answer_may_be_whatever_bytes_it_has(store, byte):
+    """Seen: 256 KiB of control characters were 1.5 MB of JSON, and while one team asked for them another's jobs began after
+    1.5 s in place of 0.05."""
+    write(store, "")
+    store.log(JOB, 1, 0).write_bytes(byte * 600_000)
+    got, offset, ended = "", 0, False
+    while not ended:
+        piece = store.read(LogQuery(job_id=JOB, offset=offset, limit=262_144), "blue")
+        assert len(piece.model_dump_json()) < MOST_ANSWERED + 1024
+        assert piece.next_offset > offset
+        got, offset, ended = got + piece.text, piece.next_offset, piece.ended
+    assert got == (byte * 600_000).decode("utf-8", "replace")
+    assert offset == 600_000
 
 
 def test_a_running_job_has_not_ended_its_output(store):

@@ -297,3 +297,26 @@ def test_a_connection_that_is_gone_and_does_not_know_it_yet_can_be_drained(nats_
         assert connection.is_closed
 
     uvloop.run(drains())
+
+
+async def test_what_is_no_text_in_a_subject_or_in_headers_ends_no_connection(nats_url: str) -> None:
+    """Seen: one submit, or one question, on a subject with the byte 0xff in a user's place, and its service heard nothing more;
+    what is stored came again and again, and no team's submits were answered any more."""
+    hears, says = await connect(nats_url, name="hears"), await connect(nats_url, name="says")
+    heard: list[str] = []
+
+    async def note(message: Msg) -> None:
+        heard.append(message.subject)
+
+    await hears.subscribe("odd.>", cb=note)
+    await hears.flush()
+    await says._send_command(b"PUB odd.\xff\xfe 1\r\nx\r\n")
+    await says._send_command(b"PUB odd.reply odd.\xc3 1\r\nx\r\n")
+    for block in (b"NATS/1.0 \xff\xfe\xfd\r\n\r\n", b"NATS/1.0 404 \xff\r\n\r\n", b"NATS/1.0\r\na: \xff\r\n\r\n"):
+        await says._send_command(b"HPUB odd.headers %d %d\r\n%sx\r\n" % (len(block), len(block) + 1, block))
+    await says.publish("odd.last", b"x")
+    await says.flush()
+    await until(lambda: "odd.last" in heard)
+    assert heard == ["odd.\ufffd\ufffd", "odd.reply", *3 * ["odd.headers"], "odd.last"]
+    for connection in (hears, says):
+        await close(connection)

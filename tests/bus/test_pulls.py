@@ -71,6 +71,21 @@ async def test_what_is_there_comes_as_one_batch(nats: BusConnection) -> None:
     assert await texts(one.fetch(10, LONG_S)) == numbers[20:]
 
 
+@pytest.mark.parametrize("status", ["100", "404", "408", "409", "503", "anything"])
+async def test_what_its_sender_calls_a_status_is_a_message_like_any_other(nats: BusConnection, status: str) -> None:
+    """Seen: 5,000 requests of one team with such a header were never settled, and no team's were given out any more."""
+    one = await pull(nats)
+    await put(nats, "before")
+    await nats.jetstream().publish("s", b"with", headers={"Status": status, "Description": "Consumer Deleted"})
+    await nats.jetstream().publish("s", b"", headers={"Status": status, "Description": "Idle Heartbeat"})
+    await put(nats, "after")
+    assert await texts(one.fetch(10, LONG_S)) == ["before", "with", "", "after"]
+    inline = f"NATS/1.0 {status[:3]} No Messages\r\n\r\n".encode()
+    await nats._send_command(b"HPUB s %d %d\r\n%sraw\r\n" % (len(inline), len(inline) + 3, inline))
+    await nats.flush()
+    assert await texts(one.fetch(10, LONG_S)) == ["raw"]
+
+
 async def test_who_sends_without_a_pause_does_not_hold_up_what_has_come(nats: BusConnection) -> None:
     """The broker always has one more, and each comes before the patience with it ends."""
     one = await pull(nats)

@@ -134,8 +134,8 @@ def test_a_victim_is_spared_or_too_many_gave_way_lately():
     w.send(inbox.ApplyQueues(version=1, queues=(), preemption=sparing))
     stale(w, plan, Reason.VICTIM_SPARED)
     w.send(after_us=60_000_000)
-    second = w.submit(job("serve-2", 8, **SERVING))
-    w.send(plan)
+    first, second = (w.submit(job(name, 8, team="blue", **SERVING)) for name in ("serve-1", "serve-2"))
+    w.send(plan.model_copy(update={"beneficiary": first}))
     (other,) = {job_id("research", "a"), job_id("research", "b")} - {*plan.victims}
     stale(w, plan.model_copy(update={"beneficiary": second, "victims": (other,)}), Reason.TOO_MANY)
 

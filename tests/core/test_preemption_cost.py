@@ -40,8 +40,8 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def runs(w: World, name: str) -> str:
-    started = w.submit(job(name))
+def runs(w: World, name: str, **more: Any) -> str:
+    started = w.submit(job(name, **more))
     w.started(started)
     return started
 
@@ -95,7 +95,7 @@ def test_nobody_is_searched_for_while_nobody_more_may_give_way(searches: list[in
     limits = PreemptionLimits(per_pool=PoolPreemptionRate(most=1, within_s=600))
     w = World(node("n0", 2))
     w.send(inbox.ApplyQueues(version=1, queues=(), preemption=limits))
-    low = [runs(w, f"low{n}") for n in range(2)]
+    low = [runs(w, f"low{n}", team="blue") for n in range(2)]
     w.send(plan_of(w, devices=1))
     w.submit(job("next", 1, **URGENT))
     searches.clear()

@@ -3,10 +3,13 @@ not plan it, the writer does not take it, the checker finds it."""
 
 from typing import Any
 
+import pytest
+
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.verify import Checker
 from libs.core.scheduling import preemption
+from libs.core.state.formats import OWN_UNCOUNTED
 from schemas import inbox, ledger
 from schemas.queues import JobPreemptionRate, PoolPreemptionRate, PreemptionLimits, Queue
 from services.preemption.planner import PreemptionPlanner
@@ -111,14 +114,14 @@ def test_a_job_gives_way_only_so_often() -> None:
     w = pool(per_job=JobPreemptionRate(most=2, within_s=600))
     victim = runs(w, "victim")
     for turn in range(2):
-        serve = w.submit(job(f"serve {turn}", 8, **SERVING))
+        serve = w.submit(job(f"serve {turn}", 8, team="blue", **SERVING))
         (plan,) = planned(w)
         w.send(plan)
         w.released(victim, exit_code=143, own_exit=False)
         w.started(serve)
         w.released(serve)
         w.started(victim)
-    last = w.submit(job("serve last", 8, **SERVING))
+    last = w.submit(job("serve last", 8, team="blue", **SERVING))
     assert planned(w) == []
     assert answer(w, plan.model_copy(update={"plan_id": "p", "beneficiary": last})) == ["victim-spared"]
     told = found_without(w, per_job=JobPreemptionRate(most=1, within_s=600))
@@ -133,11 +136,11 @@ def test_so_many_of_a_pool_give_way_within_a_time_and_a_wide_plan_goes_alone() -
     w = pool(3, per_pool=PoolPreemptionRate(most=2, within_s=600))
     for number in range(24):
         runs(w, f"small {number}", 1)
-    w.submit(job("wide", 8, **SERVING))
+    w.submit(job("wide", 8, team="blue", **SERVING))
     (plan,) = planned(w)
     assert len(plan.victims) == 8  # more than two, and nobody gave way lately
     assert answer(w, plan) == []
-    second = w.submit(job("one more", 1, **SERVING))
+    second = w.submit(job("one more", 1, team="blue", **SERVING))
     assert planned(w) == []
     other = next(j.id for j in w.decider.state.jobs.values() if j.current is not None and j.id not in plan.victims)
     claimed = w.decider.state.jobs[other].current.claims[0].device  # type: ignore[union-attr]
@@ -169,7 +172,7 @@ def test_a_planner_looks_again_when_nobody_need_be_spared_any_more() -> None:
 def test_who_gives_way_lately_is_in_a_snapshot() -> None:
     w = pool(per_job=JobPreemptionRate(most=1, within_s=600))
     victim = runs(w, "victim")
-    w.submit(job("serve", 8, **SERVING))
+    w.submit(job("serve", 8, team="blue", **SERVING))
     (plan,) = planned(w)
     w.send(plan)
     w.check()
@@ -189,3 +192,53 @@ def test_explain_names_the_limit_that_a_job_waits_for() -> None:
     w.send(after_us=300 * S)
     told = explain(w.decider.state, w.decider.state.jobs[serve], Reasons(w.decider.state))
     assert told.reason == "busy"
+
+
+@pytest.mark.parametrize("allowed", [OWN_UNCOUNTED, OWN_UNCOUNTED - 1])
+def test_what_a_team_does_to_its_own_jobs_keeps_no_other_team_from_making_others_give_way(allowed: int) -> None:
+    """Seen: 601 small jobs of one team gave way to one of its own, and for ten minutes nobody gave way to another team's
+    serving."""
+    w = World(node("n0", 2), allowed=allowed)
+    limits = PreemptionLimits(per_pool=PoolPreemptionRate(most=2, within_s=600))
+    w.send(inbox.ApplyQueues(version=1, queues=(), preemption=limits, user="olga"))
+    small = [runs(w, f"small {number}", 1, share_milli=300, team="blue") for number in range(3)]
+    runs(w, "other", 1, team="green")
+    w.submit(job("large", 1, team="blue", **SERVING))
+    (plan,) = planned(w)
+    attempt = w.decider.state.jobs[small[0]].current
+    assert attempt is not None
+    own = {"victims": tuple(small), "devices": (attempt.claims[0].device,), "costs_device_s": ()}
+    assert answer(w, plan.model_copy(update=own)) == []
+    w.submit(job("serve", 1, team="red", **SERVING))
+    if allowed < OWN_UNCOUNTED:
+        assert planned(w) == []  # checkers of before count these as well
+    else:
+        (plan,) = planned(w)
+        assert answer(w, plan) == []
+    w.check()
+
+
+@pytest.mark.parametrize("allowed", [OWN_UNCOUNTED, OWN_UNCOUNTED - 1])
+def test_a_team_does_not_spare_its_job_by_making_it_give_way(allowed: int) -> None:
+    """Seen: after six times within eleven seconds its experiment gave way to no other team's serving for an hour."""
+    w = World(node("n0"), allowed=allowed)
+    limits = PreemptionLimits(per_job=JobPreemptionRate(most=2, within_s=3600))
+    w.send(inbox.ApplyQueues(version=1, queues=(), preemption=limits, user="olga"))
+    victim = runs(w, "experiment", team="blue")
+    for turn in range(2):
+        higher = w.submit(job(f"own {turn}", 8, team="blue", **SERVING))
+        (plan,) = planned(w)
+        w.send(plan)
+        w.released(victim, exit_code=143, own_exit=False)
+        w.started(higher)
+        w.released(higher)
+        w.started(victim)
+    w.submit(job("serve", 8, team="red", **SERVING))
+    if allowed < OWN_UNCOUNTED:
+        assert planned(w) == []
+    else:
+        (plan,) = planned(w)
+        assert answer(w, plan) == []
+    w.check()
+    state = PreemptionPlanner.load(PreemptionPlanner(w.decider.state).dump()).state
+    assert state.jobs[victim].counted_us == w.decider.state.jobs[victim].counted_us

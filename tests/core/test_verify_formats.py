@@ -2,7 +2,7 @@
 
 import pytest
 
-from libs.core.state.formats import COUNTS_ONCE, FIRST, NEWEST, PREEMPTION_LIMITED, UNCREDITED
+from libs.core.state.formats import COUNTS_ONCE, FIRST, NEWEST, OWN_UNCOUNTED, PREEMPTION_LIMITED, UNCREDITED
 from schemas import inbox
 from schemas import ledger as led
 from schemas.queues import JobPreemptionRate, PreemptionLimits
@@ -16,8 +16,11 @@ def declaring(records: list[led.LedgerRecord], number: int | None) -> list[led.L
     """As a writer of that format would have written them."""
 
     def of_then(event: led.LedgerEvent) -> led.LedgerEvent:
-        later = isinstance(event, led.AttemptPreempting) and (number or FIRST) < UNCREDITED
-        return event.model_copy(update={"for_own_team": False}) if later else event
+        if not isinstance(event, led.AttemptPreempting):
+            return event
+        later = {"for_own_team": (False, UNCREDITED), "counts": (True, OWN_UNCOUNTED)}
+        said = {name: value for name, (value, since) in later.items() if (number or FIRST) < since}
+        return event.model_copy(update=said)
 
     return [
         record.model_copy(update={"format": number, "events": tuple(map(of_then, record.events))}) for record in records
@@ -60,7 +63,7 @@ def gives_way_for_ever(said: bool) -> list[led.LedgerRecord]:
     victim = w.submit(job("victim", 8))
     w.started(victim)
     for turn in range(7):
-        serve = w.submit(job(f"serve {turn}", 8, **SERVING))
+        serve = w.submit(job(f"serve {turn}", 8, team="blue", **SERVING))
         (plan,) = planned(w)
         w.send(plan)
         w.released(victim, exit_code=143, own_exit=False)

@@ -144,6 +144,39 @@ async def test_a_silent_node_holds_up_its_own_askers_only(monkeypatch: pytest.Mo
     assert not relay._under_way
 
 
+async def test_a_team_that_asks_for_output_without_end_hears_so_much_of_it_in_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen: it had all that history and its node's agent could do, and another team's jobs began twenty times as late."""
+    waited: list[float] = []
+
+    async def large(*_: Any, **__: Any) -> LogPiece:
+        return LogPiece(job_id=JOB, attempt=1, rank=0, text="x" * 262_144, next_offset=262_144, ended=False)
+
+    async def any_team(job_id: str, team: str) -> JobDocument:
+        return document(GANG)
+
+    async def sleep(delay_s: float) -> None:
+        waited.append(delay_s)
+
+    monkeypatch.setattr(logs, "ask", large)
+    monkeypatch.setattr(logs, "_now_us", lambda: 1)
+    monkeypatch.setattr(logs.asyncio, "sleep", sleep)
+    relay = LogRelay(lambda: None, any_team)  # type: ignore[arg-type, return-value]
+    query = LogQuery(job_id=JOB, limit=262_144)
+    for _ in range(logs.AT_ONCE // 262_144):
+        assert await relay.read(query, "blue") is not None
+    assert not any(waited)
+    await relay.read(query, "blue")
+    assert waited[-1] > 0
+    relay._owe("blue", 10 * logs.PER_S)
+    with pytest.raises(AskAgain, match="bytes of output a second"):
+        await relay.read(query, "blue")
+    await relay.read(query, "green")
+    assert waited[-1] == 0
+    assert not relay._under_way
+
+
 @pytest.mark.parametrize(
     ("query", "why"),
     [

@@ -21,10 +21,12 @@ class Spared:
         self._minimum_us: dict[str, int] = {}
         self._gone_lately = -1
 
-    def until_us(self, job: Job, *, lent: bool, evens: bool = False) -> int:
+    def until_us(self, job: Job, *, lent: bool, evens: bool = False, own: bool = False) -> int:
         """Until when a running job is spared; 0: it is not. `lent`: it would give back what its queue borrowed. `evens`: it
-        would go so that what is lent is even."""
-        return 0 if self._lifted else max(self.runs_until_us(job, lent=lent, evens=evens), self.rests_until_us(job))
+        would go so that what is lent is even. `own`: it would give way to one of its own queue and class."""
+        if self._lifted:
+            return 0
+        return max(self.runs_until_us(job, lent=lent, evens=evens), self.rests_until_us(job, own=own))
 
     def runs_until_us(self, job: Job, *, lent: bool, evens: bool = False) -> int:
         """Until when it has its minimum run time; 0: it had."""
@@ -36,12 +38,14 @@ class Spared:
         until_us = (job.current.running_us or job.current.granted_us) + minimum_us
         return until_us if until_us > self._t_us else 0
 
-    def rests_until_us(self, job: Job) -> int:
-        """Until when it gave way often enough; 0: it did not."""
+    def rests_until_us(self, job: Job, *, own: bool = False) -> int:
+        """Until when it gave way often enough; 0: it did not. To others only what it gave way for others counts, or a team
+        would make its own job give way so often that nobody else could ask it to."""
         most, within_us = self._limits.per_job.most, self._limits.per_job.within_s * _S
-        if len(job.preempted_us) < most:
+        times = job.preempted_us if own else job.counted_us
+        if len(times) < most:
             return 0
-        until_us = job.preempted_us[-most] + within_us
+        until_us = times[-most] + within_us
         return until_us if until_us > self._t_us else 0
 
     def minimum_us(self, job: Job, *, lent: bool) -> int:
@@ -88,6 +92,7 @@ class Spared:
                 *(self.runs_until_us(job, lent=lent) for lent in (True, False)),
                 self.runs_until_us(job, lent=False, evens=True),
                 self.rests_until_us(job),
+                self.rests_until_us(job, own=True),
             )
             if until_us
         ]
@@ -95,10 +100,10 @@ class Spared:
             moments.append(self.together_from_us(max(1, self._limits.per_pool.most - self._gone() + 1)))
         return min((moment for moment in moments if moment > self._t_us), default=0)
 
-    def text(self, job: Job, *, lent: bool, evens: bool = False) -> str:
+    def text(self, job: Job, *, lent: bool, evens: bool = False, own: bool = False) -> str:
         """Which limit spares a job, for people."""
         runs_us = self.runs_until_us(job, lent=lent, evens=evens)
-        rests_us = self.rests_until_us(job)
+        rests_us = self.rests_until_us(job, own=own)
         if rests_us >= runs_us:
             rate = self._limits.per_job
             return (

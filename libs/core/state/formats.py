@@ -28,6 +28,7 @@ then each decision falls back to what the format before it could say:
     a back-off              left out of job.requeued: a job that was lost again, or failed again, runs again at once
     what is not credited    left out: it is credited
     a gang's own delay      left out of gang.promised and job.granted: it is credited
+    what counts for no rate left out: who gives way for its own team counts as for others
 """
 
 from collections.abc import Mapping
@@ -55,6 +56,7 @@ KINDS: tuple[frozenset[str], ...] = (
     frozenset({"team.left"}),
     frozenset(),  # no kinds: what a team can bring about by itself is not credited
     frozenset(),  # no kinds: nor a start that its own jobs put off
+    frozenset(),  # no kinds: what gives way for its own team keeps no other team from making others give way
 )  # fmt: skip
 """What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
 and knows just these. A new kind begins the next list, however soon that comes. So does a rule by which the checker would find
@@ -83,6 +85,9 @@ not know it credits it, and its bills would differ."""
 OWN_DELAY = 9
 """From this format on, `gang.promised` names the jobs of the gang's team that are expected to run on, and `job.granted` says
 since when only others of its team kept it waiting: nothing is credited for that."""
+OWN_UNCOUNTED = 10
+"""From this format on, `attempt.preempting` says of a job that gives way for its own team that it does not count for the rates
+of preemption: a checker that does not know it would find that more gave way than may."""
 COUNTS_ONCE = 3
 """From this format on, what is kept for a job is its own at a limit only once those that give way for it are gone. Before, it
 was its own at once (0.1.0 grants other devices than those that were kept as soon as they are free), or either."""

@@ -155,6 +155,7 @@ class Past:
     not_before_us: int = 0
     preemptions: int = 0
     preempted_us: tuple[int, ...] = ()
+    counted_us: tuple[int, ...] = ()
     first_grant_us: int = 0
     boost: Boost | None = None
     written: tuple[str, int] = field(default=("", 0), compare=False)
@@ -269,6 +270,8 @@ class Job:
     preemptions = _OfPast[int]()
     preempted_us = _OfPast[tuple[int, ...]]()
     """When it was made to give way, the last times."""
+    counted_us = _OfPast[tuple[int, ...]]()
+    """Of these, when that was for another team."""
     first_grant_us = _OfPast[int]()
     boost = _OfPast[Boost | None]()
     """`priority` is raised by it."""

@@ -336,6 +336,7 @@ def _more_of(job: Job) -> dict[str, Any]:
         **{name: getattr(job, name) for name in _PAST_PLAIN},
         "state": job.state.value,
         "preempted_us": job.preempted_us,
+        "counted_us": job.counted_us,
         "boost": job.boost,
         "endings": dict(job.endings),
         "resume": job.resume.model_dump(mode="json") if job.resume else None,
@@ -402,6 +403,7 @@ def _load_more(job: Job, raw: dict[str, Any]) -> None:
     for name in _PAST_PLAIN:
         setattr(job, name, raw.get(name, 0))  # snapshots of before have no failures
     job.state, job.preempted_us = JobState(raw["state"]), tuple(raw["preempted_us"])
+    job.counted_us = tuple(raw.get("counted_us", raw["preempted_us"]))  # before, all counted
     job.boost = Boost(*raw["boost"]) if raw["boost"] else None
     job.endings = {Category(name): count for name, count in raw["endings"].items()}
     job.resume = _checkpoint(raw["resume"])

@@ -11,7 +11,7 @@ from libs.core.projections.verify.asked import sizes
 from libs.core.projections.verify.books import Books, JobRow, Promises, Stage, Subject
 from libs.core.projections.verify.limit_books import Kind
 from libs.core.projections.verify.thrash import ThrashBooks
-from libs.core.state.formats import FIRST, PREEMPTION_LIMITED, UNCREDITED
+from libs.core.state.formats import FIRST, OWN_UNCOUNTED, PREEMPTION_LIMITED, UNCREDITED
 from schemas import ledger as led
 from schemas.ids import split_attempt_id
 from schemas.resources import WHOLE_MILLI
@@ -90,6 +90,9 @@ class Holds(Subject):
         if e.for_own_team != (own and (books.format or FIRST) >= UNCREDITED):
             whose = "its own team" if e.for_own_team else "others"
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which is said to be for {whose}")
+        if e.counts == (own and (books.format or FIRST) >= OWN_UNCOUNTED):
+            counts = "counts" if e.counts else "does not count"
+            books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, and {counts} for the rates")
         if winner is None or winner.stage is not Stage.WAITING:
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which does not wait")
         elif victim is not None and victim.team == winner.team and victim.priority == winner.priority:
@@ -114,7 +117,9 @@ class Holds(Subject):
         if self.books.format is None or victim is None or victim.open is None or (same and not self._thrash.said):
             return ""
         limited = self.books.format >= PREEMPTION_LIMITED
-        for often in self._thrash.gives_way(e.job_id, e.plan_id, self.books.t_us, limited=limited):
+        for often in self._thrash.gives_way(
+            e.job_id, e.plan_id, self.books.t_us, limited=limited, counts=e.counts, own=same
+        ):
             self.books.broken("I11", f"{e.job_id} gives way to {e.beneficiary} {often}")
         return self._thrash.too_short(victim.team, victim.open, self.books.t_us, lent=False)
 

@@ -24,8 +24,8 @@ class ThrashBooks:
         """They are those of a file, not the defaults."""
         self._minimum: dict[str, tuple[str, int | None]] = {}
         """Queue -> the one above it, and the minimum that it says, s."""
-        self._of_job: dict[str, deque[int]] = {}
-        """Job that has not ended -> when it gave way, the last times."""
+        self._of_job: dict[str, tuple[deque[int], deque[int]]] = {}
+        """Job that has not ended -> when it gave way, the last times; and the last that counted."""
         self._moments: deque[int] = deque()
         self._plans: dict[str, tuple[int, int]] = {}
         """Plan of this decision -> how many gave way shortly before it, and by it."""
@@ -55,21 +55,27 @@ class ThrashBooks:
             return f"after {ran_us} us, and shares are evened out after {float(evens_after_s):g} s"
         return f"after {ran_us} us, and its minimum is {least_s} s" if ran_us < least_s * _S else ""
 
-    def gives_way(self, job_id: str, plan_id: str, t_us: int, *, limited: bool = True) -> Iterator[str]:
-        """A job gives way by a plan: what is too often. `limited`: the defaults hold where a file says nothing."""
+    def gives_way(
+        self, job_id: str, plan_id: str, t_us: int, *, limited: bool = True, counts: bool = True, own: bool = False
+    ) -> Iterator[str]:
+        """A job gives way by a plan: what is too often. `limited`: the defaults hold where a file says nothing. `counts`: for
+        the rates at which it, and the pool, give way. `own`: to one of its team and class, for which all counts."""
         job, pool = self._limits.per_job, self._limits.per_pool
-        times = self._of_job.setdefault(job_id, deque(maxlen=MOST_PER_JOB))
+        every, counted = self._of_job.setdefault(job_id, (deque(maxlen=MOST_PER_JOB), deque(maxlen=MOST_PER_JOB)))
         limited = limited or self._applied
-        if limited and sum(at > t_us - job.within_s * _S for at in times) >= job.most:
+        if limited and sum(at > t_us - job.within_s * _S for at in (every if own else counted)) >= job.most:
             yield f"more than {job.most} times within {job.within_s} s"
-        times.append(t_us)
+        every.append(t_us)
+        if counts:
+            counted.append(t_us)
         while self._moments and self._moments[0] <= t_us - LONGEST_PER_POOL_S * _S:
             self._moments.popleft()
         if plan_id not in self._plans:
             self._plans[plan_id] = (sum(at > t_us - pool.within_s * _S for at in self._moments), 0)
         before, by_it = self._plans[plan_id]
         self._plans[plan_id] = (before, by_it + 1)
-        self._moments.append(t_us)
+        if counts:
+            self._moments.append(t_us)
         if limited and before and before + by_it + 1 > pool.most:
             yield f"as one of more than {pool.most} within {pool.within_s} s"
 

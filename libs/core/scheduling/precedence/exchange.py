@@ -61,7 +61,9 @@ def exchanges(
     slots = np.flatnonzero(served.running & (served.rule > 0))
     spared = Spared(state, t_us)
     if spared.exchanges:
-        asked = [slot for slot in slots.tolist() if not spared.until_us(state.jobs[served.ids[slot]], lent=False)]
+        asked = [
+            slot for slot in slots.tolist() if not spared.until_us(state.jobs[served.ids[slot]], lent=False, own=True)
+        ]
         slots = np.array(asked, dtype=np.int64)
     if not len(slots):
         return []

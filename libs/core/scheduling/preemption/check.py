@@ -148,8 +148,9 @@ def _victims(
         evens = lent and back is not None and back.entitled is None
         if not given and not lent:
             return Declined(Reason.VICTIM_NOT_LOWER, f"{victim_id} is not of a lower class than {job.id}")
-        if (lower or lent or spared.exchanges) and spared.until_us(victim, lent=lent and not evens, evens=evens):
-            why = spared.text(victim, lent=lent and not evens, evens=evens)
+        how = {"lent": lent and not evens, "evens": evens, "own": not (lower or lent)}
+        if (lower or lent or spared.exchanges) and spared.until_us(victim, **how):
+            why = spared.text(victim, **how)
             return Declined(Reason.VICTIM_SPARED, f"{victim_id} is spared: {why}")
         cost = told[victim_id] if victim_id in told else cost_device_s(victim, t_us)
         victims.append(Victim(victim, cost, moves=victim in movers))

@@ -14,6 +14,7 @@ from libs.core.state.formats import (
     DISK_LIMIT,
     NEWEST,
     OWN_DELAY,
+    OWN_UNCOUNTED,
     UNCREDITED,
     may_emit,
 )
@@ -100,6 +101,11 @@ class Decision:
     def may_tell_own_delays(self) -> bool:
         """The same of a promised start, whose jobs may put it off."""
         return self._allowed >= OWN_DELAY
+
+    @property
+    def counts_others_alone(self) -> bool:
+        """The same of what gives way, that it does so for its own team and counts for no rate."""
+        return self._allowed >= OWN_UNCOUNTED
 
     def emit(self, event: LedgerEvent) -> None:
         self.whole = False

@@ -16,8 +16,10 @@ def preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
             raise InputRefused(answer.text)
         d.emit(declined)
         return
+    team = d.state.jobs[m.beneficiary].team
     for victim in answer.victims:
         assert victim.job.current is not None
+        own = victim.job.team == team
         d.emit(
             ledger.AttemptPreempting(
                 job_id=victim.job.id,
@@ -26,7 +28,8 @@ def preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
                 plan_id=m.plan_id,
                 reason=m.reason,
                 cost_device_s=victim.cost_device_s,
-                for_own_team=d.may_withhold_credits and victim.job.team == d.state.jobs[m.beneficiary].team,
+                for_own_team=own and d.may_withhold_credits,
+                counts=not (own and d.counts_others_alone),
             )
         )
     d.emit(

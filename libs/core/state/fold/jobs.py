@@ -112,7 +112,9 @@ def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> No
     job.preemptions += 1
     job.preempted_us = (*job.preempted_us, t_us)[-MOST_PER_JOB:]
     state.preemptions += 1
-    state.preempted.note(t_us)
+    if e.counts:
+        job.counted_us = (*job.counted_us, t_us)[-MOST_PER_JOB:]
+        state.preempted.note(t_us)
 
 
 def _attempt_stopping(state: State, e: led.AttemptStopping, t_us: int) -> None:
