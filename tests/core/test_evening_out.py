@@ -40,16 +40,19 @@ def pass_by(w: World, seconds: int = HOUR_S // 20) -> None:
 
 
 def settle(w: World) -> int:
-    """Carries out what is planned until nothing is. How many plans that took."""
-    for number in range(200):
+    """Carries out what is planned until nothing is planned, starts or ends any more. How many times something was planned."""
+    planned_times = 0
+    for _ in range(200):
         made = carried_out(w)
-        for one in list(w.decider.state.jobs.values()):
+        moving = [one for one in w.decider.state.jobs.values() if one.state.value in ("preempting", "granted")]
+        for one in moving:
             if one.state.value == "preempting":
                 w.released(one.id, exit_code=143, own_exit=False)
-            elif one.state.value == "granted":
+            else:
                 w.started(one.id)
-        if not made:
-            return number
+        if not made and not moving:
+            return planned_times
+        planned_times += bool(made)
         pass_by(w)
     raise AssertionError("it goes on for ever")
 
@@ -197,6 +200,12 @@ demands = st.lists(st.tuples(st.sampled_from(["x0", "x1", "y0", "y1"]), sizes), 
     [0, 0, 0, 0],
     [("x0", 1), ("x0", 1), ("x0", 4), ("x0", 4), ("x0", 4), ("x0", 1), ("y0", 4)],
     [("x0", 1), ("x0", 1), ("x0", 1), ("x1", 2)],
+)
+@example(  # what is planned only once the jobs that were granted last have started
+    [1, 0, 0, 1, 0, 1],
+    [0, 0, 0, 1],
+    [*[("x0", 1)] * 4, ("x0", 2), ("y0", 1), ("y0", 1), ("y0", 2), ("y0", 2)],
+    [("x0", devices) for devices in (1, 1, 2, 2, 1, 1, 1)],
 )
 def test_there_is_no_reclaim_loop(
     weights: list[int], guaranteed: list[int], first: list[tuple[str, int]], second: list[tuple[str, int]]
