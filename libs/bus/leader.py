@@ -30,7 +30,7 @@ from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from libs.bus.cancel import cancel
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import CURSORS_BUCKET
 from libs.ports.clock import until_turn
 from libs.ports.host import present_host
@@ -95,14 +95,14 @@ class Leadership:
                     await self._turn()
                 except ConnectionClosedError:
                     raise
-                except AWAY as error:
+                except UNAVAILABLE as error:
                     log.debug("role %s: %r", self.name, error)
                 if not self.held or self._took_s < self._ttl_s / 3:
                     await asyncio.sleep(until_turn(self._ttl_s / 3))
         finally:
             self._until = 0.0
             if self._revision:
-                with suppress(*AWAY):
+                with suppress(*UNAVAILABLE):
                     async with asyncio.timeout(self._ttl_s / 2):
                         await self._write("", self._revision)
 

@@ -17,7 +17,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from libs.bus.delivery import Delivery, delivery
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 
 SILENCE_S = 5.0
 """No message and no heartbeat for so long, though some were asked for: the consumer is gone."""
@@ -108,7 +108,7 @@ class OrderedConsumer:
         subscription, self._subscription = self._subscription, None
         if subscription is None:
             return
-        with suppress(*AWAY):
+        with suppress(*UNAVAILABLE):
             await subscription.unsubscribe()  # also without a connection, or the next one subscribes to it again
             if self._nc.is_connected:
                 await self._nc.publish(f"{self._js._prefix}.CONSUMER.DELETE.{self._stream}.{self._name}", b"")

@@ -17,8 +17,8 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from libs.bus.batches import Batches
-from libs.bus.holding import StillOurs
 from libs.bus.ids import sent_headers
+from libs.bus.in_progress import StillOwned
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.metrics import PUBLISHED, RETRIED
 from libs.bus.replies import Replies
@@ -47,7 +47,7 @@ _RETRY = (NoStreamResponseError, ServiceUnavailableError)
 _OF_SUBJECT = "maximum messages per subject"
 _FULL = (10077, 10047, 10023, 10054)
 """Maximum bytes exceeded, insufficient storage, insufficient resources: waiting a little will not help. And a message that is
-larger than is taken: only REQUESTS has such a limit, while it fills up (`libs.bus.narrowing`)."""
+larger than is taken: only REQUESTS has such a limit, while it fills up (`libs.bus.request_size_limit`)."""
 
 
 def is_full(error: BaseException) -> bool:
@@ -104,7 +104,7 @@ class Outbox:
         self._again_s = ack_timeout_s
         self._give_up_s = give_up_s
 
-    async def publish_many(self, items: Sequence[Outgoing], *, held: StillOurs | None = None) -> list[PubAck]:
+    async def publish_many(self, items: Sequence[Outgoing], *, held: StillOwned | None = None) -> list[PubAck]:
         """The acknowledgements of `items`, in their order. `held` is asked before each try whether they may still be sent.
 
         Nothing is sent while the server is away: what the client buffers then is lost at the reconnect.
@@ -129,7 +129,7 @@ class Outbox:
         positions: Sequence[int],
         acks: dict[int, PubAck],
         deadline: float,
-        held: StillOurs | None,
+        held: StillOwned | None,
     ) -> None:
         expected: _Expected = {}
         try:
@@ -145,7 +145,7 @@ class Outbox:
         expected: "_Expected",
         acks: dict[int, PubAck],
         deadline: float,
-        held: StillOurs | None,
+        held: StillOwned | None,
     ) -> None:
         todo = list(positions)
         pause = 0.05

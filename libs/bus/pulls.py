@@ -16,8 +16,8 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 
+from libs.bus.decaying_count import DecayingCount
 from libs.bus.delivery import delivery
-from libs.bus.lately import Lately
 from libs.ports.clock import until_turn
 
 _MORE_S = 0.02
@@ -55,7 +55,7 @@ class Pull(JetStreamContext.PullSubscription):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._lately = Lately()  # messages that were handed out
+        self._recent_messages = DecayingCount()  # messages that were handed out
 
     async def fetch(self, batch: int = 1, timeout: float | None = 5.0, heartbeat: float | None = None) -> list[Msg]:
         """Up to `batch` messages: those that the broker has, else the next one that comes within `timeout` seconds.
@@ -74,11 +74,11 @@ class Pull(JetStreamContext.PullSubscription):
                 first_s = min(first_s, now)
             if len(found) == batch or (found and not delivery(found[-1].reply).pending):
                 fresh = len(found)
-                until = min(now + _LINGER_S, end) if self._lately.add(fresh, now) >= _MANY else now
+                until = min(now + _LINGER_S, end) if self._recent_messages.add(fresh, now) >= _MANY else now
                 while len(found) < min(batch, _ENOUGH) and (left := until - loop.time()) > 0:
                     await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile
                     self._take(found, batch)
-                self._lately.add(len(found) - fresh, loop.time())
+                self._recent_messages.add(len(found) - fresh, loop.time())
                 return found
             left = min(end, first_s + _MORE_S) - now
             try:
@@ -89,7 +89,7 @@ class Pull(JetStreamContext.PullSubscription):
                 refused = self._heard(await self._sub.next_msg(left), found)
             except NatsError:
                 if found:
-                    self._lately.add(len(found), loop.time())
+                    self._recent_messages.add(len(found), loop.time())
                     return found
                 raise
             if refused:

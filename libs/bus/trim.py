@@ -25,7 +25,7 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 
 from libs.bus.metrics import SENDERS_NOW, TRIMMED
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.bus.table import WAITING_OF_A_SENDER, durable_of
 
 log = logging.getLogger("baton.trim")
@@ -92,7 +92,7 @@ class Trimmer:
             pressed = await self.turn(asyncio.get_running_loop().time())
             return min(turn_s, _PRESSED_TURN_S) if pressed else None
 
-        await in_turns(turn, turn_s, log, f"stream {self.stream} is not trimmed")
+        await run_periodically(turn, turn_s, log, f"stream {self.stream} is not trimmed")
 
     async def clear(self) -> None:
         """Trims all that was dealt with. Raises nats errors."""
@@ -128,7 +128,7 @@ class Trimmer:
             await self._relieve(info, floor)
             return _RELIEF_S
 
-        await in_turns(turn, _PRESSED_TURN_S, log, f"subjects of stream {self.stream} are not trimmed")
+        await run_periodically(turn, _PRESSED_TURN_S, log, f"subjects of stream {self.stream} are not trimmed")
 
     async def _relieve(self, info: StreamInfo, floor: int) -> None:
         """Trims those subjects that have half of what they may have."""

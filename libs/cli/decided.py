@@ -122,7 +122,7 @@ async def sent_to_pool(baton: Baton, pool: str, outbox: "Outbox", item: "Outgoin
 async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
     """What waits until that is decided which is said within the block: until a record after the block's begin is one that its
     first argument knows for the decision (which raises PoolRefused if that is a refusal), or `done()`. Raises TimedOut."""
-    from libs.bus.patience import AWAY
+    from libs.bus.retry import UNAVAILABLE
     from libs.client.sending import unless_denied
     from libs.ledger.chain import GENESIS, Head
     from libs.ledger.reader import LedgerReader
@@ -144,7 +144,7 @@ async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
                 if entry.valid and decides(entry.record):
                     return entry.seq
             if newest is None and done is not None and await _shown(done):
-                with suppress(*AWAY):
+                with suppress(*UNAVAILABLE):
                     newest = await reader.last_seq()
             if newest is not None and reader.position >= newest:
                 return None

@@ -21,8 +21,8 @@ from typing import Self
 
 from libs.bus.cancel import cancel
 from libs.bus.connect import Address, connect, refuse_shared
-from libs.bus.narrowing import Narrowing
-from libs.bus.patience import patiently
+from libs.bus.request_size_limit import RequestSizeLimit
+from libs.bus.retry import retry_while_away
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli import forking
@@ -291,11 +291,11 @@ class LocalStack:
 
         try:
             async with asyncio.timeout(options.ready_timeout_s):
-                await patiently(make, lambda error, _: log.info("streams are not made yet: %r", error))
+                await retry_while_away(make, lambda error, _: log.info("streams are not made yet: %r", error))
         except BaseException:
             await client.close()
             raise
-        narrowing = asyncio.create_task(Narrowing(js).run())
+        narrowing = asyncio.create_task(RequestSizeLimit(js).run())
 
         async def end() -> None:
             await cancel(narrowing)

@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Create what is missing and check what is there. May be run any time; exits with 5 when something differs."""
     from libs.bus.connect import refuse_anybody, refuse_shared
-    from libs.bus.narrowing import Narrowing
+    from libs.bus.request_size_limit import RequestSizeLimit
     from libs.bus.streams import provision
 
     async def work(baton: Baton) -> None:
@@ -42,7 +42,7 @@ def command(
         done(told, [f"{name}\tready" for name in pools], output, names=pools)
 
     async def stay(baton: Baton) -> None:
-        await Narrowing(baton.nats.jetstream()).run()
+        await RequestSizeLimit(baton.nats.jetstream()).run()
 
     with acting("provision", ",".join(pool or []), reason, url=url, tells_failure=False):
         run(work, OPERATOR, url)

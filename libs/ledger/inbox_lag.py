@@ -10,7 +10,7 @@ from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
 from libs.bus.direct import stamp_us
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.core.state.catching_up import CatchingUp
 from libs.ports.clock import boot_s
 
@@ -41,7 +41,7 @@ class InboxLag:
                 told = await self._js._api_request(f"{self._js._prefix}.STREAM.INFO.{self._stream}", timeout=_ANSWER_S)
             except ConnectionClosedError:
                 raise
-            except AWAY as error:
+            except UNAVAILABLE as error:
                 if not self._unknown:
                     log.warning("stream %s does not say what it holds, and nothing is granted: %r", self._stream, error)
                 self._unknown = True

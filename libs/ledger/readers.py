@@ -29,7 +29,7 @@ from nats.js.kv import KeyValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from libs.bus.cursors import Cursors
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import READERS_BUCKET
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.segments import last_seq, readable
@@ -175,7 +175,7 @@ class Declarer:
             async with asyncio.timeout(5.0):
                 await self._readers.declare(declared)
             self._said_away = False
-        except AWAY as error:
+        except UNAVAILABLE as error:
             if not self._said_away:
                 log.warning("reader %s of pool %s could not declare itself: %r", self._name, self._pool, error)
             self._said_away = True
@@ -213,7 +213,7 @@ class FormatGate:
                 return
             older = await self._older()
             empty = not await last_seq(self._js, self._pool)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             self._old_seen = dict.fromkeys(range(self.allowed + 1, self._newest + 1), now)
             self.holding = f"the broker does not say who reads: {error!r}"
             return
@@ -227,7 +227,7 @@ class FormatGate:
             by = "the ledger is empty" if empty else f"no older reader for {self._hold_s:g} s"
             try:
                 await self._readers.raise_format(self._pool, to, by)
-            except AWAY as error:
+            except UNAVAILABLE as error:
                 self.holding = f"the broker does not keep the format: {error!r}"
                 return
             self.allowed = to

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.ledger.segments import RecordsArchived, readable
 from libs.ports.host import failpoint
 
@@ -51,5 +51,5 @@ class RestoreWait:
             return first <= seq or await self._saved() >= first - 1
         except ConnectionClosedError:
             raise
-        except AWAY:
+        except UNAVAILABLE:
             return False

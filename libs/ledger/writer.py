@@ -24,9 +24,9 @@ from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
 from libs.bus.cancel import cancel
-from libs.bus.lately import Lately
+from libs.bus.decaying_count import DecayingCount
 from libs.bus.messages import payload_room
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
@@ -132,7 +132,7 @@ class LedgerWriter(Generic[D]):
         self._batch = batch
         self._limit = batch
         self._linger_s = linger_ms / 1000
-        self._lately = Lately(_BUSY_S)  # events
+        self._recent_events = DecayingCount(_BUSY_S)
         self._takeover_s = takeover_s
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
@@ -285,7 +285,7 @@ class LedgerWriter(Generic[D]):
         stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._lately.add(0, now) + len(stored) < _BUSY_EVENTS:
+        if self._recent_events.add(0, now) + len(stored) < _BUSY_EVENTS:
             return stored
         size = sum(len(s.payload) for s in stored)
         while len(stored) < self._limit and size < _ENOUGH_BYTES and (left := now + self._linger_s - loop.time()) > 0:
@@ -326,7 +326,7 @@ class LedgerWriter(Generic[D]):
         for place, item in enumerate(items):
             if isinstance(item.message, ClosePeriod):
                 looks = partial(unknown_ledger, self._js, self.pool, self.head, item.message.period)
-                why = await self._ledger.patiently(looks)
+                why = await self._ledger.retry_while_away(looks)
                 items[place] = replace(item, message=None, error=why) if why else item
         far = await self._lag.is_far(stored[-1].time_us)
         self.counters.late += far
@@ -336,7 +336,7 @@ class LedgerWriter(Generic[D]):
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
             events = [*jumps, *self.decider.decide(items, clock.t_us, behind=far or clock.is_behind)]
-            self._lately.add(len(events), asyncio.get_running_loop().time())
+            self._recent_events.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:
                 self.counters.inputs += len(stored)
@@ -432,7 +432,7 @@ class LedgerWriter(Generic[D]):
             # Just committed, so the decider is exactly what the log up to `position` folds to; its parts stay so.
             self._saver.start(self.head, self.position, self.decider.dump())
         if look:  # `_overtaken` looks as well, when there is nothing to commit
-            with suppress(*AWAY):
+            with suppress(*UNAVAILABLE):
                 self._roll_due = await self._rolling.look()
         return AppendOutcome.COMMITTED
 
@@ -455,7 +455,7 @@ class LedgerWriter(Generic[D]):
         """Whether somebody else wrote since we read."""
         try:
             info = await self._js.stream_info(self._rolling.open)
-        except AWAY:
+        except UNAVAILABLE:
             return False
         self._roll_due = self._rolling.due(info)
         if info.state.last_seq == self.position:
@@ -467,7 +467,7 @@ class LedgerWriter(Generic[D]):
 
     async def _make_room(self) -> bool:
         """Rolls because a record did not fit, however full the segment is; False when the log must be asked again."""
-        with suppress(*AWAY):
+        with suppress(*UNAVAILABLE):
             if (await self._js.stream_info(self._rolling.open)).state.messages:
                 return await self._roll()
         return True  # an empty one: the next would be no larger
@@ -492,7 +492,7 @@ class LedgerWriter(Generic[D]):
             await self._rolling.finish(self.head.seq)
         except ConnectionClosedError:
             raise
-        except AWAY as error:
+        except UNAVAILABLE as error:
             log.warning(
                 "ledger of pool %s: the roll into %s is not done yet: %r", self.pool, name_of(self.pool, first), error
             )

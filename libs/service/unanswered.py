@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from libs.bus.direct import get, received_of
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.bus.table import Durable, durables
 from libs.ports import clock
 
@@ -48,7 +48,7 @@ class Unanswered:
 
     async def run(self) -> None:
         """For ever. While the broker does not answer, what was seen last is shown. Raises ConnectionClosedError."""
-        await in_turns(self.look, self._look_s, log, "which requests are unanswered is not known")
+        await run_periodically(self.look, self._look_s, log, "which requests are unanswered is not known")
 
     async def look(self) -> None:
         """Asks once. Raises nats errors, and TimeoutError."""

@@ -34,7 +34,7 @@ from typing import Any, Final
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.core.admission.intake import EVERYBODY, Bucket
 from libs.core.admission.traffic import AT_ONCE_S, EVERYBODYS, TrafficLimits
 from libs.service.teams_file import load_traffic
@@ -129,7 +129,9 @@ class Floods:
         told = ""
         while True:
             try:
-                await in_turns(lambda: self.turn(nats), LOOK_S, log, "how much nodes and teams send is not known")
+                await run_periodically(
+                    lambda: self.turn(nats), LOOK_S, log, "how much nodes and teams send is not known"
+                )
             except ConnectionClosedError:
                 raise
             except Exception as error:

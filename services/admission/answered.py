@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from libs.bus import direct
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.ports import clock
 from schemas import subjects
 from schemas.subjects import EVENTS, REQUESTS
@@ -65,7 +65,7 @@ class Answered:
     async def catch_up(self) -> None:
         """To be called at the start, and before requests that come again are decided. A broker that is away is waited for."""
         at_s = clock.boot_s()
-        await patiently(self._refused, _away)
+        await retry_while_away(self._refused, _away)
         for pool, decided in self._decided().items():
             found, self._inboxes[pool] = await undecided(self._js, pool, max(decided, self._inboxes.get(pool, 0)))
             for one in found:

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.broker import make_broker
 from libs.bus.messages import Outgoing, header_bytes
-from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
 from libs.bus.secret_names import SecretNames
 from libs.bus.settle import NoRoom, Received, consume, dead_letter
+from libs.bus.stream_space import CANCELS_HIGH_WATER, SUBMITS_HIGH_WATER, StreamSpace
 from libs.bus.trim import Trimmer, trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
@@ -57,7 +57,7 @@ class BrokerParts:
     """What needs the broker."""
 
     followers: Sequence[Follower[FleetShape]]
-    rooms: Mapping[str, StreamRoom]
+    rooms: Mapping[str, StreamSpace]
     names: SecretNames
     answered: Answered
     outbox: OneAnswer
@@ -194,7 +194,7 @@ class Admission:
     async def tell_refusals(self) -> None:
         """For ever."""
         room = self.parts.rooms[self.home]
-        await self.refusing.run(lambda: self.parts.outbox, lambda items: room.lacks(items, SUBMITS_END))
+        await self.refusing.run(lambda: self.parts.outbox, lambda items: room.lacks(items, SUBMITS_HIGH_WATER))
 
     def ready(self) -> dict[str, str]:
         if len(self.followers) < 2:
@@ -253,12 +253,12 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
 
 def _lacks_room(
-    out: Sequence[Outgoing], result: AdmissionResult, rooms: Mapping[str, StreamRoom]
+    out: Sequence[Outgoing], result: AdmissionResult, rooms: Mapping[str, StreamSpace]
 ) -> tuple[str, str] | None:
     """The pool that has no room in its inbox for what follows from a request, and why; None when it has."""
     first = out[0] if out else None
     pool = subjects.pool_of_input(first.subject) if first is not None else None
     if first is None or pool is None or pool not in rooms:
         return None
-    why = rooms[pool].lacks([first], CANCELS_END if result is AdmissionResult.CANCELLED else SUBMITS_END)
+    why = rooms[pool].lacks([first], CANCELS_HIGH_WATER if result is AdmissionResult.CANCELLED else SUBMITS_HIGH_WATER)
     return (pool, why) if why else None

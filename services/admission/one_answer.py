@@ -26,7 +26,7 @@ from nats.js.api import PubAck
 
 from libs.bus import direct
 from libs.bus.dead import SEQ, STREAM, dead_letter
-from libs.bus.holding import StillOurs
+from libs.bus.in_progress import StillOwned
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import NotStored
 from libs.bus.settle import Received
@@ -90,7 +90,7 @@ class OneAnswer(PacedOutbox):
     lost: Callable[[str], None] | None = None
 
     async def publish_many(
-        self, items: Sequence[Outgoing], lanes: Sequence[str] = (), *, held: StillOurs | None = None
+        self, items: Sequence[Outgoing], lanes: Sequence[str] = (), *, held: StillOwned | None = None
     ) -> list[PubAck]:
         """As that of every outbox; of what is not sent because another answer is stored, the acknowledgement is that one's."""
         first = [i for i, item in enumerate(items) if _is_input(item)]

@@ -22,9 +22,9 @@ from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
 from libs.bus.dead import Received
-from libs.bus.holding import Standstill
+from libs.bus.in_progress import FreezeDetector
 from libs.bus.messages import Outgoing
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import WAITING_OF_A_SENDER
 from libs.ports import clock
 from schemas import subjects
@@ -69,7 +69,7 @@ _HELD_UP = 1 / 4
 """Nobody is read slowly while what was done ahead of the queue takes up so much of some team's room: it is free only when the
 queue has passed."""
 _FULL = 1 / 8
-"""Nor while the stream is so full: at twice that everybody's requests have to be smaller (`libs.bus.narrowing`)."""
+"""Nor while the stream is so full: at twice that everybody's requests have to be smaller (`libs.bus.request_size_limit`)."""
 _PATIENCE_S = 1.0
 """After so long some are decided whatever is undecided: refusals must not wait for placement."""
 
@@ -119,7 +119,7 @@ class Overtaking:
         self._served: Counter[str] = Counter()  # team -> decided in its lane since the queue's last portion
         self._owed = 0.0  # what the queue's first team may still have of what lanes got
         self._turned_s = 0.0
-        self._standstill = Standstill()
+        self._freezes = FreezeDetector()
         self._senders = 0
         self._fill = 0.0  # of the stream, as it was looked at last in this crowd
         self._warned_s = self._told_broken_s = float("-inf")
@@ -226,7 +226,7 @@ class Overtaking:
         lanes: list[str] = []
         decided: list[tuple[str, int]] = []
         self._pace.held_up = self.ahead.longest / WAITING_OF_A_SENDER
-        self._standstill.watch()
+        self._freezes.watch()
         began_s = clock.boot_s()
         share = max(_LEAST, self._pace.most // (len(self.lanes) + 1))
         now = asyncio.get_running_loop().time()
@@ -243,7 +243,7 @@ class Overtaking:
                 await self._learn((team, received.payload) for received in taken)
             except ConnectionClosedError:
                 raise
-            except AWAY as error:
+            except UNAVAILABLE as error:
                 lane.end(f"what judges its requests cannot be learnt: {error!r}")
             if lane.broken:
                 continue  # what was taken is read again
@@ -264,7 +264,7 @@ class Overtaking:
                 await lane.ask()
             except ConnectionClosedError:
                 raise
-            except AWAY as error:
+            except UNAVAILABLE as error:
                 lane.end(f"it cannot be read on: {error!r}")
         if decided:
             self._turned_s = now
@@ -287,10 +287,10 @@ class Overtaking:
         """What cannot be stored is stored again, or by the queue, with the same ids. What was decided before this process stood
         still is the queue's."""
         try:
-            await self._outbox.publish_many(out, lanes, held=lambda: self._standstill.none_since(began_s))
+            await self._outbox.publish_many(out, lanes, held=lambda: self._freezes.ran_since(began_s))
         except ConnectionClosedError:
             raise
-        except (*AWAY, ValueError) as error:
+        except (*UNAVAILABLE, ValueError) as error:
             log.warning("requests out of their turn wait for the queue: %r", error)
             for team, seq in reversed(decided):
                 self._hold(team, seq)
@@ -322,7 +322,7 @@ class Overtaking:
                 await self.look()
             except ConnectionClosedError:
                 raise
-            except AWAY as error:
+            except UNAVAILABLE as error:
                 log.warning("no request is read out of its turn: %r", error)
             await asyncio.sleep(_pause_s(self._senders))
 

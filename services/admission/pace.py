@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from nats.js.api import PubAck
 
-from libs.bus.holding import StillOurs
+from libs.bus.in_progress import StillOwned
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from schemas import subjects
@@ -154,7 +154,7 @@ class PacedOutbox(Outbox):
     pace: Pace | None = None
 
     async def publish_many(
-        self, items: Sequence[Outgoing], lanes: Sequence[str] = (), *, held: StillOurs | None = None
+        self, items: Sequence[Outgoing], lanes: Sequence[str] = (), *, held: StillOwned | None = None
     ) -> list[PubAck]:
         """`lanes`: of each item, the team whose it is, when it was taken out of its turn."""
         sent_s = asyncio.get_running_loop().time()

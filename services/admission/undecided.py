@@ -12,7 +12,7 @@ from functools import partial
 from nats.js import JetStreamContext
 from nats.js.api import StreamState
 
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.ledger.inputs import read_input
 from libs.ledger.tail import Stored, Tail
 from schemas import ids
@@ -82,4 +82,4 @@ async def _state(js: JetStreamContext, stream: str) -> StreamState:
     def away(error: Exception, failures: int) -> None:
         log.warning("stream %s cannot be read: %r", stream, error)
 
-    return (await patiently(partial(js.stream_info, stream), away)).state
+    return (await retry_while_away(partial(js.stream_info, stream), away)).state

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.core.projections.history import Feed
 from libs.ledger.chain import LedgerRewound
 from libs.ledger.follower import FollowedEntry, Follower, Gather
@@ -117,6 +117,6 @@ class FeedLoop:
                 log.warning("the feed cannot %s: %r", what, error)
             self._cannot = f"cannot {what}: {error!r}"
 
-        done = await patiently(work, away)
+        done = await retry_while_away(work, away)
         self._cannot = ""
         return done

@@ -19,8 +19,8 @@ from libs.adapters.mongo.proofs import KeptSum, ProofStore
 from libs.adapters.mongo.store import StoreAway
 from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import AWAY
 from libs.bus.queries import InvalidQuestion, NothingFound
+from libs.bus.retry import UNAVAILABLE
 from libs.core.proofs.chains import TeamChains
 from libs.core.proofs.sums import way_back
 from libs.core.proofs.tree import Tree, leaf_of, salt_of
@@ -154,7 +154,7 @@ class ProofLoop:
         self._not_before = now + _AGAIN_S
         try:
             await self._outbox.publish_many([message])
-        except AWAY as error:
+        except UNAVAILABLE as error:
             log.warning("sum %d of pool %s is not proposed yet: %r", said.sum.number, self._pool, error)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter
 
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.bus.trim import fill_of
 from schemas import subjects
 
@@ -34,7 +34,7 @@ class EventTrimmer:
 
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
-        await in_turns(self.turn, _TURN_S, log, "the events are not trimmed")
+        await run_periodically(self.turn, _TURN_S, log, "the events are not trimmed")
 
     async def turn(self) -> None:
         """Trims once, if there is need. Raises nats errors."""

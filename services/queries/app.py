@@ -12,9 +12,9 @@ from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Gauge
 
 from libs.bus.broker import make_broker
-from libs.bus.patience import AWAY
 from libs.bus.queries import serve
-from libs.bus.room import SUBMITS_END, StreamRoom
+from libs.bus.retry import UNAVAILABLE
+from libs.bus.stream_space import SUBMITS_HIGH_WATER, StreamSpace
 from libs.core.state.model import State
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
@@ -60,7 +60,7 @@ class Queries:
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}  # who waits until the replica shows what
         self._told_to = 0  # the newest record that an asker has heard of: nothing older is told any more
         self._js: JetStreamContext | None = None
-        self._room: StreamRoom | None = None
+        self._room: StreamSpace | None = None
         show(registry, lambda: [self.follower])
         registry.register(BudgetMetrics(self._shown))
         waiting = Gauge("baton_questions_waiting", "questions that wait for their team's turn", registry=registry)
@@ -126,7 +126,7 @@ class Queries:
     def pool_status(self, query: PoolStatusQuery, team: str) -> PoolStatus:
         follower = self._following()
         status = self.answers.pool_status(follower.projection, team, follower.position, self._told_to)
-        busy = self._room.lacks((), SUBMITS_END) if self._room is not None else ""
+        busy = self._room.lacks((), SUBMITS_HIGH_WATER) if self._room is not None else ""
         return status.model_copy(update={"busy": busy}) if busy else status
 
     def heavy(self, answer: Callable[[Replica, Any, AskedBy], Any]) -> Callable[[Any, str], Any]:
@@ -155,7 +155,7 @@ class Queries:
         """Returns when what is in the inbox now was decided and read, at the latest after a moment."""
         assert self._js is not None
         follower = self._following()
-        with suppress(*AWAY):
+        with suppress(*UNAVAILABLE):
             async with asyncio.timeout(self.settings.decided_wait_s):
                 last = (await self._js.stream_info(inbox_stream(self.settings.pool))).state.last_seq
                 await self._until(lambda: follower.projection.state.inbox_seq >= last, self.settings.decided_wait_s)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from libs.bus.fair_queue import FairQueue
 from libs.bus.queries import AskAgain
-from libs.bus.turns import Turns
 from libs.ledger.follower import Follower
 from services.queries.replica import Replica
 
@@ -38,7 +38,7 @@ class HeavyQuestions:
 
     def __init__(self, follower: Callable[[], Follower[Replica]], each: int) -> None:
         self._follower = follower
-        self._turns: Turns[_Waiting] = Turns(each, _MOST)
+        self._turns: FairQueue[_Waiting] = FairQueue(each, _MOST)
         self._some = asyncio.Event()
 
     def __len__(self) -> int:

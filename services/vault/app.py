@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, Counter
 from libs.bus.boxes import CannotOpen, ForNode, ForVault, close_box, decoded
 from libs.bus.broker import make_broker
 from libs.bus.outbox import Outbox
-from libs.bus.patience import patiently
 from libs.bus.queries import AskAgain, InvalidQuestion, NothingFound, serve
-from libs.bus.room import SUBMITS_END, StreamRoom
+from libs.bus.retry import retry_while_away
+from libs.bus.stream_space import SUBMITS_HIGH_WATER, StreamSpace
 from libs.core.admission.intake import Bucket
 from libs.core.projections.secret_users import SecretUsers
 from libs.ledger.follower import FollowedEntry, Follower
@@ -89,7 +89,7 @@ class Vault:
 
     async def tell_names(self) -> None:
         """Of all teams, at the start. A broker that is away is waited for: it would end the process, again and again."""
-        await patiently(self._of_store().tell_names, _away)
+        await retry_while_away(self._of_store().tell_names, _away)
 
     async def seen(self, seq: int) -> None:
         """Returns when the record at `seq` was read, after `seen_wait_s` at the latest."""
@@ -265,7 +265,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
     broker = make_broker(settings.bus, "vault")
     vault = Vault(settings, KeyFile(settings.keys_path()), registry)
     tasks = Tasks()
-    rooms: list[StreamRoom] = []  # made once the event loop runs
+    rooms: list[StreamSpace] = []  # made once the event loop runs
     ask = partial(serve, broker, queue="vault")
     ask(BY_TYPE["io.baton.secret.set.query.v1"], vault.set, users=True)
     ask(BY_TYPE["io.baton.secret.list.query.v1"], vault.list)
@@ -281,7 +281,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
             rooms[:] = [room := room_of(js, settings.pool)]
             tasks.start("room of the inbox", room.run())
             vault.book = ChangesBook(
-                settings.pool, Outbox(js, give_up_s=_TELL_S), lambda items: room.lacks(items, SUBMITS_END)
+                settings.pool, Outbox(js, give_up_s=_TELL_S), lambda items: room.lacks(items, SUBMITS_HIGH_WATER)
             )
 
             async def after(_: Sequence[FollowedEntry]) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import AWAY
 from libs.bus.queries import AskAgain
+from libs.bus.retry import UNAVAILABLE
 from libs.ports import clock
 from schemas import subjects
 from schemas.audit import ActionOutcome, OperatorAction, line_hash
@@ -78,6 +78,6 @@ class ChangesBook:
                     raise AskAgain(_LATER)
                 try:
                     await self._outbox.publish_many(items)
-                except AWAY as e:
+                except UNAVAILABLE as e:
                     raise AskAgain(_LATER) from e
                 del self._untold[: len(items)]

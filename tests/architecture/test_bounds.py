@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from libs.bus import dead, narrowing, queries, table, trim
-from libs.bus.room import CANCELS_END, SUBMITS_END
+from libs.bus import dead, queries, request_size_limit, table, trim
 from libs.bus.settle import PARKED
+from libs.bus.stream_space import CANCELS_HIGH_WATER, SUBMITS_HIGH_WATER
 from libs.core.admission import in_vain, intake, traffic
 from libs.core.billing import in_days, metering, use_hours
 from libs.core.projections import history
@@ -112,13 +112,13 @@ STREAMS = (
     f"{secrets.TEAM_BYTES // KIB} KiB of values",
     f"At {percent(rolling.ROLL_AT)} % the writer rolls",
     f"of REQUESTS also with more than {trim.SENDERS:,} senders",
-    f"{percent(SUBMITS_END)} % of an inbox, or of the ledger",
-    f"Cancels end at {percent(CANCELS_END)} %",
+    f"{percent(SUBMITS_HIGH_WATER)} % of an inbox, or of the ledger",
+    f"Cancels end at {percent(CANCELS_HIGH_WATER)} %",
     f"{percent(trim_of_events.TRIM_AT)} % of EVENTS | history drops the oldest events of the teams that have most, down to "
     f"{percent(trim_of_events.TRIM_TO)} %",
     f"At most {PARKED:,} are parked by one process",
     "| a request may have, with its headers | "
-    + " | ".join(f"{size // KIB} KiB" for _, size in reversed(narrowing.NARROWED)),
+    + " | ".join(f"{size // KIB} KiB" for _, size in reversed(request_size_limit.SIZE_STEPS)),
     f"(after {intake.LEAST_WAIT_S:.0f} s, because",
 )
 MESSAGES = (

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from nats.aio.msg import Msg
 
-from libs.bus import holding, settle
+from libs.bus import in_progress, settle
 from libs.bus.broker import Broker, make_broker
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors
@@ -151,8 +151,8 @@ async def test_a_process_that_stood_still_stores_nothing_of_what_another_may_dec
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed 5162 of the simulation: it said yes to what another had refused meanwhile."""
-    stood_s, really_s = [0.0], holding.clock.boot_s
-    monkeypatch.setattr(holding.clock, "boot_s", lambda: really_s() + stood_s[0])
+    stood_s, really_s = [0.0], in_progress.clock.boot_s
+    monkeypatch.setattr(in_progress.clock, "boot_s", lambda: really_s() + stood_s[0])
     decide = consumer.decide
 
     def after_a_while(received: Received) -> list[Outgoing]:
@@ -179,8 +179,8 @@ async def test_a_process_that_stood_still_over_a_message_counts_its_delivery(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen: one that takes longer than a delivery lasts was excused each time, and came again for ever with its batch."""
-    stood_s, really_s = [0.0], holding.clock.boot_s
-    monkeypatch.setattr(holding.clock, "boot_s", lambda: really_s() + stood_s[0])
+    stood_s, really_s = [0.0], in_progress.clock.boot_s
+    monkeypatch.setattr(in_progress.clock, "boot_s", lambda: really_s() + stood_s[0])
     monkeypatch.setattr(settle, "_SLOW_S", 0.3)
     decide = consumer.decide
 

@@ -73,7 +73,7 @@ async def test_a_stop_that_comes_together_with_an_answer_of_the_broker_stops(
         except asyncio.CancelledError:
             await asyncio.sleep(3600)
 
-    monkeypatch.setattr("libs.cli.launch.Narrowing.run", drops_the_first)
+    monkeypatch.setattr("libs.cli.launch.RequestSizeLimit.run", drops_the_first)
     options = LaunchOptions(state_dir=tmp_path, teams=("red",), services=(), sync_always=False, scale=0.01)
     async with LocalStack(options) as cluster:
         await begun.wait()

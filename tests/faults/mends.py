@@ -174,7 +174,7 @@ MENDS: tuple[Undone, ...] = (
     ),
     Undone(
         "9. facts have no room in an inbox that people have filled",
-        "libs/bus/room.py",
+        "libs/bus/stream_space.py",
         "if share > end:",
         "if share > 2:",
         "admission/test_service::test_people_leave_room_in_the_inbox_for_facts_and_are_told_when_to_come_again",
@@ -196,7 +196,7 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "9. deliveries that were given to another process count as if they had reached a decision",
         "libs/bus/settle.py",
-        "await excused.excuse(one for one in lost if one.stream_seq not in self._stood)",
+        "await uncounted.discount(one for one in lost if one.stream_seq not in self._stood)",
         "pass",
         "bus/test_settle::test_a_process_that_stood_still_stores_nothing_of_what_another_may_decide_by_now",
     ),

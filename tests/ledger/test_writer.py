@@ -11,7 +11,7 @@ from nats.errors import TimeoutError as NatsTimeout
 
 from libs.bus import messages
 from libs.bus.dead import STACK
-from libs.bus.lately import Lately
+from libs.bus.decaying_count import DecayingCount
 from libs.bus.outbox import Outbox
 from libs.core.state import catching_up, clock
 from libs.core.state.formats import FIRST, NEWEST
@@ -260,13 +260,13 @@ async def test_few_inputs_are_decided_at_once_and_many_together(world: World, mo
     monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 4)
     monkeypatch.setattr(writer_module, "_ENOUGH_BYTES", 1_000_000)
     writer = world.writer("w1", linger_ms=600_000, batch=16)
-    writer._lately = Lately(1e-9)  # each is the first for long
+    writer._recent_events = DecayingCount(1e-9)  # each is the first for long
     world.start(writer)
     for n in range(3):
         await world.put(admitted(n))
         await world.decided(writer)
     assert await world.ledger_last() == 3
-    writer._lately = Lately(1e9)  # what came is still felt
+    writer._recent_events = DecayingCount(1e9)  # what came is still felt
     for n in range(3, 43):
         await world.put(admitted(n))
     while writer.counters.inputs < 3 + 16:

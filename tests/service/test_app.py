@@ -17,7 +17,7 @@ import uvicorn
 from prometheus_client import make_asgi_app
 
 from libs.bus.connect import BusConnection, close, connect
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
 from libs.service.app import _YIELDS, _Server
@@ -222,7 +222,7 @@ async def test_a_service_survives_its_broker_and_says_so(
         return (await process.get("/readyz"))[0] == 200
 
     await until(ready)
-    await patiently(partial(cancel_one, own_nats, "after"), lambda error, failures: None)
+    await retry_while_away(partial(cancel_one, own_nats, "after"), lambda error, failures: None)
 
     async def both() -> bool:
         return await moved(own_nats) == ["before", "after"]

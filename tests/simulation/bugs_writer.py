@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from libs.bus import settle
-from libs.bus.holding import Standstill
+from libs.bus.in_progress import FreezeDetector
 from libs.bus.trim import Trimmer
 from libs.core.scheduling.reactions import _REACTIONS, agents, attempts, requests
 from libs.core.state import fold
@@ -224,7 +224,7 @@ def late_answer_stored(stack: ExitStack) -> None:
         yield lambda: True
 
     set_on(stack, settle, "hold", hold)
-    set_on(stack, Standstill, "none_since", lambda self, began_s: True)
+    set_on(stack, FreezeDetector, "ran_since", lambda self, began_s: True)
 
 
 @bug(

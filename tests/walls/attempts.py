@@ -407,7 +407,7 @@ ATTEMPTS = (
             "tests/bus/test_trim.py::test_large_messages_make_room_as_soon_as_they_are_answered"),
     Attempt(5, _TEAM, "large requests of as many users as it invents, so that the shared stream is full",
             "the fuller it is, the smaller a request may be",
-            "tests/bus/test_narrowing.py::test_who_sends_large_requests_leaves_room_for_others"),
+            "tests/bus/test_request_size_limit.py::test_who_sends_large_requests_leaves_room_for_others"),
     Attempt(2, _JOB, "BPF, keys, modules, io_uring, kexec, clocks", "the same", _REACHES, "call_bpf"),
     Attempt(2, _JOB, "settings of the kernel, cgroup limits, PCI", "read-only or not there", _REACHES, "cgroup_limit"),
     Attempt(2, _JOB, "its shim's map of memory, stack and folder", "the shim is root's, and not to be looked into",

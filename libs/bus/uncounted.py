@@ -1,11 +1,12 @@
-"""Deliveries that reached no decision, and so do not count against their message.
+"""Deliveries that are not counted as failed tries of their message.
 
-The broker counts deliveries. One that ended because nothing could be stored (a full stream, a broker that is away) says
-nothing about the message: after eight minutes of a full inbox, good submits would look like messages that crash their reader.
-So for each message that is put off the number of its deliveries so far is remembered, and only later ones count.
+The broker counts deliveries, and a message with too many becomes a dead letter. A delivery that ended because nothing could be
+stored (a full stream, an unavailable broker) says nothing about the message: after eight minutes of a full inbox, good submits
+would look like poison messages. So for each message that is postponed the number of its deliveries so far is remembered, and
+only later ones count.
 
-It is also stored (one value for all of a consumer's messages), because the process that gets the message next may be another
-one. It is stored before the message is put off; where even that is not possible, this process still knows.
+The numbers are also stored (one value for all messages of a consumer), because another process may get the message next. They
+are stored before the message is postponed; where that is not possible, this process still knows them.
 """
 
 import logging
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 
 from libs.bus.cursors import Cursors
 from libs.bus.dead import Received
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 
 log = logging.getLogger("baton.settle")
 
@@ -21,11 +22,11 @@ _REMEMBERED = 5_000
 """As many as a consumer may have unsettled (`max_ack_pending`)."""
 
 _UNSUSPICIOUS = 2
-"""So few deliveries are below every limit: no need to ask what is stored."""
+"""Up to so many deliveries are below every limit, so the stored numbers are not read."""
 
 
-class Excused:
-    """What one consumer's messages are excused. `name` is the durable's."""
+class UncountedDeliveries:
+    """The uncounted deliveries of one consumer's messages. `name` is the durable's."""
 
     def __init__(self, cursors: Cursors, name: str) -> None:
         self._cursors = cursors
@@ -33,23 +34,23 @@ class Excused:
         self._deliveries: dict[int, int] = {}  # stream sequence -> deliveries that do not count
 
     def counted(self, received: Received) -> int:
-        """The message's deliveries that count, this one included; at least 1."""
+        """The number of deliveries that count, this one included; at least 1."""
         return max(1, received.deliveries - self._deliveries.get(received.stream_seq, 0))
 
     async def recall(self, batch: Iterable[Received]) -> None:
-        """To be called before a batch is looked at: reads what other processes have stored, where that could matter."""
+        """Reads what other processes have stored, where that could matter. Call it before a batch is handled."""
         unknown = [r for r in batch if r.deliveries > _UNSUSPICIOUS and r.stream_seq not in self._deliveries]
         if not unknown:
             return
         try:
             self._merge(await self._cursors.load(self._key) or {})
-        except (*AWAY, ValueError) as error:
-            log.warning("what deliveries of %s are excused cannot be read: %r", self._key, error)
+        except (*UNAVAILABLE, ValueError) as error:
+            log.warning("the uncounted deliveries (%s) cannot be read: %r", self._key, error)
         for received in unknown:  # asked once
             self._deliveries.setdefault(received.stream_seq, 0)
 
-    async def excuse(self, batch: Iterable[Received]) -> None:
-        """These are put off, and none of their deliveries so far counts."""
+    async def discount(self, batch: Iterable[Received]) -> None:
+        """These messages are postponed: none of their deliveries so far counts."""
         news = {r.stream_seq: r.deliveries for r in batch}
         if not news:
             return
@@ -59,11 +60,11 @@ class Excused:
             kept = sorted(self._deliveries.items())[-_REMEMBERED:]
             self._deliveries = dict(kept)
             await self._cursors.save(self._key, {str(seq): count for seq, count in kept if count})
-        except (*AWAY, ValueError) as error:
-            log.warning("that deliveries of %s are excused is not stored: %r", self._key, error)
+        except (*UNAVAILABLE, ValueError) as error:
+            log.warning("the uncounted deliveries (%s) cannot be stored: %r", self._key, error)
 
     def settled(self, received: Received) -> None:
-        """It comes no more."""
+        """Forgets the message: it is not delivered again."""
         self._deliveries.pop(received.stream_seq, None)
 
     def _merge(self, stored: dict[str, int]) -> None:

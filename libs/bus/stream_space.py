@@ -1,8 +1,9 @@
-"""How much room streams have, asked now and then and counted on in between: for who must leave some to others.
+"""Free space of streams, with a high-water mark for each kind of message.
 
-A pool's inbox takes submits and cancels of people, and the facts of nodes and of time. If people could fill it, a finished
-job's devices would never be free again, and nothing would ever make room. So submits end at `SUBMITS_END` of the inbox (and
-of the ledger, where their decisions go), cancels a little later; the rest is for facts.
+A pool's inbox takes submits and cancels of people, and reports of nodes and clocks. If people could fill it, the report that a
+job has finished would find no space, and its devices would never be free again. So submits are refused from
+`SUBMITS_HIGH_WATER` of the inbox on (and of the ledger, which stores their decisions), cancels a little later. The rest of the
+space is reserved for reports. The broker is asked for the fill level now and then; in between this process adds what it sends.
 """
 
 import asyncio
@@ -14,25 +15,25 @@ from typing import Final
 from nats.js.api import StreamInfo
 
 from libs.bus.messages import Outgoing, header_bytes
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.ports.clock import until_turn
 
 log = logging.getLogger("baton.room")
 
-SUBMITS_END: Final = 0.95
-CANCELS_END: Final = 0.98
-"""Shares of a stream's size."""
+SUBMITS_HIGH_WATER: Final = 0.95
+CANCELS_HIGH_WATER: Final = 0.98
+"""Fill levels, as shares of a stream's size."""
 
 ASK_S: Final = 0.5
 QUIET_S: Final = 5.0
-"""So often the broker is asked while nobody wants to put anything in."""
+"""The interval between questions to the broker while nothing is sent."""
 _OVERHEAD_BYTES = 64  # of a stored message, beside its subject, headers and payload
 
 Ask = Callable[[], Awaitable[Sequence[StreamInfo]]]
 
 
-class StreamRoom:
-    """The room in some streams, the first of which is written to."""
+class StreamSpace:
+    """The free space of some streams; messages are written to the first of them."""
 
     def __init__(self, ask: Ask, every_s: float = ASK_S) -> None:
         self._every_s = every_s
@@ -43,11 +44,11 @@ class StreamRoom:
         self._since = 0  # bytes put into the first stream since it was asked
 
     async def run(self) -> None:
-        """For ever. While the broker does not say, what was known last counts. Raises ConnectionClosedError."""
-        await in_turns(self._turn, self._every_s, log, "how full the streams are is not known")
+        """Runs for ever. While the broker is unavailable the last known fill level counts. Raises ConnectionClosedError."""
+        await run_periodically(self._turn, self._every_s, log, "how full the streams are is not known")
 
     async def _turn(self) -> None:
-        """Looks, and rests until somebody wants to put something in."""
+        """Asks the broker, then waits until something is to be sent."""
         self._wanted.clear()
         await self.look()
         with suppress(TimeoutError):
@@ -66,7 +67,7 @@ class StreamRoom:
         self.known.set()
 
     def lacks(self, items: Iterable[Outgoing], end: float) -> str:
-        """Why `items` may not be put in when their kind ends at the share `end`; "" when they may: then they count."""
+        """Why `items` may not be sent when the high-water mark of their kind is `end`; "" when they may: then they count."""
         self._wanted.set()
         size = sum(map(_size, items))
         for index, (name, used, limit) in enumerate(self._streams):

@@ -1,6 +1,6 @@
-"""One bucket had the snapshots of all services; now each service has its own, which nobody else may write or empty.
+"""Migrates snapshots from the one bucket that all services once shared to a bucket per service, which no other may write.
 
-`baton provision` moves what the old one holds. It cannot be left there: a reader whose ledger is archived needs its snapshot.
+`baton provision` runs it. The old snapshots cannot be dropped: a reader whose ledger is archived needs its snapshot.
 """
 
 import logging
@@ -18,7 +18,7 @@ _OLD = f"OBJ_{SNAPSHOTS_BUCKET}"
 
 
 async def make_room(js: JetStreamContext, wanted_bytes: int) -> None:
-    """The old bucket reserves what it holds, but no less than `wanted_bytes`, so that there is room for the new ones."""
+    """Shrinks what the old bucket reserves, to its content or to `wanted_bytes` where that is more: the new ones need space."""
     info = await _old(js)
     if info is None:
         return
@@ -28,8 +28,8 @@ async def make_room(js: JetStreamContext, wanted_bytes: int) -> None:
 
 
 async def move(js: JetStreamContext) -> None:
-    """What the old bucket holds of services goes into their own, but where these have something in its place. It may be
-    repeated: an object is removed from the old bucket when it is in the new one. Raises nats errors."""
+    """Moves each service's snapshots into its own bucket, unless a newer one is there. It may be repeated: an object is removed
+    from the old bucket once it is in the new one. Raises nats errors."""
     info = await _old(js)
     if info is None or not info.state.messages:
         return

@@ -1,12 +1,12 @@
-"""Turns: whoever puts in much is served as often as whoever puts in little."""
+"""FairQueue: whoever puts in much is served as often as whoever puts in little."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.bus.turns import Turns
+from libs.bus.fair_queue import FairQueue
 
 
-def drain(turns: Turns[int]) -> list[tuple[str, int]]:
+def drain(turns: FairQueue[int]) -> list[tuple[str, int]]:
     served = []
     while (turn := turns.take()) is not None:
         served.append(turn)
@@ -14,7 +14,7 @@ def drain(turns: Turns[int]) -> list[tuple[str, int]]:
 
 
 def test_parties_are_served_in_turn_and_each_in_its_own_order() -> None:
-    turns: Turns[int] = Turns(each=10, most=100)
+    turns: FairQueue[int] = FairQueue(each=10, most=100)
     for number in range(4):
         assert turns.put("loud", number)
     assert turns.put("quiet", 0)
@@ -22,7 +22,7 @@ def test_parties_are_served_in_turn_and_each_in_its_own_order() -> None:
 
 
 def test_what_one_party_and_all_may_have_waiting_is_bounded() -> None:
-    turns: Turns[int] = Turns(each=2, most=3)
+    turns: FairQueue[int] = FairQueue(each=2, most=3)
     assert [turns.put("a", n) for n in range(3)] == [True, True, False]
     assert [turns.put("b", n) for n in range(2)] == [True, False]
     assert (len(turns), turns.waiting("a"), turns.waiting("b"), turns.waiting("c")) == (3, 2, 1, 0)
@@ -31,7 +31,7 @@ def test_what_one_party_and_all_may_have_waiting_is_bounded() -> None:
 @given(st.lists(st.one_of(st.sampled_from("abc"), st.none()), max_size=200))
 def test_nothing_is_lost_and_nobody_is_passed_over_twice(steps: list[str | None]) -> None:
     """While a party waits, no other is served twice before it."""
-    turns: Turns[int] = Turns(each=1000, most=1000)
+    turns: FairQueue[int] = FairQueue(each=1000, most=1000)
     put: list[tuple[str, int]] = []
     taken: list[tuple[str, int]] = []
     passed: dict[str, list[str]] = {}
@@ -55,7 +55,7 @@ def test_nothing_is_lost_and_nobody_is_passed_over_twice(steps: list[str | None]
 
 
 def test_a_party_that_is_passed_over_keeps_its_turn() -> None:
-    turns: Turns[int] = Turns(each=10, most=10)
+    turns: FairQueue[int] = FairQueue(each=10, most=10)
     for party in ("blue", "green", "blue"):
         turns.put(party, len(turns))
     assert turns.take(but=["blue"]) == ("green", 1)

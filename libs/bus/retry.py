@@ -1,7 +1,7 @@
-"""A broker that is away is waited for: what was asked is asked again.
+"""Retries while the broker is unavailable.
 
-`AWAY` is what a request raises meanwhile. A connection that was closed for good is another matter: whoever waits on it
-waits for ever, so ConnectionClosedError is always passed on.
+`UNAVAILABLE` are the errors that a request raises meanwhile. ConnectionClosedError is always passed on: that connection is
+closed for good, and a retry on it would never end.
 """
 
 import asyncio
@@ -14,33 +14,36 @@ from nats.errors import Error as NatsError
 
 from libs.ports.clock import until_turn
 
-AWAY: Final = (NatsError, TimeoutError, OSError)
+UNAVAILABLE: Final = (NatsError, TimeoutError, OSError)
 PAUSES_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 A = TypeVar("A")
 
 
-async def patiently(
+async def retry_while_away(
     ask: Callable[[], Awaitable[A]],
     away: Callable[[Exception, int], object],
 ) -> A:
-    """What `ask` answers, asked again after each of `PAUSES_S`, then after the last, while the broker is away. `away` is told
-    each error and how many there were before it. Raises ConnectionClosedError, and what `ask` raises beside `AWAY`."""
+    """Calls `ask` until it succeeds and returns its result. Between tries it sleeps for each of `PAUSES_S`, then for the last
+    one again. `away` is called with each error and the number of errors before it. Raises ConnectionClosedError, and what
+    `ask` raises besides `UNAVAILABLE`."""
     failures = 0
     while True:
         try:
             return await ask()
         except ConnectionClosedError:
             raise
-        except AWAY as error:
+        except UNAVAILABLE as error:
             away(error, failures)
             await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
             failures += 1
 
 
-async def in_turns(turn: Callable[[], Awaitable[float | None]], every_s: float, log: Logger, complaint: str) -> None:
-    """Takes a turn every `every_s` seconds, for ever, or as often as the last one says (s). Of a row of turns in which the
-    broker is away the first is logged, as `complaint`. Raises ConnectionClosedError."""
+async def run_periodically(
+    turn: Callable[[], Awaitable[float | None]], every_s: float, log: Logger, complaint: str
+) -> None:
+    """Calls `turn` every `every_s` seconds, for ever; a turn may return another pause (s). While the broker is unavailable only
+    the first failure is logged, as `complaint`. Raises ConnectionClosedError."""
     is_away = False
     while True:
         pause_s = None
@@ -49,7 +52,7 @@ async def in_turns(turn: Callable[[], Awaitable[float | None]], every_s: float, 
             is_away = False
         except ConnectionClosedError:
             raise
-        except AWAY as error:
+        except UNAVAILABLE as error:
             if not is_away:
                 log.warning("%s: %r", complaint, error)
             is_away = True

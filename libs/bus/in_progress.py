@@ -1,8 +1,8 @@
-"""Whether what the broker delivered to this process is still its own.
+"""Extends the acknowledgement deadline of a batch while it is handled, and says whether that worked.
 
-A delivery that is not settled within `ACK_WAIT_S` goes to another process, which may come to another answer: it knows more by
-then. So a process that was frozen or cut off for about as long, and cannot have told the broker that it was at work, stores
-nothing of what it had decided. What is left is the moment between the last look and the socket.
+The broker redelivers a message to another process when it is not settled within `ACK_WAIT_S`; the other process may know more
+by then and decide otherwise. So a process that was frozen or cut off for about that long, and so could not send "in progress"
+to the broker, stores nothing of what it decided. Only the moment between the last check and the socket is not covered.
 """
 
 import asyncio
@@ -18,29 +18,29 @@ from libs.bus.table import ACK_WAIT_S
 from libs.ports import clock
 
 PULL_S: Final = 2.0
-"""So long a pull request stands: what it brings was not delivered earlier."""
+"""How long a pull request is open: a message that it brings was delivered no earlier than that."""
 _TICK_S = 0.5
 _STANDSTILL_S = 0.6 * ACK_WAIT_S
-"""Who stood still for so long may have missed to tell that it is at work, which it does every third of `ACK_WAIT_S`."""
+"""A process that was frozen for so long may have missed to send "in progress", which is due every third of `ACK_WAIT_S`."""
 
-StillOurs = Callable[[], bool]
+StillOwned = Callable[[], bool]
 
 
-class Standstill:
-    """Notices that this process did not run for a while."""
+class FreezeDetector:
+    """Notices when this process was frozen: a timer that fires every `_TICK_S` came much too late."""
 
     def __init__(self) -> None:
         self._seen_s = self._resumed_s = -math.inf
         self._task: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
-        """Begins to look; once is enough."""
+        """Starts the timer; further calls do nothing."""
         if self._task is None:
             self._seen_s = clock.boot_s()
-            self._task = asyncio.create_task(self._tick(), name="standstill")
+            self._task = asyncio.create_task(self._tick(), name="freezes")
 
-    def none_since(self, began_s: float) -> bool:
-        """Whether it ran all the time since `began_s`, and since the pull request that was answered then."""
+    def ran_since(self, began_s: float) -> bool:
+        """Whether this process was not frozen since `began_s`, nor since the pull request that was answered then."""
         return clock.boot_s() - self._seen_s <= _STANDSTILL_S and began_s > self._resumed_s + PULL_S
 
     async def _tick(self) -> None:
@@ -53,10 +53,10 @@ class Standstill:
 
 
 @asynccontextmanager
-async def hold(messages: Sequence[Msg], standstill: Standstill) -> AsyncIterator[StillOurs]:
-    """Keeps the broker from handing the batch, or what is left of it, to somebody else while it is being handled. Tells whether
-    it has not done so."""
-    standstill.watch()
+async def keep_in_progress(messages: Sequence[Msg], freezes: FreezeDetector) -> AsyncIterator[StillOwned]:
+    """Sends "in progress" for the messages, or those that are left of them, while the batch is being handled. Yields a function
+    that says whether they still belong to this process."""
+    freezes.watch()
     began_s = known_s = clock.boot_s()
 
     async def beat() -> None:
@@ -73,6 +73,6 @@ async def hold(messages: Sequence[Msg], standstill: Standstill) -> AsyncIterator
 
     task = asyncio.create_task(beat())
     try:
-        yield lambda: standstill.none_since(began_s) and clock.boot_s() - known_s < ACK_WAIT_S
+        yield lambda: freezes.ran_since(began_s) and clock.boot_s() - known_s < ACK_WAIT_S
     finally:
         task.cancel()
