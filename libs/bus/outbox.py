@@ -55,7 +55,7 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, APIError) and error.err_code in _FULL
 
 
-def is_crowded(error: BaseException) -> bool:
+def is_subject_full(error: BaseException) -> bool:
     """Whether the broker refused because as many of this subject wait as may: there is room when some are dealt with."""
     return is_full(error) and _OF_SUBJECT in str(getattr(error, "description", ""))
 
@@ -71,7 +71,7 @@ class NotStored(TimeoutError):
         self.unstored = tuple(unstored)
 
 
-class Crowded(NotStored):
+class SubjectFull(NotStored):
     """The broker refuses some for as many of their sender wait as may; they were sent again until there was no more time."""
 
 
@@ -173,7 +173,7 @@ class Outbox:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 unstored = [i for i in range(len(items)) if i not in acks]
-                raise (Crowded if tried.most else NotStored)(
+                raise (SubjectFull if tried.most else NotStored)(
                     f"{len(unstored)} of {len(items)} messages not acknowledged (first: {items[todo[0]].subject}): "
                     "is NATS up, and does a stream take this subject? `baton provision` creates them",
                     unstored,
@@ -258,7 +258,7 @@ def _collect(expected: _Expected, todo: Sequence[int], acks: dict[int, PubAck]) 
     """Moves acknowledged messages into `acks`; returns the rest. Raises the first that is refused for good."""
     rest = []
     refusal: BaseException | None = None
-    crowded = False
+    subject_full = False
     for i in todo:
         future = expected[i].ack if i in expected else None
         if future is None or not future.done():
@@ -267,13 +267,13 @@ def _collect(expected: _Expected, todo: Sequence[int], acks: dict[int, PubAck]) 
         del expected[i]
         if (error := future.exception()) is None:
             acks[i] = future.result()
-        elif is_crowded(error):
+        elif is_subject_full(error):
             rest.append(i)
-            crowded = True
+            subject_full = True
         elif isinstance(error, _RETRY) and getattr(error, "err_code", None) not in _FULL:
             rest.append(i)
         else:
             refusal = refusal or error
     if refusal is not None:
         raise refusal
-    return _Attempted(rest, max(_LEAST_MESSAGES, 2 * (len(todo) - len(rest))) if crowded else None)
+    return _Attempted(rest, max(_LEAST_MESSAGES, 2 * (len(todo) - len(rest))) if subject_full else None)

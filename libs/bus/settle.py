@@ -75,7 +75,7 @@ class NoRoom(RuntimeError):
 
 
 Decide = Callable[[Received], Awaitable[list[Outgoing]] | list[Outgoing]]
-Portion = Callable[[Sequence[Msg]], Awaitable[int]]
+BatchSize = Callable[[Sequence[Msg]], Awaitable[int]]
 """Of the messages that are left of a batch: how many of the first are decided next, at least one."""
 LaidAside = Callable[[Received, str], list[Outgoing]]
 """Given a message that cannot be processed and the reason: what is stored of it."""
@@ -118,19 +118,19 @@ def consume(
     decide: Decide,
     outbox: Callable[[], Outbox],
     batch: int = 256,
-    portion: Portion | None = None,
+    batch_size: BatchSize | None = None,
     laid_aside: LaidAside | None = None,
 ) -> None:
     """Registers a pull consumer on a provisioned durable: batches in, `decide` per message, outputs stored, then acks.
 
     `origin` is the service's name, for dead letters. `decide` returns what follows from a message; it may be async and
-    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. `portion` says how many of a
+    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. `batch_size` says how many of a
     batch's messages are decided and stored together; while it waits, they are kept. `laid_aside` gives what is stored of a
     message that cannot be processed; by default its dead letter. Raises KeyError when the durable is not
     in the table of `libs.bus.table`, which also says what it filters.
     """
     entry = durable_of(stream, durable)
-    shell = _Shell(origin, durable, decide, outbox, portion, laid_aside)
+    shell = _Shell(origin, durable, decide, outbox, batch_size, laid_aside)
     broker.subscriber(
         entry.filter_subjects[0],
         stream=JStream(stream, declare=False),
@@ -166,10 +166,10 @@ class _Shell:
         durable: str,
         decide: Decide,
         outbox: Callable[[], Outbox],
-        portion: Portion | None = None,
+        batch_size: BatchSize | None = None,
         laid_aside: LaidAside | None = None,
     ) -> None:
-        self._portion = portion
+        self._batch_size = batch_size
         self._laid_aside = laid_aside or (lambda received, reason: [dead_letter(origin, received, reason)])
         self._origin = origin
         self._durable = durable
@@ -191,7 +191,7 @@ class _Shell:
             uncounted = self._uncounted
             async with keep_in_progress(left, self._freezes) as held:
                 while left:
-                    count = len(left) if self._portion is None else await self._portion(left)
+                    count = len(left) if self._batch_size is None else await self._batch_size(left)
                     with BATCH_SECONDS.labels(self._durable).time():
                         await self._handle(left[:count], uncounted, held)
                     del left[:count]

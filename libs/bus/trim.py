@@ -11,7 +11,7 @@ next turn.
 
 A subject of REQUESTS, one user's, may have so many messages there and no more: the broker refuses the next. A turn every
 15 s would then let through so many in 15 s, so whoever deals with them says so (`dealt_with`), and subjects are relieved as
-often as it takes. While a crowd holds up what others have in the stream, it gets its room back in part only (`held_back`): what
+often as it takes. While a burst holds up what others have in the stream, it gets its room back in part only (`held_back`): what
 was answered of it stays and fills its subject.
 """
 

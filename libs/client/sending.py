@@ -17,7 +17,7 @@ from nats.js.errors import APIError
 from pydantic import BaseModel, ValidationError
 
 from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
-from libs.bus.outbox import Crowded, NotStored, Outbox, is_full
+from libs.bus.outbox import NotStored, Outbox, SubjectFull, is_full
 from libs.bus.table import WAITING_OF_A_SENDER
 from libs.client.errors import Busy, Denied, Failed, Invalid, Unreachable
 from schemas.base import Strict, sent
@@ -70,7 +70,7 @@ async def store(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) ->
     outbox = Outbox(nats.jetstream(), give_up_s=give_up_s)
     try:
         return await unless_denied(nats, outbox.publish_many(items))
-    except Crowded as e:
+    except SubjectFull as e:
         why = f"a user may have {WAITING_OF_A_SENDER:,} requests waiting, so {len(e.unstored)} of {len(items)} are not stored"
         raise Busy(why, RETRY_AFTER_S) from e
     except NotStored as e:

@@ -36,14 +36,14 @@ from schemas import subjects
 from schemas.ledger import JobQueued
 from schemas.subjects import REQUESTS
 from services.admission.answered import Answered
+from services.admission.fair_queueing import FairQueueing
 from services.admission.handlers import ORIGIN, AdmissionResult, Recent, busy_answer, handle
 from services.admission.metrics import Metrics
 from services.admission.one_answer import OneAnswer, placed
-from services.admission.overtaking import Overtaking
-from services.admission.pace import Pace
 from services.admission.peers import answer, check, watch
 from services.admission.refusing import Refusing, command_of
 from services.admission.settings import AdmissionSettings
+from services.admission.window import AdmissionWindow
 
 _IN_VAIN = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD, AdmissionResult.REPEATED)
 _REFUSED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD)
@@ -61,7 +61,7 @@ class BrokerParts:
     names: SecretNames
     answered: Answered
     outbox: OneAnswer
-    overtaking: Overtaking
+    fair_queueing: FairQueueing
     trimmer: Trimmer
 
 
@@ -93,23 +93,23 @@ class Admission:
             """Of each pool, up to where its inbox is decided."""
             return {pool: follower.projection.inbox_seq for pool, follower in followers.items()}
 
-        pace = Pace(
+        window = AdmissionWindow(
             lambda pool: followers[pool].projection.inbox_seq if pool in followers else 0,
             settings.undecided,
             settings.undecided_alone,
         )
         outbox = OneAnswer(js, batches=True)
-        outbox.pace, outbox.lost, outbox.refused = pace, self._recent.put_off, self.refusing.note
+        outbox.window, outbox.lost, outbox.refused = window, self._recent.put_off, self.refusing.note
         answered, names = Answered(js, DURABLE, decided, self._recent.add), SecretNames(js)
-        overtaking = Overtaking(js, self.decide, outbox, pace, self.learn, self.slow)
-        settled, held_back = overtaking.ahead.settled, overtaking.held_back
+        fair_queueing = FairQueueing(js, self.decide, outbox, window, self.learn, self.slow)
+        settled, held_back = fair_queueing.out_of_order.settled, fair_queueing.held_back
         self._parts = BrokerParts(
             followers=tuple(followers.values()),
             rooms={pool: room_of(js, pool) for pool in pools},
             names=names,
             answered=answered,
             outbox=outbox,
-            overtaking=overtaking,
+            fair_queueing=fair_queueing,
             trimmer=trimmer_of(
                 js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s, answered=settled, held_back=held_back
             ),
@@ -125,15 +125,15 @@ class Admission:
     def followers(self) -> Sequence[Follower[FleetShape]]:
         return self._parts.followers if self._parts is not None else ()
 
-    async def portion(self, left: Sequence[Msg]) -> int:
+    async def batch_size(self, left: Sequence[Msg]) -> int:
         """How many of the queue's requests are decided now."""
         if any(message.metadata.num_delivered > 1 for message in left):
             await self.parts.answered.catch_up()
-        return await self.parts.overtaking.portion(left)
+        return await self.parts.fair_queueing.batch_size(left)
 
     def in_line(self, received: Received) -> list[Outgoing]:
         """What follows from a request whose turn it is in the queue; nothing where that was done in its team's lane."""
-        done = self.parts.overtaking.ahead.done(received.stream_seq)
+        done = self.parts.fair_queueing.out_of_order.done(received.stream_seq)
         self.parts.trimmer.dealt_with(subject=received.subject, seq=received.stream_seq, size=len(received.payload))
         return [] if done else self.decide(received)
 
@@ -182,7 +182,7 @@ class Admission:
             if isinstance(event, JobQueued):
                 self._intake.queued(event)
                 self._recent.shown(event.job_id)
-        self.parts.overtaking.moved()
+        self.parts.fair_queueing.moved()
 
     async def caught_up(self) -> None:
         """Returns when all is known that requests are judged by."""
@@ -214,7 +214,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         durable=DURABLE,
         origin=ORIGIN,
         decide=admission.in_line,
-        portion=admission.portion,
+        batch_size=admission.batch_size,
         laid_aside=admission.laid_aside,
         outbox=lambda: admission.parts.outbox,
         batch=settings.batch,
@@ -238,8 +238,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     async def caught_up() -> None:
         await admission.caught_up()
         tasks.start("refusals for the ledger", admission.tell_refusals())
-        tasks.start("lanes of teams", admission.parts.overtaking.run())
-        tasks.start("requests out of their turn", admission.parts.overtaking.pass_on())
+        tasks.start("lanes of teams", admission.parts.fair_queueing.run())
+        tasks.start("requests out of their turn", admission.parts.fair_queueing.pass_on())
 
     return make_asgi(
         broker,

@@ -37,9 +37,9 @@ from schemas.inbox import JobAdmitted, RefusalTold
 from schemas.jobs import JobRejected
 from schemas.subjects import REQUESTS
 from services.admission.handlers import ORIGIN, told
-from services.admission.pace import PacedOutbox
 from services.admission.refusing import command_of
 from services.admission.undecided import read
+from services.admission.window import WindowedOutbox
 
 log = logging.getLogger("baton.admission")
 
@@ -82,7 +82,7 @@ class _Places:
     unread: set[str] = field(default_factory=set)
 
 
-class OneAnswer(PacedOutbox):
+class OneAnswer(WindowedOutbox):
     """Stores what follows from requests: what takes a place first, and the rest of those that got theirs. `refused` is told
     each refusal that took one; `lost` each job that was admitted here and is not passed on, for its request was refused."""
 

@@ -113,7 +113,7 @@ def test_what_was_answered_has_no_other_answer() -> None:
 
 
 def test_who_may_send_it_again_takes_no_place() -> None:
-    """It is no end: a crowd's refusals cost placement nothing, and an inbox that is full keeps none of them from being told."""
+    """It is no end: a burst's refusals cost placement nothing, and an inbox that is full keeps none of them from being told."""
     busy = busy_answer(received(GOOD), "main", "INBOX-main is 95% full")
     assert placed(received(GOOD), busy, "main") == busy
 

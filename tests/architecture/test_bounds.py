@@ -23,7 +23,7 @@ from libs.walls import accounts, floods
 from schemas import queues, secrets, subjects
 from schemas.envelope import MAX_ATTRIBUTE
 from schemas.nodes import PIECE_BYTES
-from services.admission import ahead, overtaking, pace
+from services.admission import fair_queueing, out_of_order, window
 from services.admission.settings import AdmissionSettings
 from services.agent import kept_groups, reports
 from services.agent.settings import AgentSettings
@@ -60,7 +60,7 @@ MEMORY = (
     f"{queries.REFUSALS_AT_ONCE:,} at once and {queries.REFUSALS_PER_S} a second of them",
     f"{usual(QueriesSettings, 'questions_each')} of a team, {heavy._MOST:,} in all; the next is refused",
     f"what it lists ({answers._QUEUE_VIEW:,} jobs at the most)",
-    f"by whatever process; {ahead.Ahead()._most:,} at the most",
+    f"by whatever process; {out_of_order.OutOfOrder()._most:,} at the most",
     f"{strangers.MOST}, of {strangers.LONGEST_S:.0f} s each",
     f"| connections of a team | {accounts.TEAM_CONNECTIONS} |",
     f"| {accounts.TEAM_SUBSCRIPTIONS}, {accounts.NODE_SUBSCRIPTIONS}; of the agents of a simulated pool "
@@ -68,7 +68,8 @@ MEMORY = (
     f"| {accounts.NODE_CONNECTIONS}, {accounts.LOGS_SUBSCRIPTIONS} each |",
     f"| {queries.ANSWER_S} s while nobody answers (`ANSWER_S`) |",
     f"of the {intake._BUCKETS:,} teams that were seen last",
-    f"of {overtaking._TEAMS} teams {overtaking._EACH} each, 32 MiB in all: {overtaking._PAGE_BYTES // KIB} KiB are asked for",
+    f"of {fair_queueing._TEAMS} teams {fair_queueing._EACH} each, 32 MiB in all: "
+    f"{fair_queueing._PAGE_BYTES // KIB} KiB are asked for",
     f"| {MOST_SINCE:,} lines, 6 MB;",
     f"MongoDB: {usual(HistorySettings, 'proof_days')} days (`BATON_HISTORY_PROOF_DAYS`)",
     f"{in_days.MOST_USES:,} uses that are rated anew",
@@ -140,19 +141,19 @@ KEYS = (
     f"of 2^{ended.MAX_SLOTS.bit_length() - 1} places",
     f"{early_cancels.PER_TEAM:,} per team and {early_cancels.IN_ALL:,} in all",
 )
-CROWDS = (
-    f"Up to {overtaking._TEAMS} teams that have sent something lately have one",
-    f"and after {overtaking._FULL_S} s when another team waits",
-    f"with more than {overtaking._SENDERS:,} users in the stream",
-    f"{overtaking._EACH} jobs while what waits of it fits into its lane, else an equal share of what may be undecided, at "
-    f"least {overtaking._LEAST}. A request counts once more for each {overtaking._HEAVY_BYTES // KIB} KiB of it, and a header "
-    f"for at least {overtaking._HEADER_BYTES} bytes",
-    f"it begins with {usual(AdmissionSettings, 'undecided')} (`BATON_ADMISSION_UNDECIDED`); grows while half of it is used and "
-    f"rounds take less than {1000 * pace._QUICK_S:.0f} ms, or {pace._QUICK} times what one takes without a crowd; and shrinks, "
-    f"down to {pace._LEAST}, when they take more than {1000 * pace._SLOW_S:.0f} ms and twice that",
+BURSTS = (
+    f"Up to {fair_queueing._TEAMS} active teams have one",
+    f"or {fair_queueing._FULL_S} s when another team waits",
+    f"with more than {fair_queueing._SENDERS:,} users in the stream",
+    f"{fair_queueing._EACH} jobs while its waiting requests fit into its lane, else an equal share of the window, but at least "
+    f"{fair_queueing._LEAST}. A request counts once more for each {fair_queueing._HEAVY_BYTES // KIB} KiB of it, and a header "
+    f"as at least {fair_queueing._HEADER_BYTES} bytes",
+    f"It begins with {usual(AdmissionSettings, 'undecided')} jobs (`BATON_ADMISSION_UNDECIDED`); grows while half of it is",
+    f"and round trips take less than {1000 * window._QUICK_S:.0f} ms, or {window._QUICK} times an idle one; and shrinks, down",
+    f"to {window._LEAST}, when they take more than {1000 * window._SLOW_S:.0f} ms and",
     f"it is {usual(AdmissionSettings, 'undecided_alone')} (`BATON_ADMISSION_UNDECIDED_ALONE`)",
-    f"and {round(ahead._LEAST_ROOM * table.WAITING_OF_A_SENDER)} at the least (`Ahead.held_back`)",
-    f"evenly, within {ahead._BACK_S:.0f} s",
+    f"and {round(out_of_order._LEAST_ROOM * table.WAITING_OF_A_SENDER)} at the least (`OutOfOrder.held_back`)",
+    f"evenly, within {out_of_order._BACK_S:.0f} s",
     f"each team may have {SHIPPED.open_jobs:,} open jobs of {SHIPPED.open_kinds:,} kinds, {SHIPPED.submits_per_s:,.0f} submits "
     f"and 1 MB a second, {SHIPPED.burst:,} and 64 MB at once",
     f"{intake.IDLE_CANCELS} at once and one a second, because each of them",
@@ -180,7 +181,7 @@ NODES = (
 )
 
 
-@pytest.mark.parametrize("words", [*MEMORY, *STREAMS, *MESSAGES, *KEYS, *CROWDS, *NODES])
+@pytest.mark.parametrize("words", [*MEMORY, *STREAMS, *MESSAGES, *KEYS, *BURSTS, *NODES])
 def test_the_page_has_the_codes_number(words: str) -> None:
     page = re.sub(r"\[\^\w+\]", "", PAGE.read_text())
     assert words in re.sub(r"[ \n]+", " ", page)

@@ -15,7 +15,7 @@ from libs.bus.cursors import Cursors
 from libs.bus.dead import AT, ORIGIN, REASON, SEQ, STREAM, SUBJECT, TRUNCATED
 from libs.bus.messages import Outgoing, decode_bare, outgoing
 from libs.bus.outbox import MAX_PAYLOAD_BYTES, Outbox
-from libs.bus.settle import Portion, Received, Transient, consume, dead_letter, replayed
+from libs.bus.settle import BatchSize, Received, Transient, consume, dead_letter, replayed
 from libs.bus.streams import provision
 from schemas.inbox import CancelRequested
 from schemas.jobs import CancelJob
@@ -58,7 +58,7 @@ class Consumer:
             )
         ]
 
-    async def start(self, outbox: Outbox | None = None, portion: Portion | None = None) -> None:
+    async def start(self, outbox: Outbox | None = None, batch_size: BatchSize | None = None) -> None:
         self.broker = make_broker(self.url, "admission")
         box = outbox or Outbox(self.js)
         consume(
@@ -68,7 +68,7 @@ class Consumer:
             origin="admission",
             decide=self.decide,
             outbox=lambda: box,
-            portion=portion,
+            batch_size=batch_size,
         )
         await self.broker.start()
 
@@ -125,14 +125,14 @@ async def test_a_batch_is_decided_in_portions_and_what_is_left_is_kept(consumer:
     names = [f"n{i}" for i in range(20)]
     more, asked = asyncio.Event(), []
 
-    async def portion(left: Sequence[Msg]) -> int:
+    async def batch_size(left: Sequence[Msg]) -> int:
         asked.append(len(left))
         if len(asked) > 2:
             await more.wait()
         return min(3, len(left))
 
     await consumer.send(*names)
-    await consumer.start(portion=portion)
+    await consumer.start(batch_size=batch_size)
     await until(lambda: len(asked) > 2)
 
     async def settled() -> bool:

@@ -31,8 +31,8 @@ from schemas.subjects import DEAD, EVENTS, REQUESTS
 from services.admission.app import DURABLE, make_app
 from services.admission.handlers import Recent, handle
 from services.admission.one_answer import OneAnswer, placed
-from services.admission.pace import Pace
 from services.admission.settings import AdmissionSettings
+from services.admission.window import Pace
 from tests.admission.running import running
 from tests.core.builders import World, node
 from tests.kit.waiting import stored, until

@@ -252,7 +252,7 @@ ATTEMPTS = (
             "tests/admission/test_service.py::test_whose_requests_come_to_nothing_is_read_slowly_and_holds_up_no_other_team"),
     Attempt(5, _TEAM, "... so that what others have done ahead of them fills the room of those",
             "nobody is read slowly then",
-            "tests/admission/test_overtaking.py::test_nobody_is_read_slowly_while_that_would_take_the_room_of_others"),
+            "tests/admission/test_fair_queueing.py::test_nobody_is_read_slowly_while_that_would_take_the_room_of_others"),
     Attempt(5, _TEAM, "commands by words that it invents, each with a bound of its own", "a user has the two that there are",
             "tests/client/test_teams.py::test_a_user_cannot_publish_to", "baton.cmd.job.v1.invented.blue.ana"),
     Attempt(5, _TEAM, "cancels of another's jobs, whose keys are guessed", "they count for who sends them",
