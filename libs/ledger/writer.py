@@ -31,13 +31,13 @@ from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import Head, remember
-from libs.ledger.culprits import Culprits
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.folded import EncodedRecord, FoldedLedger
 from libs.ledger.inbox_lag import InboxLag
 from libs.ledger.inputs import InboxItem
 from libs.ledger.pieces import RECORD_BYTES, Piece, pieces
+from libs.ledger.poison import PoisonInputs
 from libs.ledger.readers import Declarer
 from libs.ledger.rolling import Rolling
 from libs.ledger.saver import SaveCounters, SnapshotSaver
@@ -46,7 +46,7 @@ from libs.ledger.segments import name_of, readable
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.standby import follow
 from libs.ledger.tail import Stored, Tail
-from libs.ledger.timing import TickPatience, timed
+from libs.ledger.timing import TickDeadline, timed
 from libs.ports.clock import until_turn
 from libs.ports.host import failpoint, present_host
 from schemas.inbox import ClosePeriod
@@ -136,9 +136,9 @@ class LedgerWriter(Generic[D]):
         self._takeover_s = takeover_s
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
-        self._culprits = Culprits(pool)
+        self._poison = PoisonInputs(pool)
         self._lag = InboxLag(js, inbox_stream(pool))
-        self._patience = TickPatience()
+        self._tick_deadline = TickDeadline()
         self._no_roll_before = 0.0
         self._full = ""
         self._full_turns = 0
@@ -304,15 +304,15 @@ class LedgerWriter(Generic[D]):
 
     async def _until_tick(self, stored: list[Stored]) -> tuple[list[InboxItem], LedgerClock, list[ClockJumped]]:
         """`stored` as it is read, and the clock after it. While that is behind, what comes up to a tick is added to it."""
-        items = [self._culprits.read(message) for message in stored]
+        items = [self._poison.read(message) for message in stored]
         most = _MOST_BEFORE_TICK * self._batch if self._limit == self._batch else self._limit
         clock, jumps = timed(self._ledger.clock, items)
-        while len(stored) < most and (left_s := self._patience.left_s(clock, items)):
+        while len(stored) < most and (left_s := self._tick_deadline.left_s(clock, items)):
             assert self._inbox is not None, "what is stored comes from it"
             more = await self._inbox.messages(
                 min(self._batch, most - len(stored)), min(left_s, until_turn(_ASK_S)), max_bytes=_INPUT_BYTES
             )
-            news = [self._culprits.read(message) for message in more]
+            news = [self._poison.read(message) for message in more]
             clock, found = timed(clock, news)
             stored += more
             items += news
@@ -346,15 +346,15 @@ class LedgerWriter(Generic[D]):
                 return AppendOutcome.SKIPPED
             first, rest = self._records(events, len(jumps), [message.seq for message in stored])
         except Exception as error:
-            if self._culprits.blame(error, stored):
+            if self._poison.blame(error, stored):
                 self._limit = min(self._batch, len(stored)) // 2
-            self.counters.faults = self._culprits.faults
+            self.counters.faults = self._poison.faults
             return AppendOutcome.UNDECIDED
         # Before the commit: afterwards a crash could leave the rejection without its copy.
         teams = {
             item.seq: getattr(item.message, "team", "") for item in items
         }  # whose requests they were, admission says
-        rejected = self._culprits.rejected(stored, events, self.decider.faults)
+        rejected = self._poison.rejected(stored, events, self.decider.faults)
         if rejected and await self._moved():  # whoever wrote may have taken what an old state makes us reject
             return AppendOutcome.REFUSED
         for message, reason, stack in rejected:
@@ -437,8 +437,8 @@ class LedgerWriter(Generic[D]):
         return AppendOutcome.COMMITTED
 
     def _progressed(self) -> None:
-        self.counters.faults = self._culprits.faults
-        self._culprits.progressed(self.decided_to)
+        self.counters.faults = self._poison.faults
+        self._poison.progressed(self.decided_to)
         self._limit = min(self._batch, self._limit * 2)
         self.settled = True
 

@@ -22,8 +22,8 @@ from libs.bus.stream_space import CANCELS_HIGH_WATER, SUBMITS_HIGH_WATER, Stream
 from libs.bus.trim import Trimmer, trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.admission.in_vain import InVain, weight
 from libs.core.admission.intake import Intake
+from libs.core.admission.request_throttle import RequestThrottle, weight
 from libs.core.scheduling import limits
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
@@ -45,7 +45,7 @@ from services.admission.refusing import Refusing, command_of
 from services.admission.settings import AdmissionSettings
 from services.admission.window import AdmissionWindow
 
-_IN_VAIN = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD, AdmissionResult.REPEATED)
+_THROTTLED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD, AdmissionResult.REPEATED)
 _REFUSED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD)
 DURABLE = "admission"
 FOLLOWER = "admission"
@@ -77,7 +77,7 @@ class Admission:
         self._policy = policy_version(settings.classes, settings.teams)
         self._recent = Recent()
         self._intake = Intake(settings.intake_limits())
-        self._in_vain = InVain()
+        self._throttle = RequestThrottle()
         self._metrics = Metrics(registry, lambda: [follower.projection for follower in self.followers])
         show(registry, lambda: self.followers)
 
@@ -152,16 +152,16 @@ class Admission:
             self._metrics.no_room()
             raise NoRoom(f"pool {pool}: {why}", busy_answer(received, pool, why))
         self._metrics.handled(handled, clock.wall_s() - received.time_us / 1e6)
-        if handled.result in _IN_VAIN and received.deliveries == 1:
-            self._note_in_vain(received, handled.result)
+        if handled.result in _THROTTLED and received.deliveries == 1:
+            self._throttle_after(received, handled.result)
         if out is handled.out and handled.result in _REFUSED and (command := command_of(received, out, self._policy)):
             self.refusing.note(command)
         return out
 
-    def _note_in_vain(self, received: Received, result: AdmissionResult) -> None:
+    def _throttle_after(self, received: Received, result: AdmissionResult) -> None:
         size = len(received.payload) + header_bytes(received.headers)
         cost = weight(size, repeated=result is AdmissionResult.REPEATED)
-        self._in_vain.note(subjects.sender_of(received.subject), cost, int(clock.boot_s() * 1e6))
+        self._throttle.note(subjects.sender_of(received.subject), cost, int(clock.boot_s() * 1e6))
 
     def laid_aside(self, received: Received, reason: str) -> list[Outgoing]:
         """What follows from a request that cannot be decided."""
@@ -169,7 +169,7 @@ class Admission:
 
     def slow(self, team: str) -> float:
         """The seconds until the team's requests may be read on: after those that led to nothing."""
-        return self._in_vain.wait_s(team, int(clock.boot_s() * 1e6))
+        return self._throttle.wait_s(team, int(clock.boot_s() * 1e6))
 
     async def learn(self, requests: Iterable[tuple[str, bytes]]) -> None:
         """What must be known to judge these requests, each with its team."""

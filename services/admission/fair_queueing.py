@@ -8,8 +8,8 @@ So a team with few requests waits neither for another team's burst nor for its b
 do not take, the queue gets. Large requests count more than once (`_cost`). `services/admission/out_of_order.py` remembers what
 was decided out of order.
 
-A team whose requests are refused again and again (`libs/core/admission/in_vain.py`) is throttled, in its lane and at the head
-of the queue. It then counts as a burst, however few of its requests wait, and the other teams have lanes.
+A team whose requests are refused again and again is throttled (`libs/core/admission/request_throttle.py`), in its lane and at
+the head of the queue. It then counts as a burst, however few of its requests wait, and the other teams have lanes.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ from libs.core.admission.evaluate import Admitted, NotAdmitted
 from libs.core.admission.intake import LEAST_WAIT_S, Intake, OverLimit
 from libs.core.admission.refusal import Why
 from libs.core.admission.routing import Pools, home_of, oldest_us, route
-from libs.core.state.by_job import LatelyByJob
+from libs.core.state.by_job import RecentByJob
 from libs.ledger.inputs import MAX_INPUT_BYTES
 from schemas import ids, subjects
 from schemas.base import Name
@@ -66,14 +66,14 @@ class Handled:
     job: str = ""
 
 
-class Recent(LatelyByJob[str]):
+class Recent(RecentByJob[str]):
     """The jobs admitted last, each with its pool: they exist a moment before the ledger, and with it the context, says
     so. Those for which there was no room are not among them (`put_off`): they do not exist, and when their requests come again
     they may be refused by name, but they are not counted twice."""
 
     def __init__(self, limit: int = _REMEMBERED) -> None:
         super().__init__(limit)
-        self._put_off: LatelyByJob[None] = LatelyByJob(limit)
+        self._put_off: RecentByJob[None] = RecentByJob(limit)
 
     def add(self, job_id: str, pool: str) -> None:
         self[job_id] = pool

@@ -15,7 +15,7 @@ from libs.bus import settle
 from libs.bus.dead import LEFT_OUT, replayed
 from libs.cli.exits import Exit, code_of
 from libs.client import Parked, connect
-from libs.core.admission import in_vain
+from libs.core.admission import request_throttle
 from libs.core.admission.fleet_shape import FleetShape
 from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
@@ -335,8 +335,8 @@ async def test_a_crowd_of_one_teams_requests_holds_up_no_other_team(bench: Bench
 async def test_whose_requests_come_to_nothing_is_read_slowly_and_holds_up_no_other_team(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_vain, "AT_ONCE", 20.0)
-    monkeypatch.setattr(in_vain, "PER_S", 1e-6)
+    monkeypatch.setattr(request_throttle, "AT_ONCE", 20.0)
+    monkeypatch.setattr(request_throttle, "PER_S", 1e-6)
     other, bad = f"{bench.team}-other", 100
     await bench.write()
     async with running(bench.app(batch=10)):

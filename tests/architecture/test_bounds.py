@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from libs.bus import dead, queries, request_size_limit, table, trim
 from libs.bus.settle import PARKED
 from libs.bus.stream_space import CANCELS_HIGH_WATER, SUBMITS_HIGH_WATER
-from libs.core.admission import in_vain, intake, traffic
+from libs.core.admission import intake, request_throttle, traffic
 from libs.core.billing import in_days, metering, use_hours
 from libs.core.projections import history
 from libs.core.proofs.chains import MOST_SINCE
@@ -52,7 +52,7 @@ def percent(share: float) -> str:
 MEMORY = (
     f"({past_use._FORGOTTEN // past_use.PERIODS} half-lives at the most)",
     f"{past_use.MOST_USERS:,} of those who hold nothing",
-    f"(`PreemptedLately`, of each job the last {queues.MOST_PER_JOB} times)",
+    f"(`RecentPreemptions`, of each job the last {queues.MOST_PER_JOB} times)",
     f"{queues.MOST_BOOSTS} moments of each team that had one",
     f"(or node), {queries._MOST:,} in all",
     f"{queries._EACH} of a team (or node)",
@@ -157,7 +157,7 @@ BURSTS = (
     f"each team may have {SHIPPED.open_jobs:,} open jobs of {SHIPPED.open_kinds:,} kinds, {SHIPPED.submits_per_s:,.0f} submits "
     f"and 1 MB a second, {SHIPPED.burst:,} and 64 MB at once",
     f"{intake.IDLE_CANCELS} at once and one a second, because each of them",
-    f"{in_vain.AT_ONCE:.0f} at once, {in_vain.PER_S:.0f} a second for ever",
+    f"{request_throttle.AT_ONCE:.0f} at once, {request_throttle.PER_S:.0f} a second for ever",
     f"| messages that it says, whatever becomes of them | {TRAFFIC.said_per_s:,.0f} | "
     f"{(TRAFFIC.said_per_s or 0) * traffic.AT_ONCE_S:,.0f} |",
     f"| messages that it hears, each copy for a subscription by itself | {TRAFFIC.heard_per_s:,.0f} | "

@@ -230,7 +230,7 @@ MENDS: tuple[Undone, ...] = (
     ),
     Undone(
         "11. an input that placement fails on holds up all others",
-        "libs/ledger/culprits.py",
+        "libs/ledger/poison.py",
         'return replace(item, error="placement failed on it; its dead letter has the stack")',
         "return item",
         "ledger/test_writer::test_an_error_in_a_decision_rejects_the_input_at_fault_and_no_other",
@@ -556,8 +556,8 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "beyond: what ends while all stands still is billed for that time or not by whether its report or a tick comes first",
         "libs/ledger/timing.py",
-        "PATIENCE_S = 10.0",
-        "PATIENCE_S = 0.0",
+        "TICK_WAIT_S = 10.0",
+        "TICK_WAIT_S = 0.0",
         "faults/test_time_limit::"
         "test_what_ends_while_everything_stands_still_is_billed_for_that_time_and_over_its_limit_as_ever",
     ),

@@ -468,7 +468,7 @@ async def test_the_decider_is_told_that_ledger_time_is_behind_until_a_tick_has_m
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "STEP_US", 0)  # else there would have to be a pause
-    monkeypatch.setattr(timing, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(timing, "TICK_WAIT_S", 0.2)
     told, writer = telling(world)
     for message in (tick(1), admitted(1), admitted(2), tick(2), admitted(3)):
         await world.put(message)
@@ -500,7 +500,7 @@ async def test_what_comes_before_the_first_tick_after_a_pause_is_decided_with_it
 ) -> None:
     """Else it would be of the time before the pause, or of the present, by which of the two came first."""
     monkeypatch.setattr(clock, "STEP_US", 0)
-    monkeypatch.setattr(timing, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(timing, "TICK_WAIT_S", 600.0)
     told, writer = telling(world)
     await world.put(tick(1))
     await world.decided(writer)
@@ -523,7 +523,7 @@ async def test_a_claim_of_the_right_to_tick_by_a_process_of_before_waits_for_no_
 ) -> None:
     """Nobody sends one before that is decided."""
     monkeypatch.setattr(clock, "STEP_US", 0)
-    monkeypatch.setattr(timing, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(timing, "TICK_WAIT_S", 600.0)
     told, writer = telling(world)
     await world.put(tick(1))
     await world.decided(writer)

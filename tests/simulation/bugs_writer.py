@@ -16,7 +16,7 @@ from libs.core.state.clock import LedgerClock
 from libs.core.state.early_cancels import EarlyCancels
 from libs.ledger import chain, writer
 from libs.ledger.append import AppendOutcome
-from libs.ledger.culprits import Culprits
+from libs.ledger.poison import PoisonInputs
 from libs.ledger.readers import FormatGate
 from libs.simulation.dst.stream import Stream
 from schemas import ids, inbox, ledger
@@ -223,7 +223,7 @@ def late_answer_stored(stack: ExitStack) -> None:
     async def hold(messages: Any, standstill: Any) -> AsyncIterator[Any]:
         yield lambda: True
 
-    set_on(stack, settle, "hold", hold)
+    set_on(stack, settle, "keep_in_progress", hold)
     set_on(stack, FreezeDetector, "ran_since", lambda self, began_s: True)
 
 
@@ -246,11 +246,11 @@ def error_ends_the_writer(stack: ExitStack) -> None:
         real(d, m)
         raise ValueError("nobody thought of this, in the midst of a decision")
 
-    def blame(self: Culprits, error: Exception, stored: Any) -> bool:
+    def blame(self: PoisonInputs, error: Exception, stored: Any) -> bool:
         raise error
 
     _react(stack, inbox.CancelRequested, cancel_requested)
-    set_on(stack, Culprits, "blame", blame)
+    set_on(stack, PoisonInputs, "blame", blame)
 
 
 @bug("the second body of a key hides behind the first one", "requests", findings=(13,))

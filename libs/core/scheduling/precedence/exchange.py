@@ -29,7 +29,7 @@ from libs.core.scheduling.limits import BudgetShort, Reached, Tally
 from libs.core.scheduling.precedence.moves import Elsewhere, needs
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
-from libs.core.scheduling.spared import Spared
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.state.fleet import Bools
 from libs.core.state.model import Job, State
 from schemas.ids import event_id
@@ -59,9 +59,9 @@ def exchanges(
         return []
     served = precedence.served
     slots = np.flatnonzero(served.running & (served.rule > 0))
-    spared = Spared(state, t_us)
-    if spared.exchanges:
-        asked = [slot for slot in slots.tolist() if not spared.until_us(state.jobs[served.ids[slot]], lent=False)]
+    guard = PreemptionGuard(state, t_us)
+    if guard.exchanges:
+        asked = [slot for slot in slots.tolist() if not guard.until_us(state.jobs[served.ids[slot]], lent=False)]
         slots = np.array(asked, dtype=np.int64)
     if not len(slots):
         return []
@@ -78,7 +78,7 @@ def exchanges(
         gone = sum(len(made.victims) for made in found)
         if plan is None or len(plan.victims) > MOST_VICTIMS:
             continue
-        if spared.exchanges and not spared.together(len(plan.victims), gone):
+        if guard.exchanges and not guard.together(len(plan.victims), gone):
             continue
         board.carry_out(plan)
         rows, victims = plan.rows, plan.victims

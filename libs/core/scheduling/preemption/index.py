@@ -14,7 +14,7 @@ from libs.core.placement.search.gang import LOOKS_IN_VAIN
 from libs.core.placement.view import Context, Looks, View
 from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
-from libs.core.scheduling.spared import Spared
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State, running
@@ -40,10 +40,10 @@ class Holdings:
     Each part is made on first use, because most computations find that no job needs to give way.
     """
 
-    def __init__(self, state: State, t_us: int, spared: Spared | None = None) -> None:
-        """`spared`: who need not give way; None: as the limits of `state` say."""
+    def __init__(self, state: State, t_us: int, guard: PreemptionGuard | None = None) -> None:
+        """`guard`: the limits of preemption; None: those of `state`."""
         self.state, self.t_us = state, t_us
-        self.spared = spared if spared is not None else Spared(state, t_us)
+        self.guard = guard if guard is not None else PreemptionGuard(state, t_us)
         self._lower: dict[int, list[Job]] = {}
         self._looks: dict[str, Looks] = {}
 
@@ -77,7 +77,7 @@ class Holdings:
             found = self._lower[priority] = [
                 job
                 for job in self.jobs.values()
-                if job.priority < priority and not self.spared.until_us(job, lent=False)
+                if job.priority < priority and not self.guard.until_us(job, lent=False)
             ]
         return found
 

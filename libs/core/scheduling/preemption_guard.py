@@ -1,10 +1,11 @@
-"""Who need not give way now, so that a pool does not thrash: whoever has not run its minimum yet, whoever gave way too often
-lately, and everybody while too many gave way. An operator sets it (`schemas.queues.PreemptionLimits`); without a word the
-defaults hold.
+"""Limits preemption, so that a pool does not thrash: which running jobs may not be preempted now.
 
-What a queue borrowed is not its to keep for long: on that its jobs run at most the reclaim grace before they give way. A job
-that does not come to run is spared from its grant on, so never for ever. A plan with more victims than the pool's rate allows
-is carried out when nobody gave way in that time: else a wide gang would never start.
+A job may not be preempted before its minimum run time, nor when it was preempted too often lately; and no job may be while the
+pool's preemption rate is exceeded. Operators set the limits (`schemas.queues.PreemptionLimits`).
+
+Jobs on devices that their queue borrowed are protected for the reclaim grace at most. The minimum run time of a job that does
+not come to run counts from its grant, so no protection lasts for ever. A plan with more victims than the pool's rate allows is
+carried out once nobody was preempted in that time: otherwise a wide gang would never start.
 """
 
 from libs.core.state.model import Job, State
@@ -12,8 +13,8 @@ from libs.core.state.model import Job, State
 _S = 1_000_000
 
 
-class Spared:
-    """As of `state` at `t_us`. Reads only. `lifted`: as if no limit held."""
+class PreemptionGuard:
+    """The limits as of `state` at `t_us`. Reads only. `lifted`: as if there were no limits."""
 
     def __init__(self, state: State, t_us: int, *, lifted: bool = False) -> None:
         self._state, self._t_us, self._lifted = state, t_us, lifted
@@ -22,12 +23,12 @@ class Spared:
         self._gone_lately = -1
 
     def until_us(self, job: Job, *, lent: bool, evens: bool = False) -> int:
-        """Until when a running job is spared; 0: it is not. `lent`: it would give back what its queue borrowed. `evens`: it
-        would go so that what is lent is even."""
+        """Until when a running job may not be preempted; 0: it may. `lent`: it would give back devices that its queue borrowed.
+        `evens`: it would go to even out what queues borrow."""
         return 0 if self._lifted else max(self.runs_until_us(job, lent=lent, evens=evens), self.rests_until_us(job))
 
     def runs_until_us(self, job: Job, *, lent: bool, evens: bool = False) -> int:
-        """Until when it has its minimum run time; 0: it had."""
+        """The end of its minimum run time; 0: it has passed."""
         minimum_us = self.minimum_us(job, lent=lent)
         if evens:
             minimum_us = max(minimum_us, self.evens_after_us)
@@ -37,7 +38,7 @@ class Spared:
         return until_us if until_us > self._t_us else 0
 
     def rests_until_us(self, job: Job) -> int:
-        """Until when it gave way often enough; 0: it did not."""
+        """Until when its own preemption rate is exceeded; 0: it is not."""
         most, within_us = self._limits.per_job.most, self._limits.per_job.within_s * _S
         if len(job.preempted_us) < most:
             return 0
@@ -45,7 +46,7 @@ class Spared:
         return until_us if until_us > self._t_us else 0
 
     def minimum_us(self, job: Job, *, lent: bool) -> int:
-        """How long the job runs before it gives way."""
+        """The minimum run time of the job."""
         found = self._minimum_us.get(job.team)
         if found is None:
             found = self._minimum_us[job.team] = self._state.tree.min_run_s(job.team) * _S
@@ -53,24 +54,24 @@ class Spared:
 
     @property
     def evens_after_us(self) -> int:
-        """How long a job runs at least before it goes so that what is lent is even."""
+        """The minimum run time before a job is preempted to even out what queues borrow."""
         return self._state.tree.evens_after_us or 0
 
     @property
     def exchanges(self) -> bool:
-        """Whether the limits hold among the jobs of one queue: in a pool that was given any. Their order has a minimum of its
-        own besides (`OrderKnobs.min_run_s`)."""
+        """Whether the limits apply among the jobs of one queue: they do once an operator has set a queue tree. The order of
+        such jobs has a minimum of its own besides (`OrderKnobs.min_run_s`)."""
         return self._state.tree.version > 0
 
     def together(self, victims: int, planned: int = 0) -> bool:
-        """Whether so many may give way by one plan, after `planned` by others."""
+        """Whether one plan may preempt so many, after `planned` victims of other plans."""
         if not victims or self._lifted:
             return True
         gone = self._gone() + planned
         return not gone or gone + victims <= self._limits.per_pool.most
 
     def together_from_us(self, victims: int) -> int:
-        """From when on so many may, if nobody else gives way."""
+        """From when on so many may be preempted, if no other job is."""
         rate = self._limits.per_pool
         return self._state.preempted.until_us(self._t_us, rate.within_s * _S, max(0, rate.most - victims))
 
@@ -80,7 +81,7 @@ class Spared:
         return self._gone_lately
 
     def next_change_us(self, jobs: list[Job]) -> int:
-        """When one of `jobs` is spared no longer, or more may give way; 0: no limit keeps anybody back now."""
+        """When the first of these limits on `jobs`, or the pool's, ends; 0: none applies now."""
         moments = [
             until_us
             for job in jobs
@@ -96,7 +97,7 @@ class Spared:
         return min((moment for moment in moments if moment > self._t_us), default=0)
 
     def text(self, job: Job, *, lent: bool, evens: bool = False) -> str:
-        """Which limit spares a job, for people."""
+        """The limit that protects a job, for people."""
         runs_us = self.runs_until_us(job, lent=lent, evens=evens)
         rests_us = self.rests_until_us(job)
         if rests_us >= runs_us:
@@ -119,11 +120,11 @@ class Spared:
 
     @property
     def _evens_by(self) -> str:
-        """What says how long that is."""
+        """The setting that says how long that is."""
         return "a twentieth of half_life" if self._limits.share_grace_s is None else "preemption.share_grace"
 
     def pool_text(self, victims: int) -> str:
-        """Which limit keeps so many from giving way now, for people."""
+        """Why so many may not be preempted now, for people."""
         rate = self._limits.per_pool
         return (
             f"{self._gone()} jobs gave way within {rate.within_s} s, and {rate.most} are the most (preemption.per_pool); "

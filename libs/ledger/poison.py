@@ -1,9 +1,10 @@
-"""Inputs that placement fails on: found, rejected alone, and laid aside with the stack: one must not hold up the pool.
+"""Poison inputs: those that make placement fail. Each is found, rejected alone and dead-lettered with its stack trace, so that
+one of them does not block the pool.
 
 An error leaves the decider half changed, so the ledger is folded again after it. The second time the input at fault is given
-to the decider as one that cannot be read, and is rejected like any other such. Which input that is, the error says
-(`inbox_seq`); if it does not, the batch is halved until one is left. When no input is at fault, the error is raised again:
-nothing can be decided then, and that must be loud, and cost no input.
+to the decider as one that cannot be read, and is rejected like any other such. The error names that input (`inbox_seq`); if it
+does not, the batch is halved until one input is left (bisection). When no input is at fault, the error is raised again: nothing
+can be decided then, and no input may be lost for it.
 """
 
 import logging
@@ -23,7 +24,7 @@ _TRIES = 20
 _STACK_CHARACTERS = 8_000
 
 
-class Culprits:
+class PoisonInputs:
     """Of one writer of `pool`. `faults` counts errors of all kinds."""
 
     def __init__(self, pool: str) -> None:

@@ -1,4 +1,4 @@
-"""When jobs of a pool were made to give way lately: as long as a limit may look back."""
+"""When jobs of a pool were preempted lately: as far as a limit may look back."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from schemas.queues import LONGEST_PER_POOL_S
 _KEPT_US = LONGEST_PER_POOL_S * 1_000_000
 
 
-class PreemptedLately:
+class RecentPreemptions:
     """Moments with how many gave way then, the oldest first. Bounded by what the limit lets through in that time."""
 
     def __init__(self, counts: Iterable[tuple[int, int]] = ()) -> None:
@@ -45,6 +45,6 @@ class PreemptedLately:
         return [list(one) for one in self._counts]
 
     @classmethod
-    def load(cls, dumped: Iterable[Iterable[int]]) -> "PreemptedLately":
+    def load(cls, dumped: Iterable[Iterable[int]]) -> "RecentPreemptions":
         """The inverse of `dump`."""
         return cls((at_us, count) for at_us, count in dumped)

@@ -1,4 +1,4 @@
-"""What budgets cover of a request: what is available of each, against the hold that a grant would take.
+"""The headroom of budgets: what is available of each, against the hold that a grant would take.
 
     hold = rate of the devices x (the time limit, or one renewal without one)
 
@@ -60,8 +60,8 @@ class BudgetShort:
         return f"{round(amount / SCALE[self.budget.unit] / 1e6, 4):.12g}"
 
 
-class Purse(NamedTuple):
-    """What is available of one budget to one job, and what a device costs it for its window."""
+class BudgetHeadroom(NamedTuple):
+    """What one budget has available for one job, and what a device costs the job for its window."""
 
     about: SpendingBudget
     available: int
@@ -145,15 +145,15 @@ def prices_of(state: State, job: Job) -> HeldPrices:
     return HeldPrices(state.book, job.team, job.spec.priority_class, state.wall_us)
 
 
-def purses_of(state: State, job: Job, t_us: int, spent: Mapping[str, int]) -> list[Purse]:
+def headrooms_of(state: State, job: Job, t_us: int, spent: Mapping[str, int]) -> list[BudgetHeadroom]:
     """The budgets that must cover a grant of `job` at `t_us`. `spent`: what is held of each beyond the state."""
-    found: list[Purse] = []
+    found: list[BudgetHeadroom] = []
     for balance in state.budgets.covering(job.team):
         available = state.budgets.available(balance, t_us)
         if available is not None:
             prices = found[0].prices if found else prices_of(state, job)
             left = available - spent.get(balance.about.key, 0)
-            found.append(Purse(balance.about, left, window_us(state, job), prices))
+            found.append(BudgetHeadroom(balance.about, left, window_us(state, job), prices))
     return found
 
 
