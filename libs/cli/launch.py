@@ -27,11 +27,11 @@ from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli import forking
 from libs.cli.backup_use import UseAway, take_in_use
+from libs.cli.broker_keys import staying
 from libs.cli.exits import UsageFault
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch_options import SERVICES, LaunchOptions
 from libs.cli.stores import MONGO_SERVICES, REDIS_RIGHTS, redis_user, redis_users
-from libs.cli.telling import staying
 from libs.client.where import CLIENT_FILE
 from libs.embedded import (
     NatsOptions,

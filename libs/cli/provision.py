@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.acting import MayReason, acting
+from libs.cli.operator_action import MayReason, operator_action
 from libs.cli.options import Output, Url
 from libs.cli.output import Format, done
 from libs.cli.session import run
@@ -44,7 +44,7 @@ def command(
     async def stay(baton: Baton) -> None:
         await RequestSizeLimit(baton.nats.jetstream()).run()
 
-    with acting("provision", ",".join(pool or []), reason, url=url, tells_failure=False):
+    with operator_action("provision", ",".join(pool or []), reason, url=url, tells_failure=False):
         run(work, OPERATOR, url)
     if follow:
         run(stay, OPERATOR, url)

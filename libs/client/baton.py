@@ -21,7 +21,7 @@ from libs.client import following, listing, logs, secrets
 from libs.client.asking import ask
 from libs.client.cancelling import Cancels
 from libs.client.errors import ClientError, HasEnded, Invalid, NotFound, Parked, TimedOut, Unreachable
-from libs.client.hearing import Hearing
+from libs.client.event_subscriptions import EventSubscriptions
 from libs.client.sending import RETRY_AFTER_S, command, deliver, store, valid
 from libs.client.verdict import Verdict
 from libs.client.watching import end_of, events_of
@@ -112,8 +112,8 @@ class Baton:
         self.nats = nats
         self.place = place
         self.team = place.team
-        self._hearing = Hearing(nats)
-        self._cancels = Cancels(nats, place, self._hearing)
+        self._subscriptions = EventSubscriptions(nats)
+        self._cancels = Cancels(nats, place, self._subscriptions)
         self._ended: OrderedDict[str, None] = OrderedDict()
         """Jobs of which we have told the end."""
         self._over: OrderedDict[str, JobEvent] = OrderedDict()
@@ -163,8 +163,8 @@ class Baton:
             await deliver(self.nats, [message], give_up_s=give_up_s)
             return submitted
         async with (
-            following.Live(self._hearing, self.team, submitted.job_id) as live,
-            Verdict(self._hearing, body, self.team, submitted.job_id) as verdict,
+            following.Live(self._subscriptions, self.team, submitted.job_id) as live,
+            Verdict(self._subscriptions, body, self.team, submitted.job_id) as verdict,
         ):
             verdict.about(message)
             (repeated,) = await deliver(self.nats, [message], give_up_s=give_up_s)
@@ -273,7 +273,7 @@ class Baton:
         """
         valid(JobGet, job_id=job_id)
         async with (
-            following.Live(self._hearing, self.team, job_id) as live,
+            following.Live(self._subscriptions, self.team, job_id) as live,
             contextlib.aclosing(events_of(live, job_id, self._event_page, self._known)) as events,
         ):
             async for event in events:
@@ -288,7 +288,7 @@ class Baton:
         event = self._over.pop(job_id, None)
         try:
             if event is None:
-                async with asyncio.timeout(timeout_s), following.Live(self._hearing, self.team, job_id) as live:
+                async with asyncio.timeout(timeout_s), following.Live(self._subscriptions, self.team, job_id) as live:
                     job, at = self._submitted
                     just_now = job == job_id and time.monotonic() - at < _JUST_NOW_S
                     event = await end_of(live, job_id, self._event_page, self._known, just_submitted=just_now)
@@ -324,7 +324,7 @@ class Baton:
                 "give after_us alone, or speak as a team",
             )
         start = time.time_ns() // 1000 if after_us is None and after is None else after_us
-        async with following.Live(self._hearing, self.team) as live:
+        async with following.Live(self._subscriptions, self.team) as live:
 
             async def ask_history(position: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
                 # The operator's events are of all teams, each with numbers of its own.

@@ -25,10 +25,10 @@ from schemas.inbox import NodeLost
 from schemas.nodes import DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import LogPiece, LogQuery
 from services.agent.asking import Asker
+from services.agent.departed_teams import DepartedTeamFiles
 from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
 from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
-from services.agent.left import LeftTeams
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.reconcile import Phase
 from services.agent.reports import Reports
@@ -74,7 +74,7 @@ class Agent:
         self._refused: set[tuple[str, int]] = set()
         """Lives that the keeper has ended: it held nothing of them that is kept when their lease ended."""
         self._beats = 0
-        self.left = LeftTeams(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
+        self.left = DepartedTeamFiles(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
             node.start_blocked = self.left.removes

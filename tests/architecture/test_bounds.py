@@ -18,7 +18,7 @@ from libs.core.scheduling.promises import tell
 from libs.core.scheduling.reactions import agents, inventories
 from libs.core.state import early_cancels, ended, past_use, usable
 from libs.ledger import rolling, samples
-from libs.service import strangers
+from libs.service import http_limits
 from libs.walls import accounts, floods
 from schemas import queues, secrets, subjects
 from schemas.envelope import MAX_ATTRIBUTE
@@ -30,7 +30,7 @@ from services.agent.settings import AgentSettings
 from services.history import logs
 from services.history import trim as trim_of_events
 from services.history.settings import HistorySettings
-from services.placement import teller
+from services.placement import node_notifier
 from services.queries import answers, heavy
 from services.queries.settings import QueriesSettings
 from services.quota_billing import handlers
@@ -61,7 +61,7 @@ MEMORY = (
     f"{usual(QueriesSettings, 'questions_each')} of a team, {heavy._MOST:,} in all; the next is refused",
     f"what it lists ({answers._QUEUE_VIEW:,} jobs at the most)",
     f"by whatever process; {out_of_order.OutOfOrder()._most:,} at the most",
-    f"{strangers.MOST}, of {strangers.LONGEST_S:.0f} s each",
+    f"{http_limits.MOST}, of {http_limits.LONGEST_S:.0f} s each",
     f"| connections of a team | {accounts.TEAM_CONNECTIONS} |",
     f"| {accounts.TEAM_SUBSCRIPTIONS}, {accounts.NODE_SUBSCRIPTIONS}; of the agents of a simulated pool "
     f"{accounts.POOL_SUBSCRIPTIONS:,} |",
@@ -135,7 +135,7 @@ MESSAGES = (
     f"(`ce-...`, `traceparent`) | {MAX_ATTRIBUTE:,} characters |",
     f"move it by a minute; {tell.MOST} in one decision",
     f"| parts of attempts on one node | {usable.MOST_PARTS:,}, and",
-    f"| messages to nodes that wait to be sent | {teller._WAITING_BYTES // MIB} MiB |",
+    f"| messages to nodes that wait to be sent | {node_notifier._WAITING_BYTES // MIB} MiB |",
 )
 KEYS = (
     f"of 2^{ended.MAX_SLOTS.bit_length() - 1} places",
@@ -175,8 +175,8 @@ NODES = (
     f"or no more (quarantine) | {allowances.QUARANTINES:.0f} | one a second |",
     f"| samples that count in what was used | {samples.SAMPLES_AT_ONCE:.0f} | one in ten seconds |",
     f"| samples that are kept | {table.SAMPLES_OF_A_NODE}, of {table.SAMPLE_BYTES // KIB} KiB |",
-    f"| {teller.LOOKED_AT_ONCE:,.0f} | {teller.LOOKED_PER_S:.0f} a second |",
-    f"(each question counts for {'eight' if teller._LEAST == 8 else teller._LEAST} more)",
+    f"| {node_notifier.LOOKED_AT_ONCE:,.0f} | {node_notifier.LOOKED_PER_S:.0f} a second |",
+    f"(each question counts for {'eight' if node_notifier._LEAST == 8 else node_notifier._LEAST} more)",
     f"with a word in the ledger and a dead letter | {allowances.REJECTED:.0f} | one a second |",
 )
 

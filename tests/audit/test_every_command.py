@@ -91,8 +91,8 @@ def test_an_action_has_a_line_of_a_book(name: str) -> None:
     module, _, what = LISTED[name][1].partition(": ")
     source = inspect.getsource(import_module(module))
     assert (
-        f'acting("{what}"' in source
-        or f'"{what}"' in source[source.index("acting(" if "cli" in module else "changed(") :]
+        f'operator_action("{what}"' in source
+        or f'"{what}"' in source[source.index("operator_action(" if "cli" in module else "changed(") :]
     )
 
 

@@ -27,7 +27,7 @@ _LIES = "core/test_verify_lies::test_each_lie_is_found"
 MENDS: tuple[Undone, ...] = (
     Undone(
         "1. what should run on a node is told in one message, however large: a handful of jobs ends placement for ever",
-        "services/placement/teller.py",
+        "services/placement/node_notifier.py",
         "self.limit = min(PIECE_BYTES, self.largest)",
         "self.limit = 1 << 30",
         "services/test_telling::test_jobs_that_are_more_than_a_message_run",
@@ -104,7 +104,7 @@ MENDS: tuple[Undone, ...] = (
     ),
     Undone(
         "4. an operator's word that is refused looks as if it counted",
-        "libs/cli/decided.py",
+        "libs/cli/pool_commands.py",
         "raise refused(record.pool, event.reason)",
         "return True",
         "cli/test_operators::test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_do",

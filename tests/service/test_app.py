@@ -21,7 +21,7 @@ from libs.bus.retry import retry_while_away
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
 from libs.service.app import _YIELDS, _Server
-from libs.service.strangers import LINES, MOST
+from libs.service.http_limits import LINES, MOST
 from libs.service.tasks import FAILED_EXIT_CODE
 from schemas.jobs import CancelJob
 from schemas.subjects import REQUESTS, cancel, inbox
@@ -196,7 +196,7 @@ async def test_who_asks_what_is_no_question_does_not_fill_the_log(own_nats: BusC
         writer.close()
     assert (await process.get("/livez"))[0] == 200
     told = [json.loads(line)["logger"] for line in process.logged()[before:].splitlines()]
-    assert 1 <= told.count("baton.strangers") <= LINES + 2, "a minute may have gone by"
+    assert 1 <= told.count("baton.http") <= LINES + 2, "a minute may have gone by"
     assert not {one for one in told if one.startswith("uvicorn")}
 
 

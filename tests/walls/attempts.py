@@ -34,7 +34,7 @@ _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_n
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
 _SHARED, _SHARES = "tests/agent/test_shared.py", "tests/jail/test_shares.py"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
-_TELLER = "tests/services/test_teller.py"
+_TELLER = "tests/services/test_node_notifier.py"
 _FAILING = "tests/core/test_failing.py"
 _SERVERS, _SIGHT = "tests/embedded/test_servers.py", "tests/sight/test_what_a_team_sees.py"
 _STAYS = "the answer stays in the account of who asked"
@@ -301,7 +301,7 @@ ATTEMPTS = (
     Attempt(0, _NODE, "samples of another node's devices", "a node speaks of its own",
             "tests/telemetry/test_parts.py::test_a_node_that_speaks_of_anothers_devices_is_not_heeded"),
     Attempt(0, _NODE, "its own name thousands of times in a question, so that the answer is gigabytes", "it is told once",
-            "tests/services/test_teller.py::test_a_node_that_asks_for_itself_thousands_of_times_is_told_once"),
+            "tests/services/test_node_notifier.py::test_a_node_that_asks_for_itself_thousands_of_times_is_told_once"),
     Attempt(0, _NODE, "where a gang resumes, of which it has a part, so that all of its nodes load what it made",
             "only rank 0's node speaks for a job",
             "tests/core/test_progress.py::test_another_node_of_a_gang_than_its_rank_0_says_nothing_of_where_it_resumes"),
@@ -661,7 +661,7 @@ ATTEMPTS = (
     Attempt(0, _NODE, "the same, and to ask as another node which teams have left", "the same", _ITS_OWN,
             "baton.qry.node.v1.left.main.n2"),
     Attempt(0, _JOB, "a link from its checkpoints to others' files, so that these go with its team's", "no link is followed",
-            "tests/agent/test_left.py::test_links_are_not_followed_and_what_resists_is_told", "symlink_to(outside)"),
+            "tests/agent/test_departed_teams.py::test_links_are_not_followed_and_what_resists_is_told", "symlink_to(outside)"),
 )  # fmt: skip
 
 

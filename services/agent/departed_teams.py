@@ -34,7 +34,7 @@ log = logging.getLogger("baton.agent")
 _QUESTION = BY_TYPE["io.baton.node.left.query.v1"]
 
 
-class LeftTeams:
+class DepartedTeamFiles:
     """Asks which teams have left, and removes what lies here of them. `node`: on whose subject it asks; `runs`: the jobs that
     run here."""
 

@@ -10,7 +10,7 @@ log = logging.getLogger("baton.history")
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class StoreAbsence:
+class StoreOutage:
     """Of one loop. `problem` is "" while the store is there."""
 
     def __init__(self, what: str) -> None:

@@ -4,8 +4,8 @@ The writer's hooks only note what is to be told; a task of its own publishes it.
 logged. A node that was not told finds out: the next change names the sequence that it builds upon (`since`), and agents
 ask every few seconds anyway.
 
-    writer --committed--> Teller (what changed, as small messages) --> run (publishes)
-    agent --asks--> Teller.state_of
+    writer --committed--> NodeNotifier (what changed, as small messages) --> run (publishes)
+    agent --asks--> NodeNotifier.state_of
 
 Naively every touched node is sent all that should run there. That grows with the jobs of a node, and whoever submits
 large ones makes it more than the broker takes.
@@ -73,7 +73,7 @@ class Touched:
             self.running |= earlier.running
 
 
-class Teller:
+class NodeNotifier:
     """Of one placement process. `refolded` and `committed` never raise and never wait; `run` is a task."""
 
     def __init__(

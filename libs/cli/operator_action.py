@@ -35,7 +35,7 @@ _BATCH = 256
 
 
 @contextmanager
-def acting(
+def operator_action(
     what: str,
     target: str,
     reason: str,

@@ -21,7 +21,7 @@ LONGEST_S = 30.0
 MOST = 64
 LINES, LINES_PER_S = 10, 1 / 60
 
-log = logging.getLogger("baton.strangers")
+log = logging.getLogger("baton.http")
 
 
 class _Some(logging.Filter):
@@ -44,10 +44,10 @@ class _Some(logging.Filter):
 log.addFilter(_Some())
 
 
-class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses the class when it is imported
+class LimitedHttp(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses the class when it is imported
     """uvicorn's own protocol, with an end to each connection and a bound for all."""
 
-    _open: ClassVar[dict["Impatient", asyncio.TimerHandle]] = {}
+    _open: ClassVar[dict["LimitedHttp", asyncio.TimerHandle]] = {}
     """Of this process, the oldest first, and when each ends."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

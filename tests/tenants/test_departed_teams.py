@@ -8,10 +8,10 @@ import pytest
 
 from libs.cli import team_offboard
 from libs.cli.backup_files import _copy_state
-from libs.cli.telling import served
+from libs.cli.broker_keys import served
 from libs.client import Baton
+from libs.walls.departed_teams import DEPARTED_FILE, DepartedTeams, TeamIsGone
 from libs.walls.keyring import Keyring
-from libs.walls.leavers import LEAVERS_FILE, Leavers, TeamIsGone
 from libs.walls.people import People
 from tests.cli.test_command import Result, baton
 
@@ -30,21 +30,21 @@ def home(tmp_path: Path) -> Path:
     ring.team("vis.ana")
     ring.team("red")
     ring.revoke("vis")
-    Leavers(tmp_path).note("vis", LEFT_S)
+    DepartedTeams(tmp_path).note("vis", LEFT_S)
     return tmp_path
 
 
 def test_who_has_left_did_so_once_and_may_come_back(tmp_path: Path) -> None:
-    leavers = Leavers(tmp_path)
-    leavers.check("vis")
+    departed = DepartedTeams(tmp_path)
+    departed.check("vis")
     for at_s in (LEFT_S, LEFT_S + 86_400):
-        leavers.note("vis", at_s)
-    assert (tmp_path / LEAVERS_FILE).stat().st_mode & 0o077 == 0
+        departed.note("vis", at_s)
+    assert (tmp_path / DEPARTED_FILE).stat().st_mode & 0o077 == 0
     with pytest.raises(TeamIsGone, match=r"team vis left on 2025-11-28 at 08:53 UTC; .*kept under this name"):
-        leavers.check("vis")
-    leavers.check("red")
-    assert [leavers.forget("vis"), leavers.forget("vis")] == [True, False]
-    leavers.check("vis")
+        departed.check("vis")
+    departed.check("red")
+    assert [departed.forget("vis"), departed.forget("vis")] == [True, False]
+    departed.check("vis")
 
 
 async def test_a_team_is_not_added_under_the_name_of_one_that_has_left(home: Path) -> None:
@@ -83,7 +83,7 @@ async def test_a_list_that_names_it_still_makes_it_no_credential(home: Path) -> 
 def test_a_team_that_has_left_is_not_told_as_one_that_is_here(home: Path) -> None:
     """`baton up` named it, and showed how to submit as it."""
     assert served(Keyring(home), ["vis", "green"]) == ["green", "red"]
-    (home / LEAVERS_FILE).write_text("{")
+    (home / DEPARTED_FILE).write_text("{")
     assert served(Keyring(home), []) == ["red", "vis"], "who knows"
 
 
@@ -92,7 +92,7 @@ async def test_offboarding_notes_it_and_a_backup_keeps_the_note(
 ) -> None:
     async def told(*_: object) -> None:
         with pytest.raises(TeamIsGone):
-            Leavers(tmp_path).check("vis")
+            DepartedTeams(tmp_path).check("vis")
 
     monkeypatch.setattr(team_offboard, "tell", told)
     ring = Keyring(tmp_path)
@@ -100,4 +100,4 @@ async def test_offboarding_notes_it_and_a_backup_keeps_the_note(
     nowhere = cast(Baton, SimpleNamespace(place=SimpleNamespace(address=SimpleNamespace(url=""))))
     asked = team_offboard.Leaving("vis", tmp_path / "export", "gone", cancel=True, wait_s=0)
     assert await team_offboard._revoke(nowhere, ring, asked) == "1 credentials are void"
-    assert LEAVERS_FILE in {one["file"] for one in _copy_state(tmp_path, tmp_path / "backup")}
+    assert DEPARTED_FILE in {one["file"] for one in _copy_state(tmp_path, tmp_path / "backup")}

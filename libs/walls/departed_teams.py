@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from libs.walls.changing import changing
 
-LEAVERS_FILE = "left.json"
+DEPARTED_FILE = "left.json"
 
 
 class TeamIsGone(ValueError):
@@ -26,11 +26,11 @@ class _Left(BaseModel, extra="allow"):
     """Team -> when it left, seconds since 1970."""
 
 
-class Leavers:
+class DepartedTeams:
     """The notes in `folder`. Every change is made under a lock and written before the method returns."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._file = folder, folder / LEAVERS_FILE
+        self._folder, self._file = folder, folder / DEPARTED_FILE
 
     def note(self, team: str, at_s: float) -> None:
         """The team leaves. One that has left already did so at the first of these times."""

@@ -24,7 +24,7 @@ from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 
 @dataclass(frozen=True, slots=True)
-class EventHeard:
+class ReceivedEvent:
     """A message of the event subjects. `event`: None of a rejection that is no job's end; `rejected`: None of all others;
     `answers`: what a rejection answers, as the request's own correlation id was written in its header."""
 
@@ -40,7 +40,7 @@ class EventHeard:
         return self.event.job_id if self.event is not None else ""
 
 
-Listener = Callable[[EventHeard], None]
+Listener = Callable[[ReceivedEvent], None]
 
 _ANSWERS_S = 10
 """For the broker to say that it has heard of a subscription."""
@@ -57,7 +57,7 @@ class _Subscription:
     listeners: defaultdict[str | None, list[Listener]] = field(default_factory=lambda: defaultdict(list))
 
 
-class Hearing:
+class EventSubscriptions:
     """Of one connection."""
 
     def __init__(self, nats: Client) -> None:
@@ -72,17 +72,17 @@ class Hearing:
         async with self._opening:
             if subject not in self._subscriptions:
                 await self._subscribe(subject)
-            ear = self._subscriptions[subject]
-            ear.listeners[job_id].append(listener)
+            shared = self._subscriptions[subject]
+            shared.listeners[job_id].append(listener)
         try:
             yield
         finally:
-            ear.listeners[job_id].remove(listener)
-            if not ear.listeners[job_id]:
-                del ear.listeners[job_id]
-            if not ear.listeners and self._subscriptions.get(subject) is ear:
+            shared.listeners[job_id].remove(listener)
+            if not shared.listeners[job_id]:
+                del shared.listeners[job_id]
+            if not shared.listeners and self._subscriptions.get(subject) is shared:
                 del self._subscriptions[subject]
-                await self._unsubscribe(ear.subscription)
+                await self._unsubscribe(shared.subscription)
 
     async def _subscribe(self, subject: str) -> None:
         async def heard(message: Msg) -> None:
@@ -123,12 +123,12 @@ def _job_of(body: bytes) -> str:
     return rest[: rest.find(b'"')].decode(errors="replace") if found else ""
 
 
-def read(message: Msg) -> EventHeard | None:
+def read(message: Msg) -> ReceivedEvent | None:
     """A message of the event subjects; None for a type that this version does not know."""
     try:
         if subjects.what_of(message.subject) == "rejected":
             envelope, rejected = decode(JobRejected, message.headers, message.data, expected_type=None)
-            return EventHeard(rejection_event(rejected), rejected, quote(envelope.correlationid, safe=":-"))
-        return EventHeard(decode(JobEvent, message.headers, message.data, expected_type=None)[1])
+            return ReceivedEvent(rejection_event(rejected), rejected, quote(envelope.correlationid, safe=":-"))
+        return ReceivedEvent(decode(JobEvent, message.headers, message.data, expected_type=None)[1])
     except Malformed:
         return None

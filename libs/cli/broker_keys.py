@@ -9,8 +9,8 @@ from libs.cli.exits import UsageFault
 from libs.cli.output import hint
 from libs.client import Unreachable
 from libs.client.where import check_operator, read_instance, shown_credential, state_dir
+from libs.walls.departed_teams import DepartedTeams, TeamIsGone
 from libs.walls.keyring import Keyring
-from libs.walls.leavers import Leavers, TeamIsGone
 from libs.walls.resolver import NotTold, tell
 
 
@@ -28,12 +28,12 @@ def ring_of(folder: Path | None) -> Keyring:
 def staying(ring: Keyring, names: Iterable[str]) -> list[str]:
     """Those of `names`, teams and users, whose team has not left. Of each team that has it is said: a list that names it still
     is no reason not to start, and none to give it a credential again."""
-    leavers, gone = Leavers(ring.folder), set[str]()
+    departed, gone = DepartedTeams(ring.folder), set[str]()
     out = []
     for name in names:
         team = name.partition(".")[0]
         try:
-            leavers.check(team)
+            departed.check(team)
             out.append(name)
         except TeamIsGone as e:
             if team not in gone:
@@ -46,7 +46,7 @@ def served(ring: Keyring, named: Iterable[str]) -> list[str]:
     """The teams that are here: those that were `named`, and those of the keys, which earlier starts and `baton team add` made;
     none that has left."""
     try:
-        gone = Leavers(ring.folder).left()
+        gone = DepartedTeams(ring.folder).left()
     except TeamIsGone:  # it cannot be read, as `staying` says of each
         gone = frozenset()
     return sorted({*named, *ring.teams} - gone)

@@ -14,9 +14,9 @@ from schemas import inbox
 from schemas.nodes import DesiredQuery, NodeChanged, NodeSpecsQuery, NodeStateQuery
 from services.agent.wanted import Specs, Wanted
 from services.placement import handlers
-from services.placement import teller as telling
+from services.placement import node_notifier as telling
 from services.placement.handlers import Answerer, specs_of_node, state_of_node, whole_state_of_node
-from services.placement.teller import Teller
+from services.placement.node_notifier import NodeNotifier
 from tests.core.builders import World, job, node
 from tests.kit.waiting import until
 
@@ -30,7 +30,7 @@ class Told:
     heard: list[NodeChanged] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.teller = Teller("test", self._publish, CollectorRegistry(), 1024 * 1024, self._shown)
+        self.notifier = NodeNotifier("test", self._publish, CollectorRegistry(), 1024 * 1024, self._shown)
         self.wanted = {name: Wanted("test", name, 1, Specs()) for name in ("a", "b")}
         self.tell()
         for name, known in self.wanted.items():
@@ -47,7 +47,7 @@ class Told:
     def tell(self) -> None:
         """Of the last record."""
         seq = len(self.world.records)
-        self.teller.committed(self.world.records[seq - 1], self.world.decider, seq)
+        self.notifier.committed(self.world.records[seq - 1], self.world.decider, seq)
 
     def wants(self, name: str) -> list[str]:
         return [part.job_id for part in self.wanted[name].state().parts]
@@ -58,7 +58,7 @@ def test_a_node_that_asks_for_itself_thousands_of_times_is_told_once() -> None:
     told = Told()
     told.world.submit(job("one", 1))
     for names in ((), ("a",), ("a",) * 4096):
-        asked = Answerer(told.teller, len(told.world.records), leading=True)
+        asked = Answerer(told.notifier, len(told.world.records), leading=True)
         reply = whole_state_of_node(told.world.decider, DesiredQuery(nodes=names), "a", asked)
         assert [state.node for state in reply.states] == list(names[:1])
 
@@ -67,7 +67,7 @@ async def test_what_asks_nothing_of_a_node_goes_with_what_does(monkeypatch: pyte
     """Each record with reports of a gang's nodes was told to all of them."""
     monkeypatch.setattr(telling, "LATER_S", 3600.0)
     told = Told()
-    running = asyncio.create_task(told.teller.run())
+    running = asyncio.create_task(told.notifier.run())
     gang = told.world.submit(job("gang", 4))
     told.tell()
     await until(lambda: len(told.heard) == 4)  # two nodes that joined, and two parts
@@ -94,9 +94,9 @@ async def test_nodes_of_a_gang_hear_when_all_of_it_runs_and_of_a_single_job_its_
     """Their time limit counts from then, also where nobody is there any more to end it."""
     monkeypatch.setattr(telling, "LATER_S", 0.01)
     told = Told()
-    running = asyncio.create_task(told.teller.run())
+    running = asyncio.create_task(told.notifier.run())
     gang, single = told.world.submit(job("gang", 3)), told.world.submit(job("single", 1))
-    told.teller.refolded(told.world.decider, len(told.world.records))
+    told.notifier.refolded(told.world.decider, len(told.world.records))
     for name, known in told.wanted.items():
         known.take_state(node_state(told.world.decider.state, name, "test", len(told.world.records)))
 
@@ -123,7 +123,7 @@ async def test_what_waits_is_told_after_a_while_and_never_of_a_commit_under_way(
 ) -> None:
     monkeypatch.setattr(telling, "LATER_S", 0.01)
     told = Told()
-    running = asyncio.create_task(told.teller.run())
+    running = asyncio.create_task(told.notifier.run())
     one = told.world.submit(job("one", 1))
     told.tell()
     await until(lambda: len(told.heard) == 3)
@@ -153,7 +153,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def asks(told: Told, name: str, followed: int = -1) -> bool:
     """Whether it is answered."""
-    asked = Answerer(told.teller, len(told.world.records), leading=True)
+    asked = Answerer(told.notifier, len(told.world.records), leading=True)
     try:
         return bool(state_of_node(told.world.decider, NodeStateQuery(followed=followed), name, asked))
     except AskAgain:
@@ -174,8 +174,8 @@ def test_a_node_that_asks_as_fast_as_it_can_is_answered_at_a_rate_and_no_other_w
     at[0] += 10
     again = sum(asks(told, full) for _ in range(1000))
     assert again == pytest.approx(10 * telling.LOOKED_PER_S / (parts + telling._LEAST), abs=1)
-    asked = Answerer(told.teller, len(told.world.records), leading=True)
-    while not told.teller._looks_at(full, 0):
+    asked = Answerer(told.notifier, len(told.world.records), leading=True)
+    while not told.notifier._looks_at(full, 0):
         pass
     with pytest.raises(AskAgain, match="ask again in"):
         specs_of_node(told.world.decider, NodeSpecsQuery(specs=("0" * 64,)), full, asked)
@@ -203,15 +203,15 @@ def test_what_is_too_large_for_one_message_is_not_written_to_be_thrown_away(
     told, written = Told(), list[str]()
     for of in (telling, handlers):
         monkeypatch.setattr(of, "desired", lambda state, node, *_: written.append(node) or desired(state, node, *_))
-    asked = Answerer(told.teller, len(told.world.records), leading=True)
+    asked = Answerer(told.notifier, len(told.world.records), leading=True)
     large = job("large", 2)
     large = large.model_copy(update={"spec": large.spec.model_copy(update={"env": {"A": "x" * 4000}})})
-    told.teller.largest = 10_000
+    told.notifier.largest = 10_000
     (where,) = told.world.nodes_of(told.world.submit(large))
-    told.teller.reads_whole(where)
+    told.notifier.reads_whole(where)
     told.tell()
     assert written == [where]
-    told.teller.largest = 3_000
+    told.notifier.largest = 3_000
     with pytest.raises(InvalidQuestion, match="bytes or more in one message"):
         whole_state_of_node(told.world.decider, DesiredQuery(nodes=(where,)), where, asked)
     for _ in range(2):
