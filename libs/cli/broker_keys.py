@@ -1,4 +1,4 @@
-"""The keys of this instance, and telling a running broker what was changed with them."""
+"""The keys of this instance, and pushing changes made with them to a running broker."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def served(ring: Keyring, named: Iterable[str]) -> list[str]:
 
 
 def tell_broker(ring: Keyring, accounts: Sequence[str], folder: Path | None, url: str | None) -> bool:
-    """The running broker, if one runs: otherwise it is told when it is started. Whether it was told."""
+    """Pushes the accounts to the running broker. False if none runs here: it reads them when it is started."""
     try:
         address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder or state_dir())["url"])
     except Unreachable:

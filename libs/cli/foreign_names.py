@@ -1,4 +1,4 @@
-"""What people look for under a name of Slurm's or Kubernetes', and what it is called here."""
+"""Names of commands and options in Slurm and Kubernetes, and what to use here instead: hints for usage errors."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
-"""What an operator does beside commands to Baton gets a line in the operator's book, and the ledger is told of it.
+"""The audit of operators' local actions (keys, files): each is a line in the operator's book, which is copied into the ledger.
 
     with acting("team.revoke", "vision", reason, folder=folder, url=url):
         ...
 
-The book is written first and told afterwards: when the broker is away the line waits, and the next action, `baton team push` or
-`baton audit push` tells it.
+The book is written first, and the line is sent to the ledger afterwards: while the broker is unavailable it waits, and the next
+action, `baton team push` or `baton audit push` sends it.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ def operator_action(
     tells: bool = True,
     tells_failure: bool = True,
 ) -> Iterator[dict[str, str]]:
-    """An action, from before it begins to its line in the ledger. The block may set `detail` and `digest`. `pool`: what it is
-    done to, and is told of it, too. Not `tells`: there is no broker yet; the next action's telling has its line, too. Not
-    `tells_failure`: when it failed, there may be none.
+    """Records the action that the block performs. The block may set `detail` and `digest`. `pool`: the pool that it concerns,
+    whose ledger gets the line, too. `tells=False`: there is no broker yet; the next action sends the line.
+    `tells_failure=False`: a failed action is not sent at once, because there may be no broker.
 
     Raises UsageFault, before anything is done, when a reason is needed and there is none, or the book cannot be written;
     NeedsOperator, when the credential is another's and there are no keys; Invalid, when the broker's address is none.

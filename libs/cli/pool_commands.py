@@ -1,10 +1,10 @@
-"""What an operator says to a pool, and what the pool has decided of it: one home for "a refused command does not end with 0".
+"""Sends an operator's command to a pool and waits for its outcome, so that a refused command never ends with exit code 0.
 
     await say_to_pool(baton, pool, NodeDead(...), subject, about)
 
-What is stored is not yet decided: it may be refused for what the ledger shows at that moment. So the command follows the
-ledger, from where it ended before, until a record decides it. Refused: exit code 4, with the pool's own reason. Not decided in
-time: exit code 6, and what was said stays stored.
+A command that is stored is not yet decided: placement may refuse it. So this follows the ledger, from where it ended before,
+until a record decides the command. Refused: exit code 4, with the pool's own reason. Not decided in time: exit code 6, and the
+command stays stored.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ Decided = Callable[[Callable[[LedgerRecord], bool], Done | None], Awaitable[int 
 """Waits for the decision: the ledger's sequence of the record that it is in; None where no record tells of it."""
 
 NOTHING_DIFFERS = "nothing differs"
-"""What is told for done where no record was needed."""
+"""The outcome of a command that changes nothing, so that no record tells of it."""
 
 _GIVE_UP_S = 30.0
 _DECIDED_S = 15.0
@@ -66,19 +66,18 @@ _LOOK_S = 0.1
 
 
 class PoolRefused(Denied):
-    """The pool has refused what an operator said; `why` is its own reason."""
+    """The pool has refused an operator's command; `why` is its own reason."""
 
 
 async def say_to_pool(
     baton: Baton, pool: str, said: Said, subject: str, about: str, *, done: Done | None = None
 ) -> int | None:
-    """Stores `said` in the inbox of `pool` and waits until it is decided, in which ledger record. Each time it is said it is
-    meant anew.
+    """Stores the command `said` in the inbox of `pool`, waits until it is decided, and returns the sequence of that ledger
+    record. Each call is a new command.
 
-    `done`, if given, tells whether those who answer questions show the pool as was asked. A word that changes nothing leads to
-    no record; and after a record they are waited for, 5 s at the most, so that the next question has the new answer.
-    Returns None where no record tells of it. Raises PoolRefused; TimedOut when it is not decided within 15 s; Denied,
-    Unreachable, Busy when it is not stored.
+    `done`, if given, says whether queries shows the pool as the command wants it. A command that changes nothing leads to no
+    record (then None is returned); and after a record queries is waited for, up to 5 s, so that the next question gets the new
+    answer. Raises PoolRefused; TimedOut when it is not decided within 15 s; Denied, Unreachable, Busy when it is not stored.
     """
     async with decisions(baton, pool) as decided:
         seq = await store_in_pool(baton, said, subject, about)
@@ -97,7 +96,7 @@ async def _until_shown(done: Done) -> None:
 
 
 async def store_in_pool(baton: Baton, said: Said, subject: str, about: str) -> int:
-    """Stores `said` in a pool's inbox, at which place. Raises Denied, Unreachable, Busy when it is not stored."""
+    """Stores `said` in a pool's inbox and returns its sequence. Raises Denied, Unreachable, Busy when it is not stored."""
     from libs.bus.messages import outgoing
     from libs.client.sending import store
 
@@ -109,7 +108,7 @@ async def store_in_pool(baton: Baton, said: Said, subject: str, about: str) -> i
 
 
 async def sent_to_pool(baton: Baton, pool: str, outbox: "Outbox", item: "Outgoing") -> None:
-    """Stores a message that was in the inbox of `pool` before, and waits until it is decided.
+    """Stores a message that was in the inbox of `pool` before (a replay), and waits until it is decided.
 
     Raises PoolRefused; TimedOut when it is not decided within 15 s; nats errors and NotStored when it is not stored.
     """

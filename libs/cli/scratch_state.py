@@ -1,5 +1,6 @@
-"""State directories that are emptied when a run begins: of `baton demo` and `baton replay`. Only what such a run made is
-removed: `--state-dir .baton` after `baton up` would else cost a ledger and its keys, and `--state-dir ~` everything."""
+"""Scratch state directories of `baton demo` and `baton replay`, emptied when a run begins. Only a directory that such a run has
+marked is emptied: `--state-dir .baton` after `baton up` would otherwise cost a ledger and its keys, and `--state-dir ~`
+everything."""
 
 import fcntl
 import shutil
@@ -9,7 +10,7 @@ from libs.cli.exits import UsageFault
 from libs.embedded import StateDirLocked
 
 MARK = "emptied-at-the-next-run"
-"""A file in each folder that is emptied so."""
+"""The marker file of a scratch directory."""
 
 
 def emptied(state_dir: Path, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers as people write them in YAML, taken as they stand: none goes through a binary float."""
+"""Exact numbers from YAML: decimals are parsed from their text, and never go through a binary float."""
 
 import re
 from decimal import Decimal
@@ -11,7 +11,8 @@ _LARGE = re.compile(r"[0-9]{10,}(\.[0-9]*)?")
 
 
 def millionths(text: Any, what: str, without: str, example: str) -> int:
-    """Of a decimal. Raises ValueError with the fix; `what` may not be negative, `without` says what to write instead."""
+    """A decimal in millionths. Raises ValueError with the fix; `what` may not be negative, `without` says what to write
+    instead."""
     said = ungrouped(str(text))
     if said.startswith("-"):
         raise ValueError(f"{what} is not negative: {without}")

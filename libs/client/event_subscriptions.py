@@ -1,8 +1,8 @@
-"""What a connection hears of its team's events: one subscription for each subject, however many wait.
+"""A connection's subscriptions to its team's events: one per subject, shared by all listeners.
 
-The broker copies an event for each subscription that hears it, and cuts off a connection that has more than it may
-(`libs.walls.accounts`). So a process that waits for a thousand jobs has one; each event is read once, and handed to those
-who wait for its job.
+The broker copies an event for each subscription, and disconnects a client that has more subscriptions than it may
+(`libs.walls.accounts`). So a process that waits for a thousand jobs has one; each event is decoded once and passed to the
+listeners of its job.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEvent:
-    """A message of the event subjects. `event`: None of a rejection that is no job's end; `rejected`: None of all others;
-    `answers`: what a rejection answers, as the request's own correlation id was written in its header."""
+    """A message of the event subjects. `event` is None for a rejection that ends no job; `rejected` is None for all other
+    messages; `answers` is the correlation id of the request that a rejection answers, as its header had it."""
 
     event: JobEvent | None
     rejected: JobRejected | None = None
@@ -34,7 +34,7 @@ class ReceivedEvent:
 
     @property
     def job_id(self) -> str:
-        """The job that it is about; of a rejection without one, the job that its request would have become."""
+        """The job that the message is about; for a rejection without one, the job that its request would have become."""
         if self.rejected is not None:
             return self.rejected.job_id or job_id_of(self.rejected.team, self.rejected.client_key)
         return self.event.job_id if self.event is not None else ""
@@ -43,22 +43,22 @@ class ReceivedEvent:
 Listener = Callable[[ReceivedEvent], None]
 
 _ANSWERS_S = 10
-"""For the broker to say that it has heard of a subscription."""
+"""The broker must confirm a subscription within this time."""
 
 _JOB = b'"job_id":"'
-"""As history writes it. Within a text of the event each quotation mark would have a backslash before it."""
+"""As history writes it. Inside a text of the event each quotation mark would have a backslash before it."""
 
 
 @dataclass(slots=True)
 class _Subscription:
-    """One subscription, and who listens by it: to one job, or (None) to all."""
+    """One subscription and its listeners: by job, or None for those of all jobs."""
 
     subscription: Subscription
     listeners: defaultdict[str | None, list[Listener]] = field(default_factory=lambda: defaultdict(list))
 
 
 class EventSubscriptions:
-    """Of one connection."""
+    """The subscriptions of one connection."""
 
     def __init__(self, nats: Client) -> None:
         self.nats = nats
@@ -67,8 +67,8 @@ class EventSubscriptions:
 
     @contextlib.asynccontextmanager
     async def to(self, subject: str, job_id: str | None, listener: Listener) -> AsyncGenerator[None, None]:
-        """While this is open, `listener` is told what comes on `subject` of the job (None: of all). When it has opened, the
-        broker sends everything. Raises Unreachable when the broker does not answer."""
+        """While the block runs, `listener` gets the messages on `subject` about the job (None: all). The subscription is
+        confirmed before the block begins. Raises Unreachable when the broker does not answer."""
         async with self._opening:
             if subject not in self._subscriptions:
                 await self._subscribe(subject)
@@ -89,7 +89,7 @@ class EventSubscriptions:
             listeners = self._subscriptions[subject].listeners if subject in self._subscriptions else {}
             about = _job_of(message.data)
             if about and about not in listeners and None not in listeners:
-                return  # a team may be told much that nobody here waits for
+                return  # most events may be about jobs that nobody here waits for
             if (found := read(message)) is None:
                 return
             for who in (found.job_id, None):
@@ -118,7 +118,7 @@ class EventSubscriptions:
 
 
 def _job_of(body: bytes) -> str:
-    """The job that an event is about, without reading all of it; "": read it to know."""
+    """The job that an event is about, found without decoding it; "": it must be decoded."""
     _, found, rest = body.partition(_JOB)
     return rest[: rest.find(b'"')].decode(errors="replace") if found else ""
 

@@ -1,11 +1,11 @@
-"""The HTTP port of a service, for whom nobody knows: every job of a node reaches a port of loopback.
+"""Limits on the HTTP port of a service against unauthenticated clients: every job of a node can reach a loopback port.
 
-A connection costs a descriptor before anything is said on it, and uvicorn lets it say nothing for ever. So each lives for a
-while only, and there are so many at once: the oldest that is not being answered gives way, so that who asks at once is always
-answered. Probes and scrapes take milliseconds, and connect anew.
+A connection costs a file descriptor, and uvicorn lets it idle for ever. So a connection has a maximum age, and there is a
+maximum number of them: a new one replaces the oldest that has no request under way, so a client that sends its request at once
+is always answered. Probes and scrapes take milliseconds and connect anew.
 
-uvicorn also logs each request that it cannot read or answer, so who sends nothing else would have the log hold nothing else. Of
-these lines some are written, and how many were not.
+uvicorn also logs each malformed request, so a client could fill the log. These lines are rate limited; the next one says how
+many were left out.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Which teams have left: their jobs, logs, events and bills are kept under their names, and whoever is given a credential of
-such a name sees them. So it is written down beside the keys, and nobody is given one until it is said that the same team is
-back:
+"""The list of teams that have left. Their jobs, logs, events and bills are kept under their names, so a credential for such a
+name gives access to them. The list is a file beside the keys, and no credential is issued for a team in it until an operator
+says that the same team is back:
 
     {"version": 1, "left_s": {"vision": 1764320000}}
 """
@@ -27,7 +27,7 @@ class _Left(BaseModel, extra="allow"):
 
 
 class DepartedTeams:
-    """The notes in `folder`. Every change is made under a lock and written before the method returns."""
+    """The list in `folder`. Every change is made under a lock and written before the method returns."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / DEPARTED_FILE

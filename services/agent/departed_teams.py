@@ -1,17 +1,17 @@
-"""Files of teams that have left the pool are removed from this machine.
+"""Removes the files of teams that have left the pool from this machine.
 
-What lies here of a team are homes and output of its attempts, whose names say the team (`services.agent.logs`), and its jobs'
-checkpoints, whose teams are noted beside them (`services.agent.owners`). The agent asks which of these teams have left: at its
-start, and then every `left_s`, so one that was off meanwhile misses nothing. It is told of no team that it does not name, so
-nothing grows with the teams that are gone.
+A team's files here are the homes and output of its attempts, whose names contain the team (`services.agent.logs`), and its
+jobs' checkpoints, with a note of the team beside them (`services.agent.owners`). The agent asks placement which of these teams
+have left: at its start and then every `left_s`, so an agent that was off misses nothing. It asks only about teams that have
+files here, so nothing grows with the number of teams that have left.
 
-An answer is of one ledger record. What was granted before that to a team that has left has ended by then; what it is granted
-after it came back stays, however old the answer is: an answer counts if it knows what this node had followed when the files
-were found, and for checkpoints also what is noted with them, for other nodes may have jobs in the same folder. Nothing is
-removed of a job that runs here, as on a node that was cut off.
+An answer is as of one ledger record. A team that has left has no jobs before that record, but it may come back and have new
+ones. So an answer counts only if it is at least as new as the state that this node had followed when the files were listed, and
+for checkpoints as new as the note beside them, because other nodes may use the same folder. Files of a job that runs here are
+never removed (it may run on a node that was cut off).
 
-A team may come back while its files are being removed, which may take long, and give a job the id of an old one. What has begun
-since the files were found stays; what would begin just where something is being removed waits for that.
+A team may come back while its files are being removed, and may submit a job with the id of an old one. The files of an attempt
+that began since the listing stay; a start of the very job whose files are being removed waits until that is done.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ _QUESTION = BY_TYPE["io.baton.node.left.query.v1"]
 
 
 class DepartedTeamFiles:
-    """Asks which teams have left, and removes what lies here of them. `node`: on whose subject it asks; `runs`: the jobs that
-    run here."""
+    """Asks which teams have left, and removes their files. `node`: the node on whose subject it asks; `runs`: the jobs that run
+    here."""
 
     def __init__(self, nats: Client, pool: str, node: str, launcher: Launcher, runs: Callable[[], set[str]]) -> None:
         self.ledger_seq: int | None = None

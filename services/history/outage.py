@@ -1,4 +1,4 @@
-"""What history does while MongoDB is away: says so once, tries again, and waits longer each time that nothing was written."""
+"""Retries while MongoDB is unavailable: logs the outage once, and backs off while nothing could be written."""
 
 import asyncio
 import logging
@@ -11,17 +11,17 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class StoreOutage:
-    """Of one loop. `problem` is "" while the store is there."""
+    """The outage as one loop sees it. `problem` is "" while the store is available."""
 
     def __init__(self, what: str) -> None:
-        """`what` stops meanwhile, for the log."""
+        """`what`: the work that stops meanwhile, for the log."""
         self.problem = ""
         self._what = what
         self._failures = 0
         self._reached = 0
 
     async def wait(self, error: StoreAway, position: int) -> None:
-        """Until the next try. `position`: the last ledger record that was written."""
+        """Waits until the next try. `position`: the last ledger record that was written."""
         self._failures = 0 if position != self._reached else self._failures + 1
         self._reached = position
         if self.problem != str(error):

@@ -4,7 +4,7 @@ The writer's hooks only note what is to be told; a task of its own publishes it.
 logged. A node that was not told finds out: the next change names the sequence that it builds upon (`since`), and agents
 ask every few seconds anyway.
 
-    writer --committed--> NodeNotifier (what changed, as small messages) --> run (publishes)
+    writer --committed--> NodeNotifier (changes as small messages) --> run (publishes)
     agent --asks--> NodeNotifier.state_of
 
 Naively every touched node is sent all that should run there. That grows with the jobs of a node, and whoever submits
@@ -39,22 +39,22 @@ from schemas.nodes import PIECE_BYTES, NodeState
 log = logging.getLogger("baton.placement")
 
 _WAITING_BYTES = 32 * 1024 * 1024
-"""What waits to be published at the most, when the connection is slow: the rest is dropped, and asked for."""
+"""The maximum size of the queue of unsent messages, on a slow connection: the rest is dropped, and nodes ask for it."""
 LOOKED_AT_ONCE, LOOKED_PER_S = 16_384.0, 512.0
-"""Parts of a node that its questions may have looked at, at once and for ever: each takes some 30 us in which nothing is
-decided. An agent that begins on a full node has 4,096 parts to hear of, and their specs; one that follows asks for all every
-twentieth time."""
+"""Token bucket per node, in parts that its questions make placement look at: each takes some 30 us in which nothing is decided.
+An agent that begins on a full node asks for 4,096 parts and their specs; later it asks for all of them every twentieth time."""
 _LEAST = 8
-"""What a question counts for, however little it asks for."""
+"""The minimum cost of a question."""
 LATER_S = 0.25
-"""How long a node may go on without hearing that what it reported is known. It reports nothing again sooner than that."""
+"""Debounce of changes that ask nothing of a node (they confirm its reports): they are sent within this time, together. A node
+repeats no report sooner than that."""
 
 Publish = Callable[[Outgoing], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Touched:
-    """What a record changed on a node: jobs whose parts there are others now, or whose start is known now."""
+    """What a record changed on a node: jobs whose parts there changed, or whose start is known now."""
 
     jobs: set[str] = field(default_factory=set)
     started: set[str] = field(default_factory=set)
@@ -66,7 +66,7 @@ class Touched:
     """Of the node: to start, save or stop something, or to look at its boards. The rest only says what is known."""
 
     def after(self, earlier: "Touched | None") -> None:
-        """Takes in what an earlier record changed and nobody was told."""
+        """Merges an earlier change that was not sent yet."""
         if earlier is not None and not self.new_life:
             self.jobs |= earlier.jobs
             self.started |= earlier.started
@@ -74,7 +74,8 @@ class Touched:
 
 
 class NodeNotifier:
-    """Of one placement process. `refolded` and `committed` never raise and never wait; `run` is a task."""
+    """Tells nodes about changes of their desired state. `refolded` and `committed` never raise and never wait; `run` is a
+    task."""
 
     def __init__(
         self,
