@@ -56,7 +56,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_subject_full(error: BaseException) -> bool:
-    """Whether the broker refused because as many of this subject wait as may: there is room when some are dealt with."""
+    """Whether the broker refused because the subject has its maximum number of messages: some must be processed first."""
     return is_full(error) and _OF_SUBJECT in str(getattr(error, "description", ""))
 
 
@@ -72,11 +72,11 @@ class NotStored(TimeoutError):
 
 
 class SubjectFull(NotStored):
-    """The broker refuses some for as many of their sender wait as may; they were sent again until there was no more time."""
+    """The sender has the maximum number of waiting messages, and the retries ran out of time."""
 
 
 class NotHeld(NotStored):
-    """What they follow from may have been given to another process meanwhile: nothing more of it is sent."""
+    """The input may have been redelivered to another process meanwhile: nothing more of its output is sent."""
 
 
 class TooLarge(ValueError):

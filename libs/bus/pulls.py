@@ -1,10 +1,10 @@
-"""Pulls messages of a durable consumer: what is there comes at once, and one that comes later comes when it does.
+"""Pulls messages of a durable consumer without added latency: a message is handed over when it arrives.
 
-nats-py's `fetch` asks twice, with and without waiting. A broker of today waits at the first as well: a message that comes
-then is kept until the request ends, up to a whole `timeout` after it was stored, which was half a second to a job of an idle
-cluster. And it makes two tasks and a timer for each message. Here one request is open at a time. It outlives the call that
-made it, as there, so at the most `batch` messages lie here while the caller is busy, and only for as long as `timeout` allows
-the broker to send them; whoever settles them late gets them again.
+nats-py's `fetch` asks twice, with and without waiting. A current broker waits at the first as well: a message that arrives then
+is kept until the request ends, up to a whole `timeout` after it was stored, which cost a job in an idle cluster half a second.
+It also makes two tasks and a timer for each message. Here one request is open at a time. It outlives the call that made it, as
+in nats-py, so at most `batch` messages wait here while the caller is busy, and only for as long as `timeout` allows the broker
+to send them. A message that is settled late is delivered again.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ _MANY = 5
 _LINGER_S = 0.005
 _GLANCE_S = 0.005
 _ENOUGH = 8
-"""While `_MANY` have come lately, what comes waits so long for others, or until there are enough: each batch has costs of its
-own."""
+"""The batching window under load: while `_MANY` messages came recently, a message waits so long for others, or until there are
+enough, because each batch has a fixed cost."""
 _REFUSED_S = 0.1
 _ENDED = ("404", "408")
 """Nothing there, or no time left: the usual ends of a request."""

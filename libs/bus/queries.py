@@ -65,19 +65,19 @@ Handler = Callable[[Any, str], Awaitable[Answer] | Answer] | Callable[[Any, str,
 OnSeen = Callable[[int], Awaitable[None]]
 
 _WORKERS = 8
-"""Questions of one kind that are answered at the same time, so that a slow one does not hold up the next."""
+"""The number of questions of one kind that are answered concurrently, so that a slow one does not delay the next."""
 
 _EACH, _MOST = 256, 4096
-"""Questions of one kind that wait, of one team or node and in all; the next is refused."""
+"""The maximum number of questions of one kind that wait, of one team or node and in all; the next is refused."""
 
 _BACKLOG = 8192
 """Questions of one kind that have come and are not looked at yet: what comes beyond is dropped, so that who asks faster than
 a service refuses does not keep it busy for minutes after it has gone."""
 
 QUESTIONS_AT_ONCE, QUESTIONS_PER_S = 10_000, 1_000
-"""Of one kind, of a team or node, to one process: each is answered as often as somebody hears it, so this bounds that, too."""
+"""Rate limit for questions of one kind from a team or node to one process."""
 REFUSALS_AT_ONCE, REFUSALS_PER_S = 1_000, 100
-"""So many of the refused ones are told so; the others hear nothing."""
+"""Rate limit for refusals: beyond it a question gets no answer at all."""
 
 ANSWER_S = 30
 """So long the broker keeps where an answer goes that nobody gives; by itself it does so for two minutes. Who asks faster than a

@@ -1,7 +1,7 @@
-"""What the ledger says, folded: the writer's state, how it comes from the log, and what it becomes with each commit.
+"""The writer's state: the fold of the ledger, advanced with each commit.
 
-A writer never mends its state. After any doubt it throws it away and folds again: the last snapshot, and every valid record
-after it.
+A writer never repairs its state. After any doubt it throws it away and folds again, from the last snapshot and every valid
+record after it.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The room that a pool has for what people submit: in its inbox, and in its ledger, where the decisions go."""
+"""The free space of a pool for submits: in its inbox, and in its ledger, which stores their decisions."""
 
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo

@@ -64,10 +64,10 @@ _MOST_BEFORE_TICK = 16  # times a batch: what comes before the first tick after 
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
 _BUSY_S = 0.1
 _BUSY_EVENTS = 50
-"""While about so many events are decided in `_BUSY_S`, some 125 jobs a second, inputs wait for company. Jobs that are sent one
-after the other, each when the one before has ended, are fewer."""
+"""Above this event rate (events per `_BUSY_S`, some 125 jobs a second) inputs are batched: the first waits up to the linger
+time for more. A client that sends one job after the other stays below it, and so waits for nothing."""
 _ENOUGH_BYTES = 4096
-"""Inputs of so many bytes wait for no more: their record's own cost is small beside theirs."""
+"""A batch of so many bytes is decided at once: the fixed cost of its record is small beside it."""
 _GLANCE_S = 0.005
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
@@ -224,7 +224,7 @@ class LedgerWriter(Generic[D]):
     # ------------------------------------------------------------------------------------------------------ refold
 
     async def _refold(self) -> None:
-        """The state is what the log says, and everybody hears of it."""
+        """Folds the state from the log anew, and announces it."""
         self.role = "folding"
         await self._ledger.refold()
         self._unwritten = 0
@@ -281,7 +281,7 @@ class LedgerWriter(Generic[D]):
         self._full_turns += 1
 
     async def _gather(self, inbox: Tail) -> list[Stored]:
-        """The inputs of the next decision: what waits already and, when it is busy, what comes within the linger."""
+        """The inputs of the next decision: what waits already and, under load, what arrives within the linger time."""
         stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -303,7 +303,7 @@ class LedgerWriter(Generic[D]):
         return stored
 
     async def _until_tick(self, stored: list[Stored]) -> tuple[list[InboxItem], LedgerClock, list[ClockJumped]]:
-        """`stored` as it is read, and the clock after it. While that is behind, what comes up to a tick is added to it."""
+        """The decoded inputs and the clock after them. While ledger time is behind, inputs up to the next tick are added."""
         items = [self._poison.read(message) for message in stored]
         most = _MOST_BEFORE_TICK * self._batch if self._limit == self._batch else self._limit
         clock, jumps = timed(self._ledger.clock, items)
@@ -320,7 +320,7 @@ class LedgerWriter(Generic[D]):
         return items, clock, jumps
 
     async def _decide(self, stored: list[Stored]) -> AppendOutcome:
-        """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
+        """One decision about `stored`, committed if it has events. The decider's state has changed whatever the outcome is."""
         items, clock, found = await self._until_tick(stored)
         self._left_out(items)
         for place, item in enumerate(items):
@@ -363,7 +363,7 @@ class LedgerWriter(Generic[D]):
         return await self._commit(first, rest, len(stored))
 
     def _left_out(self, items: Sequence[InboxItem]) -> None:
-        """Told once: a newer agent says such a thing again and again, and the counter has the rest."""
+        """Logs unknown kinds once, because a newer agent sends them again and again; the counter has the rest."""
         for item in items:
             if item.unknown and not self.counters.unknown_observations:
                 kinds = ", ".join(sorted({kind[:40] for kind in item.unknown[:8]}))
@@ -376,8 +376,8 @@ class LedgerWriter(Generic[D]):
     def _records(
         self, events: Sequence[LedgerEvent], before: int, inputs: Sequence[int]
     ) -> tuple[EncodedRecord, list[Piece]]:
-        """The first record of a decision, and what the others are to say, if one cannot hold all. `before`: events before
-        those that the decider's record ends count. Raises InputTooLarge."""
+        """The first record of a decision, and the content of further ones if one cannot hold all. `before`: the number of
+        events before those that the decider's record ends count. Raises InputTooLarge."""
         first, rest = self._encode(Piece(tuple(events), inputs[-1])), list[Piece]()
         most = payload_room(self._js._nc.max_payload)
         wanted = min(MAX_RECORD_BYTES, most)
@@ -397,7 +397,7 @@ class LedgerWriter(Generic[D]):
         return self._ledger.encode(piece, self.writer_id, self._format)
 
     async def _commit(self, first: EncodedRecord, rest: Sequence[Piece], inputs: int) -> AppendOutcome:
-        """One record after the other. Nobody hears of any before all are stored: the decider shows all of them."""
+        """Appends one record after the other. None is announced before all are stored: the decider shows all of them."""
         made, left, look = first, deque(rest), False
         committed: list[tuple[int, LedgerRecord]] = []
         while True:
@@ -443,8 +443,8 @@ class LedgerWriter(Generic[D]):
         self.settled = True
 
     async def _overtaken(self) -> bool:
-        """Whether somebody else wrote while we had nothing to commit. Without asking, a writer that was paused for long
-        would answer questions from an old state until its next commit is refused."""
+        """Whether another writer has written while this one had nothing to commit. Without this check a writer that was frozen
+        for long would answer questions from an old state until its next commit is refused."""
         now = asyncio.get_running_loop().time()
         if now - self._confirmed < _ASK_S:
             return False
@@ -452,7 +452,7 @@ class LedgerWriter(Generic[D]):
         return await self._moved()
 
     async def _moved(self) -> bool:
-        """Whether somebody else wrote since we read."""
+        """Whether another writer has written since this one read."""
         try:
             info = await self._js.stream_info(self._rolling.open)
         except UNAVAILABLE:
@@ -466,14 +466,15 @@ class LedgerWriter(Generic[D]):
     # -------------------------------------------------------------------------------------------------------- roll
 
     async def _make_room(self) -> bool:
-        """Rolls because a record did not fit, however full the segment is; False when the log must be asked again."""
+        """Rolls because a record did not fit, however full the segment is; False when the log must be read again."""
         with suppress(*UNAVAILABLE):
             if (await self._js.stream_info(self._rolling.open)).state.messages:
                 return await self._roll()
         return True  # an empty one: the next would be no larger
 
     async def _roll(self) -> bool:
-        """Goes on in another segment; False when the log must be asked again. Where there is no room for it, in this one."""
+        """Starts the next segment, or stays in this one if the broker has no space for another; False when the log must be read
+        again."""
         self._roll_due = False
         loop = asyncio.get_running_loop()
         if loop.time() < self._no_roll_before or not may_emit("segment.sealed", self.format):

@@ -1,7 +1,7 @@
-"""Tells the ledger which requests were refused, so that its chain has them: `libs.core.admission.refusals` says how many.
+"""Records refused requests in the ledger, for audit, at a bounded rate (`libs.core.admission.refusals`).
 
-Beside the answers to teams, which wait for nothing here: when the inbox has no room, or the broker is away, lines wait, the
-oldest give way, and a killed process loses those that it has not told.
+This is best effort, and answers to teams do not wait for it: while the inbox is full or the broker unavailable, lines wait in
+memory, the oldest are dropped, and a killed process loses those that it has not sent.
 """
 
 import asyncio

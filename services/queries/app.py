@@ -34,18 +34,18 @@ from services.queries.settings import QueriesSettings
 FOLLOWER = "queries"
 
 _BATCH = 8
-"""Ledger records folded between two looks at the event loop: a record may hold a thousand events, 10 us each."""
+"""Ledger records folded before the event loop gets control: a record may hold a thousand events, 10 us each."""
 
 _REST_S, _BUSY_REST_S = 0.05, 0.25
-"""A record is read so long after it has come (the latter: while they keep coming), unless an answer waits for it."""
+"""Debounce: a record is read so long after it has arrived (the latter under load), unless an answer waits for it."""
 
 _ROOM_EVERY_S = 5.0
 
 _WORKERS = 2048
-"""Questions of one kind in hand. More than all teams' together may be waiting, so that one team's do not fill them."""
+"""Concurrent questions of one kind: more than those of all teams that may wait, so that one team cannot occupy all workers."""
 
 _WAITERS = 1024
-"""Questions that wait for a record. More get what is known now."""
+"""The maximum number of questions that wait for a record. Further ones get the present state."""
 
 
 class Queries:
