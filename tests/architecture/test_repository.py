@@ -1,4 +1,4 @@
-"""The house: one command that works from nothing, versions that are pinned, one image with every service in it."""
+"""The repository: one command that works from nothing, versions that are pinned, one image with every service in it."""
 
 import os
 import re
