@@ -1,9 +1,9 @@
-"""An ordered consumer: what a stream has behind a sequence, in order, once each, without acknowledgements.
+"""An ordered consumer: the messages of a stream behind a sequence, in order, once each, without acknowledgements.
 
-It is ephemeral, lies in the broker's memory and is pulled: one subscription, and requests that keep a bounded number of
-messages on their way. The broker numbers what it delivers, so a lost delivery shows as a gap in *its* numbers, or in what a
-heartbeat says was sent last. Whatever is irregular (a lost delivery, a new connection, silence) ends it: `broken` says why, and
-its owner opens another behind what was read. Messages that come late go to the old one, and nowhere else.
+It is ephemeral, in the broker's memory, and pulled: one subscription, and requests that keep a bounded number of messages in
+flight. The broker numbers its deliveries, so a lost one shows as a gap in *these* numbers, or in what a heartbeat says was
+sent last. Any irregularity (a lost delivery, a new connection, silence) ends the consumer: `broken` says why, and its owner
+opens another behind what was read. Late messages go to the old one only.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The names of teams' secrets, which vault writes and admission reads. No value, no size, no date is there."""
+"""The names of teams' secrets, which vault writes and admission reads. Values, sizes and dates are not in it."""
 
 import asyncio
 import json

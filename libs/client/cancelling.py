@@ -1,4 +1,4 @@
-"""A cancel: stored, and where nobody answers for the job's pool, waited for a moment to be refused."""
+"""Cancels a job. Where no service answers for the job's pool, it waits a moment for the refusal."""
 
 import asyncio
 import uuid

@@ -1,7 +1,7 @@
-"""Commands on their way: built once, sent with one id until the broker says that they are stored.
+"""Sends commands: each is built once and published with one message id until the broker has acknowledged it.
 
-A publish that the credential forbids is not answered at all, only reported on the connection; so a permission error is
-looked for beside the acknowledgement, or a denied submit would look like a dead server.
+A publish that the credential forbids gets no answer, only an error on the connection; so permission errors are checked beside
+the acknowledgement, or a denied submit would look like a dead server.
 """
 
 import asyncio

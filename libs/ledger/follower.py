@@ -1,20 +1,20 @@
-"""Keeps a projection up to date with the ledger: load a snapshot, follow, save one now and then. Every reader is this loop.
+"""Keeps a projection up to date with the ledger: load a snapshot, follow, save one at intervals. Every reader is this loop.
 
     follower = Follower(js, pool, Meter, name="quota_billing")
     await follower.run(after)         # for ever; `after(entries)` is awaited once per batch, an empty one now and then
 
-A service gives its projection (`libs.ledger.projection`) and what to do after each batch. Where to begin, which records
-count, when to save and how far it is are decided here. The order is fixed, because each step relies on those before it:
+A service gives its projection (`libs.ledger.projection`) and what to do after each batch. Where to begin, which records count,
+when to save and how far it is are decided here. The order is fixed, because each step relies on those before it:
 
-    start   the newest usable snapshot, or a new projection and the ledger's beginning; `begin` hears which
+    start   the newest usable snapshot, or a new projection and the ledger's beginning; `begin` is called with which
     apply   valid records to `apply`, void ones to `skip`, in order, each once
-    after   side effects: a crash before or in the midst of them repeats the batch, so they must bear being repeated
-    save    the state with all of that behind it
+    after   side effects: a crash before or during them repeats the batch, so they must be idempotent
+    save    the state after all of that
 
 A snapshot saves time and is never needed. One of another version, a broken one or a failed save costs a longer start, never
-the service. Records that were archived, and that no snapshot reaches beyond, are waited for (`libs.ledger.restoring`). A fault
-in the *ledger* ends `run` with an error (LedgerStopped, and whatever `apply` raises). When `apply` raises, the snapshots are
-deleted too: if the state was wrong and not the ledger, the next start mends it.
+the service. Archived records that no snapshot reaches beyond are waited for (`libs.ledger.restoring`). A fault in the *ledger*
+ends `run` with an error (LedgerStopped, and whatever `apply` raises). When `apply` raises, the snapshots are deleted too: if
+the state was wrong and not the ledger, the next start repairs it.
 """
 
 import asyncio

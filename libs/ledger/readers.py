@@ -1,13 +1,14 @@
-"""Who reads a pool's ledger, up to where, and which format each understands; and which format the writer may use therefore.
+"""The readers of a pool's ledger: their positions, the format that each understands, and the format that the writer may use.
 
 Each reader declares itself every few seconds, in a bucket whose entries expire after an hour: its name and process, its
 release, the newest format that it understands (`libs.core.state.formats`), how far it has read, and from where it would
-go on after a restart. It also marks its consumer with the format. A consumer without a mark is a reader from before there
-were declarations: 0.1.0.
+continue after a restart. It also marks its consumer with the format. A consumer without a mark is a reader of 0.1.0, which had
+no declarations.
 
-`FormatGate` is the writer's side. A pool has a format, kept for good in the bucket of cursors. The gate raises it, up to the
-newest that all readers understand, once they have done so for as long as a restart of an older one may take; in a ledger that
-is empty at once.
+`FormatGate` is the writer's side. A pool has a format, which is kept in the bucket of cursors and never lowered. The gate
+raises it to the newest format that all readers understand, once they have done so for as long as a restart of an older one may
+take; in an empty ledger at once.
+
 From then on an older reader that comes back stops at the first event of a newer kind, and says so. An operator sees the
 readers with `baton ledger readers`, and raises the format by hand with `baton ledger upgrade`.
 """

@@ -1,14 +1,14 @@
 """Writes a pool's ledger: takes the inbox in order, has its decider decide, commits with one acknowledged publish.
 
-The naive loop is: read inputs, decide, append, acknowledge the inputs. A crash between the last two decides twice. Here
-there is nothing to acknowledge: a record says up to which input it decides, so consuming and deciding commit together,
-and whoever starts (or is in doubt) folds the ledger and goes on behind the last record. No lock and no election: two
-writers may run at any time, the broker refuses the one with the stale view, and should it ever accept both, the chain
-makes the second record void for everybody.
+The naive loop is: read inputs, decide, append, acknowledge the inputs. A crash between the last two decides twice. Here there
+is nothing to acknowledge: a record names the last input that it decides, so consuming and deciding commit together, and a
+writer that starts (or is in doubt) folds the ledger and continues behind the last record. No lock and no election: two writers
+may run at any time, the broker refuses the one with the stale view, and should it ever accept both, the hash chain makes the
+second record void for every reader.
 
-Two writers that both decide everything would be correct and twice as slow. So a writer that was refused *follows*: it
-folds what the other one commits, and takes over when an input has waited for `takeover_s` while the ledger stood still.
-That is a matter of speed alone; no safety depends on any clock.
+Two writers that both decide everything would be correct and twice as slow. So a writer that was refused *follows*: it folds
+what the other one commits, and takes over when an input has waited for `takeover_s` without a new record. That affects speed
+alone; no safety depends on any clock.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""Requests that nobody has answered yet: how old the oldest is, and how many expired so, as metrics.
+"""Metrics of unanswered requests: the age of the oldest, and how many expired.
 
-A stored request is a promise to answer. It is broken by silence: whoever should read is down, or parks the request, until
-the stream drops it for its age. Those who read cannot count that, for they may be the ones that are down; so telemetry does.
+A stored request is a promise to answer. It is broken when the reader is down, or parks the request, until the stream drops it
+for its age. The readers cannot count that, because they may be the ones that are down; so telemetry does.
 
-What will expire before the look after next is noted by its sequence. If it is not acknowledged at the last look before its
-time, it counts: within a look of it nobody will have answered. (A request that was answered out of its turn, and whose queue
-stood for three days after that, counts as well.)
+A request that will expire before the check after next is noted by its sequence. If it is not acknowledged at the last check
+before it expires, it is counted. (A request that was decided out of order, and whose queue did not move for three days after
+that, counts as well.)
 """
 
 import logging

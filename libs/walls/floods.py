@@ -1,22 +1,22 @@
-"""Who sends more than anybody has to say is cut off by whoever holds the keys: a node for good, a team for a while.
+"""Rate limits of nodes and teams at the broker, enforced by disconnecting: a node for good, a team for a while.
 
-The broker bounds how large a node's message is and how many connections and subscriptions it has; a rate it knows none. What a
-node says is stored in the inbox of its pool, which placement decides in order, so one that was taken over could fill it, or
-keep placement at rejecting what it says. The broker counts what each account has sent, whatever became of it (atomic batches
-that are never ended, too), and that is looked at here. A node that has used up its allowance loses its credential, as by `baton
-node revoke`: it is told so when it connects, the operator's book and the ledger have who, why and the figures, and the pool
-goes on as if the node were cut off. `baton node add` lets it in again.
+The broker limits the size of a node's messages and its connections and subscriptions, but no rate. A node's messages are
+stored in the inbox of its pool, which placement decides in order, so a hostile node could fill it, or keep placement busy with
+rejections. The broker counts what each account has sent, whatever became of it (unfinished atomic batches, too), and these
+counts are checked here. A node over its limit loses its credential, as by `baton node revoke`: it gets the reason when it
+connects, the operator's book and the ledger have it with the figures, and the pool goes on as if the node were cut off. `baton
+node add` lets it in again.
 
-By its second credential, which answers for logs, a node is connected to the core, where no claim bounds how many connections
-one user has. So these are counted here as well: without that one node could have all that the broker takes.
+With its second credential, which answers for logs, a node is connected to the core account, where no claim limits the
+connections of one user. So these are counted here as well: otherwise one node could use up all of the broker's connections.
 
-A team asks the services, and the broker copies what it hears for each subscription of its own. Questions that come faster than
-they can be answered, or answers that a thousand subscriptions hear, keep the broker busy for all. So what a team says and hears
-is counted likewise, each copy, and held against its `traffic` (`libs.core.admission.traffic`). A team that is far beyond keeps
-its credentials, but its claim allows no connection for a minute, then two, up to an hour; the book, the ledger and the log say
-why, and when it was let in again. What it submitted runs on.
+A team's messages go to the services, and the broker copies what it receives for each of its subscriptions. Questions that come
+faster than they can be answered, or answers that a thousand subscriptions receive, would keep the broker busy for all. So each
+copy is counted against the team's `traffic` (`libs.core.admission.traffic`). A team far beyond it keeps its credentials, but
+its claim allows no connection for a minute, then two, up to an hour; the book, the ledger and the log say why, and when it was
+let in again. Its jobs run on.
 
-An agent that stands for a whole pool (a simulated fleet) says as much as all of its nodes, and is not looked at.
+An agent that stands for a whole pool (a simulated fleet) sends as much as all of its nodes, and is not checked.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Requests that were passed on to a pool and that its placement has not decided yet, read from the pool's inbox.
+"""Jobs that were admitted to a pool and that its placement has not decided yet, read from the pool's inbox.
 
-An admission process that died between storing a job in one inbox and acknowledging its request gets the request again.
-The ledger does not show the job yet; without this look it could be sent to another pool as well.
+An admission process that died between storing a job in an inbox and acknowledging its request gets the request again. The
+ledger does not show the job yet; without this look-up it could be sent to another pool as well.
 """
 
 import logging

@@ -1,7 +1,11 @@
-"""The agent: all its nodes, and the loops that keep them alive, informed and honest.
+"""The agent: all its nodes, and its loops.
 
-Four loops, each small: `heartbeats` renews the leases, `watch_leases` ends the lives of nodes whose lease ended,
-`ask` (`services.agent.asking`) hears what should run, and repeats what was not heard; `samples` measures.
+    heartbeats      renews the leases
+    watch_leases    ends the lives of nodes whose lease has expired
+    ask             gets the desired state (`services.agent.asking`), and repeats reports that were not confirmed
+    samples         measures the devices
+
+Each loop is a task of its own.
 """
 
 import asyncio

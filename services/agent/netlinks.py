@@ -1,9 +1,9 @@
-"""What lies unread in sockets of netlink, by which processes ask the kernel what the machine has: its answers are memory of the
-kernel's that no cgroup counts, and unlike that of TCP and UDP nothing bounds it for all. A job asked again and again in 13,000
-sockets and had 3 GB beside its 200 MB.
+"""Measures unread data in netlink sockets, by which processes ask the kernel about the machine.
 
-The kernel tells of each socket how much it has. Whose it is the tables of open files say; one that was sent and is not received
-is in none, but who has something in flight is known.
+These answers are kernel memory that no cgroup counts, and unlike that of TCP and UDP it has no global limit. (Seen: a job
+asked again and again in 13,000 sockets and had 3 GB beside its 200 MB.) The kernel says how much each socket holds. The tables
+of open files say which attempt a socket belongs to. A socket that is in flight between two processes is in no table, but the
+attempts that have something in flight are known.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Whose the checkpoints are that lie on this machine, or in a folder that nodes share: noted beside them, as a job's name does
-not say it, and its attempts, whose names do, are pruned."""
+"""Records which team owns the checkpoints on this machine, or in a folder that nodes share: a job's name does not say it, and
+its attempts, whose names do, are pruned."""
 
 import fcntl
 import logging

@@ -1,8 +1,8 @@
-"""Tells each team what happens to its jobs: ledger events become messages on the stream EVENTS.
+"""Publishes each team's events: ledger events become messages on the stream EVENTS.
 
-Its place in the ledger is a cursor in JetStream, moved after the messages are stored. A crash between the two sends
-some again with the same ids, and the broker drops them. What the feed knows of unfinished jobs comes from a snapshot
-and the records after it; up to the cursor these are read in silence. MongoDB has no part in this.
+Its position in the ledger is a cursor in JetStream, moved after the messages are stored. After a crash between the two some
+are sent again with the same ids, and the broker drops them. The state of unfinished jobs comes from a snapshot and the records
+after it; up to the cursor these are read without publishing. MongoDB is not involved.
 """
 
 import logging

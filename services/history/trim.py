@@ -1,8 +1,8 @@
-"""Keeps EVENTS from being one team's: when it is nearly full, who has most loses the oldest of its own.
+"""Keeps one team from filling EVENTS: when it is nearly full, the team that has most events loses its oldest.
 
-The naive bound is the stream's size: the oldest go, whose ever they are, so the loudest team decides how far back all others
-can look. Here each team may keep as many as every other; what quiet teams do not use is shared by the others. What was dropped
-shows in the numbers of the events (`JobEvent.number`), so nothing needs to be remembered about it.
+The naive bound is the stream's size: the oldest events are dropped, whose ever they are, so the loudest team decides how far
+back all others can look. Here each team may keep an equal share; what quiet teams do not use is shared by the others. Dropped
+events show as gaps in the numbers of the events (`JobEvent.number`), so nothing needs to be remembered about them.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Answers heartbeats and says what they, and their absence, mean: the one home of who may go on and who is lost."""
+"""Answers heartbeats, and decides what they or their absence mean: which nodes may go on, which are silent, which are lost."""
 
 import logging
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What placement says of its own commits, and its answers to nodes. Nothing here changes anything."""
+"""What placement publishes after its own commits, and its answers to nodes. Nothing here changes the state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

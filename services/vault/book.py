@@ -1,8 +1,8 @@
-"""What became of each change of a secret, told to the ledger before its sender is answered, so that the chain has it.
+"""Records each change of a secret in the ledger before its sender is answered, for audit.
 
-A process of vault keeps a *book*, as an operator's host does (`schemas.audit.OperatorAction`): a line for each change, with the
-hash of the line before. It is begun anew with the process; what a killed one had not told, its sender was not answered, and
-asks for again. A line that the inbox does not take is told again before the next; meanwhile nothing is changed.
+A process of vault keeps a *book*, as an operator's host does (`schemas.audit.OperatorAction`): a hash chain with a line for
+each change. Each process begins a new one. A sender whose line was not yet stored when the process was killed got no answer,
+and asks again. A line that the inbox does not take is sent again before the next; until then nothing is changed.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""How much memory each device of a job must have, and whether the described model can be split over the devices it may get."""
+"""The memory that each device of a job must have, and whether the described model can be split over the devices that it may
+get."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Which lives of nodes the pool knows, and who may grant leases: all that the service leases reads of the ledger. Pure."""
+"""The lives of nodes that the pool knows, and the right to grant leases: all that the service leases reads of the ledger.
+Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,11 +1,13 @@
-"""Who may be moved: a job with less left than the one that waits, stopped where it is in the way and started elsewhere at once.
+"""Moves: a job with less left than the one that waits is stopped where it is in the way and started elsewhere at once
+(defragmentation).
 
-Jobs that came at different times leave holes that no gang fits into, however much is free in all. A gang may take the
-devices of a job that stands *before* it when that job finds as many free ones at that moment. The mover loses what any
-preemption loses, waits at the head of its queue, and takes the free devices in the next decision; so nobody is overtaken.
+Jobs that came at different times leave holes that no gang fits into, however much is free in all. A gang may take the devices
+of a job that is *before* it in the order when that job finds as many free ones at that moment. The moved job loses what any
+preemption loses, waits at the head of its queue, and takes the free devices in the next decision; so it keeps its place in the
+order.
 
-One rule for the planner, who looks for movers, and for the ledger's writer, who looks again: `Elsewhere` places them one
-by one, the widest first, each on the node that it fills up best.
+The planner, which looks for jobs to move, and the ledger's writer, which checks the plan, use one rule: `Elsewhere` places
+them one by one, the widest first, each on the node that it fills up best.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,5 @@
-"""Whose turn it is within a class: folds the ledger into what each job got, and keeps every queue in the rule's order."""
+"""The order of jobs within a class: folds the ledger into the service that each job got, and keeps every queue in its rule's
+order."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
