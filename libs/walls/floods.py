@@ -66,14 +66,14 @@ _ASKED = 500
 _ANSWER_S, _MORE_S = 1.0, 0.05
 """For the first server of a cluster, and for each further one."""
 
-Counted = tuple[str, str, "Passed"]
+Counted = tuple[str, str, "AccountTraffic"]
 """Server, account, and what it has had of it and sent to it."""
 Tell = Callable[[list[str]], Awaitable[None]]
 """Tells the broker of these accounts (`libs.walls.resolver.tell`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class AccountTraffic:
     """What an account has said and heard."""
 
     said: int = 0
@@ -81,8 +81,8 @@ class Passed:
     heard: int = 0
     heard_bytes: int = 0
 
-    def plus(self, other: "Passed", times: int = 1) -> "Passed":
-        return Passed(
+    def plus(self, other: "AccountTraffic", times: int = 1) -> "AccountTraffic":
+        return AccountTraffic(
             self.said + times * other.said,
             self.said_bytes + times * other.said_bytes,
             self.heard + times * other.heard,
@@ -116,7 +116,9 @@ class Floods:
         self._teams: dict[str, str] = {}  # public key of an account -> team
         self._out: dict[str, int] = {}  # team -> until when it is kept out, s since 1970
         self._servers: set[str] = set()
-        self._counted: dict[tuple[str, str], Passed | None] = {}  # (server, account) -> so far; None: begin anew
+        self._counted: dict[
+            tuple[str, str], AccountTraffic | None
+        ] = {}  # (server, account) -> so far; None: begin anew
         self._left: dict[tuple[str, str, str], Bucket] = {}
         self._core = ""  # its public key
         self._logs: dict[str, str] = {}  # public key of a node's second credential -> <pool>.<node>
@@ -195,7 +197,7 @@ class Floods:
             servers.add(told.get("server_id", ""))
             for one in told.get("account_statz", ()):
                 said, heard = one["received"], one["sent"]
-                passed = Passed(said["msgs"], said["bytes"], heard["msgs"], heard["bytes"])
+                passed = AccountTraffic(said["msgs"], said["bytes"], heard["msgs"], heard["bytes"])
                 found.append((told["server_id"], one["acc"], passed))
         return servers, found
 
@@ -223,19 +225,19 @@ class Floods:
             if many > NODE_CONNECTIONS
         }
 
-    def _since(self, answers: list[Counted]) -> Mapping[str, Passed]:
+    def _since(self, answers: list[Counted]) -> Mapping[str, AccountTraffic]:
         """Of each account since the last look. What a server has counted before it was asked for the first time is nobody's
         fault, and one that was started anew counts from nothing."""
-        found: dict[str, Passed] = {}
+        found: dict[str, AccountTraffic] = {}
         for server, account, passed in answers:
-            before = self._counted.get((server, account), Passed())
+            before = self._counted.get((server, account), AccountTraffic())
             self._counted[server, account] = passed
             if server in self._servers and before is not None:
-                before = before if passed.said >= before.said and passed.heard >= before.heard else Passed()
-                found[account] = found.get(account, Passed()).plus(passed).plus(before, -1)
+                before = before if passed.said >= before.said and passed.heard >= before.heard else AccountTraffic()
+                found[account] = found.get(account, AccountTraffic()).plus(passed).plus(before, -1)
         return found
 
-    def _over(self, account: str, passed: Passed) -> str:
+    def _over(self, account: str, passed: AccountTraffic) -> str:
         """Counts what an account has said and heard; why that is too much, "" when it is not."""
         team = self._teams.get(account)
         if team in self._out:
@@ -378,14 +380,14 @@ class _Flow:
 _MIB = 1024 * 1024
 
 
-def _of_node(passed: Passed) -> Sequence[_Flow]:
+def _of_node(passed: AccountTraffic) -> Sequence[_Flow]:
     return (
         _Flow("sent", "node", passed.said, MESSAGES_AT_ONCE, MESSAGES_PER_S, "messages"),
         _Flow("sent", "node", passed.said_bytes, BYTES_AT_ONCE, BYTES_PER_S, "MiB", _MIB),
     )
 
 
-def _of_team(passed: Passed, limits: TrafficLimits) -> Sequence[_Flow]:
+def _of_team(passed: AccountTraffic, limits: TrafficLimits) -> Sequence[_Flow]:
     """Those that there is a limit for."""
     rates = (
         ("said", passed.said, limits.said_per_s, "messages", 1),

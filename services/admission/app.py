@@ -39,7 +39,7 @@ from services.admission.answered import Answered
 from services.admission.fair_queueing import FairQueueing
 from services.admission.handlers import ORIGIN, AdmissionResult, Recent, busy_answer, handle
 from services.admission.metrics import Metrics
-from services.admission.one_answer import OneAnswer, placed
+from services.admission.one_answer import AnswerOnce, placed
 from services.admission.peers import answer, check, watch
 from services.admission.refusing import Refusing, command_of
 from services.admission.settings import AdmissionSettings
@@ -60,7 +60,7 @@ class BrokerParts:
     rooms: Mapping[str, StreamSpace]
     names: SecretNames
     answered: Answered
-    outbox: OneAnswer
+    outbox: AnswerOnce
     fair_queueing: FairQueueing
     trimmer: Trimmer
 
@@ -98,7 +98,7 @@ class Admission:
             settings.undecided,
             settings.undecided_alone,
         )
-        outbox = OneAnswer(js, batches=True)
+        outbox = AnswerOnce(js, batches=True)
         outbox.window, outbox.lost, outbox.refused = window, self._recent.put_off, self.refusing.note
         answered, names = Answered(js, DURABLE, decided, self._recent.add), SecretNames(js)
         fair_queueing = FairQueueing(js, self.decide, outbox, window, self.learn, self.slow)

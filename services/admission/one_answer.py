@@ -82,7 +82,7 @@ class _Places:
     unread: set[str] = field(default_factory=set)
 
 
-class OneAnswer(WindowedOutbox):
+class AnswerOnce(WindowedOutbox):
     """Stores the outcomes of requests: first those that take a place, then the rest for each that got its place. `refused` is
     called for each refusal that took one; `lost` for each job that was admitted here although another process had refused
     it."""

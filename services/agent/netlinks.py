@@ -58,14 +58,14 @@ class NetlinkTotal:
         return self._bytes
 
 
-class Had(NamedTuple):
+class NetlinkUse(NamedTuple):
     """What an attempt has of them: bytes, and how many."""
 
     bytes: int
     sockets: int
 
 
-def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[Had]:
+def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[NetlinkUse]:
     """Of each attempt, by the processes that it consists of. What is in nobody's table counts for who has most in flight."""
     by_inode = {one.inode: one.bytes for one in held if one.inode}
     own = [sockets_of(processes, by_inode.keys()) for processes in attempts]
@@ -74,7 +74,7 @@ def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[Had]:
         in_flight = list(map(_in_flight, attempts))
         if most := max(in_flight, default=0):
             own[in_flight.index(most)] |= nobodys
-    return [Had(sum(map(by_inode.__getitem__, inodes)), len(inodes)) for inodes in own]
+    return [NetlinkUse(sum(map(by_inode.__getitem__, inodes)), len(inodes)) for inodes in own]
 
 
 def _in_flight(processes: Iterable[int]) -> int:

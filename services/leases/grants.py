@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Watch
-from libs.core.projections.node_lives import NodeLives, NodeNews, Quiet
+from libs.core.projections.node_lives import NodeLives, NodeNews, RecordedSilence
 from libs.ports.clock import boot_id
 from libs.service.bootclock import now, reading
 from schemas import ledger as led
@@ -227,7 +227,7 @@ class Grants:
                 heard = NodeHeardAgain(node=node, incarnation=incarnation, epoch=epoch)
                 yield self._of_node(heard, "heard", "io.baton.node.heard.v1", f"{incarnation}:{quiet.seq}:{epoch}")
 
-    def _more_of(self, silence: NodeSilent, known: Quiet | None) -> NodeSilent | None:
+    def _more_of(self, silence: NodeSilent, known: RecordedSilence | None) -> NodeSilent | None:
         """What the ledger does not say yet: first that the node is silent, so that nothing new is granted there; then which of
         its leases have ended."""
         epoch = self.granter.right.epoch

@@ -53,7 +53,7 @@ Publish = Callable[[Outgoing], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Touched:
+class ChangedOnNode:
     """What a record changed on a node: jobs whose parts there changed, or whose start is known now."""
 
     jobs: set[str] = field(default_factory=set)
@@ -65,7 +65,7 @@ class Touched:
     asks: bool = False
     """Of the node: to start, save or stop something, or to look at its boards. The rest only says what is known."""
 
-    def after(self, earlier: "Touched | None") -> None:
+    def after(self, earlier: "ChangedOnNode | None") -> None:
         """Merges an earlier change that was not sent yet."""
         if earlier is not None and not self.new_life:
             self.jobs |= earlier.jobs
@@ -96,7 +96,7 @@ class NodeNotifier:
         """Node -> sequence of the last change after `_base`."""
         self._told_to: dict[str, int] = {}
         """Node -> sequence of the last change that it was told; what came since is in `_later`."""
-        self._later: dict[str, Touched] = {}
+        self._later: dict[str, ChangedOnNode] = {}
         self._seq = 0
         self._due: asyncio.TimerHandle | None = None
         self._overdue = False
@@ -119,7 +119,7 @@ class NodeNotifier:
         self._begin(seq)
         for name, node in decider.state.fleet.nodes.items():
             if node.up:
-                self._note(decider.state, name, Touched(), since=seq, seq=seq)
+                self._note(decider.state, name, ChangedOnNode(), since=seq, seq=seq)
 
     def committed(self, record: LedgerRecord, decider: Decider, seq: int) -> None:
         """Notes for each node that the record touched what it changed there."""
@@ -163,12 +163,12 @@ class NodeNotifier:
         for kept in (self._changed, self._told_to, self._later):
             kept.clear()
 
-    def _tell(self, state: State, name: str, change: Touched) -> None:
+    def _tell(self, state: State, name: str, change: ChangedOnNode) -> None:
         if state.fleet.nodes[name].up:
             since = self._seq if change.new_life else self._told_to.get(name, self._base)
             self._note(state, name, change, since=since, seq=self._seq)
 
-    def _note(self, state: State, name: str, touch: Touched, *, since: int, seq: int) -> None:
+    def _note(self, state: State, name: str, touch: ChangedOnNode, *, since: int, seq: int) -> None:
         # First of all: a change that is not told is missed by the next one's `since`.
         self._changed[name] = self._told_to[name] = seq
         try:
@@ -260,12 +260,12 @@ class NodeNotifier:
         self._reads_whole.pop(node, None)
 
 
-def touched(record: LedgerRecord, state: State) -> Mapping[str, Touched]:
+def touched(record: LedgerRecord, state: State) -> Mapping[str, ChangedOnNode]:
     """Node -> what a record changed of what should run there."""
-    out: dict[str, Touched] = {}
+    out: dict[str, ChangedOnNode] = {}
 
-    def on(node: str, asks: bool = True) -> Touched:
-        found = out.setdefault(node, Touched())
+    def on(node: str, asks: bool = True) -> ChangedOnNode:
+        found = out.setdefault(node, ChangedOnNode())
         found.asks |= asks
         return found
 

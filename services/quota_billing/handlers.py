@@ -47,7 +47,7 @@ MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
 
-class Still(Protocol):
+class LockableMeter(Protocol):
     """A meter that is read elsewhere, and can be kept still."""
 
     projection: Meter
@@ -55,7 +55,7 @@ class Still(Protocol):
     def still(self) -> AbstractAsyncContextManager[None]: ...
 
 
-async def answer_bill(kept: Still, prices: Prices, query: BillQuery, team: str) -> BillReply:
+async def answer_bill(kept: LockableMeter, prices: Prices, query: BillQuery, team: str) -> BillReply:
     """`get_bill`; what takes long in a thread, one after the other: records get their turn, and other questions do not wait."""
     if kept.projection.money.book is not None and is_summed(query) and not _takes_long(query):
         return get_bill(kept.projection, prices, query, team)

@@ -132,8 +132,8 @@ class Telemetry:
         nodes, devices = await self._rows()
         return handlers.device_list(query, nodes, devices, self.readings.fresh(now()), self._sight(team))
 
-    def _sight(self, team: str) -> handlers.Sight:
-        return handlers.Sight(team, self.hot.jobs)
+    def _sight(self, team: str) -> handlers.Visibility:
+        return handlers.Visibility(team, self.hot.jobs)
 
     def _age(self, node: str) -> float | None:
         return self.ages.of(node)

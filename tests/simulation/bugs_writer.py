@@ -24,7 +24,7 @@ from schemas.ids import answer_id
 from schemas.jobs import JobState
 from services.admission import handlers, one_answer
 from services.admission.answered import Answered
-from services.admission.one_answer import OneAnswer, _Places
+from services.admission.one_answer import AnswerOnce, _Places
 from services.agent import node as agent_node
 from tests.simulation.bug import bug, set_on
 
@@ -205,10 +205,10 @@ def submit_not_deduplicated(stack: ExitStack) -> None:
 
 @bug("of two admissions that judge a request differently each stores its answer", aim="two minds", findings=(13,))
 def both_answer(stack: ExitStack) -> None:
-    async def nobody_was_before(self: OneAnswer, items: Any, acks: Any) -> Any:
+    async def nobody_was_before(self: AnswerOnce, items: Any, acks: Any) -> Any:
         return _Places()
 
-    set_on(stack, OneAnswer, "_places", nobody_was_before)
+    set_on(stack, AnswerOnce, "_places", nobody_was_before)
     set_on(stack, Answered, "__contains__", lambda self, id_: False)
 
 

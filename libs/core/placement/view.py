@@ -29,7 +29,7 @@ _CPU = Runtime.CPU.value
 
 
 @dataclass(slots=True)
-class Looks:
+class SearchBudget:
     """How much more may be looked at for nested gangs of one team that fit nowhere, in one cycle."""
 
     left: int
@@ -45,7 +45,7 @@ class Context:
     """Codes of the nodes where jobs run with which it must not share a group (anti-affinity)."""
     fast: bool = False
     """Latency-critical: the first good fit instead of the best one."""
-    looks: Looks | None = field(default=None, compare=False)
+    looks: SearchBudget | None = field(default=None, compare=False)
     """None: as much as for any one of them."""
 
 

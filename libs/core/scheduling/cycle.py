@@ -25,7 +25,7 @@ from libs.core.placement.context import (
 from libs.core.placement.find import find
 from libs.core.placement.granted import claims_of, span_of_gang
 from libs.core.placement.search.gang import LOOKS_IN_VAIN
-from libs.core.placement.view import NOBODY, Context, Looks, View
+from libs.core.placement.view import NOBODY, Context, SearchBudget, View
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.limits import OVER_BUDGET, Tally
 from libs.core.scheduling.order import Order
@@ -76,7 +76,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
     order, tally = Order(state, t_us, policy, queues), Tally(state, t_us)
     reservations = Reservations(state, view, t_us, policy, backlog.reserved)
     peers: dict[SpreadKey, set[int]] = {}
-    looks: dict[str, Looks] = {}
+    looks: dict[str, SearchBudget] = {}
     grants: list[Grant] = []
     claims, complete = 0, True
     job: Job | None = None
@@ -95,7 +95,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
                 if known is None:
                     context = context_of(state, job, t_us, peers)
                     if request.roles:
-                        context = replace(context, looks=looks.setdefault(job.team, Looks(LOOKS_IN_VAIN)))
+                        context = replace(context, looks=looks.setdefault(job.team, SearchBudget(LOOKS_IN_VAIN)))
                 outcome = known or _search(state, view, job, request, context)
             if isinstance(outcome, Placed) and tally.uncovered(job, outcome.rows.tolist()) is not None:
                 outcome = OVER_BUDGET

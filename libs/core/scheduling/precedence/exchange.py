@@ -26,7 +26,7 @@ import numpy as np
 from libs.core.accelerators.kinds import weight
 from libs.core.placement.view import NOBODY
 from libs.core.scheduling.limits import BudgetShort, Reached, Tally
-from libs.core.scheduling.precedence.moves import Elsewhere, needs
+from libs.core.scheduling.precedence.moves import MoveTargets, needs
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.scheduling.preemption_guard import PreemptionGuard
@@ -210,7 +210,7 @@ class _ExchangeBoard:
         self.most = float(self._limit[slots].max())
         self._may_move = np.zeros(len(self._limit), dtype=np.bool_)
         self._may_move[slots[precedence.numbers.settled(slots, t_us) & precedence.served.movable[slots]]] = True
-        self._elsewhere = Elsewhere(state)
+        self._elsewhere = MoveTargets(state)
         self._sorted: dict[tuple[str, int], _ByNode] = {}
 
     def plan(self, job: Job, number: float, need: tuple[tuple[int, int], ...], tally: Tally) -> _ExchangePlan | None:

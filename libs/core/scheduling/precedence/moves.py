@@ -6,7 +6,7 @@ of a job that is *before* it in the order when that job finds as many free ones 
 preemption loses, waits at the head of its queue, and takes the free devices in the next decision; so it keeps its place in the
 order.
 
-The planner, which looks for jobs to move, and the ledger's writer, which checks the plan, use one rule: `Elsewhere` places
+The planner, which looks for jobs to move, and the ledger's writer, which checks the plan, use one rule: `MoveTargets` places
 them one by one, the widest first, each on the node that it fills up best.
 """
 
@@ -42,7 +42,7 @@ def movable(shape: Shape) -> bool:
     return need is not None and len(need) == 1 and need[0][0] == 1
 
 
-class Elsewhere:
+class MoveTargets:
     """Free devices, as those who are moved take them. `given`: rows of the fleet that somebody else gets."""
 
     def __init__(self, state: State, given: Sequence[int] = ()) -> None:
@@ -55,7 +55,7 @@ class Elsewhere:
         """Somebody else gets these."""
         self._free[np.asarray(rows, dtype=np.int64)] = False
 
-    def without(self, rows: Sequence[int]) -> "Elsewhere":
+    def without(self, rows: Sequence[int]) -> "MoveTargets":
         """One to try with, in which somebody else got `rows`."""
         tried = copy(self)
         tried._free = self._free.copy()

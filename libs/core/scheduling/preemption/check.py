@@ -19,7 +19,7 @@ from libs.core.placement.view import View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.precedence import Precedence
-from libs.core.scheduling.precedence.moves import Elsewhere
+from libs.core.scheduling.precedence.moves import MoveTargets
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.scheduling.queues import Reclaim
@@ -156,7 +156,7 @@ def _victims(
             back.reclaim.gave(victim)
     if (within is None or guard.exchanges) and not guard.together(len(victims)):
         return Declined(Reason.TOO_MANY, guard.pool_text(len(victims)))
-    if movers and not Elsewhere(state, _rows(state, plan.devices)).take_all(movers):
+    if movers and not MoveTargets(state, _rows(state, plan.devices)).take_all(movers):
         stay = ", ".join(victim.id for victim in movers)
         return Declined(Reason.VICTIM_NOT_LOWER, f"{stay} stands before {job.id} and finds no free devices elsewhere")
     return tuple(victims)

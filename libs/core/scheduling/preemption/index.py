@@ -11,7 +11,7 @@ from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
 from libs.core.placement.search.gang import LOOKS_IN_VAIN
-from libs.core.placement.view import Context, Looks, View
+from libs.core.placement.view import Context, SearchBudget, View
 from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
 from libs.core.scheduling.preemption_guard import PreemptionGuard
@@ -45,7 +45,7 @@ class Holdings:
         self.state, self.t_us = state, t_us
         self.guard = guard if guard is not None else PreemptionGuard(state, t_us)
         self._lower: dict[int, list[Job]] = {}
-        self._looks: dict[str, Looks] = {}
+        self._looks: dict[str, SearchBudget] = {}
 
     def first_look(self, job: Job) -> Context:
         """What bears on two questions: whether `job` fits now, and whether it would if all gave way who may be asked. What a
@@ -54,7 +54,7 @@ class Holdings:
         context = context_of(self.state, job, self.t_us)
         if not job.shape.roles:
             return context
-        return replace(context, looks=self._looks.setdefault(job.team, Looks(LOOKS_IN_VAIN)))
+        return replace(context, looks=self._looks.setdefault(job.team, SearchBudget(LOOKS_IN_VAIN)))
 
     @cached_property
     def jobs(self) -> dict[str, Job]:
@@ -243,7 +243,7 @@ class VictimIndex:
         looks = self._holdings.first_look(self._job).looks
         return self.fits(self.victims.values(), self.possible, looks) is not None
 
-    def fits(self, victims: Collection[Job], inside: Bools, looks: Looks | None = None) -> Placed | None:
+    def fits(self, victims: Collection[Job], inside: Bools, looks: SearchBudget | None = None) -> Placed | None:
         """Where the job goes on the devices `inside` (mask of shape (D,)) when `victims` have given way: the question
         that a plan is checked by, on what `would_be_free` and within its limits."""
         shape = self._job.shape if self.room is None else self.room(self._job.shape, victims)
