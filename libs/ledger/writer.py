@@ -368,7 +368,7 @@ class LedgerWriter(Generic[D]):
             if item.unknown and not self.counters.unknown_observations:
                 kinds = ", ".join(sorted({kind[:40] for kind in item.unknown[:8]}))
                 log.warning(
-                    "input %d on %s tells of kinds that only a newer version knows (%s): they are left out",
+                    "input %d on %s contains kinds that only a newer version knows (%s): they are ignored",
                     item.seq, item.subject, kinds,
                 )  # fmt: skip
             self.counters.unknown_observations += len(item.unknown)

@@ -326,7 +326,7 @@ class Floods:
         try:
             await self._tell(list(self._untold))
         except NotTold as error:
-            log.warning("the broker does not know yet who was cut off: %s", error)
+            log.warning("the disconnections could not be pushed to the broker yet: %s", error)
         else:
             self._untold.clear()
 

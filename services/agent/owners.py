@@ -60,7 +60,7 @@ class Owners:
         try:
             self._write(job_id, team, seq)
         except OSError as e:
-            log.error("whose the checkpoints of %s are cannot be noted: %s", job_id, e)
+            log.error("the owner of the checkpoints of %s cannot be recorded: %s", job_id, e)
 
     def note_older(self, team_of: Callable[[int], str], seq: int) -> None:
         """Of checkpoints that an earlier version left, where the user whose they are tells the team. Blocks."""

@@ -180,7 +180,7 @@ class NodeNotifier:
             if name in self._reads_whole and (touch.jobs or touch.new_life or not touch.started):
                 self._add_whole(state, name, seq)
         except Exception:
-            log.exception("node %s could not be told of record %d: it asks for it", name, seq)
+            log.exception("the changes of node %s at record %d could not be prepared: it asks for them", name, seq)
             self._failed.inc()
 
     def _add_whole(self, state: State, name: str, seq: int) -> None:
@@ -221,7 +221,7 @@ class NodeNotifier:
                     self._told.inc()
                 except Exception as e:
                     self._failed.inc()
-                    log.warning("%s was not told: %s", message.subject, str(e)[:300] or type(e).__name__)
+                    log.warning("a message on %s was not sent: %s", message.subject, str(e)[:300] or type(e).__name__)
 
     def looks_at(self, node: str, parts: int) -> None:
         """For an answer to `node` so many of its parts are looked at. Raises AskAgain when its questions have had that done too

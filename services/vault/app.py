@@ -256,7 +256,7 @@ def _invalid(field: str, value: str, problem: str, fix: str) -> InvalidQuestion:
 
 def _away(error: Exception, failures: int) -> None:
     if not failures:
-        log.warning("admission cannot be told yet which secrets there are: %r", error)
+        log.warning("the names of secrets cannot be published yet: %r", error)
 
 
 def make_app(settings: VaultSettings) -> AsgiFastStream:

@@ -30,7 +30,7 @@ _CPU = Runtime.CPU.value
 
 @dataclass(slots=True)
 class SearchBudget:
-    """How much more may be looked at for nested gangs of one team that fit nowhere, in one cycle."""
+    """What is left of the search budget for nested gangs of one team that fit nowhere, in one cycle."""
 
     left: int
 
@@ -45,8 +45,8 @@ class Context:
     """Codes of the nodes where jobs run with which it must not share a group (anti-affinity)."""
     fast: bool = False
     """Latency-critical: the first good fit instead of the best one."""
-    looks: SearchBudget | None = field(default=None, compare=False)
-    """None: as much as for any one of them."""
+    search_budget: SearchBudget | None = field(default=None, compare=False)
+    """None: no limit but that of a single gang."""
 
 
 @dataclass(slots=True)

@@ -185,7 +185,7 @@ def _place(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> tuple[Place
     """Where the job goes: without victims (then the next cycle grants it), or else after its victims."""
     view = holdings.empty.copy()  # processors and memory that are kept for others are not free
     view.blocked |= planned.devices
-    now = find(view, job.shape, context=holdings.first_look(job))
+    now = find(view, job.shape, context=holdings.first_search(job))
     if isinstance(now, Placed):
         return now, None
     choice = _who_gives_way(holdings, job, planned)
