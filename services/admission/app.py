@@ -49,12 +49,12 @@ _THROTTLED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult
 _REFUSED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD)
 DURABLE = "admission"
 FOLLOWER = "admission"
-"""What is known of the pool: its devices, quotas and taken job ids."""
+"""Name of the readers that follow each pool: its devices, quotas and taken job ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerParts:
-    """What needs the broker."""
+    """The parts that need the broker."""
 
     followers: Sequence[Follower[FleetShape]]
     rooms: Mapping[str, StreamSpace]
@@ -66,7 +66,7 @@ class BrokerParts:
 
 
 class Admission:
-    """What the service knows of the pools and of the requests that it has decided, and what becomes of the next one."""
+    """The service's state (pools, requests that it has decided), and the decision about the next request."""
 
     def __init__(self, settings: AdmissionSettings, registry: CollectorRegistry) -> None:
         self.settings = settings
@@ -82,7 +82,7 @@ class Admission:
         show(registry, lambda: self.followers)
 
     def begin(self, js: JetStreamContext) -> BrokerParts:
-        """Makes what needs the broker; each part's tasks are to be run then."""
+        """Makes the parts that need the broker; the caller then runs their tasks."""
         settings, pools = self.settings, self.settings.all_pools
         followers = {
             pool: Follower(js, pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
@@ -90,7 +90,7 @@ class Admission:
         }
 
         def decided() -> dict[str, int]:
-            """Of each pool, up to where its inbox is decided."""
+            """The inbox sequence up to which each pool has decided."""
             return {pool: follower.projection.inbox_seq for pool, follower in followers.items()}
 
         window = AdmissionWindow(
@@ -126,19 +126,19 @@ class Admission:
         return self._parts.followers if self._parts is not None else ()
 
     async def batch_size(self, left: Sequence[Msg]) -> int:
-        """How many of the queue's requests are decided now."""
+        """How many of these requests of the queue are decided now."""
         if any(message.metadata.num_delivered > 1 for message in left):
             await self.parts.answered.catch_up()
         return await self.parts.fair_queueing.batch_size(left)
 
     def in_line(self, received: Received) -> list[Outgoing]:
-        """What follows from a request whose turn it is in the queue; nothing where that was done in its team's lane."""
+        """The outcome of a request that the consumer has come to; nothing if its team's lane has had it decided already."""
         done = self.parts.fair_queueing.out_of_order.done(received.stream_seq)
         self.parts.trimmer.dealt_with(subject=received.subject, seq=received.stream_seq, size=len(received.payload))
         return [] if done else self.decide(received)
 
     def decide(self, received: Received) -> list[Outgoing]:
-        """What follows from a request. Raises NoRoom."""
+        """Decides a request and returns the messages to be stored. Raises NoRoom."""
         pools = {
             known.pool: AdmissionContext(known.projection, limits.room, self._classes, self.parts.names.of)
             for known in self.followers
@@ -164,15 +164,15 @@ class Admission:
         self._throttle.note(subjects.sender_of(received.subject), cost, int(clock.boot_s() * 1e6))
 
     def laid_aside(self, received: Received, reason: str) -> list[Outgoing]:
-        """What follows from a request that cannot be decided."""
+        """The messages to be stored for a request that cannot be decided."""
         return placed(received, [dead_letter(ORIGIN, received, reason)], self.home, self._policy)
 
     def slow(self, team: str) -> float:
-        """The seconds until the team's requests may be read on: after those that led to nothing."""
+        """The seconds for which the team is throttled."""
         return self._throttle.wait_s(team, int(clock.boot_s() * 1e6))
 
     async def learn(self, requests: Iterable[tuple[str, bytes]]) -> None:
-        """What must be known to judge these requests, each with its team."""
+        """Loads what the decision about these requests, each with its team, needs to know."""
         await self.parts.answered.now_and_then()
         await self.parts.names.learn(requests)
 
@@ -185,7 +185,7 @@ class Admission:
         self.parts.fair_queueing.moved()
 
     async def caught_up(self) -> None:
-        """Returns when all is known that requests are judged by."""
+        """Returns when the state that requests are judged by is complete."""
         for known in self.followers:
             await known.caught_up.wait()
             await self.parts.rooms[known.pool].known.wait()
@@ -255,7 +255,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 def _lacks_room(
     out: Sequence[Outgoing], result: AdmissionResult, rooms: Mapping[str, StreamSpace]
 ) -> tuple[str, str] | None:
-    """The pool that has no room in its inbox for what follows from a request, and why; None when it has."""
+    """The pool whose inbox has no space for the outcome of a request, and why; None if there is space."""
     first = out[0] if out else None
     pool = subjects.pool_of_input(first.subject) if first is not None else None
     if first is None or pool is None or pool not in rooms:

@@ -39,7 +39,7 @@ _FIRST_LOOK_S = 0.1
 start before, and in one that names none, for its older readers, nothing will come of it."""
 _LEAVE_S = 1.0
 _CURSORS = "leases"
-"""Whose they are: nobody else may write what begins so."""
+"""The prefix of this service's keys: no other service may write them."""
 _NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
 
 

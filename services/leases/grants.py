@@ -32,7 +32,7 @@ _SILENT = "io.baton.node.silent.v1"
 
 
 class Grants:
-    """What the process knows of nodes, and what it has to say. `lives` is replaced by the ledger's reader."""
+    """The process's state of nodes, and its reports to the inbox. `lives` is replaced by the ledger's reader."""
 
     def __init__(self, settings: LeaseSettings, name: str, registry: CollectorRegistry) -> None:
         self.settings = settings
@@ -193,8 +193,8 @@ class Grants:
     # ------------------------------------------------------------------------------------------------------ reports
 
     def reports(self, at: float) -> Iterator[Outgoing]:
-        """What the inbox should hear now: a tick, silent and lost nodes, nodes that are back. Repeated until the ledger shows
-        it; the broker stores each once in two minutes."""
+        """The reports that the inbox should get now: a tick, silent and lost nodes, nodes that are back. They are repeated
+        until the ledger shows them; the broker stores each once in two minutes."""
         yield self._tick()
         if self.unrecorded and at - self._echo_at > 2 * self.settings.tick_s + self.settings.stall_s:
             self.watch.deaf_until(at)  # not even our own ticks are heard, and another may grant leases

@@ -67,7 +67,7 @@ class CachedAnswer(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class AskedBy:
-    """Who asks, and the record that the answer is of."""
+    """The asker, and the record that the answer is of."""
 
     team: str
     seq: int
@@ -159,7 +159,7 @@ class Answers:
 
 
 class _StatusCache:
-    """One look at the state, and what of it each team was told: made once for each that asks."""
+    """Status figures of one state, cached per asking team."""
 
     def __init__(self, glance: StatusFigures, latencies: Latencies) -> None:
         self._glance, self._latencies = glance, latencies

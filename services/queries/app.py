@@ -49,7 +49,7 @@ _WAITERS = 1024
 
 
 class Queries:
-    """What the service knows, and the waiting for what it does not know yet."""
+    """The service's state, and waiting for newer records."""
 
     def __init__(self, settings: QueriesSettings, registry: CollectorRegistry) -> None:
         self.settings = settings

@@ -13,7 +13,7 @@ from libs.ledger.follower import Follower
 log = logging.getLogger("baton.quota_billing")
 
 WHOLE_S = 3600.0
-"""So often all bills are written, changed or not."""
+"""The interval at which all bills are written, changed or not."""
 
 
 class BillKeeper:

@@ -32,9 +32,9 @@ from schemas.subjects import FINANCE, OPERATOR
 from schemas.use import UseQuery, UseReply
 
 SEES_ALL = (OPERATOR, FINANCE)
-"""Who is told of all teams' money."""
+"""Askers that may see all teams' money."""
 MOST_AHEAD_US = 400 * DAY_US
-"""So far a bill looks ahead: to the end of the month in which a year is over."""
+"""The maximum horizon of a forecast: to the end of the month in which a year is over."""
 
 MAX_ROWS = 3000
 """About 750 KB: the broker carries 1 MiB in one answer."""
@@ -48,7 +48,7 @@ MAX_HOURS = 20_000
 
 
 class LockableMeter(Protocol):
-    """A meter that is read elsewhere, and can be kept still."""
+    """A meter that is updated elsewhere, with a lock that keeps it unchanged."""
 
     projection: Meter
 

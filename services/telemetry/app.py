@@ -43,7 +43,7 @@ _WAIT_MS = (10, 50, 100, 500, 1000, 5000, 15_000, 60_000, 300_000, 900_000, 3_60
 
 
 class Telemetry:
-    """What the service knows: the ledger's figures, when nodes were heard, the latest samples."""
+    """The service's state: the ledger's figures, heartbeat ages of nodes, the latest samples."""
 
     def __init__(self, settings: TelemetrySettings, registry: CollectorRegistry) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""What the ledger says about the pool, counted: a fold, and what is new in each record."""
+"""Figures of the pool: a fold of the ledger into counts, and what is new in each record."""
 
 import json
 from collections.abc import Iterable, Iterator

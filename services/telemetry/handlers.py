@@ -20,7 +20,7 @@ from services.telemetry.readings import Samples
 Rows = Mapping[str, Row]
 
 NO_JOB = "something that is no job uses it"
-"""Told to teams of a quarantine: its users are somebody's processes."""
+"""Shown to teams in place of a quarantined device's users: these are another team's processes."""
 
 
 def node_list(
@@ -66,7 +66,7 @@ def device_list(
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """What `team` may see of devices. `jobs`: the rows of jobs, by id, which say how much of a device each holds."""
+    """The part of device data that `team` may see. `jobs`: rows of jobs by id, with the share of a device that each holds."""
 
     team: str = OPERATOR
     jobs: Rows = field(default_factory=dict)
