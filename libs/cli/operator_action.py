@@ -1,6 +1,6 @@
 """The audit of operators' local actions (keys, files): each is a line in the operator's book, which is copied into the ledger.
 
-    with acting("team.revoke", "vision", reason, folder=folder, url=url):
+    with operator_action("team.revoke", "vision", reason, folder=folder, url=url):
         ...
 
 The book is written first, and the line is sent to the ledger afterwards: while the broker is unavailable it waits, and the next

@@ -15,7 +15,7 @@ from libs.bus.boxes import CannotOpen, ForNode, ForVault, close_box, decoded
 from libs.bus.broker import make_broker
 from libs.bus.outbox import Outbox
 from libs.bus.queries import AskAgain, InvalidQuestion, NothingFound, serve
-from libs.bus.retry import retry_while_away
+from libs.bus.retry import retry_while_away, run_periodically
 from libs.bus.stream_space import SUBMITS_HIGH_WATER, StreamSpace
 from libs.core.admission.intake import Bucket
 from libs.core.projections.secret_users import SecretUsers
@@ -42,6 +42,7 @@ from schemas.secrets import (
 )
 from schemas.subjects import OPERATOR
 from services.vault.book import ChangesBook
+from services.vault.changes import ChangeNote, LeftBehind, Requester
 from services.vault.keys import BadKeys, KeyFile, RekeyUnderWay
 from services.vault.settings import VaultSettings
 from services.vault.store import Contended, SecretStore, StoreFull, Superseded, TooMuch
@@ -65,6 +66,7 @@ class Vault:
         self.follower: Follower[SecretUsers] | None = None
         self.store: SecretStore | None = None
         self.book: ChangesBook | None = None
+        self.left_behind = LeftBehind(self._settle)
         self._asked: OrderedDict[str, Bucket] = OrderedDict()
         self._changes: OrderedDict[str, Bucket] = OrderedDict()
         self._given = Counter(
@@ -89,7 +91,8 @@ class Vault:
 
     async def tell_names(self) -> None:
         """Of all teams, at the start. A broker that is away is waited for: it would end the process, again and again."""
-        await retry_while_away(self._of_store().tell_names, _away)
+        for team in await retry_while_away(self._of_store().tell_names, _away):
+            self.left_behind.add(team)
 
     async def seen(self, seq: int) -> None:
         """Returns when the record at `seq` was read, after `seen_wait_s` at the latest."""
@@ -120,11 +123,12 @@ class Vault:
             raise _invalid("sealed", "", "the value was sealed as another secret's", "seal it with this team and name")
         try:
             await self._may_change(team)
-            info = await self._of_store().set(team, query.name, value, query.replaces, query.removed)
-            digest = content_hash(query.sealed.encode())
-            await self._told().changed(
-                "secret.set", f"{team}/{query.name}", team, user, detail=f"version {info.version}", digest=digest
-            )
+            by = Requester(team, user, content_hash(query.sealed.encode()))
+            with self.left_behind.unless_settled(team):
+                info, changes = await self._of_store().set(
+                    team, query.name, value, by, replaces=query.replaces, removed=query.removed
+                )
+                await self._account(team, changes)
             return info
         except TooMuch as e:
             raise _invalid("secret", e.value, str(e), e.fix) from None
@@ -149,13 +153,15 @@ class Vault:
         meant = _meant(query.team, team)
         try:
             await self._may_change(team)
-            names = await self._of_store().remove(meant, query.name, query.removes, query.revision)
+            with self.left_behind.unless_settled(meant):
+                names, changes = await self._of_store().remove(
+                    meant, query.name, Requester(team, user), removes=query.removes, revision=query.revision
+                )
+                await self._account(meant, changes)
         except (StoreFull, Contended, Superseded) as e:
             raise AskAgain(str(e)) from None
         if query.name is not None and not names:
             raise NothingFound("there is no secret of this name")
-        for name in names:
-            await self._told().changed("secret.remove", f"{meant}/{name}", team, user)
         return SecretRemoved(names=names)
 
     async def rekey(self, query: SecretRekey, team: str, user: str) -> SecretRekeyed:
@@ -165,7 +171,8 @@ class Vault:
             values, lost = await self._of_store().rekey()
         except (RekeyUnderWay, Contended, StoreFull) as e:
             raise AskAgain(str(e)) from None
-        await self._told().changed("secret.rekey", "", team, user, detail=f"{values} values, {lost} lost")
+        by = Requester(team, user)
+        await self._told().changed([by.note("secret.rekey", "", f"{values} values, {lost} lost")])
         return SecretRekeyed(key=self.keys.newest.id, values=values, lost=lost)
 
     # ------------------------------------------------------------------------------------------------------- of nodes
@@ -219,6 +226,34 @@ class Vault:
             rate = f"{most:g} changes of secrets at once, and then one in {1 / per_s:g} s"
             raise AskAgain(f"team {team} may make {rate}: say it again in {wait_s:.0f} s")
         await self._told().ready()
+
+    async def _account(self, team: str, changes: Sequence[ChangeNote]) -> None:
+        """Tells the ledger of these changes of the team's secrets, and removes their notes. Raises AskAgain."""
+        if not changes:
+            return
+        await self._told().changed(changes)
+        if await self._forgotten(team, changes):
+            self.left_behind.add(team)
+
+    async def _settle(self, team: str) -> bool:
+        """Of what another process, or a broker that did not answer, left behind. Returns whether there is more."""
+        held = await self._of_store().of(team)
+        overdue = [change for change in held.untold if change.overdue()]
+        if not overdue:
+            return bool(held.untold)
+        try:
+            await self._told().changed(overdue)
+        except AskAgain:
+            return True
+        return await self._forgotten(team, overdue)
+
+    async def _forgotten(self, team: str, told: Sequence[ChangeNote]) -> bool:
+        """What the ledger was told of needs no notes. Returns whether some are there all the same."""
+        try:
+            return bool(await self._of_store().told(team, told))
+        except (StoreFull, Contended) as e:
+            log.warning("notes of changes that the ledger knows of stay for now: %s", e)
+            return True
 
     def _told(self) -> ChangesBook:
         assert self.book is not None, "questions are served once there is a connection"
@@ -288,6 +323,8 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
                 await asyncio.sleep(0)
 
             tasks.start("ledger reader", follower.run(after))
+            complaint = "what was done with secrets is not told to the ledger yet"
+            tasks.start("changes left behind", run_periodically(vault.left_behind.turn, 0.0, log, complaint))
             async with tasks.until_stopped():
                 yield
 

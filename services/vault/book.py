@@ -1,28 +1,31 @@
 """Records each change of a secret in the ledger before its sender is answered, for audit.
 
 A process of vault keeps a *book*, as an operator's host does (`schemas.audit.OperatorAction`): a hash chain with a line for
-each change. Each process begins a new one. A sender whose line was not yet stored when the process was killed got no answer,
-and asks again. A line that the inbox does not take is sent again before the next; until then nothing is changed.
+each change. Each process begins a new one; a line that a killed process had not sent is a note beside the secret
+(`services.vault.changes`). A line that the inbox does not take is sent again before the next; until then nothing is changed.
 """
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.queries import AskAgain
 from libs.bus.retry import UNAVAILABLE
-from libs.ports import clock
 from schemas import subjects
 from schemas.audit import ActionOutcome, OperatorAction, line_hash
 from schemas.catalog import TYPE_OF
 from schemas.inbox import SecretChanged
 from schemas.subjects import OPERATOR
+from services.vault.changes import ChangeNote
 
 _LATER = (
     "what is done with secrets is written into the ledger, and that takes nothing just now: say it again in a moment"
 )
+_NOTED = 4096
+"""Of the last changes it is known that they have a line."""
 
 
 class ChangesBook:
@@ -35,40 +38,45 @@ class ChangesBook:
         self._number, self._last = 0, ""
         self._untold: list[Outgoing] = []
         self._telling = asyncio.Lock()
+        self._noted: deque[str] = deque(maxlen=_NOTED)
 
     async def ready(self) -> None:
         """Raises AskAgain when no line can be told now."""
         await self._tell()
 
-    async def changed(
-        self, what: str, target: str, team: str, user: str, *, detail: str = "", digest: str = ""
-    ) -> None:
-        """One line: `user` of `team` did this. Raises AskAgain."""
+    async def changed(self, changes: Sequence[ChangeNote]) -> None:
+        """A line for each; one that has a line already gets no other. Returns when all lines are told. Raises AskAgain."""
+        for change in changes:
+            if change.id not in self._noted:
+                self._noted.append(change.id)
+                self._write(change)
+        await self._tell()
+
+    def _write(self, change: ChangeNote) -> None:
         self._number += 1
         line = OperatorAction(
             book=self.name,
             number=self._number,
             prev_hash=self._last,
-            what=what,
-            target=target[:512],
+            what=change.what,
+            target=change.target[:512],
             reason="",
             outcome=ActionOutcome.DONE,
-            detail=detail[:1024],
-            digest=digest,
-            at_us=clock.wall_us(),
+            detail=change.detail[:1024],
+            digest=change.digest,
+            at_us=change.at_us,
             tool="vault",
         )
         self._last = line_hash(line)
         self._untold.append(
             outgoing(
-                SecretChanged(action=line, team="" if team == OPERATOR else team, user=user),
+                SecretChanged(action=line, team="" if change.team == OPERATOR else change.team, user=change.user),
                 subject=subjects.inbox("secret", "changed", self._pool),
                 type=TYPE_OF[SecretChanged],
                 source=f"/baton/{self._pool}/vault",
                 cause=f"{line.book}:{line.number}:{self._last}",
             )
         )
-        await self._tell()
 
     async def _tell(self) -> None:
         async with self._telling:

@@ -3,13 +3,14 @@
 Several processes may write: an entry that was changed since it was read is read again. Names, dates and sizes are in clear
 text; values are encrypted (`services.vault.keys`). An entry holds the newest two versions of each secret, and old revisions of
 an entry are gone from the stream. A team without secrets leaves the number above which its next version begins: a delayed
-question names a version that it has seen, and such a number must not be used again.
+question names a version that it has seen, and such a number must not be used again. The note of a change is stored with it, and
+kept until the ledger has it (`services.vault.changes`).
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -25,6 +26,7 @@ from libs.bus.table import SECRETS_BUCKET
 from libs.ports import clock
 from libs.ports.host import failpoint
 from schemas.secrets import SECRETS_OF_A_TEAM, TEAM_BYTES, VALUE_BYTES, VERSIONS_KEPT, SecretInfo
+from services.vault.changes import ChangeNote, Requester
 from services.vault.keys import KeyFile, MasterKey
 from services.vault.names import NamesTold
 
@@ -87,6 +89,13 @@ class TeamSecrets(BaseModel):
     secrets: dict[str, StoredSecret] = {}
     removed: int = 0
     """The highest version that was removed."""
+    untold: list[ChangeNote] = []
+
+    def note(self, by: Requester, what: str, target: str, detail: str = "") -> ChangeNote:
+        """Stored with what it is about."""
+        change = by.note(what, target, detail)
+        self.untold.append(change)
+        return change
 
     def bytes(self) -> int:
         return sum(version.bytes for secret in self.secrets.values() for version in secret.versions)
@@ -108,33 +117,52 @@ class SecretStore:
         return (await self.load(team))[0]
 
     async def set(
-        self, team: str, name: str, value: bytes, replaces: int | None = None, removed: int | None = None
-    ) -> SecretInfo:
+        self,
+        team: str,
+        name: str,
+        value: bytes,
+        by: Requester,
+        *,
+        replaces: int | None = None,
+        removed: int | None = None,
+    ) -> tuple[SecretInfo, list[ChangeNote]]:
         """The secret has this value from now on; one that it has already makes no new version. `replaces`: the version that is
         to be there before, 0: none, None: whichever; `removed`: of one that is not there, what `TeamSecrets.removed` is to be.
-        Raises TooMuch, StoreFull, Superseded, Contended."""
+        The changes are what the ledger is to be told. Raises TooMuch, StoreFull, Superseded, Contended."""
         if len(value) > VALUE_BYTES:
             raise TooMuch(
                 f"{len(value)} bytes", f"a secret has at most {VALUE_BYTES} bytes", "keep large data elsewhere"
             )
+        changes: list[ChangeNote] = []
         while True:
-            change = partial(self._set, team=team, name=name, value=value, replaces=replaces, removed=removed)
-            key, info = await self._change(team, change)
+            key, info, change = await self._change(
+                team, partial(self._set, team=team, name=name, value=value, replaces=replaces, removed=removed, by=by)
+            )
+            changes.append(change)
             self.keys.refresh()
             if key is self.keys.newest:  # otherwise who changes the master key may have passed this entry before
-                return info
+                return info, changes
             replaces = info.version
 
     def _set(
-        self, held: TeamSecrets, _: int, team: str, name: str, value: bytes, replaces: int | None, removed: int | None
-    ) -> tuple[bool, tuple[MasterKey, SecretInfo]]:
+        self,
+        held: TeamSecrets,
+        _: int,
+        *,
+        team: str,
+        name: str,
+        value: bytes,
+        replaces: int | None,
+        removed: int | None,
+        by: Requester,
+    ) -> tuple[bool, tuple[MasterKey, SecretInfo, ChangeNote]]:
         self.keys.refresh()
         key, now_us = self.keys.newest, int(clock.wall_s() * 1e6)
         secret = held.secrets.get(name)
         if secret is not None and secret.versions[0].key == key.id:
             try:
                 if self._unlock(team, name, secret.versions[0]) == value:
-                    return False, (key, secret.info(name))
+                    return True, (key, info := secret.info(name), held.note(by, *_set_line(team, info)))
             except CannotOpen:
                 log.warning("version %d of secret %s of team %s does not open", secret.versions[0].version, name, team)
         if secret is None and len(held.secrets) >= SECRETS_OF_A_TEAM:
@@ -164,15 +192,16 @@ class SecretStore:
                 f"the values of a team, with the version before each newest, have at most {TEAM_BYTES} bytes together"
             )
             raise TooMuch(f"{total} bytes", limit, "remove secrets that are not needed any more, or shorten values")
-        return True, (key, held.secrets[name].info(name))
+        return True, (key, info := held.secrets[name].info(name), held.note(by, *_set_line(team, info)))
 
     async def remove(
-        self, team: str, name: str | None, removes: int | None = None, revision: int | None = None
-    ) -> tuple[str, ...]:
+        self, team: str, name: str | None, by: Requester, *, removes: int | None = None, revision: int | None = None
+    ) -> tuple[tuple[str, ...], list[ChangeNote]]:
         """The names that were there and are not any more; without a name all of the team's. `removes`: the version that is to
-        be there, `revision`: of the entry, where all go; None: whichever. Raises StoreFull, Superseded, Contended."""
+        be there, `revision`: of the entry, where all go; None: whichever. The changes are what the ledger is to be told. Raises
+        StoreFull, Superseded, Contended."""
 
-        def without(held: TeamSecrets, at: int) -> tuple[bool, tuple[str, ...]]:
+        def without(held: TeamSecrets, at: int) -> tuple[bool, tuple[tuple[str, ...], list[ChangeNote]]]:
             gone = tuple(sorted(held.secrets)) if name is None else tuple(n for n in (name,) if n in held.secrets)
             newest = [held.secrets[each].versions[0].version for each in gone]
             if gone and name is not None and removes not in (None, newest[0]):
@@ -186,9 +215,20 @@ class SecretStore:
             for each in gone:
                 del held.secrets[each]
             held.removed = max([held.removed, *newest])
-            return bool(gone), gone
+            return bool(gone), (gone, [held.note(by, "secret.remove", f"{team}/{each}") for each in gone])
 
         return await self._change(team, without)
+
+    async def told(self, team: str, changes: Sequence[ChangeNote]) -> list[ChangeNote]:
+        """The ledger knows of these changes: their notes go. Returns those that are left. Raises Contended."""
+        ids = {change.id for change in changes}
+
+        def fewer(held: TeamSecrets, _: int) -> tuple[bool, list[ChangeNote]]:
+            left = [change for change in held.untold if change.id not in ids]
+            some, held.untold = len(left) < len(held.untold), left
+            return some, left
+
+        return await self._change(team, fewer)
 
     def open(self, team: str, held: TeamSecrets, names: tuple[str, ...]) -> dict[str, NodeSecret]:
         """The newest values. Raises KeyError for a name that is not held, CannotOpen."""
@@ -225,16 +265,21 @@ class SecretStore:
             done += 1
         return bool(done), (done, lost)
 
-    async def tell_names(self) -> None:
-        """Of all teams, to who judges their jobs: what the last process of vault may have left out."""
+    async def tell_names(self) -> list[str]:
+        """Of all teams, to who judges their jobs: what the last process of vault may have left out. Returns the teams that have
+        changes which the ledger was not told of."""
+        untold: list[str] = []
         for team in {*await self.teams(), *await self.names.told()}:
             told, last = await self.names.read(team)
             held, revision = await self.load(team)
+            if held.untold:
+                untold.append(team)
             if held.secrets:
                 await self.names.tell(team, revision, held.secrets)
             else:
                 await self.names.forget(team, told, last)
         await self.names.all_told()
+        return untold
 
     async def teams(self) -> list[str]:
         """Those that have secrets."""
@@ -304,6 +349,10 @@ class SecretStore:
         if self._bucket is None:
             self._bucket = await self._js.key_value(SECRETS_BUCKET)
         return self._bucket
+
+
+def _set_line(team: str, info: SecretInfo) -> tuple[str, str, str]:
+    return "secret.set", f"{team}/{info.name}", f"version {info.version}"
 
 
 def _place(team: str, name: str, version: int) -> str:

@@ -90,7 +90,7 @@ async def test_what_only_a_newer_version_observes_lays_nothing_aside(
     await world.decided(writer)
     assert (writer.counters.unknown_observations, writer.counters.rejected) == (2, 0)
     assert (await world.folded()).seen == {job(0): 1}
-    assert len([said for said in caplog.messages if "(warmed): they are left out" in said]) == 1
+    assert len([said for said in caplog.messages if "(warmed): they are ignored" in said]) == 1
 
 
 async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: World) -> None:

@@ -9,6 +9,7 @@ from libs.bus.boxes import decoded, encoded
 from libs.ledger import archive
 from libs.ledger.follower import Follower
 from services.vault import store
+from services.vault.changes import ChangeNote
 from services.vault.keys import KeyFile, MasterKey
 from tests.simulation.bug import bug, set_on
 
@@ -58,17 +59,29 @@ def secrets_cached(stack: ExitStack) -> None:
     set_on(stack, store.SecretStore, "of", of)
 
 
+@bug("a change of a secret is stored without its note for the audit", "secrets")
+def secrets_unnoted(stack: ExitStack) -> None:
+    note = store.TeamSecrets.note
+
+    def forgotten(held: store.TeamSecrets, *args: Any) -> ChangeNote:
+        made = note(held, *args)
+        held.untold.pop()
+        return made
+
+    set_on(stack, store.TeamSecrets, "note", forgotten)
+
+
 @bug("what was asked of a secret long ago is carried out, whatever became of it since", aim="two vaults")
 def secrets_late(stack: ExitStack) -> None:
     set_, remove = store.SecretStore.set, store.SecretStore.remove
 
     async def set_late(
-        self: store.SecretStore, team: str, name: str, value: bytes, replaces: int | None = None, *_: Any
+        self: store.SecretStore, *args: Any, replaces: int | None = None, removed: int | None = None
     ) -> Any:
-        return await set_(self, team, name, value, replaces)
+        return await set_(self, *args, replaces=replaces)
 
-    async def remove_late(self: store.SecretStore, team: str, name: str | None, *_: Any) -> Any:
-        return await remove(self, team, name)
+    async def remove_late(self: store.SecretStore, *args: Any, **_: Any) -> Any:
+        return await remove(self, *args)
 
     set_on(stack, store.SecretStore, "set", set_late)
     set_on(stack, store.SecretStore, "remove", remove_late)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 from nats.errors import TimeoutError as NatsTimeout
+from nats.js.kv import KeyValue
 from prometheus_client import CollectorRegistry
 
 from libs.bus.asking import FAILED, INVALID, NOT_FOUND, NoAnswer, QueryError, ask
@@ -34,10 +35,13 @@ from schemas.secrets import (
     SecretRemove,
     SecretSet,
 )
+from services.vault import changes
 from services.vault.app import Vault, make_app
 from services.vault.book import ChangesBook
+from services.vault.changes import Requester
 from services.vault.keys import BadKeys, KeyFile
 from services.vault.settings import VaultSettings
+from services.vault.store import TeamSecrets
 from tests.admission.running import running
 from tests.core.builders import World, job, node
 from tests.kit.waiting import stored as kept
@@ -133,7 +137,9 @@ async def test_versions_a_list_without_values_and_a_removal(bench: Bench, team: 
         assert (await bench.ask("remove", SecretRemove(team=team), "operator")).names == ("other",)
         bucket = await bench.nats.jetstream().key_value(SECRETS_BUCKET)
         left = json.loads((await bucket.get(team)).value or b"")
-        assert left == {"secrets": {}, "removed": 4}, "nothing of the team's is left but where its versions go on"
+        assert left == {"secrets": {}, "removed": 4, "untold": []}, (
+            "nothing of the team's is left but where its versions go on"
+        )
 
 
 async def test_a_team_reaches_its_own_secrets_alone(bench: Bench, team: str) -> None:
@@ -461,20 +467,74 @@ async def test_nothing_is_changed_while_the_ledger_takes_no_line(bench: Bench, t
     """A line that could not be told comes before the next."""
     outbox, full = Taking(), [""]
     book = ChangesBook("main", outbox, lambda items: full[0])  # type: ignore[arg-type]
-    await book.changed("secret.set", "red/a", "red", "ana")
+    ana, olga = Requester("red", "ana"), Requester("operator", "olga")
+    await book.changed([ana.note("secret.set", "red/a")])
     full[0] = "the inbox is full"
+    set_b = ana.note("secret.set", "red/b")
     with pytest.raises(AskAgain, match="say it again"):
-        await book.changed("secret.set", "red/b", "red", "ana")
+        await book.changed([set_b])
     with pytest.raises(AskAgain):
         await book.ready()
     full[0] = ""
-    await book.changed("secret.remove", "red/b", "operator", "olga")
+    await book.changed([set_b, olga.note("secret.remove", "red/b")])
     lines = [inbox.SecretChanged.model_validate_json(item.payload) for item in outbox.taken]
     assert [(line.action.number, line.action.target, line.team) for line in lines] == [
         (1, "red/a", "red"),
         (2, "red/b", "red"),
         (3, "red/b", ""),
-    ]
+    ], "and one that was told by and by has one line"
+
+
+async def test_a_change_that_was_stored_and_never_told_is_told_later(
+    bench: Bench, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a full disk: the list had the new version, and the audit had no line; a vault killed in between does the same."""
+    monkeypatch.setattr(changes, "OVERDUE_S", 0.3)
+    other = f"{team}-o"
+    js = bench.nats.jetstream()
+    entries = await js.key_value(SECRETS_BUCKET)
+
+    async def lines(of: str) -> list[str]:
+        told = await kept(js, subjects.inbox_stream(bench.pool), subjects.inbox("secret", "changed", bench.pool))
+        read = [inbox.SecretChanged.model_validate_json(message.data) for message in told]
+        return [line.action.detail or line.action.what for line in read if line.team == of]
+
+    async def notes(of: str) -> int:
+        return len(TeamSecrets.model_validate_json((await entries.get(of)).value or b"").untold)
+
+    async with bench.open():
+        await bench.set(team, "token", b"a value")
+        assert (await lines(team), await notes(team)) == (["version 1"], 0)
+        update = KeyValue.update
+
+        async def unanswered(kv: KeyValue, key: str, value: bytes, *args: Any, **kwargs: Any) -> int:
+            revision = await update(kv, key, value, *args, **kwargs)
+            if key == team and revision and broken:
+                broken.clear()
+                raise NatsTimeout
+            return revision
+
+        broken = ["its answer is lost"]
+        monkeypatch.setattr(KeyValue, "update", unanswered)
+        with pytest.raises((QueryError, NoAnswer)):
+            await bench.set(team, "token", b"another")
+        assert (await lines(team), await notes(team)) == (["version 1"], 1), "stored, and not told"
+
+        async def told() -> bool:
+            return (await lines(team), await notes(team)) == (["version 1", "version 2"], 0)
+
+        await until(told)
+    killed = TeamSecrets(removed=3)
+    killed.note(Requester(other, "ana"), "secret.remove", f"{other}/token")
+    await entries.put(other, killed.model_dump_json().encode())
+    async with bench.open(2):
+
+        async def told_of_the_killed() -> bool:
+            return await notes(other) == 0
+
+        await until(told_of_the_killed)
+        assert set(await lines(other)) == {"secret.remove"}
+        assert await lines(team) == ["version 1", "version 2"], "what was told is not told again"
 
 
 class Taking:
@@ -496,10 +556,11 @@ async def test_a_broker_that_is_away_for_a_moment_does_not_end_a_start(
     errors: list[Exception] = [NatsTimeout(), OSError("away")]
 
     class Telling:
-        async def tell_names(self) -> None:
+        async def tell_names(self) -> list[str]:
             if errors:
                 raise errors.pop()
             told.set()
+            return []
 
     told = asyncio.Event()
     monkeypatch.setattr(vault, "store", Telling())

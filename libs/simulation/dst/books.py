@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from libs.core.projections.history import Feed, JobStory, advance, job_events
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.verify import Checker
+from libs.core.state.formats import FIRST, FORMAT_OF
 from libs.ledger.chain import GENESIS, Head, judge
 from libs.ledger.segments import SegmentState, name_of
 from libs.simulation.dst.scenario import POOL, Asked
@@ -47,6 +48,10 @@ class SimBooks:
     _no: set[str] = field(default_factory=set)
     _yes: set[str] = field(default_factory=set)
     """Requests by their causes: refused for good by an admission, and queued."""
+    _secrets: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Lines of the audit that vault told, by what was done and target."""
+    _audited_from: float | None = None
+    """Since when the ledger's format has a word for them, s."""
     _stream: str = ledger_stream(POOL)
     _sealed: bool = False
     _events_to: int = 0
@@ -98,6 +103,8 @@ class SimBooks:
 
     def _fold(self, record: led.LedgerRecord, seq: int) -> None:
         self.hot.apply(record, seq)
+        if self._audited_from is None and (record.format or FIRST) >= FORMAT_OF["operator.acted"]:
+            self._audited_from = self.world.loop.now
         for told in self.feed.apply(record, seq):
             if not isinstance(told, JobRejected):
                 of_team = isinstance(told, TeamEvent)
@@ -124,6 +131,8 @@ class SimBooks:
                     self.world.sometimes("a budget was spent while jobs ran")
                 case led.JobQueued():
                     self._yes.add(event.cause)
+                case led.OperatorActed(action=action):
+                    self._secrets[action.what, action.target] += 1
                 case led.QuotaSet():
                     self.quotas[event.team] = event.limit_milli
                 case led.NodeDeclaredDead():
@@ -172,6 +181,8 @@ class SimBooks:
             )
         if self.world.secrets.waiting:
             out.append(f"{self.world.secrets.waiting} teams could not tell vault all their secrets")
+        if self._audited_from is not None:
+            out += self.world.secrets.unaudited(self._secrets, self._audited_from)
         for name, machine in self.world.machines.items():
             row = self.hot.nodes.get(name)
             if row is None or row["status"] != "up" or row["incarnation"] != machine.incarnation:

@@ -8,6 +8,7 @@ import random
 import secrets
 from base64 import b64encode
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +20,17 @@ from nacl.bindings import crypto_box_seed_keypair, crypto_generichash_blake2b_sa
 from libs.bus import boxes
 from libs.bus.table import SECRETS_BUCKET
 from libs.ports.host import present_host
+from libs.simulation.dst.stream import StoredMessage
 from services.agent import secrets as agent_secrets
 from services.history import proofs
-from services.vault import book, keys, store
+from services.vault import book, changes, keys, store
 
 if TYPE_CHECKING:
     from libs.simulation.dst.world import World
     from schemas.jobs import JobSpec
 
+ANSWER_S = 2.0
+"""So long a team waits for vault's answer."""
 _NONCE_BYTES = 24
 
 
@@ -97,17 +101,36 @@ class SimSecrets:
             if any(needle in data for needle in self._needles):
                 world.violated("S2", f"a secret's value is in {where}")
 
+    def _untold(self) -> list[str]:
+        """The teams that have changes of which vault has not told the ledger yet."""
+        return [entry.subject.rpartition(".")[2] for entry, held in self._entries() if held.untold]
+
+    def unaudited(self, lines: Mapping[tuple[str, str], int], since: float) -> list[str]:
+        """What was set and removed after `since` and is not in the audit. `lines`: how many there are, by what was done and
+        target."""
+        out = [f"vault has not told the ledger of changes of secrets of {team}" for team in self._untold()]
+        for (team, name), every in self.versions.items():
+            known = [one for one in every if one.stored_at is not None and one.stored_at > since + ANSWER_S]
+            for what, done in (("set", [v for v in known if v.value]), ("remove", [v for v in known if not v.value])):
+                there = lines[f"secret.{what}", f"{team}/{name}"]
+                if there < len(done):
+                    out.append(f"secret.{what} of {team}/{name}: {len(done)} were done, the audit has {there}")
+        return out
+
     def _newest(self, team: str, name: str) -> bytes:
         """As the bucket has it; b"": it is not there, or no key that vault has opens it."""
         subject = f"$KV.{SECRETS_BUCKET}.{team}"
-        kept = self.world.disk.streams[f"KV_{SECRETS_BUCKET}"].messages.values()
-        entry = next((one.data for one in kept if one.subject == subject and one.data), b"{}")
-        held = store.TeamSecrets.model_validate_json(entry).secrets.get(name)
+        held = next((held.secrets.get(name) for entry, held in self._entries() if entry.subject == subject), None)
         if held is None:
             return b""
         newest = held.versions[0]
         key = keys.KeyFile(key_file(self.world.folder)).named(newest.key)
         return key.unlock(newest.locked, f"{team}/{name}/{newest.version}") if key is not None else b""
+
+    def _entries(self) -> Iterator[tuple[StoredMessage, store.TeamSecrets]]:
+        for entry in self.world.disk.streams[f"KV_{SECRETS_BUCKET}"].messages.values():
+            if entry.data:
+                yield entry, store.TeamSecrets.model_validate_json(entry.data)
 
     def may_fail(self, team: str, spec: "JobSpec", asked_at: float) -> bool:
         """Whether a job that was asked for then may find a secret missing."""
@@ -192,7 +215,7 @@ def install() -> None:
     stand_in = SimpleNamespace(PrivateKey=_PrivateKey, PublicKey=nacl.public.PublicKey, SealedBox=_SealedBox)
     boxes._nacl = lambda: stand_in
     keys.secrets = agent_secrets.secrets = proofs.secrets = _Chance  # type: ignore[assignment]
-    book.secrets = _Names  # type: ignore[assignment]
+    book.secrets = changes.secrets = _Names  # type: ignore[assignment]
     store.random = _Uniform  # type: ignore[assignment]
 
 

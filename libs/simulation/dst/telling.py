@@ -10,6 +10,7 @@ from libs.bus.asking import NoAnswer, QueryError, ask
 from libs.bus.boxes import ForVault, close_box, encoded
 from libs.bus.connect import connect
 from libs.simulation.dst.process import Process
+from libs.simulation.dst.secrecy import ANSWER_S
 from libs.simulation.dst.world import World
 from schemas.catalog import BY_TYPE
 from schemas.secrets import SecretListQuery, SecretRekey, SecretRemove, SecretSet
@@ -18,7 +19,6 @@ from schemas.subjects import OPERATOR
 _LIST, _SET, _REMOVE, _REKEY = (
     BY_TYPE[f"io.baton.secret.{what}.query.v1"] for what in ("list", "set", "remove", "rekey")
 )
-_ANSWER_S = 2.0
 _AGAIN_S = 0.5
 
 
@@ -73,7 +73,7 @@ async def _remove(world: World, nats: Any, team: str, name: str) -> None:
 
 
 async def _ask(nats: Any, message: Any, query: Any, team: str) -> Any:
-    return await ask(nats, message, query, timeout_s=_ANSWER_S, team=team, user="u")
+    return await ask(nats, message, query, timeout_s=ANSWER_S, team=team, user="u")
 
 
 async def _until_answered(send: Callable[[], Awaitable[object]]) -> None:
