@@ -1,9 +1,9 @@
-"""Asking: the half of questions and answers that clients need, without the service framework.
+"""The client's half of request-reply: questions and answers, without the service framework.
 
 A reply carries `Baton-Status`: ok, invalid, not-found or failed; all but ok carry `QueryFailed`. A question may carry
-`Baton-At-Least`: the newest ledger sequence that its asker has heard of. Whoever answers waits a moment for that record, so
-that two processes that answer in turn do not show the past after the present. With `Baton-Accept: zlib` a long answer comes
-compressed, and says so with `Baton-Encoding: zlib`: the broker copies it for each subscription that hears it.
+`Baton-At-Least`: the newest ledger sequence that the asker has seen. The service waits a moment for that record, so reads are
+monotonic across processes. With `Baton-Accept: zlib` a long answer is compressed, and says so with `Baton-Encoding: zlib`: the
+broker copies an answer for each subscription that receives it.
 """
 
 import asyncio

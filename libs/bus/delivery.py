@@ -1,4 +1,4 @@
-"""What the broker says of a message that it delivers, in the subject of the acknowledgement."""
+"""Metadata of a delivered message, which the broker puts into the subject of the acknowledgement."""
 
 from typing import NamedTuple
 

@@ -1,17 +1,17 @@
-"""One of several equal processes leads; another takes over when it is gone. Of work that is to be done once, not twice.
+"""Leader election between equal processes, so that work is done once; another process takes over when the leader is gone.
 
-The role is a key in the bucket `baton-cursors`; its revision is what the broker compares. Whoever leads replaces the key
-every third of `ttl_s`. Whoever does not looks at it as often, and takes it when it has not changed for `ttl_s` on his own
-monotonic clock: no two machines' clocks are compared. A leader that could not replace the key believes in its role for less
-than that, counted from before its last successful request. One that stops in good order gives the role back at once. That of
-one that was killed is taken at once by who can see that it is gone (`libs.ports.processes`): a successor on the same machine.
+The role is a key in the bucket `baton-cursors`, changed by compare-and-set on its revision. The leader replaces the key every
+third of `ttl_s`. A standby reads it as often, and takes it when it has not changed for `ttl_s` on its own monotonic clock, so
+no clocks of two machines are compared. A leader that could not replace the key gives up sooner than that, counted from before
+its last successful request. A leader that is stopped gives the role back at once. The role of one that was killed is taken at
+once by a standby on the same machine, which can see that the process is gone (`libs.ports.processes`).
 
-A broker that takes its time would make a leader lose its role between two renewals, again and again, and its work begin anew
-each time. So each leader says in the key how long his term is, for which he is to be waited for: `ttl_s`, or longer, as a
-multiple of what his last request took. He believes in that only once it is stored.
+With a slow broker a leader would lose its role between two renewals, and its work would begin anew each time. So each leader
+writes its term into the key, for which standbys wait: `ttl_s`, or a multiple of the duration of its last request where that is
+longer. A longer term counts only once it is stored.
 
-What this is not: a fence. A process that is frozen between asking `held` and acting acts late. So whatever is done by a
-leader must be harmless when it is done twice or late: message ids, guarded writes (`JobStore.save`, `Cursors.move`).
+This is no fence: a process that is frozen between asking `held` and acting acts late. So all that a leader does must be
+harmless when it is done twice or late: message ids, guarded writes (`JobStore.save`, `Cursors.move`).
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from libs.bus.cancel import cancel
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import CURSORS_BUCKET
 from libs.ports.clock import until_turn
 from libs.ports.host import present_host
@@ -41,7 +41,7 @@ log = logging.getLogger("baton.leader")
 TTL_S = 3.0
 
 _TRUST = 0.8
-"""The part of its term for which a leader believes in its role: clocks of two machines run at different rates."""
+"""The part of its term for which a leader trusts its role: clocks of two machines run at different rates."""
 
 _REQUESTS = 4
 """A term is so many times as long as a request takes, at the least: two of them are from one renewal's beginning to the next
@@ -88,21 +88,21 @@ class Leadership:
         return self.leader not in ("", self.holder) and not self.held
 
     async def run(self) -> None:
-        """Keeps the role, or waits for it, for ever. A broker that is away is waited for; the role lapses meanwhile."""
+        """Keeps the role, or waits for it, for ever. While the broker is unavailable the role expires."""
         try:
             while True:
                 try:
                     await self._turn()
                 except ConnectionClosedError:
                     raise
-                except AWAY as error:
+                except UNAVAILABLE as error:
                     log.debug("role %s: %r", self.name, error)
                 if not self.held or self._took_s < self._ttl_s / 3:
                     await asyncio.sleep(until_turn(self._ttl_s / 3))
         finally:
             self._until = 0.0
             if self._revision:
-                with suppress(*AWAY):
+                with suppress(*UNAVAILABLE):
                     async with asyncio.timeout(self._ttl_s / 2):
                         await self._write("", self._revision)
 

@@ -1,9 +1,9 @@
-"""An ordered consumer: what a stream has behind a sequence, in order, once each, without acknowledgements.
+"""An ordered consumer: the messages of a stream behind a sequence, in order, once each, without acknowledgements.
 
-It is ephemeral, lies in the broker's memory and is pulled: one subscription, and requests that keep a bounded number of
-messages on their way. The broker numbers what it delivers, so a lost delivery shows as a gap in *its* numbers, or in what a
-heartbeat says was sent last. Whatever is irregular (a lost delivery, a new connection, silence) ends it: `broken` says why, and
-its owner opens another behind what was read. Messages that come late go to the old one, and nowhere else.
+It is ephemeral, in the broker's memory, and pulled: one subscription, and requests that keep a bounded number of messages in
+flight. The broker numbers its deliveries, so a lost one shows as a gap in *these* numbers, or in what a heartbeat says was
+sent last. Any irregularity (a lost delivery, a new connection, silence) ends the consumer: `broken` says why, and its owner
+opens another behind what was read. Late messages go to the old one only.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from libs.bus.delivery import Delivery, delivery
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 
 SILENCE_S = 5.0
 """No message and no heartbeat for so long, though some were asked for: the consumer is gone."""
@@ -108,7 +108,7 @@ class OrderedConsumer:
         subscription, self._subscription = self._subscription, None
         if subscription is None:
             return
-        with suppress(*AWAY):
+        with suppress(*UNAVAILABLE):
             await subscription.unsubscribe()  # also without a connection, or the next one subscribes to it again
             if self._nc.is_connected:
                 await self._nc.publish(f"{self._js._prefix}.CONSUMER.DELETE.{self._stream}.{self._name}", b"")

@@ -17,8 +17,8 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from libs.bus.batches import Batches
-from libs.bus.holding import StillOurs
 from libs.bus.ids import sent_headers
+from libs.bus.in_progress import StillOwned
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.metrics import PUBLISHED, RETRIED
 from libs.bus.replies import Replies
@@ -47,7 +47,7 @@ _RETRY = (NoStreamResponseError, ServiceUnavailableError)
 _OF_SUBJECT = "maximum messages per subject"
 _FULL = (10077, 10047, 10023, 10054)
 """Maximum bytes exceeded, insufficient storage, insufficient resources: waiting a little will not help. And a message that is
-larger than is taken: only REQUESTS has such a limit, while it fills up (`libs.bus.narrowing`)."""
+larger than is taken: only REQUESTS has such a limit, while it fills up (`libs.bus.request_size_limit`)."""
 
 
 def is_full(error: BaseException) -> bool:
@@ -55,8 +55,8 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, APIError) and error.err_code in _FULL
 
 
-def is_crowded(error: BaseException) -> bool:
-    """Whether the broker refused because as many of this subject wait as may: there is room when some are dealt with."""
+def is_subject_full(error: BaseException) -> bool:
+    """Whether the broker refused because the subject has its maximum number of messages: some must be processed first."""
     return is_full(error) and _OF_SUBJECT in str(getattr(error, "description", ""))
 
 
@@ -71,12 +71,12 @@ class NotStored(TimeoutError):
         self.unstored = tuple(unstored)
 
 
-class Crowded(NotStored):
-    """The broker refuses some for as many of their sender wait as may; they were sent again until there was no more time."""
+class SubjectFull(NotStored):
+    """The sender has the maximum number of waiting messages, and the retries ran out of time."""
 
 
 class NotHeld(NotStored):
-    """What they follow from may have been given to another process meanwhile: nothing more of it is sent."""
+    """The input may have been redelivered to another process meanwhile: nothing more of its output is sent."""
 
 
 class TooLarge(ValueError):
@@ -104,7 +104,7 @@ class Outbox:
         self._again_s = ack_timeout_s
         self._give_up_s = give_up_s
 
-    async def publish_many(self, items: Sequence[Outgoing], *, held: StillOurs | None = None) -> list[PubAck]:
+    async def publish_many(self, items: Sequence[Outgoing], *, held: StillOwned | None = None) -> list[PubAck]:
         """The acknowledgements of `items`, in their order. `held` is asked before each try whether they may still be sent.
 
         Nothing is sent while the server is away: what the client buffers then is lost at the reconnect.
@@ -129,7 +129,7 @@ class Outbox:
         positions: Sequence[int],
         acks: dict[int, PubAck],
         deadline: float,
-        held: StillOurs | None,
+        held: StillOwned | None,
     ) -> None:
         expected: _Expected = {}
         try:
@@ -145,7 +145,7 @@ class Outbox:
         expected: "_Expected",
         acks: dict[int, PubAck],
         deadline: float,
-        held: StillOurs | None,
+        held: StillOwned | None,
     ) -> None:
         todo = list(positions)
         pause = 0.05
@@ -173,7 +173,7 @@ class Outbox:
                 return
             if asyncio.get_running_loop().time() > deadline:
                 unstored = [i for i in range(len(items)) if i not in acks]
-                raise (Crowded if tried.most else NotStored)(
+                raise (SubjectFull if tried.most else NotStored)(
                     f"{len(unstored)} of {len(items)} messages not acknowledged (first: {items[todo[0]].subject}): "
                     "is NATS up, and does a stream take this subject? `baton provision` creates them",
                     unstored,
@@ -258,7 +258,7 @@ def _collect(expected: _Expected, todo: Sequence[int], acks: dict[int, PubAck]) 
     """Moves acknowledged messages into `acks`; returns the rest. Raises the first that is refused for good."""
     rest = []
     refusal: BaseException | None = None
-    crowded = False
+    subject_full = False
     for i in todo:
         future = expected[i].ack if i in expected else None
         if future is None or not future.done():
@@ -267,13 +267,13 @@ def _collect(expected: _Expected, todo: Sequence[int], acks: dict[int, PubAck]) 
         del expected[i]
         if (error := future.exception()) is None:
             acks[i] = future.result()
-        elif is_crowded(error):
+        elif is_subject_full(error):
             rest.append(i)
-            crowded = True
+            subject_full = True
         elif isinstance(error, _RETRY) and getattr(error, "err_code", None) not in _FULL:
             rest.append(i)
         else:
             refusal = refusal or error
     if refusal is not None:
         raise refusal
-    return _Attempted(rest, max(_LEAST_MESSAGES, 2 * (len(todo) - len(rest))) if crowded else None)
+    return _Attempted(rest, max(_LEAST_MESSAGES, 2 * (len(todo) - len(rest))) if subject_full else None)

@@ -1,10 +1,10 @@
-"""Pulls messages of a durable consumer: what is there comes at once, and one that comes later comes when it does.
+"""Pulls messages of a durable consumer without added latency: a message is handed over when it arrives.
 
-nats-py's `fetch` asks twice, with and without waiting. A broker of today waits at the first as well: a message that comes
-then is kept until the request ends, up to a whole `timeout` after it was stored, which was half a second to a job of an idle
-cluster. And it makes two tasks and a timer for each message. Here one request is open at a time. It outlives the call that
-made it, as there, so at the most `batch` messages lie here while the caller is busy, and only for as long as `timeout` allows
-the broker to send them; whoever settles them late gets them again.
+nats-py's `fetch` asks twice, with and without waiting. A current broker waits at the first as well: a message that arrives then
+is kept until the request ends, up to a whole `timeout` after it was stored, which cost a job in an idle cluster half a second.
+It also makes two tasks and a timer for each message. Here one request is open at a time. It outlives the call that made it, as
+in nats-py, so at most `batch` messages wait here while the caller is busy, and only for as long as `timeout` allows the broker
+to send them. A message that is settled late is delivered again.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 
+from libs.bus.decaying_count import DecayingCount
 from libs.bus.delivery import delivery
-from libs.bus.lately import Lately
 from libs.ports.clock import until_turn
 
 _MORE_S = 0.02
@@ -29,8 +29,8 @@ _MANY = 5
 _LINGER_S = 0.005
 _GLANCE_S = 0.005
 _ENOUGH = 8
-"""While `_MANY` have come lately, what comes waits so long for others, or until there are enough: each batch has costs of its
-own."""
+"""The batching window under load: while `_MANY` messages came recently, a message waits so long for others, or until there are
+enough, because each batch has a fixed cost."""
 _REFUSED_S = 0.1
 _ENDED = ("404", "408")
 """Nothing there, or no time left: the usual ends of a request."""
@@ -56,7 +56,7 @@ class Pull(JetStreamContext.PullSubscription):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._lately = Lately()  # messages that were handed out
+        self._recent_messages = DecayingCount()  # messages that were handed out
 
     async def fetch(self, batch: int = 1, timeout: float | None = 5.0, heartbeat: float | None = None) -> list[Msg]:
         """Up to `batch` messages: those that the broker has, else the next one that comes within `timeout` seconds.
@@ -75,11 +75,11 @@ class Pull(JetStreamContext.PullSubscription):
                 first_s = min(first_s, now)
             if len(found) == batch or (found and not delivery(found[-1].reply).pending):
                 fresh = len(found)
-                until = min(now + _LINGER_S, end) if self._lately.add(fresh, now) >= _MANY else now
+                until = min(now + _LINGER_S, end) if self._recent_messages.add(fresh, now) >= _MANY else now
                 while len(found) < min(batch, _ENOUGH) and (left := until - loop.time()) > 0:
                     await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile
                     self._take(found, batch)
-                self._lately.add(len(found) - fresh, loop.time())
+                self._recent_messages.add(len(found) - fresh, loop.time())
                 return found
             left = min(end, first_s + _MORE_S) - now
             try:
@@ -90,7 +90,7 @@ class Pull(JetStreamContext.PullSubscription):
                 refused = self._heard(await self._sub.next_msg(left), found)
             except NatsError:
                 if found:
-                    self._lately.add(len(found), loop.time())
+                    self._recent_messages.add(len(found), loop.time())
                     return found
                 raise
             if refused:

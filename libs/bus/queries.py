@@ -33,9 +33,9 @@ from libs.bus.asking import (
     ask_all,
 )
 from libs.bus.broker import Broker, Plain
+from libs.bus.fair_queue import FairWorkers
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.metrics import QUERIES, QUERY_SECONDS
-from libs.bus.turns import InTurn
 from libs.core.admission.intake import Buckets
 from schemas import subjects
 from schemas.base import Fact
@@ -65,19 +65,19 @@ Handler = Callable[[Any, str], Awaitable[Answer] | Answer] | Callable[[Any, str,
 OnSeen = Callable[[int], Awaitable[None]]
 
 _WORKERS = 8
-"""Questions of one kind that are answered at the same time, so that a slow one does not hold up the next."""
+"""The number of questions of one kind that are answered concurrently, so that a slow one does not delay the next."""
 
 _EACH, _MOST = 256, 4096
-"""Questions of one kind that wait, of one team or node and in all; the next is refused."""
+"""The maximum number of questions of one kind that wait, of one team or node and in all; the next is refused."""
 
 _BACKLOG = 8192
 """Questions of one kind that have come and are not looked at yet: what comes beyond is dropped, so that who asks faster than
 a service refuses does not keep it busy for minutes after it has gone."""
 
 QUESTIONS_AT_ONCE, QUESTIONS_PER_S = 10_000, 1_000
-"""Of one kind, of a team or node, to one process: each is answered as often as somebody hears it, so this bounds that, too."""
+"""Rate limit for questions of one kind from a team or node to one process."""
 REFUSALS_AT_ONCE, REFUSALS_PER_S = 1_000, 100
-"""So many of the refused ones are told so; the others hear nothing."""
+"""Rate limit for refusals: beyond it a question gets no answer at all."""
 
 ANSWER_S = 30
 """So long the broker keeps where an answer goes that nobody gives; by itself it does so for two minutes. Who asks faster than a
@@ -136,7 +136,7 @@ def serve(
     it, `node` those of one node. A list is sent as so many messages (`ask_all`). Of several processes with one `queue`, one
     answers each question. `seen` is awaited first, with the ledger sequence that the asker has heard of (0: none): another
     process may have told it more than this one knows yet. At most `workers` questions are in `handler` at a
-    time; teams (or nodes) take turns. With `users` it is given the team's user as well.
+    time; teams (or nodes) are served round robin. With `users` it is given the team's user as well.
     """
 
     async def answered(raw: Any) -> tuple[str, Sequence[BaseModel]]:
@@ -174,19 +174,19 @@ def serve(
                     why = f"the answer is larger than a message may be ({raw._client.max_payload:,} bytes)"
                 await fail(raw, f"{why}: ask for less")  # silence would make the asker ask again
 
-    turns = InTurn(on_question, workers, _EACH, _MOST)
+    waiting = FairWorkers(on_question, workers, _EACH, _MOST)
     rates = _Rates()
 
     async def hear(raw: Any) -> None:
         """Some microseconds for a question that is refused, and fewer for one that is not even told so."""
-        party = _party(message, raw.subject)
-        why = rates.over(party) or ("" if turns.put(party, (raw, _now_us())) else f"{_EACH} of {party} wait already")
+        flow = _flow_of(message, raw.subject)
+        why = rates.over(flow) or ("" if waiting.put(flow, (raw, _now_us())) else f"{_EACH} of {flow} wait already")
         if why:
             QUERIES.labels(message.type, FAILED).inc()
-            if raw.reply and rates.tells(party):
+            if raw.reply and rates.tells(flow):
                 await fail(raw, f"{why}: ask again in a moment")
 
-    broker.hears(Plain(_heard(message, pool=pool, node=node), queue, hear, turns.idle, _BACKLOG))
+    broker.hears(Plain(_heard(message, pool=pool, node=node), queue, hear, waiting.idle, _BACKLOG))
 
 
 def _or_packed(headers: Mapping[str, str]) -> str:
@@ -200,17 +200,17 @@ class _Rates:
         self._asked: Buckets[str] = Buckets()
         self._told: Buckets[str] = Buckets()
 
-    def over(self, party: str) -> str:
+    def over(self, flow: str) -> str:
         """Counts a question; why it is too many, "" when it is not."""
         now_us = _now_us()
-        if not self._asked.of(party, QUESTIONS_AT_ONCE, now_us).take(QUESTIONS_AT_ONCE, QUESTIONS_PER_S, now_us):
+        if not self._asked.of(flow, QUESTIONS_AT_ONCE, now_us).take(QUESTIONS_AT_ONCE, QUESTIONS_PER_S, now_us):
             return ""
-        return f"{party} may ask {QUESTIONS_AT_ONCE:,} such questions at once and {QUESTIONS_PER_S:,} a second"
+        return f"{flow} may ask {QUESTIONS_AT_ONCE:,} such questions at once and {QUESTIONS_PER_S:,} a second"
 
-    def tells(self, party: str) -> bool:
+    def tells(self, flow: str) -> bool:
         """Whether one that is refused is told so."""
         now_us = _now_us()
-        return not self._told.of(party, REFUSALS_AT_ONCE, now_us).take(REFUSALS_AT_ONCE, REFUSALS_PER_S, now_us)
+        return not self._told.of(flow, REFUSALS_AT_ONCE, now_us).take(REFUSALS_AT_ONCE, REFUSALS_PER_S, now_us)
 
 
 def _now_us() -> int:
@@ -229,7 +229,7 @@ def _heard(message: Message, **keys: str | None) -> str:
     return subjects.anyone(message.subject, **narrowed)
 
 
-def _party(message: Message, subject: str) -> str:
+def _flow_of(message: Message, subject: str) -> str:
     """Who asks: the team, or the node."""
     try:
         return _asker(message, subject, False)[0]
@@ -239,7 +239,7 @@ def _party(message: Message, subject: str) -> str:
 
 def _is_a_team(message: Message, subject: str) -> bool:
     """Whether who asks is one of many that do not trust each other; nodes' answers are bounded where they are made."""
-    return "team" in subjects.keys_in(message.subject) and _party(message, subject) not in (OPERATOR, FINANCE)
+    return "team" in subjects.keys_in(message.subject) and _flow_of(message, subject) not in (OPERATOR, FINANCE)
 
 
 def _asker(message: Message, subject: str, users: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The names of teams' secrets, which vault writes and admission reads. No value, no size, no date is there."""
+"""The names of teams' secrets, which vault writes and admission reads. Values, sizes and dates are not in it."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import CURSORS_BUCKET
 
 log = logging.getLogger("baton.bus")
@@ -46,7 +46,7 @@ class SecretNames:
     async def _learn(self, team: str) -> None:
         try:
             names = await self._read(team)
-        except (*AWAY, ValueError, KeyError) as error:
+        except (*UNAVAILABLE, ValueError, KeyError) as error:
             log.warning("the names of team %s's secrets cannot be read: %r", team, error)
             names = None
         if names is None:

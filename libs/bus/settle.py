@@ -9,7 +9,7 @@ Each message of a batch is decided by itself, so a bad one never holds up the ot
 4. *bug* (anything else): delivered again as well, a dead letter after `MAX_BUG_DELIVERIES`.
 5. *crashed* (delivered so often that its handler must be killing the process): a dead letter, without a try.
 6. *parked* (`NoRoom`, or what follows cannot be stored): delivered again after a growing pause, however often that takes. Such
-   a delivery reached no decision and does not count (`libs.bus.excused`). At most `PARKED` are kept so, for the broker hands
+   a delivery reached no decision and does not count (`libs.bus.uncounted`). At most `PARKED` are kept so, for the broker hands
    out nothing more when too many are unsettled; from there on whoever is `NoRoom` is told so: that is its answer.
 
 A dead letter is stored before its message is terminated, so nothing is lost. When the broker stores nothing at all,
@@ -34,12 +34,12 @@ from libs.bus.broker import undecoded
 from libs.bus.cursors import Cursors
 from libs.bus.dead import Received, dead_letter, replayed
 from libs.bus.delivery import delivery
-from libs.bus.excused import Excused
-from libs.bus.holding import PULL_S, Standstill, StillOurs, hold
+from libs.bus.in_progress import PULL_S, FreezeDetector, StillOwned, keep_in_progress
 from libs.bus.messages import Malformed, Outgoing
 from libs.bus.metrics import BATCH_SECONDS, PARKED_NOW, SETTLED
 from libs.bus.outbox import NotHeld, NotStored, Outbox
 from libs.bus.table import consumer_config, durable_of
+from libs.bus.uncounted import UncountedDeliveries
 from libs.ports import clock
 from libs.ports.host import failpoint
 from schemas.subjects import service_inbox
@@ -75,7 +75,7 @@ class NoRoom(RuntimeError):
 
 
 Decide = Callable[[Received], Awaitable[list[Outgoing]] | list[Outgoing]]
-Portion = Callable[[Sequence[Msg]], Awaitable[int]]
+BatchSize = Callable[[Sequence[Msg]], Awaitable[int]]
 """Of the messages that are left of a batch: how many of the first are decided next, at least one."""
 LaidAside = Callable[[Received, str], list[Outgoing]]
 """Given a message that cannot be processed and the reason: what is stored of it."""
@@ -94,7 +94,7 @@ class _Delivery:
     """Those that count."""
 
     @property
-    def excused(self) -> bool:
+    def uncounted(self) -> bool:
         """This delivery reached no decision."""
         return self.outcome in (_PARKED, _UNSTORED)
 
@@ -118,19 +118,19 @@ def consume(
     decide: Decide,
     outbox: Callable[[], Outbox],
     batch: int = 256,
-    portion: Portion | None = None,
+    batch_size: BatchSize | None = None,
     laid_aside: LaidAside | None = None,
 ) -> None:
     """Registers a pull consumer on a provisioned durable: batches in, `decide` per message, outputs stored, then acks.
 
     `origin` is the service's name, for dead letters. `decide` returns what follows from a message; it may be async and
-    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. `portion` says how many of a
+    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. `batch_size` says how many of a
     batch's messages are decided and stored together; while it waits, they are kept. `laid_aside` gives what is stored of a
     message that cannot be processed; by default its dead letter. Raises KeyError when the durable is not
     in the table of `libs.bus.table`, which also says what it filters.
     """
     entry = durable_of(stream, durable)
-    shell = _Shell(origin, durable, decide, outbox, portion, laid_aside)
+    shell = _Shell(origin, durable, decide, outbox, batch_size, laid_aside)
     broker.subscriber(
         entry.filter_subjects[0],
         stream=JStream(stream, declare=False),
@@ -166,17 +166,17 @@ class _Shell:
         durable: str,
         decide: Decide,
         outbox: Callable[[], Outbox],
-        portion: Portion | None = None,
+        batch_size: BatchSize | None = None,
         laid_aside: LaidAside | None = None,
     ) -> None:
-        self._portion = portion
+        self._batch_size = batch_size
         self._laid_aside = laid_aside or (lambda received, reason: [dead_letter(origin, received, reason)])
         self._origin = origin
         self._durable = durable
         self._decide = decide
         self._outbox = outbox
-        self._excused: Excused | None = None
-        self._standstill = Standstill()
+        self._uncounted: UncountedDeliveries | None = None
+        self._freezes = FreezeDetector()
         self._parked: OrderedDict[int, float] = OrderedDict()  # stream sequence -> when it was put off last
         self._slow: set[int] = set()  # of the batch at hand: what took this process long, by stream sequences
         self._stood: OrderedDict[int, int] = OrderedDict()  # stream sequence -> how often its batch was lost over it
@@ -186,49 +186,49 @@ class _Shell:
         left = list(messages)
         self._slow.clear()
         try:
-            if self._excused is None:
-                self._excused = Excused(Cursors(self._outbox().js, self._origin), self._durable)
-            excused = self._excused
-            async with hold(left, self._standstill) as held:
+            if self._uncounted is None:
+                self._uncounted = UncountedDeliveries(Cursors(self._outbox().js, self._origin), self._durable)
+            uncounted = self._uncounted
+            async with keep_in_progress(left, self._freezes) as held:
                 while left:
-                    count = len(left) if self._portion is None else await self._portion(left)
+                    count = len(left) if self._batch_size is None else await self._batch_size(left)
                     with BATCH_SECONDS.labels(self._durable).time():
-                        await self._handle(left[:count], excused, held)
+                        await self._handle(left[:count], uncounted, held)
                     del left[:count]
         except NotHeld as e:
             log.warning("%s: %d of a batch were given to another process: %s", self._origin, len(left), e)
             lost = list(map(received_of, left))
             for one in lost:
                 self._count_standstill(one)
-            await excused.excuse(one for one in lost if one.stream_seq not in self._stood)
+            await uncounted.discount(one for one in lost if one.stream_seq not in self._stood)
         except (NatsError, OSError) as e:
             # Whatever was not acknowledged is delivered again after ack_wait.
             log.warning("%s: a batch of %d could not be acknowledged: %s", self._origin, len(messages), e)
         except Exception:
             log.exception("%s: settling a batch of %d failed", self._origin, len(messages))
 
-    async def _handle(self, messages: Sequence[Msg], excused: Excused, held: StillOurs) -> None:
+    async def _handle(self, messages: Sequence[Msg], uncounted: UncountedDeliveries, held: StillOwned) -> None:
         found = [_Delivery(m, received_of(m)) for m in messages]
-        await excused.recall(case.received for case in found)
-        cases = [await self._decided(case, excused.counted(case.received)) for case in found]
+        await uncounted.recall(case.received for case in found)
+        cases = [await self._decided(case, uncounted.counted(case.received)) for case in found]
         failpoint("settle.decided")
         await self._store(cases, held)
         failpoint("settle.stored")
-        await excused.excuse(case.received for case in cases if case.excused)
+        await uncounted.discount(case.received for case in cases if case.uncounted)
         for case in cases:
             await _settle(case)
-            self._note(case, excused)
+            self._note(case, uncounted)
         PARKED_NOW.labels(self._durable).set(len(self._parked))
 
-    def _note(self, case: _Delivery, excused: Excused) -> None:
+    def _note(self, case: _Delivery, uncounted: UncountedDeliveries) -> None:
         """Counts a case that was settled."""
         SETTLED.labels(self._durable, case.outcome).inc()
         seq, now = case.received.stream_seq, clock.boot_s()
         self._parked.pop(seq, None)
-        if case.excused:
+        if case.uncounted:
             self._parked[seq] = now
         elif case.pause_s is None:
-            excused.settled(case.received)
+            uncounted.settled(case.received)
             self._stood.pop(seq, None)
         while self._parked and next(iter(self._parked.values())) < now - _ELSEWHERE_S:
             self._parked.popitem(last=False)
@@ -284,7 +284,7 @@ class _Shell:
             why = f"given up after {case.deliveries} deliveries: {type(error).__name__}: {error}"
             case.bury(self._laid_aside(received, why), "exhausted" if passing else "bug")
 
-    async def _store(self, cases: Sequence[_Delivery], held: StillOurs) -> None:
+    async def _store(self, cases: Sequence[_Delivery], held: StillOwned) -> None:
         """Stores what follows from the batch; a case whose outputs cannot be stored is to come again. Raises NotHeld."""
         items = [(case, item) for case in cases for item in case.out]
         try:
@@ -303,7 +303,7 @@ class _Shell:
             for case in cases:
                 await self._store_one(case, held)
 
-    async def _store_one(self, case: _Delivery, held: StillOurs) -> None:
+    async def _store_one(self, case: _Delivery, held: StillOwned) -> None:
         for last in (False, True):
             try:
                 await self._outbox().publish_many(case.out, held=held)

@@ -15,7 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
-from libs.bus.moving import make_room, move
+from libs.bus.snapshot_migration import make_room, move
 from libs.bus.table import (
     MARK,
     SNAPSHOTS_BUCKET,
@@ -51,7 +51,7 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
 
     Raises StreamDrift, before changing anything, when something exists with other settings, and CannotProvision when the
     broker refuses: what was made is taken back. A larger limit than the table's is left as it is. A broker that is away, or
-    whose servers have not chosen a leader yet, raises one of `libs.bus.patience.AWAY`.
+    whose servers have not chosen a leader yet, raises one of `libs.bus.retry.UNAVAILABLE`.
     """
     wanted = streams(pools, replicas=replicas, scale=scale)
     try:

@@ -28,7 +28,7 @@ from schemas.subjects import DEAD, EVENTS, REQUESTS, TELEMETRY
 
 CURSORS_BUCKET = "baton-cursors"
 SNAPSHOTS_BUCKET = "baton-snapshots"
-"""Of readers that no service has: tools, tests. Once it had those of all; `libs.bus.moving` gives each service its own."""
+"""Snapshots of readers that are no service: tools, tests. It once had those of all (`libs.bus.snapshot_migration`)."""
 READERS_BUCKET = "baton-readers"
 SECRETS_BUCKET = "baton-secrets"
 """One entry for each team: names, and values that vault alone can open."""

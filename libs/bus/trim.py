@@ -1,18 +1,17 @@
-"""Trims a stream behind what has been dealt with, so that it fills with what waits and not with what was done long ago.
+"""Deletes processed messages from a stream, so that its size limit counts what waits and not what was done long ago.
 
     REQUESTS    each consumer trims its own subjects, behind its lowest unacknowledged message: settle acknowledges only what
                 is answered (in an inbox, as a rejection, or as a dead letter), and stored there
     INBOX       placement, behind the inbox sequence of the last record of the ledger
 
 The naive way is to purge up to there at once. But the broker forgets the ids of purged messages when it restarts, and a
-person who looks for a message of a minute ago should find it; so what was dealt with stays for `keep_s`, unless the stream
-is half full, or half of what one subject may have is there. Nothing depends on a purge: one that fails is tried again at the
-next turn.
+person who looks for a message of a minute ago should find it. So processed messages stay for `keep_s`, unless the stream is
+half full, or a subject has half of the messages that it may have. Nothing depends on a purge: one that fails is tried again.
 
-A subject of REQUESTS, one user's, may have so many messages there and no more: the broker refuses the next. A turn every
-15 s would then let through so many in 15 s, so whoever deals with them says so (`dealt_with`), and subjects are relieved as
-often as it takes. While a crowd holds up what others have in the stream, it gets its room back in part only (`held_back`): what
-was answered of it stays and fills its subject.
+A subject of REQUESTS (one user's) may have a fixed number of messages: the broker refuses the next. With a purge every 15 s a
+user could send only that many in 15 s, so the consumer reports what it has processed (`dealt_with`), and full subjects are
+purged as often as needed. While a burst blocks other teams it gets only part of its places back (`held_back`): answered
+requests then stay, and fill its subject.
 """
 
 import asyncio
@@ -25,25 +24,25 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 
 from libs.bus.metrics import SENDERS_NOW, TRIMMED
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.bus.table import WAITING_OF_A_SENDER, durable_of
 
 log = logging.getLogger("baton.trim")
 
 KEEP_S = 600.0
 PRESSED = 0.5
-"""Of a stream's limit: from there on nothing is kept that was dealt with."""
+"""From this fill level on (of a stream's limit) processed messages are not kept."""
 
 SENDERS = 10_000
-"""Subjects of a stream: when there are more, nothing is kept either, for it is not looked which of them are full."""
+"""With more subjects than this in a stream processed messages are not kept either: it is not checked which are full."""
 
 _TURN_S = 15.0
 _RELIEVED = 1 / 16
-"""Of what one subject may have: after so many were dealt with it is looked which are half full."""
+"""After this share of a subject's limit was processed, it is checked which subjects are half full."""
 _PRESSED_TURN_S = 1.0
 _API_S = 5.0
 _RELIEF_S = 0.1
-"""Between two looks at subjects, at the least."""
+"""The minimum interval between two checks of subjects."""
 _FOLLOWED = 64
 """Subjects of which it is known where what was answered lies: those that were answered last."""
 
@@ -85,14 +84,14 @@ class Trimmer:
         self._look = asyncio.Event()
 
     async def run(self) -> None:
-        """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
+        """Runs for ever and waits while the broker is unavailable. Raises ConnectionClosedError."""
         turn_s = min(_TURN_S, max(0.1, self._keep_s / 4))
 
         async def turn() -> float | None:
             pressed = await self.turn(asyncio.get_running_loop().time())
             return min(turn_s, _PRESSED_TURN_S) if pressed else None
 
-        await in_turns(turn, turn_s, log, f"stream {self.stream} is not trimmed")
+        await run_periodically(turn, turn_s, log, f"stream {self.stream} is not trimmed")
 
     async def clear(self) -> None:
         """Trims all that was dealt with. Raises nats errors."""
@@ -100,7 +99,7 @@ class Trimmer:
             await self._js.purge_stream(self.stream, seq=floor + 1, subject=self._subject or None)
 
     def dealt_with(self, count: int = 1, subject: str = "", seq: int = 0, size: int = 0) -> None:
-        """So many more messages were, of so many bytes; of one it may be said which."""
+        """So many more messages were processed, of so many bytes; for a single one it may be said which."""
         if subject:
             self._answered.setdefault(subject, deque(maxlen=WAITING_OF_A_SENDER)).append(seq)
             self._answered.move_to_end(subject)
@@ -128,7 +127,7 @@ class Trimmer:
             await self._relieve(info, floor)
             return _RELIEF_S
 
-        await in_turns(turn, _PRESSED_TURN_S, log, f"subjects of stream {self.stream} are not trimmed")
+        await run_periodically(turn, _PRESSED_TURN_S, log, f"subjects of stream {self.stream} are not trimmed")
 
     async def _relieve(self, info: StreamInfo, floor: int) -> None:
         """Trims those subjects that have half of what they may have."""

@@ -1,7 +1,7 @@
-"""What goes over the wire is encrypted, unless it stays on this machine: one rule for the bus and for the stores.
+"""Encryption in transit: everything is encrypted unless it stays on this machine. One rule for the bus and for the stores.
 
-A plain URL of another host is refused. `--insecure` (BATON_INSECURE=1) allows it, and so does naming the host in
-BATON_PLAIN_HOSTS, which says that the network between is nobody else's: containers of one host, say.
+A plain URL of another host is refused. `--insecure` (BATON_INSECURE=1) allows it, and so does listing the host in
+BATON_PLAIN_HOSTS, which states that nobody else uses the network between: containers of one host, say.
 """
 
 import ipaddress

@@ -9,11 +9,11 @@ import typer
 
 from libs.cli import apply_budgets
 from libs.cli.budgetsfile import is_budgets, top_names
-from libs.cli.decided import NOTHING_DIFFERS, say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.files import read_yaml
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, done, hint
+from libs.cli.pool_commands import NOTHING_DIFFERS, say_to_pool
 from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.cli.session import run
 from libs.client import Baton

@@ -2,8 +2,8 @@
 
 from libs.cli.budget import standing
 from libs.cli.budgetsfile import BudgetsFileError, read_budgets
-from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
+from libs.cli.pool_commands import say_to_pool
 from libs.client import Baton
 from libs.client.errors import Failed
 from libs.core.scheduling.queues import Change

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from libs.cli import units
-from libs.cli.acting import book_folder, tell
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.grammar import parse_duration
 from libs.cli.moments import read
+from libs.cli.operator_action import book_folder, tell
 from libs.cli.options import NoHeader, Output, Pool, Url
 from libs.cli.output import Column, Format, document, done, fields, hint, show
 from libs.cli.session import run

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from libs.bus.connect import Address
-from libs.cli.acting import acting
 from libs.cli.backup_files import check_folder, rehearse, write
+from libs.cli.operator_action import operator_action
 from libs.cli.options import Output, Url
 from libs.cli.output import Format, done, hint
 from libs.client.where import check_operator, read_instance, shown_credential, state_dir
@@ -44,7 +44,7 @@ def command(
     check_folder(folder)
     home = state or state_dir()
     address, began = _address(home, url), time.monotonic()
-    with acting("backup", str(folder), "", folder=home, tells=False):  # it has all keys
+    with operator_action("backup", str(folder), "", folder=home, tells=False):  # it has all keys
         manifest = asyncio.run(write(home, folder, address, _mongo(home, url, mongo_url)))
     took_s, size = time.monotonic() - began, sum(one["bytes"] for one in manifest["streams"])
     hint(

@@ -35,9 +35,9 @@ from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.records import write_private
 from libs.embedded.servers import NATS
 from libs.walls.book import BOOK_FILE
+from libs.walls.departed_teams import DEPARTED_FILE
 from libs.walls.keyfile import KEYS_FILE
 from libs.walls.keyring import Keyring
-from libs.walls.leavers import LEAVERS_FILE
 from libs.walls.managing import AUDIT_FILE
 from libs.walls.people import PEOPLE_FILE
 from schemas import subjects
@@ -45,7 +45,7 @@ from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
 
 MANIFEST = "manifest.json"
 VERSION = 1
-STATE = (KEYS_FILE, "creds", "tls", PEOPLE_FILE, LEAVERS_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
+STATE = (KEYS_FILE, "creds", "tls", PEOPLE_FILE, DEPARTED_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
 """What of a state directory nothing can make again."""
 _SNAPSHOTS = (f"OBJ_{SNAPSHOTS_BUCKET}", *(f"OBJ_{snapshots_of(service)}" for service in SNAPSHOTS_MIB))
 _FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", *_SNAPSHOTS, REQUESTS, EVENTS)

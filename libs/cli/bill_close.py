@@ -39,7 +39,7 @@ def close(
     output: Output = Format.TABLE,
 ) -> None:
     """Seal a period that is over, in the ledger: its rows' hash and totals. What changes it later is billed later."""
-    from libs.cli.decided import say_to_pool
+    from libs.cli.pool_commands import say_to_pool
 
     if start is None:
         raise UsageFault("--from: say which period is closed, e.g. --from 2026-11")

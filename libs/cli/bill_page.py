@@ -9,10 +9,10 @@ import typer
 
 from libs.cli.bill_files import From, LedgerFiles, To, Zone, ledger_of, rows_in
 from libs.cli.bill_period import period_of, zone_of
+from libs.cli.broker_keys import ring_of
 from libs.cli.options import ArchiveFolder, Output, Pool, Url
 from libs.cli.output import Format, done, hint
 from libs.cli.session import run
-from libs.cli.telling import ring_of
 from libs.client import Baton, ClientError, Invalid
 from libs.core.billing.charges import charges
 from libs.core.billing.credits import EVERYTHING, Credits

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from libs.cli.exits import UsageFault
-from libs.cli.moments import SaidAs, read
+from libs.cli.moments import TimeForm, read
 from libs.core.billing.wall import HOUR_US, us_of
 
 
@@ -28,10 +28,10 @@ def period_of(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -
         first, said = _moment("--from", start, zone)
     else:
         now = datetime.fromtimestamp(now_us // 1_000_000, UTC).astimezone(zone)
-        first, said = datetime(now.year, now.month, 1, tzinfo=zone), SaidAs.MONTH
+        first, said = datetime(now.year, now.month, 1, tzinfo=zone), TimeForm.MONTH
     if end is not None:
         last = _end_of(*_moment("--to", end, zone), zone)
-    elif said is SaidAs.MOMENT:
+    elif said is TimeForm.MOMENT:
         raise UsageFault("--from is a moment: say with --to when the period ends")
     else:
         last = _end_of(first, said, zone)
@@ -71,14 +71,14 @@ def _span(start: str | None, first: datetime, end: str | None, last: datetime) -
     return found
 
 
-def _moment(flag: str, text: str, zone: ZoneInfo) -> tuple[datetime, SaidAs]:
+def _moment(flag: str, text: str, zone: ZoneInfo) -> tuple[datetime, TimeForm]:
     try:
         moment, said = read(text, zone)
     except ValueError as error:
         raise UsageFault(f"{flag} {text}: {error}") from None
     if not 1970 <= moment.year < 2100:
         raise UsageFault(f"{flag} {text}: lies outside 1970 to 2100; correct the year")
-    if said is SaidAs.MOMENT and (over := us_of(moment) % HOUR_US):
+    if said is TimeForm.MOMENT and (over := us_of(moment) % HOUR_US):
         before = (moment.astimezone(UTC) - timedelta(microseconds=over)).astimezone(moment.tzinfo)
         after = (before.astimezone(UTC) + timedelta(hours=1)).astimezone(moment.tzinfo)
         raise UsageFault(
@@ -88,14 +88,14 @@ def _moment(flag: str, text: str, zone: ZoneInfo) -> tuple[datetime, SaidAs]:
     return moment, said
 
 
-def _end_of(first: datetime, said: SaidAs, zone: ZoneInfo) -> datetime:
+def _end_of(first: datetime, said: TimeForm, zone: ZoneInfo) -> datetime:
     """Of the month or day that begins then; a moment is its own end."""
     match said:
-        case SaidAs.MONTH:
+        case TimeForm.MONTH:
             return _next_month(first)
-        case SaidAs.DAY:
+        case TimeForm.DAY:
             return (first.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
-        case SaidAs.MOMENT:
+        case TimeForm.MOMENT:
             return first
 
 

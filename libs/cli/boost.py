@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli import team_admin
-from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.grammar import parse_duration
 from libs.cli.moments import read
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, done, hint
+from libs.cli.pool_commands import say_to_pool
 from libs.cli.session import run, whole_id
 from libs.client import Baton
 from schemas import subjects

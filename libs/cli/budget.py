@@ -8,10 +8,10 @@ from zoneinfo import ZoneInfo
 import typer
 
 from libs.cli.budgetsfile import read_amount
-from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url, UserOption
 from libs.cli.output import Column, Format, done, show
+from libs.cli.pool_commands import say_to_pool
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from libs.cli.grammar import whole_seconds
-from libs.cli.written import millionths, whole
+from libs.cli.yaml_numbers import millionths, whole
 from libs.core.billing.budgets import problems
 from schemas.base import Name, Strict
 from schemas.budgets import (

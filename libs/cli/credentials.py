@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from libs.bus.creds import speaker
-from libs.cli.acting import MayReason, acting
+from libs.cli.broker_keys import ring_of, staying, tell_broker
 from libs.cli.exits import UsageFault
+from libs.cli.operator_action import MayReason, operator_action
 from libs.cli.options import Output, Url
 from libs.cli.output import Format, done, hint
-from libs.cli.telling import ring_of, staying, tell_broker
 from libs.client.where import state_dir
 from libs.walls import roles
 from libs.walls.accounts import CORE, PROVISION, SERVICES
@@ -75,7 +75,7 @@ def command(
     named, ring = _listed(teams), Keyring(folder or state_dir())
     target = " ".join(filter(None, (teams, users, nodes, pools)))
     try:
-        with acting("credentials.make", target, reason, folder=ring.folder, tells=False):
+        with operator_action("credentials.make", target, reason, folder=ring.folder, tells=False):
             made = _made(ring, named, _listed(users), _listed(pools), _listed(nodes))
     except ValueError as e:
         raise UsageFault(str(e)) from None
@@ -104,7 +104,7 @@ def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None
             f"--rotate {unknown[0]}: is none of {known}; for a team `baton team rotate`, for a node `baton node rotate`"
         )
     ring = ring_of(folder)
-    with acting("credentials.rotate", " ".join(names), reason, folder=ring.folder, url=url):
+    with operator_action("credentials.rotate", " ".join(names), reason, folder=ring.folder, url=url):
         made = [ring.rotate_own(name) for name in names]
         told = tell_broker(ring, [CORE], folder, url)
     value = {"credentials": [_told(path) for path in made], "done": "rotated", "broker_told": told}

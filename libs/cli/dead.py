@@ -13,10 +13,10 @@ from nats.js.api import RawStreamMsg
 from nats.js.errors import NotFoundError
 
 from libs.cli import units
-from libs.cli.acting import MayReason, acting
-from libs.cli.decided import PoolRefused, sent_to_pool
+from libs.cli.operator_action import MayReason, operator_action
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, clean, document, done, fields, say, show
+from libs.cli.pool_commands import PoolRefused, sent_to_pool
 from libs.cli.session import run
 from libs.client import Baton, Failed, NotFound
 from schemas import subjects
@@ -142,7 +142,7 @@ def replay(seqs: Sequences, reason: MayReason = "", url: Url = None, output: Out
         if refusals:
             raise refusals[0]
 
-    with acting("dead.replay", ",".join(map(str, seqs)), reason, url=url):
+    with operator_action("dead.replay", ",".join(map(str, seqs)), reason, url=url):
         run(send, OPERATOR, url)
 
 

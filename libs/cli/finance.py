@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.acting import MayReason, ReasonOption, acting
+from libs.cli.broker_keys import ring_of, tell_broker
 from libs.cli.exits import UsageFault
+from libs.cli.operator_action import MayReason, ReasonOption, operator_action
 from libs.cli.options import KeysFolder, NoHeader, Output, Url
 from libs.cli.output import Column, Format, done, show
-from libs.cli.telling import ring_of, tell_broker
 from libs.walls.accounts import CORE, FINANCE
 
 app = typer.Typer(help="Who reads all bills and does nothing (operators).", no_args_is_help=True, rich_markup_mode=None)
@@ -30,7 +30,7 @@ def add(
     """Make a credential that may ask for bills, use, budgets and the ledger of every pool, and nothing else; print where it is.
     May be repeated."""
     ring = ring_of(folder)
-    with acting("finance.add", name, reason, folder=ring.folder, url=url):
+    with operator_action("finance.add", name, reason, folder=ring.folder, url=url):
         try:
             path = ring.finance(name)
         except ValueError as e:
@@ -45,7 +45,7 @@ def rotate(
 ) -> None:
     """Make a new credential in the old one's place; whoever still uses the old one is cut off."""
     ring = ring_of(folder)
-    with acting("finance.rotate", name, reason, folder=ring.folder, url=url):
+    with operator_action("finance.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate_finance(name)
         told = tell_broker(ring, [FINANCE], folder, url)
     _tell("rotated", name, path, output, told=told)
@@ -57,7 +57,7 @@ def revoke(
 ) -> None:
     """Cut somebody off who reads bills."""
     ring = ring_of(folder)
-    with acting("finance.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
+    with operator_action("finance.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke_finance(name)
         told = tell_broker(ring, [FINANCE], folder, url)
     _tell("revoked", name, None, output, told=told)

@@ -21,17 +21,17 @@ from typing import Self
 
 from libs.bus.cancel import cancel
 from libs.bus.connect import Address, connect, refuse_shared
-from libs.bus.narrowing import Narrowing
-from libs.bus.patience import patiently
+from libs.bus.request_size_limit import RequestSizeLimit
+from libs.bus.retry import retry_while_away
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli import forking
 from libs.cli.backup_use import UseAway, take_in_use
+from libs.cli.broker_keys import staying
 from libs.cli.exits import UsageFault
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch_options import SERVICES, LaunchOptions
 from libs.cli.stores import MONGO_SERVICES, REDIS_RIGHTS, redis_user, redis_users
-from libs.cli.telling import staying
 from libs.client.where import CLIENT_FILE
 from libs.embedded import (
     NatsOptions,
@@ -291,11 +291,11 @@ class LocalStack:
 
         try:
             async with asyncio.timeout(options.ready_timeout_s):
-                await patiently(make, lambda error, _: log.info("streams are not made yet: %r", error))
+                await retry_while_away(make, lambda error, _: log.info("streams are not made yet: %r", error))
         except BaseException:
             await client.close()
             raise
-        narrowing = asyncio.create_task(Narrowing(js).run())
+        narrowing = asyncio.create_task(RequestSizeLimit(js).run())
 
         async def end() -> None:
             await cancel(narrowing)

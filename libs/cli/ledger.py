@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli import ledger_credits, ledger_segments, ledger_used
-from libs.cli.acting import MayReason, acting
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.files import check_target
+from libs.cli.operator_action import MayReason, operator_action
 from libs.cli.options import NAME_THE_ARCHIVE, ArchiveFolder, Output, Url
 from libs.cli.output import Column, Format, document, done, hint, show
 from libs.cli.session import run
@@ -168,7 +168,7 @@ def readers(
         return kept, await known.unmarked(name), await known.format(name)
 
     if forget:
-        with acting("ledger.forget-reader", forget, reason, url=url, pool=pool, needs_reason=True):
+        with operator_action("ledger.forget-reader", forget, reason, url=url, pool=pool, needs_reason=True):
             found, unmarked, written = run(work, OPERATOR, url, pool=pool)
     else:
         found, unmarked, written = run(work, OPERATOR, url, pool=pool)
@@ -207,7 +207,7 @@ def upgrade(
         return {"pool": name, "format": newest, "done": "upgraded"}
 
     what = f"{pool or ''} to format {NEWEST}{' --force' if force else ''}".strip()
-    with acting("ledger.upgrade", what, reason, url=url, pool=pool, needs_reason=force):
+    with operator_action("ledger.upgrade", what, reason, url=url, pool=pool, needs_reason=force):
         told = run(work, OPERATOR, url, pool=pool)
     done(told, [f"the ledger is written in format {told['format']} from now on"], output)
 

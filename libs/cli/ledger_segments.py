@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.exits import UsageFault
+from libs.cli.operator_action import MayReason, ReasonOption, operator_action
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, done, hint, say, show
 from libs.cli.session import run
@@ -44,7 +44,7 @@ def list_segments(
 
 def roll(reason: MayReason = "", pool: Pool = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """Ask for a new segment now: the one that is open is sealed, and can be archived. By itself that happens at 80 %."""
-    with acting("ledger.roll", pool or "", reason, url=url, pool=pool) as act:
+    with operator_action("ledger.roll", pool or "", reason, url=url, pool=pool) as act:
         rolled = run(lambda baton: _roll(baton, baton.place.pool), OPERATOR, url, pool=pool)
         act["detail"] = line = f"{rolled['sealed']} is sealed at {rolled['last']}; {rolled['open']} is open"
     done(rolled, [line], output, names=[rolled["sealed"]])
@@ -72,7 +72,7 @@ def archive(
     if not delete:
         found = run(work, OPERATOR, url, pool=pool)
     else:
-        with acting(
+        with operator_action(
             "ledger.archive", f"{pool or ''} --delete {folder}".strip(), reason, url=url, pool=pool, needs_reason=True
         ) as act:
             found = run(work, OPERATOR, url, pool=pool)
@@ -122,7 +122,9 @@ def restore(
     for path in files:
         if not path.is_file():
             raise UsageFault(f"{path} is no file of `baton ledger archive`: name those, one by one")
-    with acting("ledger.restore", " ".join(map(str, files)), reason, url=url, pool=pool, needs_reason=True) as act:
+    with operator_action(
+        "ledger.restore", " ".join(map(str, files)), reason, url=url, pool=pool, needs_reason=True
+    ) as act:
         act["digest"] = _digest(files)
         run(work, OPERATOR, url, pool=pool)
 

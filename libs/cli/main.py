@@ -14,7 +14,7 @@ try:
     import typer
     from typer.core import TyperCommand, TyperGroup
 
-    from libs.cli import elsewhere
+    from libs.cli import foreign_names
     from libs.cli.exits import Exit, code_of, tell
     from libs.cli.output import open_stdout, say
 except KeyboardInterrupt:  # most of the time that a command takes to begin; `main` tells what comes later
@@ -124,7 +124,7 @@ class Commands(TyperGroup):
         self.commands = {name: Lazy(name, entry) for name, entry in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and (meant := elsewhere.COMMANDS.get(args[0])) is not None:
+        if args and (meant := foreign_names.COMMANDS.get(args[0])) is not None:
             ctx.fail(f"No such command {args[0]!r}. Did you mean '{meant}'?")
         return super().resolve_command(ctx, args)
 
@@ -182,7 +182,7 @@ def _ended(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else int(Exit.FAILED)
     if callable(getattr(error, "show", None)):  # a usage error of the command line
         if isinstance(said := getattr(error, "message", None), str):
-            error.message = elsewhere.told(error)  # type: ignore[attr-defined]
+            error.message = foreign_names.told(error)  # type: ignore[attr-defined]
             if error.message != said and hasattr(error, "possibilities"):  # type: ignore[attr-defined]
                 error.possibilities = None
         error.show()  # type: ignore[attr-defined]

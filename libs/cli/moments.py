@@ -7,7 +7,7 @@ from enum import StrEnum
 _FORM = re.compile(r"\d{4}-\d{2}(?P<day>-\d{2}(?P<time>[T ]\d{2}:\d{2}.*)?)?", re.ASCII)
 
 
-class SaidAs(StrEnum):
+class TimeForm(StrEnum):
     """How much a text says."""
 
     MONTH = "month"
@@ -15,7 +15,7 @@ class SaidAs(StrEnum):
     MOMENT = "moment"
 
 
-def read(text: str, zone: tzinfo = UTC) -> tuple[datetime, SaidAs]:
+def read(text: str, zone: tzinfo = UTC) -> tuple[datetime, TimeForm]:
     """The first moment of a month (`2026-11`) or a day (`2026-11-30`), or a moment (`2026-11-30T12:00`), in its own zone or
     else `zone`. Raises ValueError, also for other forms of ISO 8601."""
     form = _FORM.fullmatch(text)
@@ -25,5 +25,5 @@ def read(text: str, zone: tzinfo = UTC) -> tuple[datetime, SaidAs]:
         moment = datetime.fromisoformat(text if form["day"] else f"{text}-01")
     except ValueError:
         raise ValueError("no such day; write 2026-11, 2026-11-30 or 2026-11-30T12:00:00+01:00") from None
-    said = SaidAs.MOMENT if form["time"] else SaidAs.DAY if form["day"] else SaidAs.MONTH
+    said = TimeForm.MOMENT if form["time"] else TimeForm.DAY if form["day"] else TimeForm.MONTH
     return moment if moment.tzinfo else moment.replace(tzinfo=zone), said

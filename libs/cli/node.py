@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from libs.cli.acting import MayReason, ReasonOption, acting
-from libs.cli.decided import say_to_pool
+from libs.cli.broker_keys import ring_of, tell_broker
 from libs.cli.exits import UsageFault
+from libs.cli.operator_action import MayReason, ReasonOption, operator_action
 from libs.cli.options import KeysFolder, Output, Pool, Url, UserOption
 from libs.cli.output import Format, done, hint
+from libs.cli.pool_commands import say_to_pool
 from libs.cli.session import run
-from libs.cli.telling import ring_of, tell_broker
 from libs.client import Baton
 from libs.client.errors import Failed, NotFound, Unreachable
 from schemas.inbox import CordonNode, NodeDead, QuarantineLifted, UncordonNode
@@ -156,7 +156,7 @@ def add(
     Prints the folder that the agent needs. The broker knows it at once, without a reload."""
     ring = ring_of(folder)
     try:
-        with acting("node.add", _named(pool, node), reason, folder=ring.folder, url=url):
+        with operator_action("node.add", _named(pool, node), reason, folder=ring.folder, url=url):
             path = ring.node(pool, node)
             told = tell_broker(ring, ring.node_accounts(pool, node), folder, url)
     except ValueError as e:
@@ -178,7 +178,7 @@ def rotate(
 
     Prints the folder that the agent needs. Its jobs run on meanwhile, as long as their leases do."""
     ring = ring_of(folder)
-    with acting("node.rotate", _named(pool, node), reason, folder=ring.folder, url=url):
+    with operator_action("node.rotate", _named(pool, node), reason, folder=ring.folder, url=url):
         told = tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
     made = ring.creds / "nodes" / (f"{pool}.{node}" if node else pool)
     _tell_of_keys("rotated", pool, node, made, output, told=told)
@@ -198,7 +198,7 @@ def revoke(
 
     `baton node add` lets the node in again."""
     ring = ring_of(folder)
-    with acting("node.revoke", _named(pool, node), reason, folder=ring.folder, url=url, needs_reason=True):
+    with operator_action("node.revoke", _named(pool, node), reason, folder=ring.folder, url=url, needs_reason=True):
         told = tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
     _tell_of_keys("revoked", pool, node, None, output, told=told)
 

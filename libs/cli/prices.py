@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from libs.cli.decided import NOTHING_DIFFERS, say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.files import read_yaml
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, done, hint
+from libs.cli.pool_commands import NOTHING_DIFFERS, say_to_pool
 from libs.cli.pricesfile import PricesFileError, read_book
 from libs.cli.session import run
 from libs.client import Baton

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from libs.cli.written import millionths, whole
+from libs.cli.yaml_numbers import millionths, whole
 from libs.core.billing.prices import problems
 from libs.core.billing.wall import us_of
 from schemas.base import Name, Strict

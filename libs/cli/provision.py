@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.acting import MayReason, acting
+from libs.cli.operator_action import MayReason, operator_action
 from libs.cli.options import Output, Url
 from libs.cli.output import Format, done
 from libs.cli.session import run
@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Create what is missing and check what is there. May be run any time; exits with 5 when something differs."""
     from libs.bus.connect import refuse_anybody, refuse_shared
-    from libs.bus.narrowing import Narrowing
+    from libs.bus.request_size_limit import RequestSizeLimit
     from libs.bus.streams import provision
 
     async def work(baton: Baton) -> None:
@@ -42,9 +42,9 @@ def command(
         done(told, [f"{name}\tready" for name in pools], output, names=pools)
 
     async def stay(baton: Baton) -> None:
-        await Narrowing(baton.nats.jetstream()).run()
+        await RequestSizeLimit(baton.nats.jetstream()).run()
 
-    with acting("provision", ",".join(pool or []), reason, url=url, tells_failure=False):
+    with operator_action("provision", ",".join(pool or []), reason, url=url, tells_failure=False):
         run(work, OPERATOR, url)
     if follow:
         run(stay, OPERATOR, url)

@@ -4,12 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from libs.cli.decided import NOTHING_DIFFERS, decisions, of_command
 from libs.cli.exits import UsageFault
 from libs.cli.grammar import parse_limit
 from libs.cli.known_team import warn_of_unknown
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, done
+from libs.cli.pool_commands import NOTHING_DIFFERS, decisions, of_command
 from libs.cli.session import run
 from libs.client import Baton
 from libs.core.accelerators.kinds import problem_with

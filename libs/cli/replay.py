@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from libs.cli.launch import ROOT, LaunchOptions, LocalStack
-from libs.cli.throwaway import emptied
+from libs.cli.scratch_state import emptied
 from libs.cli.tracefile import read_file, show_bad_rows
 from libs.cli.traces import TraceJob, UnknownColumns
 from libs.core.admission.evaluate import DEFAULT_CLASSES

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.acting import acting
 from libs.cli.backup import Archive, FolderArgument, StateDir
 from libs.cli.backup_files import put_into
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, lease_terms
 from libs.cli.moments import read
+from libs.cli.operator_action import operator_action
 from libs.cli.options import Output
 from libs.cli.output import Format, done, hint
 from libs.client.where import state_dir
@@ -45,7 +45,7 @@ def command(
     lease_terms()  # what is wrong with them is said before anything is done
     began = time.monotonic()
     fenced = asyncio.run(put_into(folder, home, Fence(gone_s, fenced_by), archive))
-    with acting("restore", str(folder), fenced_by, folder=home, tells=False) as act:
+    with operator_action("restore", str(folder), fenced_by, folder=home, tells=False) as act:
         act["detail"] = ", ".join(f"{pool} to {told['seq']}" for pool, told in fenced.items())
     for pool, told in fenced.items():
         hint(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.acting import MayReason, acting
 from libs.cli.exits import UsageFault
+from libs.cli.operator_action import MayReason, operator_action
 from libs.cli.options import NoHeader, Output, Team, Url, UserOption
 from libs.cli.output import Column, Format, done, hint, show
 from libs.cli.session import run
@@ -94,7 +94,7 @@ def remove(
         finally:
             done({"team": of or baton.team, "removed": gone}, gone, output)
 
-    acts = acting("secret.remove", f"{of} {' '.join(names or ['(all)'])}", reason, url=url)
+    acts = operator_action("secret.remove", f"{of} {' '.join(names or ['(all)'])}", reason, url=url)
     with nullcontext() if of is None else acts:
         run(remove_them, OPERATOR if of else team, url, user=user, operator=False)
 
@@ -102,7 +102,7 @@ def remove(
 @app.command()
 def rekey(reason: MayReason = "", user: UserOption = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """Make a new master key, store every value anew under it, and forget the old key (operators)."""
-    with acting("secret.rekey", "", reason, url=url) as act:
+    with operator_action("secret.rekey", "", reason, url=url) as act:
         rekeyed = run(lambda baton: baton.rekey_secrets(), OPERATOR, url, user=user)
         act["detail"] = f"{rekeyed.values} values, {rekeyed.lost} lost"
     if rekeyed.lost:

@@ -8,17 +8,17 @@ import typer
 
 from libs.bus.creds import speaker
 from libs.cli import team_admin, team_export, team_offboard, team_pause, units
-from libs.cli.acting import MayReason, ReasonOption, acting
-from libs.cli.acting import tell as tell_ledger
+from libs.cli.broker_keys import ring_of, tell_broker
 from libs.cli.exits import UsageFault
+from libs.cli.operator_action import MayReason, ReasonOption, operator_action
+from libs.cli.operator_action import tell as tell_ledger
 from libs.cli.options import KeysFolder, NoHeader, Output, Url
 from libs.cli.output import Column, Format, done, hint, show
 from libs.cli.session import run
-from libs.cli.telling import ring_of, tell_broker
 from libs.client.errors import ClientError
 from libs.client.where import state_dir
+from libs.walls.departed_teams import DepartedTeams
 from libs.walls.keyring import Keyring, NotKeptOut
-from libs.walls.leavers import Leavers
 from libs.walls.people import People
 from schemas.subjects import OPERATOR
 
@@ -111,9 +111,9 @@ def add(
     team = name.partition(".")[0]
     _check_team(ring, team, returns)  # before a person's name is kept
     asked, name = name, _new_person(ring, name, pseudonym)
-    with acting("team.add", name, reason, folder=ring.folder, url=url) as act:
+    with operator_action("team.add", name, reason, folder=ring.folder, url=url) as act:
         path = _checked(ring, name, admin, days)
-        if returns and Leavers(ring.folder).forget(team):
+        if returns and DepartedTeams(ring.folder).forget(team):
             act["detail"] = "the team is back"
             hint(f"team {team} is back; offboarding suspended it: `baton team resume {team}` lets it work again")
         if not path.is_file():
@@ -147,7 +147,7 @@ def rotate(
         return _tell("rotated", speaker(path), path, output)
     ring = ring_of(folder)
     name = _who_has_one(ring, name)
-    with acting("team.rotate", name, reason, folder=ring.folder, url=url):
+    with operator_action("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name, lasts_s=_seconds(days))
         told = tell_broker(ring, [name.partition(".")[0]], folder, url)
     _tell("rotated", name, path, output, broker_told=told)
@@ -163,7 +163,7 @@ def revoke(
         return _tell("revoked", name, None, output)
     ring = ring_of(folder)
     name = _who_has_one(ring, name)
-    with acting("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
+    with operator_action("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
         told = tell_broker(ring, [name.partition(".")[0]], folder, url)
         removed = None if "." in name else _remove_secrets(name, url)
@@ -187,7 +187,7 @@ def let_in(
     """Let a team that sent or heard too much connect again now, before its time is over. Does it so again within an hour, it is
     kept out for twice as long."""
     ring = ring_of(folder)
-    with acting("team.let-in", team, reason, folder=ring.folder, url=url):
+    with operator_action("team.let-in", team, reason, folder=ring.folder, url=url):
         try:
             ring.let_in(team)
         except NotKeptOut as e:
@@ -208,7 +208,9 @@ def erase(
     if user:
         # Before the book has a line: a name that nobody has here is somebody's all the same.
         People(ring.folder).check(team, user)
-    with acting("team.erase", _person(ring, name), reason, folder=ring.folder, url=url):  # never the name itself
+    with operator_action(
+        "team.erase", _person(ring, name), reason, folder=ring.folder, url=url
+    ):  # never the name itself
         gone = [f"{team}.{one}" for one in People(ring.folder).erase(team, user)]
         for one in gone:
             if team in ring.teams and one in ring.users(team):
@@ -317,7 +319,7 @@ def _check_team(ring: Keyring, team: str, returns: bool) -> None:
     try:
         ring.check_team(team)
         if not returns:
-            Leavers(ring.folder).check(team)
+            DepartedTeams(ring.folder).check(team)
     except ValueError as e:
         raise UsageFault(str(e)) from None
 

@@ -16,10 +16,10 @@ from libs.bus.cancel import cancel
 from libs.bus.connect import Address, close, connect
 from libs.bus.creds import speaker
 from libs.bus.wire import CA_FILE
-from libs.cli.acting import tell as tell_ledger
-from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
+from libs.cli.operator_action import tell as tell_ledger
 from libs.cli.output import hint
+from libs.cli.pool_commands import say_to_pool
 from libs.cli.session import run
 from libs.cli.stopping import when_asked_to_stop
 from libs.client import Baton

@@ -26,19 +26,19 @@ from nats.errors import Error as NatsError
 from libs.bus.copies import sha256
 from libs.bus.table import SECRETS_BUCKET
 from libs.cli import team_export, team_pause
-from libs.cli.acting import acting
+from libs.cli.broker_keys import ring_of
 from libs.cli.exits import UsageFault
 from libs.cli.known_team import warn_of_unknown
+from libs.cli.operator_action import operator_action
 from libs.cli.options import ArchiveFolder, Output, Url, UserOption
 from libs.cli.output import Format, done, hint, say
 from libs.cli.pools import KnownPools, ToldToPools, pools_of
 from libs.cli.session import run
 from libs.cli.team_export import as_team
-from libs.cli.telling import ring_of
 from libs.client import Baton, Failed, NotFound, TimedOut, Unreachable
 from libs.client.asking import ask
+from libs.walls.departed_teams import DepartedTeams
 from libs.walls.keyring import Keyring
-from libs.walls.leavers import Leavers
 from libs.walls.people import People
 from libs.walls.resolver import tell
 from schemas.jobs import JobState
@@ -87,7 +87,7 @@ def command(
     ring = ring_of(folder)
     check_folder(export, team)
     asked = Leaving(team, export, reason, cancel, wait, archive)
-    with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
+    with operator_action("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
         run(lambda baton: _offboard(baton, ring, asked, output), OPERATOR, url, user=user)
     hint(
         "nodes remove homes, output and checkpoints of its jobs within ten minutes, or when their agents start: "
@@ -285,7 +285,7 @@ async def _secrets(baton: Baton, asked: Leaving) -> str:
 
 async def _revoke(baton: Baton, ring: Keyring, asked: Leaving) -> str:
     """The note comes first: without it, who is revoked here could be added again by anybody's slip."""
-    await asyncio.to_thread(Leavers(ring.folder).note, asked.team, time.time())
+    await asyncio.to_thread(DepartedTeams(ring.folder).note, asked.team, time.time())
     if asked.team not in ring.teams:
         return "it never had a credential"
     users = ring.users(asked.team)

@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.decided import PoolRefused, say_to_pool, store_in_pool
 from libs.cli.known_team import warn_of_unknown
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, hint
 from libs.cli.output import done as show_done
+from libs.cli.pool_commands import PoolRefused, say_to_pool, store_in_pool
 from libs.cli.pools import KnownPools, ToldToPools, pools_of, tell_pools
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Failed
 from libs.client.where import state_dir
-from libs.walls.leavers import Leavers, TeamIsGone
+from libs.walls.departed_teams import DepartedTeams, TeamIsGone
 from schemas import subjects
 from schemas.inbox import OffboardTeam, ResumeTeam, SuspendTeam
 from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
@@ -66,7 +66,7 @@ def resume(
 
     _say(team, run(work, subjects.OPERATOR, url, user=user, pool=pool), output, done="resumed")
     with suppress(TeamIsGone):
-        if team in Leavers(state_dir()).left():
+        if team in DepartedTeams(state_dir()).left():
             hint(f"team {team} has left, and has no credential: if it is back, `baton team add {team} --returns`")
 
 

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from libs.bus.cancel import cancel
-from libs.cli.acting import acting, tell
+from libs.cli.broker_keys import served
 from libs.cli.exits import UsageFault
 from libs.cli.launch import REAL, SIMULATED, LocalStack
 from libs.cli.launch_options import MOST_REPLICAS, SERVICES, External, LaunchOptions
+from libs.cli.operator_action import operator_action, tell
 from libs.cli.output import Column, fields, hint, say, show
 from libs.cli.stopping import when_asked_to_stop
 from libs.cli.team_admin import answering
-from libs.cli.telling import served
 from libs.client.where import state_dir
 from libs.core.admission.intake import SHIPPED
 from libs.embedded.events import EventKind, ProcessEvent
@@ -119,7 +119,7 @@ def command(
         raise UsageFault(str(e)) from None
     if options.insecure:
         where = os.environ.get("BATON_NATS_URL", "").rpartition("@")[2]
-        with acting("up.insecure", where, "", folder=launch.state_dir, tells=False):
+        with operator_action("up.insecure", where, "", folder=launch.state_dir, tells=False):
             hint("insecure: whoever reaches the broker may say anything in anybody's name")
     asyncio.run(_serve(launch))
 

@@ -1,4 +1,4 @@
-"""Questions to the service that owns the answer, with errors in the client's own terms."""
+"""Requests to the service that owns the answer, with errors in the client's own terms."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -21,20 +21,18 @@ from libs.client import following, listing, logs, secrets
 from libs.client.asking import ask
 from libs.client.cancelling import Cancels
 from libs.client.errors import ClientError, HasEnded, Invalid, NotFound, Parked, TimedOut, Unreachable
-from libs.client.hearing import Hearing
+from libs.client.event_subscriptions import EventSubscriptions
+from libs.client.pool_questions import PoolQuestions
 from libs.client.sending import RETRY_AFTER_S, command, deliver, store, valid
 from libs.client.verdict import Verdict
 from libs.client.watching import end_of, events_of
 from libs.client.where import Place, find
 from schemas import subjects
-from schemas.billing import BillQuery, BillReply, QuotaSnapshot, SetQuota
+from schemas.billing import SetQuota
 from schemas.ids import job_id as job_id_of
 from schemas.jobs import JobEvent, JobSpec, JobState, SubmitJob
-from schemas.proofs import LedgerPart, LedgerRead
 from schemas.queries import (
     LOGS_ANSWER_S,
-    DeviceList,
-    DeviceListQuery,
     EventList,
     EventListQuery,
     EventsLost,
@@ -46,17 +44,10 @@ from schemas.queries import (
     JobListQuery,
     LogPiece,
     LogQuery,
-    NodeList,
-    NodeListQuery,
-    PlanQuery,
-    PlanReply,
     PoolStatus,
     PoolStatusQuery,
-    QueueList,
-    QueueListQuery,
 )
 from schemas.secrets import SecretInfo, SecretRekeyed
-from schemas.use import UseQuery, UseReply
 
 _ASK_AGAIN_S = 0.02
 _REMEMBERED = 10_000
@@ -104,16 +95,15 @@ async def connect(
     return Baton(nats, place)
 
 
-class Baton:
+class Baton(PoolQuestions):
     """A user's view of Baton, as one of a team. Every method raises `libs.client.errors.ClientError`: what, why, what to
     do."""
 
     def __init__(self, nats: Client, place: Place) -> None:
-        self.nats = nats
-        self.place = place
+        super().__init__(nats, place)
         self.team = place.team
-        self._hearing = Hearing(nats)
-        self._cancels = Cancels(nats, place, self._hearing)
+        self._subscriptions = EventSubscriptions(nats)
+        self._cancels = Cancels(nats, place, self._subscriptions)
         self._ended: OrderedDict[str, None] = OrderedDict()
         """Jobs of which we have told the end."""
         self._over: OrderedDict[str, JobEvent] = OrderedDict()
@@ -163,8 +153,8 @@ class Baton:
             await deliver(self.nats, [message], give_up_s=give_up_s)
             return submitted
         async with (
-            following.Live(self._hearing, self.team, submitted.job_id) as live,
-            Verdict(self._hearing, body, self.team, submitted.job_id) as verdict,
+            following.Live(self._subscriptions, self.team, submitted.job_id) as live,
+            Verdict(self._subscriptions, body, self.team, submitted.job_id) as verdict,
         ):
             verdict.about(message)
             (repeated,) = await deliver(self.nats, [message], give_up_s=give_up_s)
@@ -273,7 +263,7 @@ class Baton:
         """
         valid(JobGet, job_id=job_id)
         async with (
-            following.Live(self._hearing, self.team, job_id) as live,
+            following.Live(self._subscriptions, self.team, job_id) as live,
             contextlib.aclosing(events_of(live, job_id, self._event_page, self._known)) as events,
         ):
             async for event in events:
@@ -288,7 +278,7 @@ class Baton:
         event = self._over.pop(job_id, None)
         try:
             if event is None:
-                async with asyncio.timeout(timeout_s), following.Live(self._hearing, self.team, job_id) as live:
+                async with asyncio.timeout(timeout_s), following.Live(self._subscriptions, self.team, job_id) as live:
                     job, at = self._submitted
                     just_now = job == job_id and time.monotonic() - at < _JUST_NOW_S
                     event = await end_of(live, job_id, self._event_page, self._known, just_submitted=just_now)
@@ -324,7 +314,7 @@ class Baton:
                 "give after_us alone, or speak as a team",
             )
         start = time.time_ns() // 1000 if after_us is None and after is None else after_us
-        async with following.Live(self._hearing, self.team) as live:
+        async with following.Live(self._subscriptions, self.team) as live:
 
             async def ask_history(position: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
                 # The operator's events are of all teams, each with numbers of its own.
@@ -420,66 +410,6 @@ class Baton:
             if document.pool in ("", self.place.pool):
                 raise
             reply = await ask(self.nats, "job.explain", self.place, query, pool=document.pool)
-        return reply
-
-    async def plan(self, spec: JobSpec, *, steps: float | None = None) -> PlanReply:
-        """What would become of a job if it were submitted now to the pool that it names, or else to ours; nothing is
-        submitted.
-
-        Args:
-            steps: training steps that it has to do, for time and cost.
-        """
-        reply: PlanReply = await ask(
-            self.nats,
-            "job.plan",
-            self.place,
-            valid(PlanQuery, job=spec, steps=steps),
-            pool=spec.pool or "",
-            timeout_s=10.0,
-        )
-        return reply
-
-    async def bill(self, query: BillQuery | None = None) -> BillReply:
-        """Usage and cost."""
-        reply: BillReply = await ask(self.nats, "bill.get", self.place, query or BillQuery(), timeout_s=30.0)
-        return reply
-
-    async def use(self, query: UseQuery | None = None) -> UseReply:
-        """What jobs held against what their devices did, of the hours that are kept."""
-        reply: UseReply = await ask(self.nats, "use.list", self.place, query or UseQuery(), timeout_s=30.0)
-        return reply
-
-    async def ledger_after(self, seq: int) -> LedgerPart:
-        """The messages of the ledger that follow `seq`, as many as go into one answer; for finance."""
-        query = LedgerRead(after_seq=seq)
-        reply: LedgerPart = await ask(self.nats, "ledger.records", self.place, query, timeout_s=30.0)
-        return reply
-
-    async def quotas(self) -> QuotaSnapshot:
-        """Quotas and present use."""
-        reply: QuotaSnapshot = await ask(self.nats, "quota.list", self.place, PoolStatusQuery())
-        return reply
-
-    async def nodes(self) -> NodeList:
-        """The pool's machines."""
-        reply: NodeList = await ask(self.nats, "node.list", self.place, NodeListQuery())
-        return reply
-
-    async def devices(self, node: str = "") -> DeviceList:
-        """The pool's devices, or one node's."""
-        query = valid(DeviceListQuery, node=node)
-        reply: DeviceList = await ask(self.nats, "device.list", self.place, query)
-        return reply
-
-    async def queue(self, limit: int = 200) -> QueueList:
-        """The waiting jobs, in the order in which they are considered."""
-        query = valid(QueueListQuery, limit=limit)
-        reply: QueueList = await ask(self.nats, "queue.list", self.place, query)
-        return reply
-
-    async def status(self) -> PoolStatus:
-        """The pool's figures at a glance."""
-        reply: PoolStatus = await ask(self.nats, "pool.status", self.place, PoolStatusQuery())
         return reply
 
     # -------------------------------------------------------------------------------------------------------- secrets

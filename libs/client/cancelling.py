@@ -1,4 +1,4 @@
-"""A cancel: stored, and where nobody answers for the job's pool, waited for a moment to be refused."""
+"""Cancels a job. Where no service answers for the job's pool, it waits a moment for the refusal."""
 
 import asyncio
 import uuid
@@ -12,7 +12,7 @@ from libs.bus.asking import ask as ask_once
 from libs.bus.messages import Outgoing
 from libs.client.asking import ask
 from libs.client.errors import ClientError, NotCancelled
-from libs.client.hearing import EventHeard, Hearing
+from libs.client.event_subscriptions import EventSubscriptions, ReceivedEvent
 from libs.client.sending import command, deliver, valid
 from libs.client.where import Place
 from schemas import subjects
@@ -30,7 +30,7 @@ class Cancels:
 
     nats: Client
     place: Place
-    hearing: Hearing
+    subscriptions: EventSubscriptions
 
     def message(self, team: str, job_id: str, reason: str, pool: str | None = None) -> Outgoing:
         # A new cause each time: cancelling again must reach admission again, e.g. when the job was not known before.
@@ -77,12 +77,12 @@ class Cancels:
         """Sends it, and waits a moment for a refusal. Raises NotCancelled."""
         refused: asyncio.Future[Sequence[Reason]] = asyncio.get_running_loop().create_future()
 
-        def heard(event: EventHeard) -> None:
+        def heard(event: ReceivedEvent) -> None:
             ours = event.answers == message.headers["ce-correlationid"]
             if ours and event.rejected is not None and not refused.done():
                 refused.set_result(event.rejected.reasons)
 
-        async with self.hearing.to(subjects.events_of(team), None, heard):
+        async with self.subscriptions.to(subjects.events_of(team), None, heard):
             await deliver(self.nats, [message], give_up_s=give_up_s)
             if (await asyncio.wait({refused}, timeout=_REFUSED_S))[0]:
                 raise NotCancelled(job_id, refused.result())

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from libs.client.errors import ClientError, Failed
-from libs.client.hearing import EventHeard, Hearing
+from libs.client.event_subscriptions import EventSubscriptions, ReceivedEvent
 from schemas import subjects
 from schemas.jobs import JobEvent, JobState
 from schemas.queries import EventList, EventsLost, JobDocument
@@ -45,10 +45,10 @@ def _log_lost(lost: EventsLost) -> None:
 class Live:
     """The live events of a team, or of a job of it. Open it before asking for what has been."""
 
-    def __init__(self, hearing: Hearing, team: str, job_id: str | None = None) -> None:
-        self._nats, self.job_id = hearing.nats, job_id
+    def __init__(self, subscriptions: EventSubscriptions, team: str, job_id: str | None = None) -> None:
+        self._nats, self.job_id = subscriptions.nats, job_id
         subject = subjects.events_of(team if team != subjects.OPERATOR else "*")
-        self._listening = hearing.to(subject, job_id, self._received)
+        self._listening = subscriptions.to(subject, job_id, self._received)
         self._queue: asyncio.Queue[JobEvent] = asyncio.Queue(_WAITING)
         self._connections = self._nats.stats["reconnects"]
         self._lost = False
@@ -81,7 +81,7 @@ class Live:
         lost, self._lost = self._lost, False
         return lost or seen != self._connections
 
-    def _received(self, heard: EventHeard) -> None:
+    def _received(self, heard: ReceivedEvent) -> None:
         if (event := heard.event) is None:
             return
         if self.job_id is not None and event.state.terminal and event.what != "rejected" and not self.ended.done():

@@ -1,4 +1,4 @@
-"""A team's jobs in as many answers as they take: one answer holds no more than 256 KiB."""
+"""Lists a team's jobs by paging: one answer holds no more than 256 KiB."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 

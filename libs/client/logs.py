@@ -47,7 +47,7 @@ async def pieces(
         raise NotFound(f"{job_id} has no output", "it is a timer on simulated devices, and a timer writes nothing")
     shown = 0
     while True:
-        document = await (_patiently(get) if follow else get())
+        document = await (_retry_while_away(get) if follow else get())
         latest = document.attempts[-1].attempt if document.attempts else 0
         if attempt or latest > shown:
             shown = attempt or (max(shown + 1, document.attempts[0].attempt) if every else latest)
@@ -69,7 +69,7 @@ async def _attempt(read: Read, get: Get, query: LogQuery, follow: bool) -> Async
     while True:
         try:
             at_offset = query.model_copy(update={"offset": offset})
-            piece = await (_patiently(partial(read, at_offset), (Failed,)) if follow else read(at_offset))
+            piece = await (_retry_while_away(partial(read, at_offset), (Failed,)) if follow else read(at_offset))
         except NotFound as e:
             raise NotFound(e.what, e.why, _LOOK) from None
         except Unreachable:
@@ -99,7 +99,7 @@ async def _is_over(get: Get, attempt: int) -> bool:
     return document.state.terminal or any(a.attempt == attempt and a.closed_us for a in document.attempts)
 
 
-async def _patiently(
+async def _retry_while_away(
     ask: Callable[[], Awaitable[T]], kinds: tuple[type[ClientError], ...] = (Failed, Unreachable)
 ) -> T:
     """What is answered, however long it takes. Raises what is none of `kinds`."""

@@ -1,7 +1,7 @@
-"""Commands on their way: built once, sent with one id until the broker says that they are stored.
+"""Sends commands: each is built once and published with one message id until the broker has acknowledged it.
 
-A publish that the credential forbids is not answered at all, only reported on the connection; so a permission error is
-looked for beside the acknowledgement, or a denied submit would look like a dead server.
+A publish that the credential forbids gets no answer, only an error on the connection; so permission errors are checked beside
+the acknowledgement, or a denied submit would look like a dead server.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from nats.js.errors import APIError
 from pydantic import BaseModel, ValidationError
 
 from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
-from libs.bus.outbox import Crowded, NotStored, Outbox, is_full
+from libs.bus.outbox import NotStored, Outbox, SubjectFull, is_full
 from libs.bus.table import WAITING_OF_A_SENDER
 from libs.client.errors import Busy, Denied, Failed, Invalid, Unreachable
 from schemas.base import Strict, sent
@@ -70,7 +70,7 @@ async def store(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) ->
     outbox = Outbox(nats.jetstream(), give_up_s=give_up_s)
     try:
         return await unless_denied(nats, outbox.publish_many(items))
-    except Crowded as e:
+    except SubjectFull as e:
         why = f"a user may have {WAITING_OF_A_SENDER:,} requests waiting, so {len(e.unstored)} of {len(items)} are not stored"
         raise Busy(why, RETRY_AFTER_S) from e
     except NotStored as e:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from libs.bus.messages import Outgoing
 from libs.client.errors import Busy, ClientError, Conflict, Rejected, TimedOut
-from libs.client.hearing import EventHeard, Hearing
+from libs.client.event_subscriptions import EventSubscriptions, ReceivedEvent
 from schemas import subjects
 from schemas.jobs import JobRejected, JobSpec, JobState, Reason, SubmitJob
 from schemas.queries import JobDocument
@@ -30,12 +30,12 @@ Get = Callable[[], Awaitable[JobDocument]]
 class Verdict:
     """Open it before the submit is sent, then await `reached`."""
 
-    def __init__(self, hearing: Hearing, submit: SubmitJob, team: str, job_id: str) -> None:
+    def __init__(self, subscriptions: EventSubscriptions, submit: SubmitJob, team: str, job_id: str) -> None:
         self._submit, self._job_id = submit, job_id
         self._hashes = submit.spec_hashes()
         self._sent: set[str] = set()
         self._said: asyncio.Future[JobRejected | None] = asyncio.get_running_loop().create_future()
-        self._listening = hearing.to(subjects.events_of(team), job_id, self._heard)
+        self._listening = subscriptions.to(subjects.events_of(team), job_id, self._heard)
 
     async def __aenter__(self) -> "Verdict":
         await self._listening.__aenter__()
@@ -100,7 +100,7 @@ class Verdict:
             raise Conflict(self._job_id, rejected.reasons)
         raise Rejected(self._job_id, rejected.reasons)
 
-    def _heard(self, heard: EventHeard) -> None:
+    def _heard(self, heard: ReceivedEvent) -> None:
         if self._said.done():
             return
         rejected = heard.rejected

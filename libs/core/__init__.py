@@ -1,6 +1,6 @@
-"""How Baton thinks: pure functions over data, with time and ids as arguments.
+"""The decision logic of Baton: pure functions over data, with time and ids as arguments.
 
-Nine rooms on five floors; a room imports only rooms below it (docs/architecture.md has the picture).
+Nine packages in five layers; a package imports only packages of lower layers (docs/architecture.md has the picture).
 
     explain        why a job waits, what would help, a dry run
     scheduling     who is next and what each input leads to: the cycle, the reactions, one package per policy

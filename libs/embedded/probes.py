@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 from libs.embedded.ports import LOOPBACK
-from libs.embedded.process import Ill, IllProbe, Probe
+from libs.embedded.process import IllProbe, Probe, Unhealthy
 
 _OP_MSG = 2013
 _ROOM_MIB = 16
@@ -33,7 +33,7 @@ def nats_stuck(port: int, path: str, data_dir: Path) -> IllProbe:
     """Whether a nats-server is to be started anew: one that could not write (2.15) answers no publish any more, also when there
     is room again. `path`: its health page; `data_dir`: where it writes. Silence is no illness: it may be frozen, or busy."""
 
-    async def check() -> Ill | None:
+    async def check() -> Unhealthy | None:
         async with _connection(port) as (reader, writer):
             if await _get(reader, writer, path) != 503:
                 return None
@@ -42,8 +42,8 @@ def nats_stuck(port: int, path: str, data_dir: Path) -> IllProbe:
         free_mib = room.f_bavail * room.f_frsize >> 20
         where = f"{free_mib} MiB are free in {data_dir}"
         if free_mib < _ROOM_MIB:
-            return Ill(f"{where}; it is started anew when there are {_ROOM_MIB}. It says {said}", curable=False)
-        return Ill(f"{where}, and it says {said}", curable=True)
+            return Unhealthy(f"{where}; it is started anew when there are {_ROOM_MIB}. It says {said}", curable=False)
+        return Unhealthy(f"{where}, and it says {said}", curable=True)
 
     return check
 

@@ -21,14 +21,14 @@ Probe = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True)
-class Ill:
+class Unhealthy:
     """A process that runs and does not do its work. `curable`: it would if it were started anew now."""
 
     why: str
     curable: bool
 
 
-IllProbe = Callable[[], Awaitable[Ill | None]]
+IllProbe = Callable[[], Awaitable[Unhealthy | None]]
 
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 _TAIL_BYTES = 4096

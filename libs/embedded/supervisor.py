@@ -18,7 +18,7 @@ from typing import Self
 
 from libs.embedded.events import Backoff, EventKind, ProcessEvent, ServerState
 from libs.embedded.forkserver import ForkServer, Spawned
-from libs.embedded.process import Child, Ill, ProcessSpec, StartFailed, cap_log, describe_exit, guarded, open_log
+from libs.embedded.process import Child, ProcessSpec, StartFailed, Unhealthy, cap_log, describe_exit, guarded, open_log
 from libs.embedded.records import ProcessRecord, write_processes
 from libs.ports.clock import until_turn
 from libs.ports.processes import start_ticks
@@ -349,7 +349,7 @@ class Supervisor:
             cap_log(self.state_dir / "logs" / _FORKS_LOG)
 
 
-async def _look(spec: ProcessSpec) -> Ill | None:
+async def _look(spec: ProcessSpec) -> Unhealthy | None:
     """What its check says of a process; None when it has none, or gets no answer."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_ILL_S):

@@ -14,7 +14,7 @@ from nats.js.api import Header
 from nats.js.errors import APIError
 
 from libs.bus.outbox import is_full
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from schemas.envelope import MSG_ID
 
 log = logging.getLogger("baton.ledger")
@@ -48,7 +48,7 @@ async def append(
             return AppendOutcome.REFUSED
         log.error("%s: the broker refuses to append: %s", subject, error.description)
         return AppendOutcome.FULL if is_full(error) else AppendOutcome.UNCLEAR
-    except AWAY as error:
+    except UNAVAILABLE as error:
         log.warning("%s: no answer to the append after %d: %r", subject, position, error)
         return AppendOutcome.UNCLEAR
     if ack.duplicate or ack.seq != position + 1:

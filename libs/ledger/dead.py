@@ -5,7 +5,7 @@ import logging
 from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.settle import Received, dead_letter
 from libs.ledger.tail import Stored
 
@@ -37,5 +37,5 @@ async def bury(
         await js.publish(copy.subject, copy.payload, headers=copy.headers, timeout=2.0)
     except ConnectionClosedError:
         raise
-    except AWAY as error:
+    except UNAVAILABLE as error:
         log.error("message %d of %s could not be copied to the dead letters: %r", message.seq, stream, error)

@@ -1,7 +1,7 @@
-"""What the ledger says, folded: the writer's state, how it comes from the log, and what it becomes with each commit.
+"""The writer's state: the fold of the ledger, advanced with each commit.
 
-A writer never mends its state. After any doubt it throws it away and folds again: the last snapshot, and every valid record
-after it.
+A writer never repairs its state. After any doubt it throws it away and folds again, from the last snapshot and every valid
+record after it.
 """
 
 import logging
@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from pydantic import ValidationError
 
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import FIRST
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped, encode
@@ -97,7 +97,7 @@ class FoldedLedger(Generic[D]):
                 await self.restore.over(gone)
 
     async def _fold_anew(self) -> None:
-        decider, reader = await self.patiently(self._begin)
+        decider, reader = await self.retry_while_away(self._begin)
         self.reader = reader
         try:
             await self._read(decider, reader)
@@ -110,7 +110,7 @@ class FoldedLedger(Generic[D]):
         self.decider, self.head, self.position = decider, reader.head, reader.position
         self.decided_to = self.recorded_to = decider.inbox_seq
         if self._clock is None:
-            self._clock = await self.patiently(self._stored_clock)
+            self._clock = await self.retry_while_away(self._stored_clock)
 
     def follow(self, entries: Sequence[ChainEntry]) -> None:
         """Takes in what another writer has committed."""
@@ -145,17 +145,17 @@ class FoldedLedger(Generic[D]):
         self._count(made.record)
         self.decided_to = self.recorded_to = made.record.inbox_seq
 
-    async def patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
+    async def retry_while_away(self, ask: Callable[[], Awaitable[A]]) -> A:
         """What the broker answers, asked again while it is away."""
 
         def away(error: Exception, failures: int) -> None:
             log.warning("ledger of pool %s: the broker does not do it: %r", self.pool, error)
 
-        return await patiently(ask, away)
+        return await retry_while_away(ask, away)
 
     async def settle(self) -> None:
         """Opens the next segment where a writer has sealed the last one and got no further."""
-        await self.patiently(partial(self._rolling.settle, self.head.seq, self.position))
+        await self.retry_while_away(partial(self._rolling.settle, self.head.seq, self.position))
 
     async def close(self) -> None:
         """Deletes the reader's consumer."""
@@ -166,7 +166,7 @@ class FoldedLedger(Generic[D]):
         """Folds up to the ledger's present end. Where a writer has sealed a segment and got no further, it is opened first."""
         settled = reader.head.seq
         while True:
-            last = await self.patiently(reader.last_seq)
+            last = await self.retry_while_away(reader.last_seq)
             async for entries in reader.read_to(last):
                 self._fold(decider, entries)
                 if reader.sealed:
@@ -174,7 +174,7 @@ class FoldedLedger(Generic[D]):
             if not reader.sealed or reader.head.seq == settled:
                 return
             settled = reader.head.seq
-            await self.patiently(partial(self._rolling.settle, settled, reader.position))
+            await self.retry_while_away(partial(self._rolling.settle, settled, reader.position))
 
     async def _stored_clock(self) -> LedgerClock:
         """The clock as the last valid record says it: a snapshot of the state has none."""

@@ -1,20 +1,20 @@
-"""Keeps a projection up to date with the ledger: load a snapshot, follow, save one now and then. Every reader is this loop.
+"""Keeps a projection up to date with the ledger: load a snapshot, follow, save one at intervals. Every reader is this loop.
 
     follower = Follower(js, pool, Meter, name="quota_billing")
     await follower.run(after)         # for ever; `after(entries)` is awaited once per batch, an empty one now and then
 
-A service gives its projection (`libs.ledger.projection`) and what to do after each batch. Where to begin, which records
-count, when to save and how far it is are decided here. The order is fixed, because each step relies on those before it:
+A service gives its projection (`libs.ledger.projection`) and what to do after each batch. Where to begin, which records count,
+when to save and how far it is are decided here. The order is fixed, because each step relies on those before it:
 
-    start   the newest usable snapshot, or a new projection and the ledger's beginning; `begin` hears which
+    start   the newest usable snapshot, or a new projection and the ledger's beginning; `begin` is called with which
     apply   valid records to `apply`, void ones to `skip`, in order, each once
-    after   side effects: a crash before or in the midst of them repeats the batch, so they must bear being repeated
-    save    the state with all of that behind it
+    after   side effects: a crash before or during them repeats the batch, so they must be idempotent
+    save    the state after all of that
 
 A snapshot saves time and is never needed. One of another version, a broken one or a failed save costs a longer start, never
-the service. Records that were archived, and that no snapshot reaches beyond, are waited for (`libs.ledger.restoring`). A fault
-in the *ledger* ends `run` with an error (LedgerStopped, and whatever `apply` raises). When `apply` raises, the snapshots are
-deleted too: if the state was wrong and not the ledger, the next start mends it.
+the service. Archived records that no snapshot reaches beyond are waited for (`libs.ledger.restoring`). A fault in the *ledger*
+ends `run` with an error (LedgerStopped, and whatever `apply` raises). When `apply` raises, the snapshots are deleted too: if
+the state was wrong and not the ledger, the next start repairs it.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from typing import Any, Generic, TypeVar
 from nats.js import JetStreamContext
 
 from libs.bus.cancel import cancel
-from libs.bus.lately import Lately
-from libs.bus.patience import patiently
+from libs.bus.decaying_count import DecayingCount
+from libs.bus.retry import retry_while_away
 from libs.core.state.formats import NEWEST
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped
 from libs.ledger.projection import LedgerProjection
@@ -147,7 +147,8 @@ class Follower(Generic[P]):
         self._waits_for = "not read yet"
         self._applying = asyncio.Lock()
         self._done_s = float("-inf")  # when the last batch with records was done
-        self._lately = Lately(gather.busy_s) if gather is not None and gather.busy_s else Lately()  # events
+        busy_s = gather.busy_s if gather is not None else 0.0
+        self._recent_events = DecayingCount(busy_s) if busy_s else DecayingCount()
         self._hurried = asyncio.Event()
 
     @property
@@ -195,7 +196,7 @@ class Follower(Generic[P]):
     async def last_seq(self) -> int:
         """The last sequence in the ledger now; a broker that is away is waited for."""
         reader = self._reader if self._reader is not None else LedgerReader(self._js, self.pool)
-        return await self._patiently(reader.last_seq)
+        return await self._retry_while_away(reader.last_seq)
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
@@ -250,14 +251,14 @@ class Follower(Generic[P]):
     async def _start(self) -> LedgerReader:
         self.caught_up.clear()
         self._waits_for = "not read yet"
-        found = await self._place() if self._place is not None else await self._patiently(self._from_snapshot)
+        found = await self._place() if self._place is not None else await self._retry_while_away(self._from_snapshot)
         if found is None:
             self.counters.folded_anew += 1
             found = Restored(GENESIS, 0, self._kind())
         self.projection, self._head = found.value, found.head
         self._position = self.resumed_at = found.position
         reader = LedgerReader(self._js, self.pool, found.head, found.position, self._only)
-        self.began_at = await self._patiently(reader.last_seq)
+        self.began_at = await self._retry_while_away(reader.last_seq)
         self._reader = reader
         self._waits_for = ""
         return reader
@@ -265,7 +266,7 @@ class Follower(Generic[P]):
     async def _from_snapshot(self) -> Restored[P] | None:
         return await self._saver.load(self._kind.load)
 
-    async def _patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
+    async def _retry_while_away(self, ask: Callable[[], Awaitable[A]]) -> A:
         """What the broker answers, asked again while it is away."""
 
         def away(error: Exception, failures: int) -> None:
@@ -274,7 +275,7 @@ class Follower(Generic[P]):
             if self._waits_for:
                 self._waits_for = f"the broker does not answer: {error!r}"
 
-        return await patiently(ask, away)
+        return await retry_while_away(ask, away)
 
     async def _newest(self) -> int:
         return await self._saver.newest() if self._place is None else 0
@@ -325,7 +326,7 @@ class Follower(Generic[P]):
 
     def _came(self, steps: Sequence[FollowedEntry], now: float) -> float:
         """How many events came lately, with those of `steps`, which came just now."""
-        return self._lately.add(sum(len(step.entry.record.events) for step in steps), now)
+        return self._recent_events.add(sum(len(step.entry.record.events) for step in steps), now)
 
     async def _rest(self, reader: LedgerReader) -> None:
         if await reader.come(self._idle_s):

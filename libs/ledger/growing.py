@@ -1,4 +1,4 @@
-"""A pool's ledger as it grows, for whoever waits until something stands in it: the demo, a scenario that is played."""
+"""Follows a pool's ledger as it grows, for code that waits for an event in it: the demo, scenarios."""
 
 import asyncio
 import contextlib
@@ -34,12 +34,12 @@ class GrowingLedger:
 
     @property
     def problem(self) -> str:
-        """Why nothing comes: the broker is away; "": it is there."""
+        """Why no records come (the broker is unavailable); "" if it is available."""
         return self._reader.problem
 
     async def news(self, wait_s: float) -> None:
-        """Returns when records have come, or after `wait_s`. Raises what ended the following of the ledger: LedgerStopped, and
-        what `apply` raised."""
+        """Returns when new records have been read, or after `wait_s`. Raises what ended the following of the ledger:
+        LedgerStopped, and what `apply` raised."""
         assert self._task is not None
         if self._task.done():
             self._task.result()

@@ -1,7 +1,7 @@
-"""How far the writer's inputs lie behind what its inbox holds.
+"""The lag of the writer: how far its inputs are behind the newest message of its inbox.
 
-What the broker says with each message (how many come after it) is of when that was sent: a writer that was frozen reads from
-its socket that nothing waits. So the broker is asked, before a decision, when it was not within the last second.
+Each message says how many come after it, but as of when it was sent: a writer that was frozen would read old messages from its
+socket that say that nothing waits. So the broker is asked before a decision, unless it was within the last second.
 """
 
 import logging
@@ -10,19 +10,19 @@ from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
 from libs.bus.direct import stamp_us
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.core.state.catching_up import CatchingUp
 from libs.ports.clock import boot_s
 
 log = logging.getLogger("baton.ledger")
 
 _LOOK_S = 0.9
-"""So that of the ticks of an idle pool, one a second, each looks, and what is submitted between them waits for no answer."""
+"""Just under the tick interval (1 s): in an idle pool each tick asks, and a submit between two ticks need not wait for that."""
 _ANSWER_S = 1.0
 
 
 class InboxLag:
-    """Of one writer's inbox, the stream `stream`."""
+    """The lag in one writer's inbox, the stream `stream`."""
 
     def __init__(self, js: JetStreamContext, stream: str) -> None:
         self._js = js
@@ -33,15 +33,15 @@ class InboxLag:
         self._catching_up = CatchingUp()
 
     async def is_far(self, input_us: int) -> bool:
-        """Whether nothing may begin with a decision whose last input was stored at `input_us`: it is far behind what the inbox
-        holds, or nobody says what that is. Raises ConnectionClosedError."""
+        """Whether a decision whose last input was stored at `input_us` lags so far that it may grant nothing, or the lag is not
+        known. Raises ConnectionClosedError."""
         now_s = boot_s()
         if self._looked_s is None or now_s - self._looked_s >= _LOOK_S:
             try:
                 told = await self._js._api_request(f"{self._js._prefix}.STREAM.INFO.{self._stream}", timeout=_ANSWER_S)
             except ConnectionClosedError:
                 raise
-            except AWAY as error:
+            except UNAVAILABLE as error:
                 if not self._unknown:
                     log.warning("stream %s does not say what it holds, and nothing is granted: %r", self._stream, error)
                 self._unknown = True

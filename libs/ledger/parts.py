@@ -1,4 +1,4 @@
-"""Parts of a ledger as answers to questions, for who may read it and has no business with streams.
+"""Parts of a ledger as answers to requests: for finance, which may read the ledger but not the broker's streams.
 
 part = await part_after(js, "main", 0)     LedgerPart: messages as they are stored, compressed
 for stored in messages_of(part): ...

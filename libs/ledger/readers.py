@@ -1,13 +1,14 @@
-"""Who reads a pool's ledger, up to where, and which format each understands; and which format the writer may use therefore.
+"""The readers of a pool's ledger: their positions, the format that each understands, and the format that the writer may use.
 
 Each reader declares itself every few seconds, in a bucket whose entries expire after an hour: its name and process, its
 release, the newest format that it understands (`libs.core.state.formats`), how far it has read, and from where it would
-go on after a restart. It also marks its consumer with the format. A consumer without a mark is a reader from before there
-were declarations: 0.1.0.
+continue after a restart. It also marks its consumer with the format. A consumer without a mark is a reader of 0.1.0, which had
+no declarations.
 
-`FormatGate` is the writer's side. A pool has a format, kept for good in the bucket of cursors. The gate raises it, up to the
-newest that all readers understand, once they have done so for as long as a restart of an older one may take; in a ledger that
-is empty at once.
+`FormatGate` is the writer's side. A pool has a format, which is kept in the bucket of cursors and never lowered. The gate
+raises it to the newest format that all readers understand, once they have done so for as long as a restart of an older one may
+take; in an empty ledger at once.
+
 From then on an older reader that comes back stops at the first event of a newer kind, and says so. An operator sees the
 readers with `baton ledger readers`, and raises the format by hand with `baton ledger upgrade`.
 """
@@ -29,7 +30,7 @@ from nats.js.kv import KeyValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from libs.bus.cursors import Cursors
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import READERS_BUCKET
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.segments import last_seq, readable
@@ -175,7 +176,7 @@ class Declarer:
             async with asyncio.timeout(5.0):
                 await self._readers.declare(declared)
             self._said_away = False
-        except AWAY as error:
+        except UNAVAILABLE as error:
             if not self._said_away:
                 log.warning("reader %s of pool %s could not declare itself: %r", self._name, self._pool, error)
             self._said_away = True
@@ -213,7 +214,7 @@ class FormatGate:
                 return
             older = await self._older()
             empty = not await last_seq(self._js, self._pool)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             self._old_seen = dict.fromkeys(range(self.allowed + 1, self._newest + 1), now)
             self.holding = f"the broker does not say who reads: {error!r}"
             return
@@ -227,7 +228,7 @@ class FormatGate:
             by = "the ledger is empty" if empty else f"no older reader for {self._hold_s:g} s"
             try:
                 await self._readers.raise_format(self._pool, to, by)
-            except AWAY as error:
+            except UNAVAILABLE as error:
                 self.holding = f"the broker does not keep the format: {error!r}"
                 return
             self.allowed = to

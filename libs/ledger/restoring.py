@@ -1,8 +1,8 @@
-"""A service that needs records which were archived waits where it is, until an operator has put them back.
+"""A service that needs archived records waits until an operator has restored them.
 
-It is not ready meanwhile and says why. It goes on by itself once `baton ledger restore` has brought what it lacks, or another
-process has saved a snapshot that reaches far enough. From its next declaration on nothing of what it needs is deleted, but by a
-run of `archive --delete` that began before: then it waits on, and what it lacks is to be restored once more.
+Meanwhile it is not ready and says why. It continues by itself once `baton ledger restore` has brought the records back, or
+another process has saved a snapshot that reaches far enough. From its next declaration on, the records that it needs are not
+deleted again, except by a run of `archive --delete` that began before; then they must be restored once more.
 """
 
 import asyncio
@@ -12,19 +12,19 @@ from collections.abc import Awaitable, Callable
 from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.ledger.segments import RecordsArchived, readable
 from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.ledger")
 
 LOOK_S = 5.0
-"""How often it is looked whether they are back."""
+"""The interval at which it checks whether the records are back."""
 
 
 class RestoreWait:
-    """Of one reader. `problem`: what it waits for, "" while for nothing; `records`: how many it lacks. `saved`: up to which
-    record the newest snapshot of its kind reaches."""
+    """The wait of one reader. `problem`: what it waits for, "" if for nothing; `records`: the number of missing records;
+    `saved`: up to which record the newest snapshot of its kind reaches."""
 
     def __init__(self, js: JetStreamContext, pool: str, name: str, saved: Callable[[], Awaitable[int]]) -> None:
         self.problem = ""
@@ -51,5 +51,5 @@ class RestoreWait:
             return first <= seq or await self._saved() >= first - 1
         except ConnectionClosedError:
             raise
-        except AWAY:
+        except UNAVAILABLE:
             return False

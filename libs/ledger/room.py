@@ -1,14 +1,14 @@
-"""The room that a pool has for what people submit: in its inbox, and in its ledger, where the decisions go."""
+"""The free space of a pool for submits: in its inbox, and in its ledger, which stores their decisions."""
 
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 
-from libs.bus.room import ASK_S, StreamRoom
+from libs.bus.stream_space import ASK_S, StreamSpace
 from libs.ledger.segments import OpenSegment
 from schemas.subjects import inbox_stream
 
 
-def room_of(js: JetStreamContext, pool: str, every_s: float = ASK_S) -> StreamRoom:
+def room_of(js: JetStreamContext, pool: str, every_s: float = ASK_S) -> StreamSpace:
     """Asked for every `every_s`, once it runs."""
     ledger = OpenSegment(js, pool)
 
@@ -16,4 +16,4 @@ def room_of(js: JetStreamContext, pool: str, every_s: float = ASK_S) -> StreamRo
         """Where a submit goes, and where its decision will."""
         return [await js.stream_info(inbox_stream(pool)), await ledger.info()]
 
-    return StreamRoom(streams, every_s)
+    return StreamSpace(streams, every_s)

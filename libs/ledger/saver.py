@@ -18,7 +18,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from libs.bus.cancel import cancel
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.core.state.parts import Part
 from libs.ledger.chain import Head
 from libs.ledger.snapshots import PackedState, Restored, SnapshotStore, pack
@@ -88,7 +88,7 @@ class SnapshotSaver:
         except NotFoundError as error:
             log.error("snapshots of %s cannot be loaded: there is no store for them: %r", self._name, error)
             self.counters.unusable += 1
-        except AWAY as error:
+        except UNAVAILABLE as error:
             self._loads += 1
             if self._loads < _LOADS or not await self._store.ledger_answers():
                 raise

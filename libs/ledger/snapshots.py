@@ -31,7 +31,7 @@ from nats.js.api import ObjectMeta
 from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import snapshots_bucket
 from libs.core.state.parts import Part, SharedParts
 from libs.ledger.chain import Head
@@ -214,7 +214,7 @@ class SnapshotStore:
         """Whether the pool's ledger can be asked now."""
         try:
             await readable(self._js, self._pool)
-        except AWAY:
+        except UNAVAILABLE:
             return False
         return True
 

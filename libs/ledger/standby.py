@@ -1,4 +1,5 @@
-"""A writer that was refused follows the other one until that seems to have stopped. Only speed depends on it, never safety."""
+"""A standby writer: one whose append was refused follows the other writer until that seems to have stopped. Only speed depends
+on it, never safety."""
 
 import asyncio
 from collections import deque

@@ -21,7 +21,7 @@ from nats.js.api import StreamInfo
 
 from libs.bus.delivery import Delivery
 from libs.bus.ordered import SILENCE_S, OrderedConsumer
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.core.state.formats import NEWEST
 from libs.ledger.chain import LedgerGap, LedgerRewound
 from libs.ports.clock import until_turn
@@ -187,7 +187,7 @@ class Tail:
             reading = _Reading(self._js, self.stream, self.position)
             await reading.consumer.open(metadata={MARK: str(NEWEST)})
             self._reading = reading
-        except AWAY as error:
+        except UNAVAILABLE as error:
             self._say(f"stream {self.stream} cannot be read: {error!r}")
             return False
         if self.problem:
@@ -262,7 +262,7 @@ class Tail:
             raise LedgerRewound(f"stream {self.stream} delivered {seq} after {self.position}: it was made anew")
         try:
             first = (await self._js.stream_info(self.stream)).state.first_seq
-        except AWAY as error:
+        except UNAVAILABLE as error:
             reading.consumer.end(repr(error))
             return
         if first < seq:

@@ -1,9 +1,9 @@
-"""The ledger's clock over inputs, and how long they wait for one that says what time it is.
+"""Advances the ledger's clock over inputs, and lets inputs wait for a tick after a pause.
 
-After a pause of everything (a machine that slept, a control plane that was stopped) ledger time is that of before it until the
-first tick (`LedgerClock.is_behind`). What a node reports sooner would be decided at the time of before, and another report, a
-moment later, at the present: what ended meanwhile would be billed for the pause or not by which of them came first. So what
-comes before the tick is decided together with it. Where none comes, because nobody sends any, it is decided after `PATIENCE_S`.
+After a pause of the whole system (a machine that slept, a control plane that was stopped) ledger time stays at the time before
+the pause until the first tick (`LedgerClock.is_behind`). A node's report before that tick would be decided at the old time, and
+one just after it at the present time: whether work that ended meanwhile is billed for the pause would depend on their order.
+So inputs before the tick are decided together with it, or after `TICK_WAIT_S` if no tick comes.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from schemas.ledger import ClockJumped
 
 log = logging.getLogger("baton.ledger")
 
-PATIENCE_S = 10.0
-"""After a start of everything who claims the right to tick is there within that."""
+TICK_WAIT_S = 10.0
+"""After a start of the whole system the process that sends ticks is there within this time."""
 
 
 def timed(clock: LedgerClock, items: Iterable[InboxItem]) -> tuple[LedgerClock, list[ClockJumped]]:
@@ -39,7 +39,7 @@ def timed(clock: LedgerClock, items: Iterable[InboxItem]) -> tuple[LedgerClock, 
 
 
 def _readings(item: InboxItem) -> tuple[BootReading, ...] | None:
-    """What clocks read, if it says so: a tick does, and a claim of the right to tick, which comes before the first one."""
+    """The clock readings in the input: in a tick, and in the claim of the right to send ticks, which comes before the first."""
     match item.message:
         case Tick(readings=readings):
             return readings
@@ -48,20 +48,20 @@ def _readings(item: InboxItem) -> tuple[BootReading, ...] | None:
     return None
 
 
-class TickPatience:
-    """Of one writer: how long its inputs still wait for a tick."""
+class TickDeadline:
+    """How long one writer's inputs still wait for a tick."""
 
     def __init__(self) -> None:
         self._until: float | None = None
-        """Of the loop's clock; None: ledger time is not behind."""
+        """The deadline, by the loop's clock; None: ledger time is not behind."""
 
     def left_s(self, clock: LedgerClock, items: Iterable[InboxItem]) -> float:
-        """So long those that bring the ledger's clock to `clock` may wait for more, s. Not where a process of before claims
-        the right to tick: no tick comes sooner than that is decided."""
+        """The seconds for which `items`, after which the ledger's clock is `clock`, may still wait. 0 if one of them claims the
+        right to send ticks: no tick can come before that is decided."""
         if not clock.is_behind:
             self._until = None
             return 0.0
         now = asyncio.get_running_loop().time()
-        self._until = now + PATIENCE_S if self._until is None else self._until
+        self._until = now + TICK_WAIT_S if self._until is None else self._until
         claimed = any(isinstance(item.message, GranterClaimed) for item in items)
         return 0.0 if claimed else max(0.0, self._until - now)

@@ -1,14 +1,14 @@
 """Writes a pool's ledger: takes the inbox in order, has its decider decide, commits with one acknowledged publish.
 
-The naive loop is: read inputs, decide, append, acknowledge the inputs. A crash between the last two decides twice. Here
-there is nothing to acknowledge: a record says up to which input it decides, so consuming and deciding commit together,
-and whoever starts (or is in doubt) folds the ledger and goes on behind the last record. No lock and no election: two
-writers may run at any time, the broker refuses the one with the stale view, and should it ever accept both, the chain
-makes the second record void for everybody.
+The naive loop is: read inputs, decide, append, acknowledge the inputs. A crash between the last two decides twice. Here there
+is nothing to acknowledge: a record names the last input that it decides, so consuming and deciding commit together, and a
+writer that starts (or is in doubt) folds the ledger and continues behind the last record. No lock and no election: two writers
+may run at any time, the broker refuses the one with the stale view, and should it ever accept both, the hash chain makes the
+second record void for every reader.
 
-Two writers that both decide everything would be correct and twice as slow. So a writer that was refused *follows*: it
-folds what the other one commits, and takes over when an input has waited for `takeover_s` while the ledger stood still.
-That is a matter of speed alone; no safety depends on any clock.
+Two writers that both decide everything would be correct and twice as slow. So a writer that was refused *follows*: it folds
+what the other one commits, and takes over when an input has waited for `takeover_s` without a new record. That affects speed
+alone; no safety depends on any clock.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
 from libs.bus.cancel import cancel
-from libs.bus.lately import Lately
+from libs.bus.decaying_count import DecayingCount
 from libs.bus.messages import payload_room
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import Head, remember
-from libs.ledger.culprits import Culprits
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.folded import EncodedRecord, FoldedLedger
 from libs.ledger.inbox_lag import InboxLag
 from libs.ledger.inputs import InboxItem
 from libs.ledger.pieces import RECORD_BYTES, Piece, pieces
+from libs.ledger.poison import PoisonInputs
 from libs.ledger.readers import Declarer
 from libs.ledger.rolling import Rolling
 from libs.ledger.saver import SaveCounters, SnapshotSaver
@@ -46,7 +46,7 @@ from libs.ledger.segments import name_of, readable
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.standby import follow
 from libs.ledger.tail import Stored, Tail
-from libs.ledger.timing import TickPatience, timed
+from libs.ledger.timing import TickDeadline, timed
 from libs.ports.clock import until_turn
 from libs.ports.host import failpoint, present_host
 from schemas.inbox import ClosePeriod
@@ -64,10 +64,10 @@ _MOST_BEFORE_TICK = 16  # times a batch: what comes before the first tick after 
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
 _BUSY_S = 0.1
 _BUSY_EVENTS = 50
-"""While about so many events are decided in `_BUSY_S`, some 125 jobs a second, inputs wait for company. Jobs that are sent one
-after the other, each when the one before has ended, are fewer."""
+"""Above this event rate (events per `_BUSY_S`, some 125 jobs a second) inputs are batched: the first waits up to the linger
+time for more. A client that sends one job after the other stays below it, and so waits for nothing."""
 _ENOUGH_BYTES = 4096
-"""Inputs of so many bytes wait for no more: their record's own cost is small beside theirs."""
+"""A batch of so many bytes is decided at once: the fixed cost of its record is small beside it."""
 _GLANCE_S = 0.005
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
@@ -132,13 +132,13 @@ class LedgerWriter(Generic[D]):
         self._batch = batch
         self._limit = batch
         self._linger_s = linger_ms / 1000
-        self._lately = Lately(_BUSY_S)  # events
+        self._recent_events = DecayingCount(_BUSY_S)
         self._takeover_s = takeover_s
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
-        self._culprits = Culprits(pool)
+        self._poison = PoisonInputs(pool)
         self._lag = InboxLag(js, inbox_stream(pool))
-        self._patience = TickPatience()
+        self._tick_deadline = TickDeadline()
         self._no_roll_before = 0.0
         self._full = ""
         self._full_turns = 0
@@ -224,7 +224,7 @@ class LedgerWriter(Generic[D]):
     # ------------------------------------------------------------------------------------------------------ refold
 
     async def _refold(self) -> None:
-        """The state is what the log says, and everybody hears of it."""
+        """Folds the state from the log anew, and announces it."""
         self.role = "folding"
         await self._ledger.refold()
         self._unwritten = 0
@@ -281,11 +281,11 @@ class LedgerWriter(Generic[D]):
         self._full_turns += 1
 
     async def _gather(self, inbox: Tail) -> list[Stored]:
-        """The inputs of the next decision: what waits already and, when it is busy, what comes within the linger."""
+        """The inputs of the next decision: what waits already and, under load, what arrives within the linger time."""
         stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._lately.add(0, now) + len(stored) < _BUSY_EVENTS:
+        if self._recent_events.add(0, now) + len(stored) < _BUSY_EVENTS:
             return stored
         size = sum(len(s.payload) for s in stored)
         while len(stored) < self._limit and size < _ENOUGH_BYTES and (left := now + self._linger_s - loop.time()) > 0:
@@ -303,16 +303,16 @@ class LedgerWriter(Generic[D]):
         return stored
 
     async def _until_tick(self, stored: list[Stored]) -> tuple[list[InboxItem], LedgerClock, list[ClockJumped]]:
-        """`stored` as it is read, and the clock after it. While that is behind, what comes up to a tick is added to it."""
-        items = [self._culprits.read(message) for message in stored]
+        """The decoded inputs and the clock after them. While ledger time is behind, inputs up to the next tick are added."""
+        items = [self._poison.read(message) for message in stored]
         most = _MOST_BEFORE_TICK * self._batch if self._limit == self._batch else self._limit
         clock, jumps = timed(self._ledger.clock, items)
-        while len(stored) < most and (left_s := self._patience.left_s(clock, items)):
+        while len(stored) < most and (left_s := self._tick_deadline.left_s(clock, items)):
             assert self._inbox is not None, "what is stored comes from it"
             more = await self._inbox.messages(
                 min(self._batch, most - len(stored)), min(left_s, until_turn(_ASK_S)), max_bytes=_INPUT_BYTES
             )
-            news = [self._culprits.read(message) for message in more]
+            news = [self._poison.read(message) for message in more]
             clock, found = timed(clock, news)
             stored += more
             items += news
@@ -320,13 +320,13 @@ class LedgerWriter(Generic[D]):
         return items, clock, jumps
 
     async def _decide(self, stored: list[Stored]) -> AppendOutcome:
-        """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
+        """One decision about `stored`, committed if it has events. The decider's state has changed whatever the outcome is."""
         items, clock, found = await self._until_tick(stored)
         self._left_out(items)
         for place, item in enumerate(items):
             if isinstance(item.message, ClosePeriod):
                 looks = partial(unknown_ledger, self._js, self.pool, self.head, item.message.period)
-                why = await self._ledger.patiently(looks)
+                why = await self._ledger.retry_while_away(looks)
                 items[place] = replace(item, message=None, error=why) if why else item
         far = await self._lag.is_far(stored[-1].time_us)
         self.counters.late += far
@@ -336,7 +336,7 @@ class LedgerWriter(Generic[D]):
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
             events = [*jumps, *self.decider.decide(items, clock.t_us, behind=far or clock.is_behind)]
-            self._lately.add(len(events), asyncio.get_running_loop().time())
+            self._recent_events.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:
                 self.counters.inputs += len(stored)
@@ -346,15 +346,15 @@ class LedgerWriter(Generic[D]):
                 return AppendOutcome.SKIPPED
             first, rest = self._records(events, len(jumps), [message.seq for message in stored])
         except Exception as error:
-            if self._culprits.blame(error, stored):
+            if self._poison.blame(error, stored):
                 self._limit = min(self._batch, len(stored)) // 2
-            self.counters.faults = self._culprits.faults
+            self.counters.faults = self._poison.faults
             return AppendOutcome.UNDECIDED
         # Before the commit: afterwards a crash could leave the rejection without its copy.
         teams = {
             item.seq: getattr(item.message, "team", "") for item in items
         }  # whose requests they were, admission says
-        rejected = self._culprits.rejected(stored, events, self.decider.faults)
+        rejected = self._poison.rejected(stored, events, self.decider.faults)
         if rejected and await self._moved():  # whoever wrote may have taken what an old state makes us reject
             return AppendOutcome.REFUSED
         for message, reason, stack in rejected:
@@ -363,12 +363,12 @@ class LedgerWriter(Generic[D]):
         return await self._commit(first, rest, len(stored))
 
     def _left_out(self, items: Sequence[InboxItem]) -> None:
-        """Told once: a newer agent says such a thing again and again, and the counter has the rest."""
+        """Logs unknown kinds once, because a newer agent sends them again and again; the counter has the rest."""
         for item in items:
             if item.unknown and not self.counters.unknown_observations:
                 kinds = ", ".join(sorted({kind[:40] for kind in item.unknown[:8]}))
                 log.warning(
-                    "input %d on %s tells of kinds that only a newer version knows (%s): they are left out",
+                    "input %d on %s contains kinds that only a newer version knows (%s): they are ignored",
                     item.seq, item.subject, kinds,
                 )  # fmt: skip
             self.counters.unknown_observations += len(item.unknown)
@@ -376,8 +376,8 @@ class LedgerWriter(Generic[D]):
     def _records(
         self, events: Sequence[LedgerEvent], before: int, inputs: Sequence[int]
     ) -> tuple[EncodedRecord, list[Piece]]:
-        """The first record of a decision, and what the others are to say, if one cannot hold all. `before`: events before
-        those that the decider's record ends count. Raises InputTooLarge."""
+        """The first record of a decision, and the content of further ones if one cannot hold all. `before`: the number of
+        events before those that the decider's record ends count. Raises InputTooLarge."""
         first, rest = self._encode(Piece(tuple(events), inputs[-1])), list[Piece]()
         most = payload_room(self._js._nc.max_payload)
         wanted = min(MAX_RECORD_BYTES, most)
@@ -397,7 +397,7 @@ class LedgerWriter(Generic[D]):
         return self._ledger.encode(piece, self.writer_id, self._format)
 
     async def _commit(self, first: EncodedRecord, rest: Sequence[Piece], inputs: int) -> AppendOutcome:
-        """One record after the other. Nobody hears of any before all are stored: the decider shows all of them."""
+        """Appends one record after the other. None is announced before all are stored: the decider shows all of them."""
         made, left, look = first, deque(rest), False
         committed: list[tuple[int, LedgerRecord]] = []
         while True:
@@ -432,19 +432,19 @@ class LedgerWriter(Generic[D]):
             # Just committed, so the decider is exactly what the log up to `position` folds to; its parts stay so.
             self._saver.start(self.head, self.position, self.decider.dump())
         if look:  # `_overtaken` looks as well, when there is nothing to commit
-            with suppress(*AWAY):
+            with suppress(*UNAVAILABLE):
                 self._roll_due = await self._rolling.look()
         return AppendOutcome.COMMITTED
 
     def _progressed(self) -> None:
-        self.counters.faults = self._culprits.faults
-        self._culprits.progressed(self.decided_to)
+        self.counters.faults = self._poison.faults
+        self._poison.progressed(self.decided_to)
         self._limit = min(self._batch, self._limit * 2)
         self.settled = True
 
     async def _overtaken(self) -> bool:
-        """Whether somebody else wrote while we had nothing to commit. Without asking, a writer that was paused for long
-        would answer questions from an old state until its next commit is refused."""
+        """Whether another writer has written while this one had nothing to commit. Without this check a writer that was frozen
+        for long would answer questions from an old state until its next commit is refused."""
         now = asyncio.get_running_loop().time()
         if now - self._confirmed < _ASK_S:
             return False
@@ -452,10 +452,10 @@ class LedgerWriter(Generic[D]):
         return await self._moved()
 
     async def _moved(self) -> bool:
-        """Whether somebody else wrote since we read."""
+        """Whether another writer has written since this one read."""
         try:
             info = await self._js.stream_info(self._rolling.open)
-        except AWAY:
+        except UNAVAILABLE:
             return False
         self._roll_due = self._rolling.due(info)
         if info.state.last_seq == self.position:
@@ -466,14 +466,15 @@ class LedgerWriter(Generic[D]):
     # -------------------------------------------------------------------------------------------------------- roll
 
     async def _make_room(self) -> bool:
-        """Rolls because a record did not fit, however full the segment is; False when the log must be asked again."""
-        with suppress(*AWAY):
+        """Rolls because a record did not fit, however full the segment is; False when the log must be read again."""
+        with suppress(*UNAVAILABLE):
             if (await self._js.stream_info(self._rolling.open)).state.messages:
                 return await self._roll()
         return True  # an empty one: the next would be no larger
 
     async def _roll(self) -> bool:
-        """Goes on in another segment; False when the log must be asked again. Where there is no room for it, in this one."""
+        """Starts the next segment, or stays in this one if the broker has no space for another; False when the log must be read
+        again."""
         self._roll_due = False
         loop = asyncio.get_running_loop()
         if loop.time() < self._no_roll_before or not may_emit("segment.sealed", self.format):
@@ -492,7 +493,7 @@ class LedgerWriter(Generic[D]):
             await self._rolling.finish(self.head.seq)
         except ConnectionClosedError:
             raise
-        except AWAY as error:
+        except UNAVAILABLE as error:
             log.warning(
                 "ledger of pool %s: the roll into %s is not done yet: %r", self.pool, name_of(self.pool, first), error
             )

@@ -16,7 +16,7 @@ from schemas.resources import WHOLE_MILLI, Claim, DeviceKind, Inventory
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DeviceSlot:
     """One device in the order of the picture: by leaf, node and index; CPUs last."""
 
     id: str
@@ -112,7 +112,7 @@ class Facts:
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobFacts] = {}
-        self.seats: dict[str, Seat] = {}
+        self.seats: dict[str, DeviceSlot] = {}
         self.up: dict[str, list[tuple[int, int]]] = defaultdict(list)
         """Node -> [(from, to)] in which it was in the pool; `to` 0: still is."""
         self.quotas: dict[str, int | None] = {}
@@ -153,7 +153,7 @@ class Facts:
             for start, end in taken
         )
 
-    def ordered_seats(self) -> list[Seat]:
+    def ordered_devices(self) -> list[DeviceSlot]:
         """All devices in the picture's order."""
         return sorted(self.seats.values(), key=lambda s: (not s.accelerator, s.leaf, s.node, s.index, s.id))
 
@@ -173,7 +173,7 @@ class Facts:
         self._inventories[inventory.node] = inventory
         for d in inventory.devices:
             accelerator = d.kind is not DeviceKind.CPU
-            self.seats[d.id] = Seat(d.id, inventory.node, inventory.position.leaf, d.index, d.model, accelerator)
+            self.seats[d.id] = DeviceSlot(d.id, inventory.node, inventory.position.leaf, d.index, d.model, accelerator)
 
     def _node_left(self, e: led.NodeLeft, t_us: int, time_us: int) -> None:
         self._leave(e.node, t_us)

@@ -135,7 +135,7 @@ def report(
         started_us=span.start_us,
         window_s=round(span.length_us / 1e6, 3),
         nodes=len(facts.up),
-        devices=dict(Counter(seat.model for seat in facts.ordered_seats())),
+        devices=dict(Counter(seat.model for seat in facts.ordered_devices())),
         jobs=len(jobs),
         by_state=_states(jobs),
         attempts=len(attempts),

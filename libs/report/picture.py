@@ -7,7 +7,7 @@ neighbouring devices of a gang make one block, and a gang on several nodes is se
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from libs.report.facts import AttemptFacts, Facts, Hold, Seat
+from libs.report.facts import AttemptFacts, DeviceSlot, Facts, Hold
 from libs.report.figures import Window, end_of
 from schemas.resources import WHOLE_MILLI
 
@@ -24,7 +24,7 @@ _WIDE_PX, _LABEL_PX = 1230, 13
 class PictureRow:
     """One device: its upper edge and its height, px."""
 
-    seat: Seat
+    seat: DeviceSlot
     y: float
     height: float
 
@@ -85,7 +85,7 @@ class Picture:
 def draw(facts: Facts, span: Window) -> Picture:
     """The picture of all attempts within `span`."""
     picture = Picture(span)
-    seats = facts.ordered_seats()
+    seats = facts.ordered_devices()
     _lay_out(picture, seats[:MAX_ROWS])
     attempts = facts.attempts()
     kept = sorted(attempts, key=lambda a: -len(a.holds) * (end_of(a, facts.last_us) - a.granted_us))[:MAX_ATTEMPTS]
@@ -120,7 +120,7 @@ def name_px(name: str) -> float:
     return 14 + 6.3 * len(name)
 
 
-def _lay_out(picture: Picture, seats: Sequence[Seat]) -> None:
+def _lay_out(picture: Picture, seats: Sequence[DeviceSlot]) -> None:
     height = 7.0 if len(seats) <= 200 else 3.0
     y: float = _TOP
     leaf = node = None

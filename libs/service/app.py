@@ -34,9 +34,9 @@ from libs.bus.broker import Broker
 from libs.ports import clock
 from libs.ports.host import present_host
 from libs.service.guard import Receive, Scope, Send, guarded
+from libs.service.http_limits import LimitedHttp
 from libs.service.logs import log_json
 from libs.service.settings import ServiceSettings
-from libs.service.strangers import Impatient
 from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process, exit_now
 from schemas.base import complete
 
@@ -165,7 +165,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
         access_log=False,
         lifespan="on",
         loop="uvloop",
-        http=Impatient,
+        http=LimitedHttp,
         date_header=False,  # it would have to be written anew each second
         proxy_headers=False,
         timeout_graceful_shutdown=_STOP_S,

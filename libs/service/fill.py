@@ -5,7 +5,7 @@ import logging
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Gauge
 
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.bus.table import streams
 from libs.bus.trim import fill_of
 from libs.ledger.segments import SegmentState, segments
@@ -28,7 +28,7 @@ class FillLevels:
 
     async def run(self) -> None:
         """For ever. While the broker does not answer, what was seen last is shown. Raises ConnectionClosedError."""
-        await in_turns(self.look, _LOOK_S, log, "how full the streams are is not known")
+        await run_periodically(self.look, _LOOK_S, log, "how full the streams are is not known")
 
     async def look(self) -> None:
         """Asks once. Raises nats errors."""

@@ -1,4 +1,4 @@
-"""Followers as a service shows them: their metrics, and what readiness says of them."""
+"""A service's followers, seen from outside: their metrics, and their part of its readiness."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Questions whose answers lie in MongoDB: who asks is told in time that it does not answer; that is no error of the service."""
+"""Questions that MongoDB answers: the asker gets an error in time when MongoDB is down; this is no error of the service."""
 
 import asyncio
 from collections.abc import AsyncIterator

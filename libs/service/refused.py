@@ -1,4 +1,4 @@
-"""A command that was refused, as a line of the ledger's chain: which it is, and how the ledger's pool is told."""
+"""A refused command as a record for the audit: its fields, and the message to the pool's inbox."""
 
 from contextlib import suppress
 from typing import Literal

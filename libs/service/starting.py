@@ -1,4 +1,4 @@
-"""The start of a service: what a person has written wrong, in a setting or a file, ends it with a line that says what."""
+"""The start of a service: a mistake in a setting or a file ends it with one line that says what to correct."""
 
 import os
 import sys

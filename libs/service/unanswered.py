@@ -1,11 +1,11 @@
-"""Requests that nobody has answered yet: how old the oldest is, and how many expired so, as metrics.
+"""Metrics of unanswered requests: the age of the oldest, and how many expired.
 
-A stored request is a promise to answer. It is broken by silence: whoever should read is down, or parks the request, until
-the stream drops it for its age. Those who read cannot count that, for they may be the ones that are down; so telemetry does.
+A stored request is a promise to answer. It is broken when the reader is down, or parks the request, until the stream drops it
+for its age. The readers cannot count that, because they may be the ones that are down; so telemetry does.
 
-What will expire before the look after next is noted by its sequence. If it is not acknowledged at the last look before its
-time, it counts: within a look of it nobody will have answered. (A request that was answered out of its turn, and whose queue
-stood for three days after that, counts as well.)
+A request that will expire before the check after next is noted by its sequence. If it is not acknowledged at the last check
+before it expires, it is counted. (A request that was decided out of order, and whose queue did not move for three days after
+that, counts as well.)
 """
 
 import logging
@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from libs.bus.direct import get, received_of
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.bus.table import Durable, durables
 from libs.ports import clock
 
@@ -48,7 +48,7 @@ class Unanswered:
 
     async def run(self) -> None:
         """For ever. While the broker does not answer, what was seen last is shown. Raises ConnectionClosedError."""
-        await in_turns(self.look, self._look_s, log, "which requests are unanswered is not known")
+        await run_periodically(self.look, self._look_s, log, "which requests are unanswered is not known")
 
     async def look(self) -> None:
         """Asks once. Raises nats errors, and TimeoutError."""

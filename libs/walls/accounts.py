@@ -1,18 +1,19 @@
-"""Who may say and hear what, as accounts of the bus. Pure.
+"""Publish and subscribe permissions, as accounts of the NATS server. Pure.
 
     account                     what is in it
-    $SYS                        the broker's own affairs; only who holds the keys speaks there, to tell of changed accounts and
+    $SYS                        the broker's own; only the holder of the keys publishes there, to push changed accounts and
                                 to ask what each has sent
     $baton                      JetStream, services, operators: the core
     <team>                      one for each team, with nothing but its own subjects of the core, imported
-    $finance                    who reads all bills and says nothing: the same, with questions alone
+    $finance                    may read all bills and change nothing: the same, with questions alone
     @<pool>.<node>, @<pool>     the same for each node, or for an agent that stands for all nodes of a pool
 
-What a team or a node publishes on an imported subject reaches the core; the reply subject that it chose does not. The broker
-puts one of its own in its place and brings the answer back, so a reply, and JetStream's acknowledgement, can only arrive inside
-the account of who asked. A subject that an account does not import is not there for it, whatever its users' permissions say.
+A message that a team or a node publishes on an imported subject reaches the core; the reply subject that it chose does not.
+The broker replaces it by one of its own and routes the answer back, so a reply, and JetStream's acknowledgement, can only
+arrive inside the account of the asker. A subject that an account does not import does not exist for it, whatever its users'
+permissions say.
 
-Within an account each credential has a *role*, a scoped signing key (`libs.walls.claims`): what the role may do stands in
+Within an account each credential has a *role*, a scoped signing key (`libs.walls.claims`): the permissions of the role are in
 the account's claim. `NAME` in a role's subjects is the credential's own name.
 """
 

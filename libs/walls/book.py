@@ -5,7 +5,7 @@
     audit.told.json     <pool>.<book> -> how many lines of that book the pool's ledger was told
 
 It lies beside `keys.json`, or where there is none in the user's own state folder. Whoever may write here can write a book anew;
-what was told to a ledger cannot be taken back, so lines are told as soon as they are there (`libs.cli.acting`).
+what was told to a ledger cannot be taken back, so lines are told as soon as they are there (`libs.cli.operator_action`).
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Files beside the keys that several processes change: read, changed and written under a lock."""
+"""Read-modify-write of files beside the keys, under a lock, by several processes."""
 
 import fcntl
 import json

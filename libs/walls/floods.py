@@ -1,22 +1,22 @@
-"""Who sends more than anybody has to say is cut off by whoever holds the keys: a node for good, a team for a while.
+"""Rate limits of nodes and teams at the broker, enforced by disconnecting: a node for good, a team for a while.
 
-The broker bounds how large a node's message is and how many connections and subscriptions it has; a rate it knows none. What a
-node says is stored in the inbox of its pool, which placement decides in order, so one that was taken over could fill it, or
-keep placement at rejecting what it says. The broker counts what each account has sent, whatever became of it (atomic batches
-that are never ended, too), and that is looked at here. A node that has used up its allowance loses its credential, as by `baton
-node revoke`: it is told so when it connects, the operator's book and the ledger have who, why and the figures, and the pool
-goes on as if the node were cut off. `baton node add` lets it in again.
+The broker limits the size of a node's messages and its connections and subscriptions, but no rate. A node's messages are
+stored in the inbox of its pool, which placement decides in order, so a hostile node could fill it, or keep placement busy with
+rejections. The broker counts what each account has sent, whatever became of it (unfinished atomic batches, too), and these
+counts are checked here. A node over its limit loses its credential, as by `baton node revoke`: it gets the reason when it
+connects, the operator's book and the ledger have it with the figures, and the pool goes on as if the node were cut off. `baton
+node add` lets it in again.
 
-By its second credential, which answers for logs, a node is connected to the core, where no claim bounds how many connections
-one user has. So these are counted here as well: without that one node could have all that the broker takes.
+With its second credential, which answers for logs, a node is connected to the core account, where no claim limits the
+connections of one user. So these are counted here as well: otherwise one node could use up all of the broker's connections.
 
-A team asks the services, and the broker copies what it hears for each subscription of its own. Questions that come faster than
-they can be answered, or answers that a thousand subscriptions hear, keep the broker busy for all. So what a team says and hears
-is counted likewise, each copy, and held against its `traffic` (`libs.core.admission.traffic`). A team that is far beyond keeps
-its credentials, but its claim allows no connection for a minute, then two, up to an hour; the book, the ledger and the log say
-why, and when it was let in again. What it submitted runs on.
+A team's messages go to the services, and the broker copies what it receives for each of its subscriptions. Questions that come
+faster than they can be answered, or answers that a thousand subscriptions receive, would keep the broker busy for all. So each
+copy is counted against the team's `traffic` (`libs.core.admission.traffic`). A team far beyond it keeps its credentials, but
+its claim allows no connection for a minute, then two, up to an hour; the book, the ledger and the log say why, and when it was
+let in again. Its jobs run on.
 
-An agent that stands for a whole pool (a simulated fleet) says as much as all of its nodes, and is not looked at.
+An agent that stands for a whole pool (a simulated fleet) sends as much as all of its nodes, and is not checked.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from typing import Any, Final
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError
 
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.core.admission.intake import EVERYBODY, Bucket
 from libs.core.admission.traffic import AT_ONCE_S, EVERYBODYS, TrafficLimits
 from libs.service.teams_file import load_traffic
@@ -66,14 +66,14 @@ _ASKED = 500
 _ANSWER_S, _MORE_S = 1.0, 0.05
 """For the first server of a cluster, and for each further one."""
 
-Counted = tuple[str, str, "Passed"]
+Counted = tuple[str, str, "AccountTraffic"]
 """Server, account, and what it has had of it and sent to it."""
 Tell = Callable[[list[str]], Awaitable[None]]
 """Tells the broker of these accounts (`libs.walls.resolver.tell`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class AccountTraffic:
     """What an account has said and heard."""
 
     said: int = 0
@@ -81,8 +81,8 @@ class Passed:
     heard: int = 0
     heard_bytes: int = 0
 
-    def plus(self, other: "Passed", times: int = 1) -> "Passed":
-        return Passed(
+    def plus(self, other: "AccountTraffic", times: int = 1) -> "AccountTraffic":
+        return AccountTraffic(
             self.said + times * other.said,
             self.said_bytes + times * other.said_bytes,
             self.heard + times * other.heard,
@@ -116,7 +116,9 @@ class Floods:
         self._teams: dict[str, str] = {}  # public key of an account -> team
         self._out: dict[str, int] = {}  # team -> until when it is kept out, s since 1970
         self._servers: set[str] = set()
-        self._counted: dict[tuple[str, str], Passed | None] = {}  # (server, account) -> so far; None: begin anew
+        self._counted: dict[
+            tuple[str, str], AccountTraffic | None
+        ] = {}  # (server, account) -> so far; None: begin anew
         self._left: dict[tuple[str, str, str], Bucket] = {}
         self._core = ""  # its public key
         self._logs: dict[str, str] = {}  # public key of a node's second credential -> <pool>.<node>
@@ -129,7 +131,9 @@ class Floods:
         told = ""
         while True:
             try:
-                await in_turns(lambda: self.turn(nats), LOOK_S, log, "how much nodes and teams send is not known")
+                await run_periodically(
+                    lambda: self.turn(nats), LOOK_S, log, "how much nodes and teams send is not known"
+                )
             except ConnectionClosedError:
                 raise
             except Exception as error:
@@ -193,7 +197,7 @@ class Floods:
             servers.add(told.get("server_id", ""))
             for one in told.get("account_statz", ()):
                 said, heard = one["received"], one["sent"]
-                passed = Passed(said["msgs"], said["bytes"], heard["msgs"], heard["bytes"])
+                passed = AccountTraffic(said["msgs"], said["bytes"], heard["msgs"], heard["bytes"])
                 found.append((told["server_id"], one["acc"], passed))
         return servers, found
 
@@ -221,19 +225,19 @@ class Floods:
             if many > NODE_CONNECTIONS
         }
 
-    def _since(self, answers: list[Counted]) -> Mapping[str, Passed]:
+    def _since(self, answers: list[Counted]) -> Mapping[str, AccountTraffic]:
         """Of each account since the last look. What a server has counted before it was asked for the first time is nobody's
         fault, and one that was started anew counts from nothing."""
-        found: dict[str, Passed] = {}
+        found: dict[str, AccountTraffic] = {}
         for server, account, passed in answers:
-            before = self._counted.get((server, account), Passed())
+            before = self._counted.get((server, account), AccountTraffic())
             self._counted[server, account] = passed
             if server in self._servers and before is not None:
-                before = before if passed.said >= before.said and passed.heard >= before.heard else Passed()
-                found[account] = found.get(account, Passed()).plus(passed).plus(before, -1)
+                before = before if passed.said >= before.said and passed.heard >= before.heard else AccountTraffic()
+                found[account] = found.get(account, AccountTraffic()).plus(passed).plus(before, -1)
         return found
 
-    def _over(self, account: str, passed: Passed) -> str:
+    def _over(self, account: str, passed: AccountTraffic) -> str:
         """Counts what an account has said and heard; why that is too much, "" when it is not."""
         team = self._teams.get(account)
         if team in self._out:
@@ -322,7 +326,7 @@ class Floods:
         try:
             await self._tell(list(self._untold))
         except NotTold as error:
-            log.warning("the broker does not know yet who was cut off: %s", error)
+            log.warning("the disconnections could not be pushed to the broker yet: %s", error)
         else:
             self._untold.clear()
 
@@ -376,14 +380,14 @@ class _Flow:
 _MIB = 1024 * 1024
 
 
-def _of_node(passed: Passed) -> Sequence[_Flow]:
+def _of_node(passed: AccountTraffic) -> Sequence[_Flow]:
     return (
         _Flow("sent", "node", passed.said, MESSAGES_AT_ONCE, MESSAGES_PER_S, "messages"),
         _Flow("sent", "node", passed.said_bytes, BYTES_AT_ONCE, BYTES_PER_S, "MiB", _MIB),
     )
 
 
-def _of_team(passed: Passed, limits: TrafficLimits) -> Sequence[_Flow]:
+def _of_team(passed: AccountTraffic, limits: TrafficLimits) -> Sequence[_Flow]:
     """Those that there is a limit for."""
     rates = (
         ("said", passed.said, limits.said_per_s, "messages", 1),

@@ -1,4 +1,4 @@
-"""What teams, pools, nodes and users may be called: names that messages may have, and that keep teams apart."""
+"""Allowed names of teams, pools, nodes and users: valid in subjects, and such that no two teams are confused."""
 
 from collections.abc import Iterable, Sequence
 

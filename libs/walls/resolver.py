@@ -1,4 +1,4 @@
-"""Telling a running broker what an account may do, and who is out: it takes effect at once, without a reload."""
+"""Pushes account permissions and revocations to a running broker: they take effect at once, without a reload."""
 
 import json
 from collections.abc import Sequence

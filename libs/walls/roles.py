@@ -1,15 +1,13 @@
-"""What each service may say and hear in the core account: its own messages, by the catalogue, and what it needs to read and to
-remember.
+"""Publish and subscribe permissions of each service in the core account: its own messages, by the catalogue, and its state.
 
-So a service that is wrong, is given another's message to repeat, or was taken over, cannot speak for another: the ledger's
-subjects are placement's alone, a node is lost because leases says so, and nobody but admission lets a job in. It hears what the
-catalogue says that it answers or reads, and its own replies; it can make consumers only of the streams that it reads, of the
-ledger, and of its own bucket of snapshots.
+So a faulty service cannot publish another's messages: the ledger's subjects are placement's alone, only leases can report a
+node lost, and only admission admits jobs. A service receives the messages that the catalogue says it answers or reads, and its
+own replies; it can make consumers only of the streams that it reads, of the ledger, and of its own bucket of snapshots.
 
-This stops a service that is wrong, or repeats what it was told. It does not stop who has taken one over and knows how: the
-broker checks neither where a consumer delivers nor where an answer goes, and both go with its own rights. So what a service can
-write anywhere (a snapshot), it can have delivered to any subject of the core. Services are trusted, therefore; teams and nodes,
-who are not, are in accounts of their own, where this reaches nothing.
+This is no protection against an attacker who controls a service: the broker checks neither where a consumer delivers nor where
+an answer goes, and both use the broker's own rights. So content that a service can write anywhere (a snapshot) can be
+delivered to any subject of the core. Services are therefore trusted; teams and nodes, which are not, are in accounts of their
+own, where this reaches nothing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,11 @@
-"""Requests that were answered, whoever answered them: the stored answer is the answer, also when the request comes again.
+"""Which requests were answered, by any process: the stored answer stays valid when a request is redelivered.
 
-A process may die between storing an answer and acknowledging the request, or its acknowledgement is lost. Then the request
-comes again, here or to another process, and by then the pool may have grown, or the files be others. So at its start, whenever
-a request comes again, and now and then, a process reads which refusals were stored since the oldest request that is not
-acknowledged, and what was passed on to a pool that has not decided it. It does not listen to them: who listens also hears what
-the broker did not store. What was answered since the last look the broker knows (`services/admission/one_answer.py`).
+A process may die between storing an answer and acknowledging the request, or its acknowledgement is lost. The request is then
+redelivered, here or to another process, and by then the pool may have grown, or files may have changed. So at its start,
+whenever a request is redelivered, and at intervals, a process reads the refusals stored since the oldest unacknowledged
+request, and the jobs that were admitted and are not decided by their pool. It does not subscribe to them, because a
+subscription also gets messages that the broker did not store. For answers since the last look the broker knows the message ids
+(`services/admission/one_answer.py`).
 """
 
 import logging
@@ -18,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from libs.bus import direct
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.ports import clock
 from schemas import subjects
 from schemas.subjects import EVENTS, REQUESTS
@@ -28,7 +29,7 @@ log = logging.getLogger("baton.admission")
 
 ID = "ce-id"
 LOOK_S: Final = 30.0
-"""So often it is read while requests come: well within the time for which the broker knows the places of requests."""
+"""The interval at which the streams are read while requests come: well within the broker's memory of message ids."""
 _REMEMBERED = 100_000
 _PAGE = 512
 _TOLD = subjects.anyone(subjects.EVENT, entity="job", what="rejected")
@@ -36,13 +37,13 @@ _ASKED = subjects.anyone(subjects.COMMAND, entity="job")
 
 
 class Answered:
-    """Has the ids of refusals (`schemas.ids.rejection_id`) that were told last, and those of requests that were passed on
-    (`answer_id`), up to a hundred thousand together.
+    """The ids of the latest refusals (`schemas.ids.rejection_id`), and of requests that were admitted (`answer_id`), up to a
+    hundred thousand together.
 
     Args:
-        durable: who acknowledges requests.
-        decided: of each pool, up to where its inbox is decided.
-        sent: is told each job that was passed on, and the pool.
+        durable: the consumer that acknowledges requests.
+        decided: up to where each pool's inbox is decided.
+        sent: called with each job that was admitted, and its pool.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Answered:
     async def catch_up(self) -> None:
         """To be called at the start, and before requests that come again are decided. A broker that is away is waited for."""
         at_s = clock.boot_s()
-        await patiently(self._refused, _away)
+        await retry_while_away(self._refused, _away)
         for pool, decided in self._decided().items():
             found, self._inboxes[pool] = await undecided(self._js, pool, max(decided, self._inboxes.get(pool, 0)))
             for one in found:

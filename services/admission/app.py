@@ -16,14 +16,14 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.broker import make_broker
 from libs.bus.messages import Outgoing, header_bytes
-from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
 from libs.bus.secret_names import SecretNames
 from libs.bus.settle import NoRoom, Received, consume, dead_letter
+from libs.bus.stream_space import CANCELS_HIGH_WATER, SUBMITS_HIGH_WATER, StreamSpace
 from libs.bus.trim import Trimmer, trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.admission.in_vain import InVain, weight
 from libs.core.admission.intake import Intake
+from libs.core.admission.request_throttle import RequestThrottle, weight
 from libs.core.scheduling import limits
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
@@ -36,37 +36,37 @@ from schemas import subjects
 from schemas.ledger import JobQueued
 from schemas.subjects import REQUESTS
 from services.admission.answered import Answered
+from services.admission.fair_queueing import FairQueueing
 from services.admission.handlers import ORIGIN, AdmissionResult, Recent, busy_answer, handle
 from services.admission.metrics import Metrics
-from services.admission.one_answer import OneAnswer, placed
-from services.admission.overtaking import Overtaking
-from services.admission.pace import Pace
+from services.admission.one_answer import AnswerOnce, placed
 from services.admission.peers import answer, check, watch
 from services.admission.refusing import Refusing, command_of
 from services.admission.settings import AdmissionSettings
+from services.admission.window import AdmissionWindow
 
-_IN_VAIN = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD, AdmissionResult.REPEATED)
+_THROTTLED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD, AdmissionResult.REPEATED)
 _REFUSED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD)
 DURABLE = "admission"
 FOLLOWER = "admission"
-"""What is known of the pool: its devices, quotas and taken job ids."""
+"""Name of the readers that follow each pool: its devices, quotas and taken job ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerParts:
-    """What needs the broker."""
+    """The parts that need the broker."""
 
     followers: Sequence[Follower[FleetShape]]
-    rooms: Mapping[str, StreamRoom]
+    rooms: Mapping[str, StreamSpace]
     names: SecretNames
     answered: Answered
-    outbox: OneAnswer
-    overtaking: Overtaking
+    outbox: AnswerOnce
+    fair_queueing: FairQueueing
     trimmer: Trimmer
 
 
 class Admission:
-    """What the service knows of the pools and of the requests that it has decided, and what becomes of the next one."""
+    """The service's state (pools, requests that it has decided), and the decision about the next request."""
 
     def __init__(self, settings: AdmissionSettings, registry: CollectorRegistry) -> None:
         self.settings = settings
@@ -77,12 +77,12 @@ class Admission:
         self._policy = policy_version(settings.classes, settings.teams)
         self._recent = Recent()
         self._intake = Intake(settings.intake_limits())
-        self._in_vain = InVain()
+        self._throttle = RequestThrottle()
         self._metrics = Metrics(registry, lambda: [follower.projection for follower in self.followers])
         show(registry, lambda: self.followers)
 
     def begin(self, js: JetStreamContext) -> BrokerParts:
-        """Makes what needs the broker; each part's tasks are to be run then."""
+        """Makes the parts that need the broker; the caller then runs their tasks."""
         settings, pools = self.settings, self.settings.all_pools
         followers = {
             pool: Follower(js, pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
@@ -90,26 +90,26 @@ class Admission:
         }
 
         def decided() -> dict[str, int]:
-            """Of each pool, up to where its inbox is decided."""
+            """The inbox sequence up to which each pool has decided."""
             return {pool: follower.projection.inbox_seq for pool, follower in followers.items()}
 
-        pace = Pace(
+        window = AdmissionWindow(
             lambda pool: followers[pool].projection.inbox_seq if pool in followers else 0,
             settings.undecided,
             settings.undecided_alone,
         )
-        outbox = OneAnswer(js, batches=True)
-        outbox.pace, outbox.lost, outbox.refused = pace, self._recent.put_off, self.refusing.note
+        outbox = AnswerOnce(js, batches=True)
+        outbox.window, outbox.lost, outbox.refused = window, self._recent.put_off, self.refusing.note
         answered, names = Answered(js, DURABLE, decided, self._recent.add), SecretNames(js)
-        overtaking = Overtaking(js, self.decide, outbox, pace, self.learn, self.slow)
-        settled, held_back = overtaking.ahead.settled, overtaking.held_back
+        fair_queueing = FairQueueing(js, self.decide, outbox, window, self.learn, self.slow)
+        settled, held_back = fair_queueing.out_of_order.settled, fair_queueing.held_back
         self._parts = BrokerParts(
             followers=tuple(followers.values()),
             rooms={pool: room_of(js, pool) for pool in pools},
             names=names,
             answered=answered,
             outbox=outbox,
-            overtaking=overtaking,
+            fair_queueing=fair_queueing,
             trimmer=trimmer_of(
                 js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s, answered=settled, held_back=held_back
             ),
@@ -125,20 +125,20 @@ class Admission:
     def followers(self) -> Sequence[Follower[FleetShape]]:
         return self._parts.followers if self._parts is not None else ()
 
-    async def portion(self, left: Sequence[Msg]) -> int:
-        """How many of the queue's requests are decided now."""
+    async def batch_size(self, left: Sequence[Msg]) -> int:
+        """How many of these requests of the queue are decided now."""
         if any(message.metadata.num_delivered > 1 for message in left):
             await self.parts.answered.catch_up()
-        return await self.parts.overtaking.portion(left)
+        return await self.parts.fair_queueing.batch_size(left)
 
     def in_line(self, received: Received) -> list[Outgoing]:
-        """What follows from a request whose turn it is in the queue; nothing where that was done in its team's lane."""
-        done = self.parts.overtaking.ahead.done(received.stream_seq)
+        """The outcome of a request that the consumer has come to; nothing if its team's lane has had it decided already."""
+        done = self.parts.fair_queueing.out_of_order.done(received.stream_seq)
         self.parts.trimmer.dealt_with(subject=received.subject, seq=received.stream_seq, size=len(received.payload))
         return [] if done else self.decide(received)
 
     def decide(self, received: Received) -> list[Outgoing]:
-        """What follows from a request. Raises NoRoom."""
+        """Decides a request and returns the messages to be stored. Raises NoRoom."""
         pools = {
             known.pool: AdmissionContext(known.projection, limits.room, self._classes, self.parts.names.of)
             for known in self.followers
@@ -152,27 +152,27 @@ class Admission:
             self._metrics.no_room()
             raise NoRoom(f"pool {pool}: {why}", busy_answer(received, pool, why))
         self._metrics.handled(handled, clock.wall_s() - received.time_us / 1e6)
-        if handled.result in _IN_VAIN and received.deliveries == 1:
-            self._note_in_vain(received, handled.result)
+        if handled.result in _THROTTLED and received.deliveries == 1:
+            self._throttle_after(received, handled.result)
         if out is handled.out and handled.result in _REFUSED and (command := command_of(received, out, self._policy)):
             self.refusing.note(command)
         return out
 
-    def _note_in_vain(self, received: Received, result: AdmissionResult) -> None:
+    def _throttle_after(self, received: Received, result: AdmissionResult) -> None:
         size = len(received.payload) + header_bytes(received.headers)
         cost = weight(size, repeated=result is AdmissionResult.REPEATED)
-        self._in_vain.note(subjects.sender_of(received.subject), cost, int(clock.boot_s() * 1e6))
+        self._throttle.note(subjects.sender_of(received.subject), cost, int(clock.boot_s() * 1e6))
 
     def laid_aside(self, received: Received, reason: str) -> list[Outgoing]:
-        """What follows from a request that cannot be decided."""
+        """The messages to be stored for a request that cannot be decided."""
         return placed(received, [dead_letter(ORIGIN, received, reason)], self.home, self._policy)
 
     def slow(self, team: str) -> float:
-        """The seconds until the team's requests may be read on: after those that led to nothing."""
-        return self._in_vain.wait_s(team, int(clock.boot_s() * 1e6))
+        """The seconds for which the team is throttled."""
+        return self._throttle.wait_s(team, int(clock.boot_s() * 1e6))
 
     async def learn(self, requests: Iterable[tuple[str, bytes]]) -> None:
-        """What must be known to judge these requests, each with its team."""
+        """Loads what the decision about these requests, each with its team, needs to know."""
         await self.parts.answered.now_and_then()
         await self.parts.names.learn(requests)
 
@@ -182,10 +182,10 @@ class Admission:
             if isinstance(event, JobQueued):
                 self._intake.queued(event)
                 self._recent.shown(event.job_id)
-        self.parts.overtaking.moved()
+        self.parts.fair_queueing.moved()
 
     async def caught_up(self) -> None:
-        """Returns when all is known that requests are judged by."""
+        """Returns when the state that requests are judged by is complete."""
         for known in self.followers:
             await known.caught_up.wait()
             await self.parts.rooms[known.pool].known.wait()
@@ -194,7 +194,7 @@ class Admission:
     async def tell_refusals(self) -> None:
         """For ever."""
         room = self.parts.rooms[self.home]
-        await self.refusing.run(lambda: self.parts.outbox, lambda items: room.lacks(items, SUBMITS_END))
+        await self.refusing.run(lambda: self.parts.outbox, lambda items: room.lacks(items, SUBMITS_HIGH_WATER))
 
     def ready(self) -> dict[str, str]:
         if len(self.followers) < 2:
@@ -214,7 +214,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         durable=DURABLE,
         origin=ORIGIN,
         decide=admission.in_line,
-        portion=admission.portion,
+        batch_size=admission.batch_size,
         laid_aside=admission.laid_aside,
         outbox=lambda: admission.parts.outbox,
         batch=settings.batch,
@@ -238,8 +238,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     async def caught_up() -> None:
         await admission.caught_up()
         tasks.start("refusals for the ledger", admission.tell_refusals())
-        tasks.start("lanes of teams", admission.parts.overtaking.run())
-        tasks.start("requests out of their turn", admission.parts.overtaking.pass_on())
+        tasks.start("lanes of teams", admission.parts.fair_queueing.run())
+        tasks.start("requests out of their turn", admission.parts.fair_queueing.pass_on())
 
     return make_asgi(
         broker,
@@ -253,12 +253,12 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
 
 def _lacks_room(
-    out: Sequence[Outgoing], result: AdmissionResult, rooms: Mapping[str, StreamRoom]
+    out: Sequence[Outgoing], result: AdmissionResult, rooms: Mapping[str, StreamSpace]
 ) -> tuple[str, str] | None:
-    """The pool that has no room in its inbox for what follows from a request, and why; None when it has."""
+    """The pool whose inbox has no space for the outcome of a request, and why; None if there is space."""
     first = out[0] if out else None
     pool = subjects.pool_of_input(first.subject) if first is not None else None
     if first is None or pool is None or pool not in rooms:
         return None
-    why = rooms[pool].lacks([first], CANCELS_END if result is AdmissionResult.CANCELLED else SUBMITS_END)
+    why = rooms[pool].lacks([first], CANCELS_HIGH_WATER if result is AdmissionResult.CANCELLED else SUBMITS_HIGH_WATER)
     return (pool, why) if why else None

@@ -24,9 +24,9 @@ from libs.bus.messages import MAX_BYTES, Malformed, Outgoing, decode_bare, outgo
 from libs.bus.settle import Received, dead_letter
 from libs.core.admission.evaluate import Admitted, NotAdmitted
 from libs.core.admission.intake import LEAST_WAIT_S, Intake, OverLimit
-from libs.core.admission.refusal import Why
+from libs.core.admission.refusal import RefusalCause
 from libs.core.admission.routing import Pools, home_of, oldest_us, route
-from libs.core.state.by_job import LatelyByJob
+from libs.core.state.by_job import RecentByJob
 from libs.ledger.inputs import MAX_INPUT_BYTES
 from schemas import ids, subjects
 from schemas.base import Name
@@ -62,18 +62,18 @@ class Handled:
 
     result: AdmissionResult
     out: list[Outgoing]
-    whys: tuple[Why, ...] = ()
+    whys: tuple[RefusalCause, ...] = ()
     job: str = ""
 
 
-class Recent(LatelyByJob[str]):
+class Recent(RecentByJob[str]):
     """The jobs admitted last, each with its pool: they exist a moment before the ledger, and with it the context, says
     so. Those for which there was no room are not among them (`put_off`): they do not exist, and when their requests come again
     they may be refused by name, but they are not counted twice."""
 
     def __init__(self, limit: int = _REMEMBERED) -> None:
         super().__init__(limit)
-        self._put_off: LatelyByJob[None] = LatelyByJob(limit)
+        self._put_off: RecentByJob[None] = RecentByJob(limit)
 
     def add(self, job_id: str, pool: str) -> None:
         self[job_id] = pool
@@ -131,13 +131,13 @@ def handle(
     try:
         keys = subjects.read(_SUBJECT, received.subject)
     except ValueError as e:
-        return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, str(e))], (Why.MALFORMED,))
+        return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, str(e))], (RefusalCause.MALFORMED,))
     team = keys["team"]
     try:
         _team.validate_python(team)
     except ValidationError:
         reason = f"{team!r} is not a team's name: use lower-case letters, digits and hyphens"
-        return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
+        return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, reason)], (RefusalCause.MALFORMED,))
     recent = Recent() if recent is None else recent
     asked = _Asked(received, keys["what"], team, keys["user"], pools, recent, intake or Intake(), answered, policy)
     try:
@@ -206,7 +206,7 @@ def _submit(asked: _Asked) -> Handled:
     if len(message.payload) > MAX_INPUT_BYTES:
         job_id = _unless_taken(outcome.job_id, asked)
         rejected = _rejected(asked, job_id, request.client_key, (_too_large(message),), routed.pool, envelope)
-        return Handled(AdmissionResult.REJECTED, [rejected], (Why.LIMIT,))
+        return Handled(AdmissionResult.REJECTED, [rejected], (RefusalCause.LIMIT,))
     asked.recent.add(outcome.job_id, routed.pool)
     asked.intake.admitted(asked.team, outcome.job_id)
     return Handled(AdmissionResult.ADMITTED, [message], job=job if is_new else "")
@@ -232,7 +232,7 @@ def _cancel(asked: _Asked) -> Handled:
     home = home_of(job_id, asked.pools, asked.recent)
     if home is None and request.pool is not None and request.pool not in asked.pools:
         rejected = _rejected(asked, "", "", (_closed(request.pool, asked.pools),), envelope=envelope)
-        return Handled(AdmissionResult.REJECTED, [rejected], (Why.POOL,))
+        return Handled(AdmissionResult.REJECTED, [rejected], (RefusalCause.POOL,))
     pool = home or request.pool or asked.first_pool
     message = outgoing(
         CancelRequested(
@@ -268,7 +268,7 @@ def _limited(asked: _Asked, over: OverLimit, client_key: str = "") -> Handled:
     reason = Reason(field=over.field, value=over.value[:200], problem=over.limit, fix=f"{over.fix}{again}")
     job_id = _unless_taken(ids.job_id(asked.team, client_key), asked) if client_key and over.wait_s is None else ""
     rejected = _rejected(asked, job_id, client_key, (reason,), retry_after_s=over.wait_s)
-    return Handled(AdmissionResult.LIMITED, [rejected], (Why.LIMIT,))
+    return Handled(AdmissionResult.LIMITED, [rejected], (RefusalCause.LIMIT,))
 
 
 def _malformed(asked: _Asked, error: Malformed) -> Handled:
@@ -278,8 +278,10 @@ def _malformed(asked: _Asked, error: Malformed) -> Handled:
     job_id = _unless_taken(ids.job_id(asked.team, key), asked) if key and asked.what == "submit" else ""
     rejected = _rejected(asked, job_id, key, error.reasons)
     if key or job:
-        return Handled(AdmissionResult.REJECTED, [rejected], (Why.MALFORMED,))
-    return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, str(error)), rejected], (Why.MALFORMED,))
+        return Handled(AdmissionResult.REJECTED, [rejected], (RefusalCause.MALFORMED,))
+    return Handled(
+        AdmissionResult.DEAD, [dead_letter(ORIGIN, received, str(error)), rejected], (RefusalCause.MALFORMED,)
+    )
 
 
 def _unless_taken(job_id: str, asked: _Asked) -> str:

@@ -1,9 +1,9 @@
-"""One team's requests in their order, as they are stored: an ordered consumer of the team's subjects.
+"""A lane: one team's requests in order, by an ordered consumer of the team's subjects.
 
-A direct get for each look costs more: the broker counts what is left after it, and it waits for the stream's lock at
-each message. A consumer is told by the broker, at once, and only of this team's. What is on its way and in memory is
-bounded by `most` requests, and by a page of bytes that is asked for while less than a page is held. A lane whose consumer is
-broken is over: another is opened behind what was decided.
+Polling by direct gets would cost more: the broker counts what is left after each, and waits for the stream's lock at each
+message. A consumer gets this team's messages only, and at once. Requests in flight and in memory are bounded by `most`, and by
+bytes: a page is asked for while less than a page is held. A lane whose consumer breaks is closed, and another is opened behind
+what was decided.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from schemas.subjects import REQUESTS
 
 
 class TeamLane:
-    """`held` are its requests that were read and not decided; `more`: how many the broker has behind them. `news` is called
-    when one has come, or a request for some is over."""
+    """`held`: requests that were read and not decided; `more`: how many the broker has behind them. `news` is called when one
+    arrives, or a pull request ends."""
 
     def __init__(
         self, js: JetStreamContext, team: str, after: int, *, most: int, page: int, news: Callable[[], None]
@@ -33,22 +33,22 @@ class TeamLane:
         self.held: deque[Received] = deque()
         self.more = 0
         self.heard_s = 0.0
-        """When a request came last, or it was opened: seconds of the loop's clock."""
+        """When the last request arrived, or the lane was opened: seconds of the loop's clock."""
         self._most, self._page, self._news = most, page, news
         self._consumer = OrderedConsumer(js, REQUESTS, after, self._take, news)
 
     @property
     def broken(self) -> str:
-        """Why it is over; "" while it is not."""
+        """Why the lane is closed; "" while it is open."""
         return self._consumer.broken
 
     def end(self, why: str) -> None:
-        """What is read after this is not kept."""
+        """Closes the lane: what arrives from here on is not kept."""
         self._consumer.end(why)
 
     @property
     def bytes(self) -> int:
-        """Of the requests that are held."""
+        """The size of the requests that are held."""
         return sum(len(r.payload) + header_bytes(r.headers) for r in self.held)
 
     async def open(self) -> None:

@@ -1,20 +1,20 @@
-"""A request has one answer, whoever gives it and however often: this is where that is kept.
+"""Exactly one answer per request, whichever process gives it and however often (first writer wins).
 
-Several processes may decide one request: it is delivered again after a crash or a lost acknowledgement, or one takes it out of
-its turn and the other when its turn comes. They need not agree: a limit is at its edge, a file was changed, a node has joined,
-one is of another version. So each request has one place in the inbox of its pool: whatever takes it has the same message id
-(`schemas.ids.answer_id`), and the broker stores the first and says of the next that it is a repeat.
+Several processes may decide one request: it is redelivered after a crash or a lost acknowledgement, or one decides it out of
+order and another in order. They may come to different answers: a limit is at its edge, a file was changed, a node has joined,
+a process has another version. So each request has one place in the inbox of its pool: every outcome has the same message id
+(`schemas.ids.answer_id`), so the broker stores the first and reports each later one as a duplicate.
 
-    admitted, or a cancel    is itself what takes the place: nothing is added to it
-    refused for good         takes the place first (`RefusalTold`, with the answer); what its team is told comes after that
-    laid aside               likewise, and the dead letter comes after that
-    busy, send it again      takes no place: it ends nothing, and the same key names the same job
+    admitted, or a cancel      is itself stored in that place
+    rejected                   stores `RefusalTold` (with the answer) there first; the message to the team follows
+    dead letter                likewise; the dead letter follows
+    busy ("send it again")     takes no place: it decides nothing, and the same key names the same job
 
-Who finds the place taken reads by what, and goes by that: a job that was passed on is not refused any more, and a refusal is
-told as it is stored there (its process may have died before it told it), never followed by the job.
+A process that finds the place taken reads what is stored there and acts on it: a job that was admitted is not rejected any
+more, and a stored rejection is sent to the team (its process may have died before that) and the job is not admitted.
 
-The broker knows ids for two minutes. What was answered before is known from the streams themselves, which are read whenever a
-request comes again, and every `LOOK_S` (`services/admission/answered.py`).
+The broker remembers message ids for two minutes. Older answers are known from the streams themselves, which are read whenever a
+request is redelivered, and every `LOOK_S` (`services/admission/answered.py`).
 """
 
 import logging
@@ -26,7 +26,7 @@ from nats.js.api import PubAck
 
 from libs.bus import direct
 from libs.bus.dead import SEQ, STREAM, dead_letter
-from libs.bus.holding import StillOurs
+from libs.bus.in_progress import StillOwned
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import NotStored
 from libs.bus.settle import Received
@@ -37,9 +37,9 @@ from schemas.inbox import JobAdmitted, RefusalTold
 from schemas.jobs import JobRejected
 from schemas.subjects import REQUESTS
 from services.admission.handlers import ORIGIN, told
-from services.admission.pace import PacedOutbox
 from services.admission.refusing import command_of
 from services.admission.undecided import read
+from services.admission.window import WindowedOutbox
 
 log = logging.getLogger("baton.admission")
 
@@ -51,8 +51,8 @@ _CORRELATION, _TRACE = "ce-correlationid", "traceparent"
 
 
 def placed(received: Received, out: list[Outgoing], pool: str, policy: str = "") -> list[Outgoing]:
-    """`out`, what follows from a request, and before it what takes the request's place, if nothing of `out` does: it is the
-    request's end, and no message to a pool. `pool`: where, when the answer does not say."""
+    """`out`, the outcome of a request, with a message in front that takes the request's place where `out` has none (it ends the
+    request, and has no message to a pool). `pool`: the pool, when the answer names none."""
     if not out or any(map(_is_input, out)):
         return out
     team = next((item for item in out if item.headers.get(_TYPE) == _REJECTED), None)
@@ -76,23 +76,24 @@ def placed(received: Received, out: list[Outgoing], pool: str, policy: str = "")
 
 @dataclass(slots=True)
 class _Places:
-    """What became of the places: by request, the answer that was there before; and those of which it could not be read."""
+    """Places that were taken already: by request, the stored answer; and the requests whose answer could not be read."""
 
     others: dict[str, Stored] = field(default_factory=dict)
     unread: set[str] = field(default_factory=set)
 
 
-class OneAnswer(PacedOutbox):
-    """Stores what follows from requests: what takes a place first, and the rest of those that got theirs. `refused` is told
-    each refusal that took one; `lost` each job that was admitted here and is not passed on, for its request was refused."""
+class AnswerOnce(WindowedOutbox):
+    """Stores the outcomes of requests: first those that take a place, then the rest for each that got its place. `refused` is
+    called for each refusal that took one; `lost` for each job that was admitted here although another process had refused
+    it."""
 
     refused: Callable[[RefusedCommand], None] | None = None
     lost: Callable[[str], None] | None = None
 
     async def publish_many(
-        self, items: Sequence[Outgoing], lanes: Sequence[str] = (), *, held: StillOurs | None = None
+        self, items: Sequence[Outgoing], lanes: Sequence[str] = (), *, held: StillOwned | None = None
     ) -> list[PubAck]:
-        """As that of every outbox; of what is not sent because another answer is stored, the acknowledgement is that one's."""
+        """As in every outbox; for an outcome that is dropped because another answer is stored, the acknowledgement of that."""
         first = [i for i, item in enumerate(items) if _is_input(item)]
         rest = [i for i, item in enumerate(items) if not _is_input(item)]
         try:

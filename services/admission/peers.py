@@ -1,8 +1,8 @@
-"""Whether the admission processes of one broker judge for the same pools.
+"""Checks that the admission processes of one broker serve the same pools.
 
-They share one consumer of requests, so a request is judged by whichever gets it. If one knew other pools than the next, or
-another order of them, a job could be refused for a pool that exists, or be sent to two. So a process asks those that run
-before it takes its first request, and again every half minute, because two may have started at the same time.
+They share one consumer of requests, so any of them may judge a request. If one knew other pools than the next, or another
+order of them, a job could be refused for a pool that exists, or be sent to two. So a process asks the running ones before it
+takes its first request, and again every half minute, because two may have started at the same time.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Tells the ledger which requests were refused, so that its chain has them: `libs.core.admission.refusals` says how many.
+"""Records refused requests in the ledger, for audit, at a bounded rate (`libs.core.admission.refusals`).
 
-Beside the answers to teams, which wait for nothing here: when the inbox has no room, or the broker is away, lines wait, the
-oldest give way, and a killed process loses those that it has not told.
+This is best effort, and answers to teams do not wait for it: while the inbox is full or the broker unavailable, lines wait in
+memory, the oldest are dropped, and a killed process loses those that it has not sent.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contextlib import suppress
 from libs.bus.dead import REASON
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.bus.settle import Received
 from libs.core.admission.refusals import Refusals
 from libs.ports import clock
@@ -59,7 +59,7 @@ class Refusing:
                     break  # it is tried again at the next look
                 for _ in items:
                     self._lines.popleft()
-                await patiently(lambda items=items: outbox().publish_many(items), lambda error, failures: None)  # type: ignore[misc]
+                await retry_while_away(lambda items=items: outbox().publish_many(items), lambda error, failures: None)  # type: ignore[misc]
 
 
 def command_of(received: Received, out: Sequence[Outgoing], policy: str) -> RefusedCommand | None:

@@ -42,7 +42,7 @@ class AdmissionSettings(ServiceSettings):
         "while a team with few requests sends some; from then on as many as are decided without waiting",
     )
     undecided_alone: int = Field(
-        default=512, ge=1, description="the same while there are only crowds: larger portions cost less"
+        default=512, ge=1, description="the same while only one team sends: larger batches cost less"
     )
     snapshot_records: int = Field(
         default=20_000, ge=100, description="ledger records between snapshots of what is known of the pool"

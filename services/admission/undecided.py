@@ -1,7 +1,7 @@
-"""Requests that were passed on to a pool and that its placement has not decided yet, read from the pool's inbox.
+"""Jobs that were admitted to a pool and that its placement has not decided yet, read from the pool's inbox.
 
-An admission process that died between storing a job in one inbox and acknowledging its request gets the request again.
-The ledger does not show the job yet; without this look it could be sent to another pool as well.
+An admission process that died between storing a job in an inbox and acknowledging its request gets the request again. The
+ledger does not show the job yet; without this look-up it could be sent to another pool as well.
 """
 
 import logging
@@ -12,7 +12,7 @@ from functools import partial
 from nats.js import JetStreamContext
 from nats.js.api import StreamState
 
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.ledger.inputs import read_input
 from libs.ledger.tail import Stored, Tail
 from schemas import ids
@@ -82,4 +82,4 @@ async def _state(js: JetStreamContext, stream: str) -> StreamState:
     def away(error: Exception, failures: int) -> None:
         log.warning("stream %s cannot be read: %r", stream, error)
 
-    return (await patiently(partial(js.stream_info, stream), away)).state
+    return (await retry_while_away(partial(js.stream_info, stream), away)).state

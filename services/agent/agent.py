@@ -1,7 +1,11 @@
-"""The agent: all its nodes, and the loops that keep them alive, informed and honest.
+"""The agent: all its nodes, and its loops.
 
-Four loops, each small: `heartbeats` renews the leases, `watch_leases` ends the lives of nodes whose lease ended,
-`ask` (`services.agent.asking`) hears what should run, and repeats what was not heard; `samples` measures.
+    heartbeats      renews the leases
+    watch_leases    ends the lives of nodes whose lease has expired
+    ask             gets the desired state (`services.agent.asking`), and repeats reports that were not confirmed
+    samples         measures the devices
+
+Each loop is a task of its own.
 """
 
 import asyncio
@@ -25,10 +29,10 @@ from schemas.inbox import NodeLost
 from schemas.nodes import DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import LogPiece, LogQuery
 from services.agent.asking import Asker
+from services.agent.departed_teams import DepartedTeamFiles
 from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
 from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
-from services.agent.left import LeftTeams
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.reconcile import Phase
 from services.agent.reports import Reports
@@ -74,7 +78,7 @@ class Agent:
         self._refused: set[tuple[str, int]] = set()
         """Lives that the keeper has ended: it held nothing of them that is kept when their lease ended."""
         self._beats = 0
-        self.left = LeftTeams(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
+        self.left = DepartedTeamFiles(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
             node.start_blocked = self.left.removes

@@ -56,7 +56,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PreparedHost:
-    """What an agent stands on: its state, where cgroups may be made, and the work of an earlier agent that goes on."""
+    """What an agent starts with: its state, where cgroups may be made, and the work of an earlier agent that continues."""
 
     state: AgentState
     group_base: Path | None

@@ -1,7 +1,7 @@
-"""How an agent hears what should run on its nodes: pushed changes, and questions every few seconds.
+"""Receives the desired state of an agent's nodes: pushed changes, and polling every few seconds.
 
-A change that was missed, or is too large for a message, is noticed at the next one, and asked for at once. What is asked
-for is the whole state, in pieces; specs that are not known here are asked for by their digests.
+A change that was missed, or was too large for a message, is noticed at the next one, and the whole state is requested at once.
+It comes in pieces; specs that are not known here are requested by their digests.
 """
 
 import asyncio

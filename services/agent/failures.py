@@ -1,7 +1,7 @@
-"""What an agent knows of why a part failed, beyond its exit code: the `category` of its report.
+"""Why a part failed, as far as an agent knows it beyond the exit code: the `category` of its report.
 
-Placement's retries go by it (`libs.core.scheduling.retry`): what the node lacked must not cost the job's own budget. Where
-nothing is known, nothing is said, and the exit code counts.
+Placement's retries depend on it (`libs.core.scheduling.retry`): a failure of the node must not cost the job's own retry
+budget. Without a category the exit code counts.
 """
 
 import errno

@@ -1,7 +1,7 @@
-"""Folders that a job has filled as it liked: how much they hold, and their removal, however deep and wide they are.
+"""Measures and removes folders that a job has filled, however deep and wide they are.
 
-A job makes trees deeper than Python's recursion and longer than any path may be (it descends step by step), and goes on
-changing them while they are looked at. So nothing here recurses, and what cannot be looked into counts as full.
+A job can make trees that are deeper than Python's recursion limit and longer than any path may be (it descends step by step),
+and can change them while they are read. So nothing here recurses, and a folder that cannot be read counts as full.
 """
 
 import errno

@@ -1,12 +1,12 @@
-"""The ports at which gangs meet (`MASTER_PORT`), which are on the machine's network like all others: a job could listen on all
-of them first, and no gang of another team would begin there.
+"""Enforces shares of the ports at which gangs meet (`MASTER_PORT`): a job could listen on all of them, and no gang of another
+team could start there.
 
-So an attempt may have had so many of them and no more. All count that it has had since its agent first saw it: one that holds
-them one after the other is in the way of as many gangs. And whoever holds the port of an attempt beside it is noted: if that
-attempt fails, it was not its own doing.
+So an attempt may have had only so many of them. All count that it has had since its agent first saw it: holding one after the
+other blocks as many gangs. A foreign process that holds an attempt's port is noted: if that attempt fails, it was not its own
+fault.
 
-The kernel says which sockets hold a port. Whose they are the tables of processes say, which takes longer, so it is asked once
-for each socket.
+The kernel says which sockets hold a port. The tables of processes say whose they are; that takes longer, so each socket is
+looked up once.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""The walls around each job, as the agent asks its keeper for them, and whom it serves where there are none."""
+"""The isolation of jobs ("walls") on the agent's side: what it asks its keeper for, and which teams it serves where there is
+none."""
 
 import errno
 import json

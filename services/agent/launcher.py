@@ -1,4 +1,4 @@
-"""Turns a desired part into a running one: a timer for simulations, processes for everything else."""
+"""Starts a desired part: a timer for simulations, processes for everything else."""
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
-"""What one attempt may take of its machine: memory and disk. The kernel holds it to its memory where a cgroup can be had; what
-no cgroup holds is looked at from time to time, and an attempt that has taken more is ended, with the figures in its reason.
-Processors it may take as many as others leave, and of what all want its share."""
+"""Enforces one attempt's limits of memory and disk. A cgroup limits memory where one can be had; what no cgroup limits is
+measured at intervals, and an attempt over its limit is ended, with the figures in its reason. Processors are not limited
+but shared."""
 
 import asyncio
 import os

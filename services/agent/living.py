@@ -1,4 +1,4 @@
-"""A node in one of its lives, as what looks after a part of it sees it."""
+"""The interface of a node's current life, for the parts that handle one aspect of it (boards, quarantine)."""
 
 from collections.abc import Callable
 from typing import Protocol

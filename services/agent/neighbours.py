@@ -1,6 +1,7 @@
-"""The kernel's table of neighbours: which machine of one's own networks has which hardware address. It is one for all of a
-machine's users, has so many places, and gives one to each address that somebody sends to, whether a machine answers there or
-not. What has no place is not reached.
+"""Watches the kernel's neighbour table (ARP, NDP), which all users of a machine share.
+
+The table maps addresses of local networks to hardware addresses. It has a fixed size, and an entry is made for each address
+that somebody sends to, whether a machine answers there or not. When it is full, further machines cannot be reached.
 """
 
 import ipaddress

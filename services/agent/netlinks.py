@@ -1,9 +1,9 @@
-"""What lies unread in sockets of netlink, by which processes ask the kernel what the machine has: its answers are memory of the
-kernel's that no cgroup counts, and unlike that of TCP and UDP nothing bounds it for all. A job asked again and again in 13,000
-sockets and had 3 GB beside its 200 MB.
+"""Measures unread data in netlink sockets, by which processes ask the kernel about the machine.
 
-The kernel tells of each socket how much it has. Whose it is the tables of open files say; one that was sent and is not received
-is in none, but who has something in flight is known.
+These answers are kernel memory that no cgroup counts, and unlike that of TCP and UDP it has no global limit. (Seen: a job
+asked again and again in 13,000 sockets and had 3 GB beside its 200 MB.) The kernel says how much each socket holds. The tables
+of open files say which attempt a socket belongs to. A socket that is in flight between two processes is in no table, but the
+attempts that have something in flight are known.
 """
 
 import os
@@ -58,14 +58,14 @@ class NetlinkTotal:
         return self._bytes
 
 
-class Had(NamedTuple):
+class NetlinkUse(NamedTuple):
     """What an attempt has of them: bytes, and how many."""
 
     bytes: int
     sockets: int
 
 
-def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[Had]:
+def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[NetlinkUse]:
     """Of each attempt, by the processes that it consists of. What is in nobody's table counts for who has most in flight."""
     by_inode = {one.inode: one.bytes for one in held if one.inode}
     own = [sockets_of(processes, by_inode.keys()) for processes in attempts]
@@ -74,7 +74,7 @@ def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[Had]:
         in_flight = list(map(_in_flight, attempts))
         if most := max(in_flight, default=0):
             own[in_flight.index(most)] |= nobodys
-    return [Had(sum(map(by_inode.__getitem__, inodes)), len(inodes)) for inodes in own]
+    return [NetlinkUse(sum(map(by_inode.__getitem__, inodes)), len(inodes)) for inodes in own]
 
 
 def _in_flight(processes: Iterable[int]) -> int:

@@ -82,7 +82,7 @@ def _layer(settings: AgentSettings) -> DeviceLayer | None:
                     layer.discover()
                     return _with_processors(settings, layer)
                 except NoDevices as e:
-                    log.info("looked for accelerators: %s", e)
+                    log.info("accelerators found: %s", e)
             return CpuLayer(settings.node)
     return None
 

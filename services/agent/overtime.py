@@ -1,14 +1,13 @@
-"""When a node ends a part by itself: its time limit is long over, and nobody has told it to stop. Pure; times are seconds of
-one monotonic clock.
+"""Enforces time limits on the node when placement does not. Pure; times are seconds of one monotonic clock.
 
-Placement stops an attempt at its limit. While it is away nobody does, and somebody else renews leases: work would go on, and
-be billed. So a node ends a part `grace_s` after its limit, and as much later as two clocks may differ in rate. `grace_s` is
-more than a stop by placement takes (a tick, a decision, a message, the start of another placement), so that where it decides,
-nothing comes of this.
+Placement stops an attempt at its limit. While placement is down but leases are renewed, work would go on and be billed. So a
+node ends a part `grace_s` after its limit, and later by as much as two clocks may differ in rate. `grace_s` is longer than a
+stop by placement takes (a tick, a decision, a message, the start of another placement), so the node acts only when placement
+does not.
 
-The limit counts from when all parts of the attempt run. Of an attempt on one node that is when its part began. The nodes of a
-gang are told (`running`). One that is not told, or late, counts from a lease after its part began: by then the others have
-begun, or their nodes are lost.
+The limit counts from when all parts of the attempt run. For an attempt on one node that is when its part began. The nodes of a
+gang get that from placement (`running`). A node that does not get it, or gets it late, counts from one lease after its part
+began: by then the other parts have begun, or their nodes are lost.
 """
 
 from libs.core.projections.node_health import Terms

@@ -1,5 +1,5 @@
-"""Whose the checkpoints are that lie on this machine, or in a folder that nodes share: noted beside them, as a job's name does
-not say it, and its attempts, whose names do, are pruned."""
+"""Records which team owns the checkpoints on this machine, or in a folder that nodes share: a job's name does not say it, and
+its attempts, whose names do, are pruned."""
 
 import fcntl
 import logging
@@ -60,7 +60,7 @@ class Owners:
         try:
             self._write(job_id, team, seq)
         except OSError as e:
-            log.error("whose the checkpoints of %s are cannot be noted: %s", job_id, e)
+            log.error("the owner of the checkpoints of %s cannot be recorded: %s", job_id, e)
 
     def note_older(self, team_of: Callable[[int], str], seq: int) -> None:
         """Of checkpoints that an earlier version left, where the user whose they are tells the team. Blocks."""

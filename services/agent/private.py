@@ -1,4 +1,4 @@
-"""Reading files in folders that a job may have had its hands in: what is opened is a file of the agent's, and no other."""
+"""Opens files safely in folders that a job could write to: only regular files of the agent's own user, and through no link."""
 
 import os
 import stat

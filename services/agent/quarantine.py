@@ -1,7 +1,7 @@
-"""Devices that are still used when their attempt is gone: they are kept from other jobs until they are free.
+"""Quarantine: devices that are still in use when their attempt has ended are granted to nobody until they are free.
 
-Nothing of an attempt outlives its shim. But a device may have another user: a container that the job had a daemon start, a
-process that was handed an open descriptor, a driver that hangs in the end of a process. What is to be believed is the device.
+No process of an attempt outlives its shim. But a device may have another user: a container that the job had a daemon start, a
+process that was passed an open descriptor, a driver that hangs while a process exits. So the device itself is checked.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""What agents tell the pool's inbox: observations and registrations, in order, batched, each stored or tried again.
+"""Publishes agents' reports to the pool's inbox: observations and registrations, in order, batched, each retried until stored.
 
-One batch is under way at a time, so that what was seen first is stored first; what is seen meanwhile makes the next
-batch. What comes alone is told at once, with what else is seen in that turn of the event loop. A batch that the broker
-does not take stays at the head until it does: the memory this needs is bounded by what runs on the nodes, as a part has
-at most one start, one end and its newest checkpoint waiting.
+One batch is in flight at a time, so order is kept; reports that are made meanwhile form the next batch. A single report is
+sent at once, together with others of the same iteration of the event loop. A batch that the broker does not take stays at the
+head until it does. The memory for this is bounded by what runs on the nodes: a part has at most one start, one end and its
+newest checkpoint waiting.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""What all processes of a machine have together, and one job could take for itself: the ports at which gangs meet, the ports
-of outgoing connections, open files, the memory of sockets.
+"""Enforces shares of kernel resources that all processes of a machine have in common: gang ports, ephemeral ports, open files,
+socket memory.
 
-The kernel bounds none of these for a user, and a job takes each of them in a tenth of a second. Who has how many of them the
-tables of its processes say, which takes long to read. So the machine's totals are read five times a second, which costs
-nothing, and it is looked for whose they are when they have grown, and else from time to time. Who has more than it may is
+The kernel has no per-user limit for any of them, and one job can use each of them up in a tenth of a second. Which attempt
+uses how much is in the tables of its processes, which are slow to read. So the machine's totals are read five times a second,
+which costs nothing, and the tables when a total has grown, or else at intervals. An attempt that uses more than its share is
 ended.
 """
 

@@ -1,6 +1,9 @@
-"""Sockets, as the kernel tells of them by netlink (`sock_diag`): those of TCP that hold a port of a range, one question for
-each family, of which the kernel answers with those of the range alone, in a millisecond or two whatever else is connected; and
-what memory each socket has."""
+"""Reads sockets from the kernel by netlink (`sock_diag`): TCP sockets that hold a port of a range, and the memory of each
+socket.
+
+It is one question per address family. The kernel filters by the range, so the answer takes a millisecond or two however many
+other sockets there are.
+"""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""What a starting agent finds of the one before it: a keeper with work that may go on, or remains that must go first."""
+"""What a starting agent finds of its predecessor: a keeper whose work may go on, or remains that must be removed first."""
 
 import logging
 from collections.abc import Mapping, Sequence

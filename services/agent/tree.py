@@ -1,8 +1,8 @@
-"""Finding what an earlier agent and its keeper left, when both are gone.
+"""Finds processes that an earlier agent and its keeper left, when both are gone.
 
-Three ways lead to it: the cgroup of a life of a node, the name of the keeper's shims (`proc.shim_name`), and the marker
-`BATON_PART=<node>@<agent>/<incarnation>/<attempt id>` in the environment that a job's processes began with. The last is
-for machines without the first, where a shim was killed: a program that clears its environment *and* detaches can shed it.
+There are three ways: the cgroup of a life of a node, the name of the keeper's shims (`proc.shim_name`), and the marker
+`BATON_PART=<node>@<agent>/<incarnation>/<attempt id>` in the environment that a job's processes began with. The last is for
+machines without cgroups on which a shim was killed: only a program that clears its environment *and* detaches can escape it.
 """
 
 import os

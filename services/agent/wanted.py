@@ -1,8 +1,7 @@
-"""What should run on one node, put together from what placement tells: pieces of a state, changes of it, specs by digest.
+"""Assembles the desired state of one node from placement's messages: pieces of a state, changes of it, specs by digest. Pure.
 
-Pure. A state that is put together is a `DesiredState` as `services.agent.reconcile` reads it. A new part
-whose spec has not come yet is not in it, so it starts later. Nor is what was granted after it on one of its devices: started
-first, that would make the earlier grant look stale.
+The result is a `DesiredState` as `services.agent.reconcile` reads it. A new part whose spec has not arrived is not in it, so
+it starts later. Nor is any later grant on one of its devices: if that started first, the earlier grant would look stale.
 """
 
 from collections import OrderedDict

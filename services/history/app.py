@@ -36,7 +36,7 @@ _ANSWER_S = GIVES_UP * ANSWER_S
 
 
 class History:
-    """What one process holds; made once the event loop runs."""
+    """The parts of one process; made once the event loop runs."""
 
     nats: BusConnection
     store: JobStore
@@ -52,7 +52,7 @@ class History:
         return [loop.follower for loop in (self.documents, self.feed, self.proof_loop) if loop is not None]
 
     async def stored(self, answer: Awaitable[A], within_s: float = _ANSWER_S) -> A:
-        """What is asked of the past."""
+        """Answers to questions about the past."""
         async with asks_mongo("history", "jobs' documents and teams' lines", within_s):
             return await answer
 

@@ -23,7 +23,7 @@ from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import Restored
 from libs.ports.host import failpoint
 from schemas.ledger import JobQueued
-from services.history.absence import StoreAbsence
+from services.history.outage import StoreOutage
 
 log = logging.getLogger("baton.history")
 
@@ -97,14 +97,14 @@ class Documents:
         self._cached = StoryCache(cache_jobs, round(cache_mib * 2**20))
         self._horizon = 0
         self._before: ReaderPosition | None = None
-        self._absence = StoreAbsence("documents")
+        self._outage = StoreOutage("documents")
         self._written = Counter("baton_history_documents_written", "documents replaced", registry=registry)
         self._restarts = Counter("baton_history_documents_restarts", "starts from the checkpoint", registry=registry)
         self._seconds = Histogram("baton_history_write_seconds", "time to write one window, s", registry=registry)
 
     @property
     def problem(self) -> str:
-        return self._absence.problem or self.follower.problem
+        return self._outage.problem or self.follower.problem
 
     async def run(self) -> None:
         """For ever. Raises LedgerStopped only: then the ledger is not the one that the documents were made from."""
@@ -112,7 +112,7 @@ class Documents:
             try:
                 await self._follow()
             except StoreAway as error:
-                await self._absence.wait(error, self.position)
+                await self._outage.wait(error, self.position)
             except StoreChanged as error:
                 log.warning("%s; starting again from what MongoDB has", error)
             except UnknownJob as error:
@@ -141,7 +141,7 @@ class Documents:
 
     async def _after(self, steps: Sequence[FollowedEntry]) -> None:
         """Writes one window: documents, then the checkpoint."""
-        self._absence.over()
+        self._outage.over()
         if not steps:
             # An emptied MongoDB must not stay empty until the next record: nothing may happen for days.
             if self._before is not None and await self._store.checkpoint(self.name) != self._before:
@@ -193,4 +193,4 @@ class Documents:
         try:
             await self._store.forget_checkpoint(self.name)
         except StoreAway as error:  # the same document will be missed again
-            await self._absence.wait(error, self.position)
+            await self._outage.wait(error, self.position)

@@ -30,7 +30,7 @@ _MOST_LAST = MAX_REPLY_BYTES // len(_SHORTEST.model_dump_json())
 
 
 class EventLog:
-    """What teams were told, as long as the stream keeps it."""
+    """The events of teams, as long as the stream keeps them."""
 
     def __init__(self, js: JetStreamContext) -> None:
         self._js = js

@@ -1,8 +1,8 @@
-"""Tells each team what happens to its jobs: ledger events become messages on the stream EVENTS.
+"""Publishes each team's events: ledger events become messages on the stream EVENTS.
 
-Its place in the ledger is a cursor in JetStream, moved after the messages are stored. A crash between the two sends
-some again with the same ids, and the broker drops them. What the feed knows of unfinished jobs comes from a snapshot
-and the records after it; up to the cursor these are read in silence. MongoDB has no part in this.
+Its position in the ledger is a cursor in JetStream, moved after the messages are stored. After a crash between the two some
+are sent again with the same ids, and the broker drops them. The state of unfinished jobs comes from a snapshot and the records
+after it; up to the cursor these are read without publishing. MongoDB is not involved.
 """
 
 import logging
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.core.projections.history import Feed
 from libs.ledger.chain import LedgerRewound
 from libs.ledger.follower import FollowedEntry, Follower, Gather
@@ -117,6 +117,6 @@ class FeedLoop:
                 log.warning("the feed cannot %s: %r", what, error)
             self._cannot = f"cannot {what}: {error!r}"
 
-        done = await patiently(work, away)
+        done = await retry_while_away(work, away)
         self._cannot = ""
         return done

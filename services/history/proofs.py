@@ -19,8 +19,8 @@ from libs.adapters.mongo.proofs import KeptSum, ProofStore
 from libs.adapters.mongo.store import StoreAway
 from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import AWAY
 from libs.bus.queries import InvalidQuestion, NothingFound
+from libs.bus.retry import UNAVAILABLE
 from libs.core.proofs.chains import TeamChains
 from libs.core.proofs.sums import way_back
 from libs.core.proofs.tree import Tree, leaf_of, salt_of
@@ -32,8 +32,8 @@ from schemas.inbox import SumProposed
 from schemas.jobs import Reason
 from schemas.proofs import AuditPart, AuditRead, Sum, TeamProof
 from schemas.subjects import OPERATOR
-from services.history.absence import StoreAbsence
 from services.history.documents import IDLE_S
+from services.history.outage import StoreOutage
 
 log = logging.getLogger("baton.history")
 
@@ -75,7 +75,7 @@ class ProofLoop:
         self._pool, self._store = pool, store
         self._outbox = Outbox(js)
         self._every_us, self._keep_us = int(every_s * 1e6), int(keep_days * 86_400e6)
-        self._absence = StoreAbsence("teams' lines")
+        self._outage = StoreOutage("teams' lines")
         self._stopped = ""
         self._noted = 0
         self._not_before = 0.0
@@ -85,7 +85,7 @@ class ProofLoop:
 
     @property
     def problem(self) -> str:
-        return self._stopped or self._absence.problem or self.follower.problem
+        return self._stopped or self._outage.problem or self.follower.problem
 
     async def run(self) -> None:
         """For ever."""
@@ -94,7 +94,7 @@ class ProofLoop:
                 await self._store.prepare()
                 await self.follower.run(self._after, begin=self._begin)
             except StoreAway as error:
-                await self._absence.wait(error, self._noted)
+                await self._outage.wait(error, self._noted)
             except _Lost as error:
                 log.warning("%s; writing all teams' lines again", error)
                 await self.follower.forget()
@@ -112,7 +112,7 @@ class ProofLoop:
     async def _after(self, steps: Sequence[FollowedEntry]) -> None:
         if await self._store.written_to(self._pool) < self._noted:
             raise _Lost(f"MongoDB has lost teams' lines of before record {self._noted}")
-        self._absence.over()
+        self._outage.over()
         told = [step.told for step in steps if step.told is not None]
         lines = [line for one in told for line in one.lines]
         sums = [one for entry in told for one in entry.sums]
@@ -154,7 +154,7 @@ class ProofLoop:
         self._not_before = now + _AGAIN_S
         try:
             await self._outbox.publish_many([message])
-        except AWAY as error:
+        except UNAVAILABLE as error:
             log.warning("sum %d of pool %s is not proposed yet: %r", said.sum.number, self._pool, error)
 
 

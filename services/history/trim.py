@@ -1,8 +1,8 @@
-"""Keeps EVENTS from being one team's: when it is nearly full, who has most loses the oldest of its own.
+"""Keeps one team from filling EVENTS: when it is nearly full, the team that has most events loses its oldest.
 
-The naive bound is the stream's size: the oldest go, whose ever they are, so the loudest team decides how far back all others
-can look. Here each team may keep as many as every other; what quiet teams do not use is shared by the others. What was dropped
-shows in the numbers of the events (`JobEvent.number`), so nothing needs to be remembered about it.
+The naive bound is the stream's size: the oldest events are dropped, whose ever they are, so the loudest team decides how far
+back all others can look. Here each team may keep an equal share; what quiet teams do not use is shared by the others. Dropped
+events show as gaps in the numbers of the events (`JobEvent.number`), so nothing needs to be remembered about them.
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter
 
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.bus.trim import fill_of
 from schemas import subjects
 
@@ -34,7 +34,7 @@ class EventTrimmer:
 
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
-        await in_turns(self.turn, _TURN_S, log, "the events are not trimmed")
+        await run_periodically(self.turn, _TURN_S, log, "the events are not trimmed")
 
     async def turn(self) -> None:
         """Trims once, if there is need. Raises nats errors."""

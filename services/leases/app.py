@@ -15,7 +15,7 @@ from libs.bus.broker import make_broker
 from libs.bus.cursors import Cursors
 from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.core.projections.node_lives import NodeLives
 from libs.core.state.formats import may_emit
 from libs.ledger.follower import FollowedEntry, Follower
@@ -39,7 +39,7 @@ _FIRST_LOOK_S = 0.1
 start before, and in one that names none, for its older readers, nothing will come of it."""
 _LEAVE_S = 1.0
 _CURSORS = "leases"
-"""Whose they are: nobody else may write what begins so."""
+"""The prefix of this service's keys: no other service may write them."""
 _NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
 
 
@@ -120,7 +120,7 @@ class Leases:
                 end = await follower.last_seq()
                 while follower.position < end:  # noqa: ASYNC110 - some milliseconds, once a second
                     await asyncio.sleep(_GLANCE_S)
-        except AWAY as error:
+        except UNAVAILABLE as error:
             log.warning("it is not known whether the ledger names another granter: %r", error)
             return
         self.grants.granter.confirm(asked_at)
@@ -130,7 +130,7 @@ class Leases:
         granter = self.grants.granter
         if granter.mine:
             return
-        with suppress(*AWAY):
+        with suppress(*UNAVAILABLE):
             granter.left = str((await cursors.load(self._cursor) or {}).get("left", ""))
 
     async def leave(self, js: JetStreamContext) -> None:
@@ -138,7 +138,7 @@ class Leases:
         granter = self.grants.granter
         if granter.mine:
             granter.left = granter.name
-            with suppress(*AWAY):
+            with suppress(*UNAVAILABLE):
                 async with asyncio.timeout(_LEAVE_S):
                     await Cursors(js, _CURSORS).save(self._cursor, {"left": granter.name})
 

@@ -1,4 +1,4 @@
-"""Answers heartbeats and says what they, and their absence, mean: the one home of who may go on and who is lost."""
+"""Answers heartbeats, and decides what they or their absence mean: which nodes may go on, which are silent, which are lost."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Watch
-from libs.core.projections.node_lives import NodeLives, NodeNews, Quiet
+from libs.core.projections.node_lives import NodeLives, NodeNews, RecordedSilence
 from libs.ports.clock import boot_id
 from libs.service.bootclock import now, reading
 from schemas import ledger as led
@@ -32,7 +32,7 @@ _SILENT = "io.baton.node.silent.v1"
 
 
 class Grants:
-    """What the process knows of nodes, and what it has to say. `lives` is replaced by the ledger's reader."""
+    """The process's state of nodes, and its reports to the inbox. `lives` is replaced by the ledger's reader."""
 
     def __init__(self, settings: LeaseSettings, name: str, registry: CollectorRegistry) -> None:
         self.settings = settings
@@ -193,8 +193,8 @@ class Grants:
     # ------------------------------------------------------------------------------------------------------ reports
 
     def reports(self, at: float) -> Iterator[Outgoing]:
-        """What the inbox should hear now: a tick, silent and lost nodes, nodes that are back. Repeated until the ledger shows
-        it; the broker stores each once in two minutes."""
+        """The reports that the inbox should get now: a tick, silent and lost nodes, nodes that are back. They are repeated
+        until the ledger shows them; the broker stores each once in two minutes."""
         yield self._tick()
         if self.unrecorded and at - self._echo_at > 2 * self.settings.tick_s + self.settings.stall_s:
             self.watch.deaf_until(at)  # not even our own ticks are heard, and another may grant leases
@@ -227,7 +227,7 @@ class Grants:
                 heard = NodeHeardAgain(node=node, incarnation=incarnation, epoch=epoch)
                 yield self._of_node(heard, "heard", "io.baton.node.heard.v1", f"{incarnation}:{quiet.seq}:{epoch}")
 
-    def _more_of(self, silence: NodeSilent, known: Quiet | None) -> NodeSilent | None:
+    def _more_of(self, silence: NodeSilent, known: RecordedSilence | None) -> NodeSilent | None:
         """What the ledger does not say yet: first that the node is silent, so that nothing new is granted there; then which of
         its leases have ended."""
         epoch = self.granter.right.epoch

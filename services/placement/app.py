@@ -35,22 +35,23 @@ from schemas.ledger import LedgerRecord
 from schemas.nodes import STATE_ANSWER_S
 from services.placement import handlers
 from services.placement.metrics import WriterCollector
+from services.placement.node_notifier import NodeNotifier
 from services.placement.projector import Projector
 from services.placement.settings import PlacementSettings
-from services.placement.teller import Teller
 
 log = logging.getLogger("baton.placement")
 
 A = TypeVar("A")
 ANSWER_S = 0.75 * STATE_ANSWER_S
 _TURNS = 2
-"""Of the event loop: in the first the teller publishes, in the second it is sent. What else follows a commit waits for that."""
+"""Of the event loop: in the first the notifier publishes, in the second it is sent. What else follows a commit waits for
+that."""
 PROMISE_BUCKETS_S = (-86_400, -21_600, -3600, -600, -60, 0, 60, 600, 3600, 21_600, 86_400)
 BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 30_000, 300_000)
 
 
 class Placement:
-    """One placement process: a ledger writer, what nodes are told after each commit (`teller`), and its answers."""
+    """One placement process: a ledger writer, what nodes are told after each commit (`notifier`), and its answers."""
 
     def __init__(self, settings: PlacementSettings, writer_id: str, registry: CollectorRegistry) -> None:
         self.settings = settings
@@ -59,7 +60,7 @@ class Placement:
         self.writer_id = writer_id
         self.writer: LedgerWriter[Decider] | None = None
         self.gate: FormatGate | None = None
-        self.teller: Teller | None = None
+        self.notifier: NodeNotifier | None = None
         self._registry = registry
         self._deciders: Deciders | None = None
         self._asked: dict[asyncio.Future[Any], Callable[[Decider], Any]] = {}
@@ -100,7 +101,7 @@ class Placement:
         async def publish(message: Outgoing) -> None:
             await nats.publish(message.subject, message.payload, headers=message.headers)
 
-        self.teller = Teller(self.pool, publish, self._registry, nats.max_payload, self._shown)
+        self.notifier = NodeNotifier(self.pool, publish, self._registry, nats.max_payload, self._shown)
         self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=largest_event(nats.max_payload))
         self.writer = LedgerWriter(
             js,
@@ -160,7 +161,7 @@ class Placement:
 
     def _answer_all(self, decider: Decider) -> None:
         """Answers the waiting questions. To be called right after a commit or a refold, when the state is committed and the
-        teller knows what has changed: an answer may say that nothing has."""
+        notifier knows what has changed: an answer may say that nothing has."""
         for answered, question in list(self._asked.items()):
             if answered.done():
                 continue
@@ -170,13 +171,13 @@ class Placement:
                 answered.set_exception(e)
 
     async def _refolded(self, decider: Decider) -> None:
-        assert self.teller is not None
-        self.teller.refolded(decider, self.seq)
+        assert self.notifier is not None
+        self.notifier.refolded(decider, self.seq)
         self._answer_all(decider)
 
     async def _committed(self, seq: int, record: LedgerRecord, decider: Decider) -> None:
-        assert self.teller is not None
-        self.teller.committed(record, decider, seq)
+        assert self.notifier is not None
+        self.notifier.committed(record, decider, seq)
         if seq == self.seq:  # of a decision of several records the last: the state shows all of them
             self._answer_all(decider)
             for _ in range(_TURNS):
@@ -227,9 +228,9 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
             assert placement.writer is not None
             assert placement.gate is not None
             tasks.start("ledger format", placement.gate.run())
-            assert placement.teller is not None
+            assert placement.notifier is not None
             tasks.start("ledger writer", placement.writer.run())
-            tasks.start("teller", placement.teller.run())
+            tasks.start("notifier", placement.notifier.run())
             tasks.start("redis projection", projector.run(nats.jetstream()))
             tasks.start("trim of the inbox", placement.inbox_trimmer(nats.jetstream()).run())
             async with tasks.until_stopped():
@@ -259,12 +260,12 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
 
     def of_node(answer: handlers.AboutNode) -> Any:
         def answered(query: Any, node: str) -> Any:
-            writer, teller = placement.writer, placement.teller
+            writer, notifier = placement.writer, placement.notifier
             assert writer is not None
-            assert teller is not None
+            assert notifier is not None
             return placement.answer(
                 lambda decider: answer(
-                    decider, query, node, handlers.Answerer(teller, placement.seq, writer.role == "leading")
+                    decider, query, node, handlers.Answerer(notifier, placement.seq, writer.role == "leading")
                 )
             )
 

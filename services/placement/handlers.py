@@ -1,4 +1,4 @@
-"""What placement says of its own commits, and its answers to nodes. Nothing here changes anything."""
+"""What placement publishes after its own commits, and its answers to nodes. Nothing here changes the state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from schemas.nodes import (
     TeamsLeft,
     TeamsLeftQuery,
 )
-from services.placement.teller import Teller
+from services.placement.node_notifier import NodeNotifier
 
 
 def granted_at_once_ms(record: LedgerRecord, decider: Decider, now_us: int) -> list[float]:
@@ -50,7 +50,7 @@ def promise_errors_s(record: LedgerRecord, decider: Decider) -> list[float]:
 class Answerer:
     """Of whom a node asks: the process that knows what was told, the ledger sequence of its state, whether it writes."""
 
-    teller: Teller
+    notifier: NodeNotifier
     ledger_seq: int
     leading: bool
 
@@ -63,20 +63,20 @@ AboutNode = Callable[[Decider, Any, str, Answerer], Fact | Sequence[Fact]]
 
 def state_of_node(decider: Decider, query: NodeStateQuery, node: str, of: Answerer) -> Sequence[NodeState]:
     """All that should run on `node`, in pieces; of one that is not up, which of its lives the pool knows."""
-    of.teller.reads_changes(node)
-    return of.teller.state_of(decider, node, query.followed, of.ledger_seq, leading=of.leading)
+    of.notifier.reads_changes(node)
+    return of.notifier.state_of(decider, node, query.followed, of.ledger_seq, leading=of.leading)
 
 
 def specs_of_node(decider: Decider, query: NodeSpecsQuery, node: str, of: Answerer) -> NodeSpecs:
     """Specs of what runs on `node`; those of other nodes are not told."""
-    of.teller.looks_at(node, len(decider.state.on_node.get(node, ())) // _SPECS_LOOKED_AT)
-    return specs_of(decider.state, node, set(query.specs), of.teller.limit)
+    of.notifier.looks_at(node, len(decider.state.on_node.get(node, ())) // _SPECS_LOOKED_AT)
+    return specs_of(decider.state, node, set(query.specs), of.notifier.limit)
 
 
 def teams_left(decider: Decider, query: TeamsLeftQuery, node: str, of: Answerer) -> TeamsLeft:
     """Of the teams that `node` names those that have left. Of others it hears nothing: an answer is no longer than its
     question."""
-    of.teller.looks_at(node, 0)
+    of.notifier.looks_at(node, 0)
     left = tuple(team for team in dict.fromkeys(query.teams) if team in decider.state.left)
     return TeamsLeft(ledger_seq=of.ledger_seq, left=left)
 
@@ -91,14 +91,14 @@ def whole_state_of_node(decider: Decider, query: DesiredQuery, asker: str, of: A
     nodes = decider.state.fleet.nodes
     # Once, however often it names itself: each state has the specs of all that runs there.
     known = [name for name in dict.fromkeys(query.nodes) if name in nodes and nodes[name].up]
-    of.teller.looks_at(asker, sum(len(decider.state.on_node[name]) for name in known))
-    if (least := sum(spec_bytes(decider.state, name) for name in known)) > of.teller.largest:
-        raise InvalidQuestion([_too_large(asker, least, of.teller.largest)])
-    reply = DesiredReply(states=tuple(desired(decider.state, name, of.teller.pool, of.ledger_seq) for name in known))
-    if (size := len(reply.model_dump_json())) > of.teller.largest:
-        raise InvalidQuestion([_too_large(asker, size, of.teller.largest)])
+    of.notifier.looks_at(asker, sum(len(decider.state.on_node[name]) for name in known))
+    if (least := sum(spec_bytes(decider.state, name) for name in known)) > of.notifier.largest:
+        raise InvalidQuestion([_too_large(asker, least, of.notifier.largest)])
+    reply = DesiredReply(states=tuple(desired(decider.state, name, of.notifier.pool, of.ledger_seq) for name in known))
+    if (size := len(reply.model_dump_json())) > of.notifier.largest:
+        raise InvalidQuestion([_too_large(asker, size, of.notifier.largest)])
     if known:
-        of.teller.reads_whole(asker)
+        of.notifier.reads_whole(asker)
     return reply
 
 

@@ -13,7 +13,7 @@ from libs.bus.broker import make_broker
 from libs.bus.leader import Leadership
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.core.scheduling.policy import Policy
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
@@ -82,7 +82,7 @@ class Preemption:
             acks = await outbox.publish_many([self._message(plan) for plan in plans])
         except ConnectionClosedError:
             raise
-        except AWAY as error:  # the broker is away, or the inbox is full: no plan is worth ending for
+        except UNAVAILABLE as error:  # the broker is away, or the inbox is full: no plan is worth ending for
             log.warning("%d plans are not sent, they are made anew: %r", len(plans), error)
             planner.unsent()
             return

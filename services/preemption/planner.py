@@ -1,4 +1,4 @@
-"""Keeps placement's state as a reader of the ledger, and decides when it is time to plan again."""
+"""Preemption's reader of the ledger: keeps placement's state, and decides when to plan again."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -17,7 +17,7 @@ from libs.core.explain.dry_run import DryRunInputs, dry_run
 from libs.core.explain.queue_shares import queue_shares
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view, waiting_jobs
-from libs.core.projections.pool_status import Glance
+from libs.core.projections.pool_status import StatusFigures
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
@@ -67,7 +67,7 @@ class CachedAnswer(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class AskedBy:
-    """Who asks, and the record that the answer is of."""
+    """The asker, and the record that the answer is of."""
 
     team: str
     seq: int
@@ -88,7 +88,7 @@ class Answers:
         self._inputs = inputs
         self._latencies = latencies
         self._now_us = now_us
-        self._status: CachedAnswer[_Glances] = CachedAnswer()
+        self._status: CachedAnswer[_StatusCache] = CachedAnswer()
         self._reasons: Reasons | None = None
         self._reasons_seq = -1
         self._shape = _KeptShape()
@@ -99,7 +99,7 @@ class Answers:
 
     def pool_status(self, replica: Replica, team: str, seq: int, at_least: int = 0) -> PoolStatus:
         """The pool at a glance, as `team` may see it; quick, and so often asked that it is kept for a moment."""
-        make = lambda: _Glances(Glance(replica.state, self._pool, seq), self._latencies)  # noqa: E731
+        make = lambda: _StatusCache(StatusFigures(replica.state, self._pool, seq), self._latencies)  # noqa: E731
         return self._status.get(seq, make, at_least).seen_by(team)
 
     def explain_job(self, replica: Replica, query: ExplainQuery, asked: AskedBy) -> Explanation:
@@ -158,10 +158,10 @@ class Answers:
         return self._reasons
 
 
-class _Glances:
-    """One look at the state, and what of it each team was told: made once for each that asks."""
+class _StatusCache:
+    """Status figures of one state, cached per asking team."""
 
-    def __init__(self, glance: Glance, latencies: Latencies) -> None:
+    def __init__(self, glance: StatusFigures, latencies: Latencies) -> None:
         self._glance, self._latencies = glance, latencies
         self._told: dict[str, PoolStatus] = {}
 

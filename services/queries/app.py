@@ -12,9 +12,9 @@ from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Gauge
 
 from libs.bus.broker import make_broker
-from libs.bus.patience import AWAY
 from libs.bus.queries import serve
-from libs.bus.room import SUBMITS_END, StreamRoom
+from libs.bus.retry import UNAVAILABLE
+from libs.bus.stream_space import SUBMITS_HIGH_WATER, StreamSpace
 from libs.core.state.model import State
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
@@ -34,22 +34,22 @@ from services.queries.settings import QueriesSettings
 FOLLOWER = "queries"
 
 _BATCH = 8
-"""Ledger records folded between two looks at the event loop: a record may hold a thousand events, 10 us each."""
+"""Ledger records folded before the event loop gets control: a record may hold a thousand events, 10 us each."""
 
 _REST_S, _BUSY_REST_S = 0.05, 0.25
-"""A record is read so long after it has come (the latter: while they keep coming), unless an answer waits for it."""
+"""Debounce: a record is read so long after it has arrived (the latter under load), unless an answer waits for it."""
 
 _ROOM_EVERY_S = 5.0
 
 _WORKERS = 2048
-"""Questions of one kind in hand. More than all teams' together may be waiting, so that one team's do not fill them."""
+"""Concurrent questions of one kind: more than those of all teams that may wait, so that one team cannot occupy all workers."""
 
 _WAITERS = 1024
-"""Questions that wait for a record. More get what is known now."""
+"""The maximum number of questions that wait for a record. Further ones get the present state."""
 
 
 class Queries:
-    """What the service knows, and the waiting for what it does not know yet."""
+    """The service's state, and waiting for newer records."""
 
     def __init__(self, settings: QueriesSettings, registry: CollectorRegistry) -> None:
         self.settings = settings
@@ -60,7 +60,7 @@ class Queries:
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}  # who waits until the replica shows what
         self._told_to = 0  # the newest record that an asker has heard of: nothing older is told any more
         self._js: JetStreamContext | None = None
-        self._room: StreamRoom | None = None
+        self._room: StreamSpace | None = None
         show(registry, lambda: [self.follower])
         registry.register(BudgetMetrics(self._shown))
         waiting = Gauge("baton_questions_waiting", "questions that wait for their team's turn", registry=registry)
@@ -126,7 +126,7 @@ class Queries:
     def pool_status(self, query: PoolStatusQuery, team: str) -> PoolStatus:
         follower = self._following()
         status = self.answers.pool_status(follower.projection, team, follower.position, self._told_to)
-        busy = self._room.lacks((), SUBMITS_END) if self._room is not None else ""
+        busy = self._room.lacks((), SUBMITS_HIGH_WATER) if self._room is not None else ""
         return status.model_copy(update={"busy": busy}) if busy else status
 
     def heavy(self, answer: Callable[[Replica, Any, AskedBy], Any]) -> Callable[[Any, str], Any]:
@@ -155,7 +155,7 @@ class Queries:
         """Returns when what is in the inbox now was decided and read, at the latest after a moment."""
         assert self._js is not None
         follower = self._following()
-        with suppress(*AWAY):
+        with suppress(*UNAVAILABLE):
             async with asyncio.timeout(self.settings.decided_wait_s):
                 last = (await self._js.stream_info(inbox_stream(self.settings.pool))).state.last_seq
                 await self._until(lambda: follower.projection.state.inbox_seq >= last, self.settings.decided_wait_s)

@@ -1,9 +1,9 @@
-"""Where questions that may take long are answered: one at a time, in a thread, team by team in turn.
+"""Answers expensive questions: one at a time, in a thread, with fair queueing between teams.
 
-While one is answered the replica stands still (`Follower.still`), and the event loop goes on: light questions and probes
-are answered meanwhile. Between two of them the follower may catch up for as long as the last one took, so that no crowd
-of questions makes the answers old. A team has a bounded number of them waiting; the next is refused at once. One that has
-waited for longer than any client does is not answered any more.
+While one is answered the replica is not changed (`Follower.still`), and the event loop goes on: cheap questions and probes are
+answered meanwhile. Between two of them the follower may catch up for as long as the last one took, so that a burst of questions
+does not make the answers stale. A team may have a bounded number of questions waiting; the next is refused at once. A question
+that has waited longer than any client does is dropped.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from libs.bus.fair_queue import FairQueue
 from libs.bus.queries import AskAgain
-from libs.bus.turns import Turns
 from libs.ledger.follower import Follower
 from services.queries.replica import Replica
 
@@ -38,14 +38,14 @@ class HeavyQuestions:
 
     def __init__(self, follower: Callable[[], Follower[Replica]], each: int) -> None:
         self._follower = follower
-        self._turns: Turns[_Waiting] = Turns(each, _MOST)
+        self._turns: FairQueue[_Waiting] = FairQueue(each, _MOST)
         self._some = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._turns)
 
     async def answer(self, team: str, question: Callable[[Replica, int], A]) -> A:
-        """`question(replica, ledger sequence)`, asked when it is the team's turn.
+        """Queues `question(replica, ledger sequence)` for the team and returns its result.
 
         Raises what it raises, and AskAgain when too many of the team wait, or when it waited for too long.
         """

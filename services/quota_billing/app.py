@@ -44,11 +44,11 @@ KEEP_USE_S = 30.0
 
 
 LEDGER_READERS = 2
-"""So many read the ledger by parts at a time; bills do not wait for them."""
+"""The number of concurrent answers with parts of the ledger; bills do not wait for them."""
 
 
 class QuotaBilling:
-    """What one process holds; made once the event loop runs."""
+    """The parts of one process; made once the event loop runs."""
 
     follower: Follower[Meter] | None = None
     stream: JetStreamContext

@@ -5,7 +5,7 @@ import asyncio
 import logging
 
 from libs.adapters.mongo.bills import BillStore
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.core.billing.kept_bills import kept_bills, months_of
 from libs.core.billing.metering import Meter
 from libs.ledger.follower import Follower
@@ -13,7 +13,7 @@ from libs.ledger.follower import Follower
 log = logging.getLogger("baton.quota_billing")
 
 WHOLE_S = 3600.0
-"""So often all bills are written, changed or not."""
+"""The interval at which all bills are written, changed or not."""
 
 
 class BillKeeper:
@@ -27,7 +27,7 @@ class BillKeeper:
     async def run(self) -> None:
         """For ever. A store that is away is waited for. Raises ConnectionClosedError."""
         await self._follower.caught_up.wait()
-        await in_turns(self.turn, self._every_s, log, "bills are not kept in MongoDB")
+        await run_periodically(self.turn, self._every_s, log, "bills are not kept in MongoDB")
 
     async def turn(self) -> None:
         """Writes what changed since the last turn that succeeded. Raises StoreAway."""

@@ -32,9 +32,9 @@ from schemas.subjects import FINANCE, OPERATOR
 from schemas.use import UseQuery, UseReply
 
 SEES_ALL = (OPERATOR, FINANCE)
-"""Who is told of all teams' money."""
+"""Askers that may see all teams' money."""
 MOST_AHEAD_US = 400 * DAY_US
-"""So far a bill looks ahead: to the end of the month in which a year is over."""
+"""The maximum horizon of a forecast: to the end of the month in which a year is over."""
 
 MAX_ROWS = 3000
 """About 750 KB: the broker carries 1 MiB in one answer."""
@@ -47,15 +47,15 @@ MAX_HOURS = 20_000
 """Of teams, in one answer about use: a team's are 27 months."""
 
 
-class Still(Protocol):
-    """A meter that is read elsewhere, and can be kept still."""
+class LockableMeter(Protocol):
+    """A meter that is updated elsewhere, with a lock that keeps it unchanged."""
 
     projection: Meter
 
     def still(self) -> AbstractAsyncContextManager[None]: ...
 
 
-async def answer_bill(kept: Still, prices: Prices, query: BillQuery, team: str) -> BillReply:
+async def answer_bill(kept: LockableMeter, prices: Prices, query: BillQuery, team: str) -> BillReply:
     """`get_bill`; what takes long in a thread, one after the other: records get their turn, and other questions do not wait."""
     if kept.projection.money.book is not None and is_summed(query) and not _takes_long(query):
         return get_bill(kept.projection, prices, query, team)

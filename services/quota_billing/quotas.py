@@ -7,7 +7,7 @@ from typing import Any
 from libs.bus.cursors import Cursors
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.bus.settle import Received, Transient
 from libs.core.accelerators.kinds import problem_with
 from libs.core.billing.metering import Meter
@@ -77,7 +77,7 @@ async def apply_file(
         if not failures:
             log.warning("the quotas of the file are not applied yet: %r", error)
 
-    return await patiently(lambda: _apply(wanted, follower, cursors, outbox, pool, policy), away)
+    return await retry_while_away(lambda: _apply(wanted, follower, cursors, outbox, pool, policy), away)
 
 
 async def _apply(

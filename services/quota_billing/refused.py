@@ -1,4 +1,4 @@
-"""A command that is refused has a line in the ledger, beside its dead letter: both are stored before it is settled."""
+"""Records a refused quota command in the ledger beside its dead letter: both are stored before it is acknowledged."""
 
 from collections.abc import Callable
 

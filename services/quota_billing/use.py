@@ -9,7 +9,7 @@ from itertools import chain
 from nats.js import JetStreamContext
 
 from libs.adapters.mongo.use import UseStore
-from libs.bus.patience import in_turns
+from libs.bus.retry import run_periodically
 from libs.core.billing.metering import Meter
 from libs.core.billing.use_hours import (
     SETTLED_US,
@@ -72,7 +72,7 @@ class UseKeeper:
         """For ever. Raises ConnectionClosedError."""
         await self._follower.caught_up.wait()
         try:
-            await in_turns(self.turn, self._every_s, log, "use is not kept in MongoDB")
+            await run_periodically(self.turn, self._every_s, log, "use is not kept in MongoDB")
         finally:
             if self._tail is not None:
                 await self._tail.close()

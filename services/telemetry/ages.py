@@ -1,4 +1,4 @@
-"""How long ago each node was heard: for people. What follows from silence is decided by the service leases."""
+"""How long ago each node sent a heartbeat, for people. The service leases decides what follows from silence."""
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg

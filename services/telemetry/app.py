@@ -43,7 +43,7 @@ _WAIT_MS = (10, 50, 100, 500, 1000, 5000, 15_000, 60_000, 300_000, 900_000, 3_60
 
 
 class Telemetry:
-    """What the service knows: the ledger's figures, when nodes were heard, the latest samples."""
+    """The service's state: the ledger's figures, heartbeat ages of nodes, the latest samples."""
 
     def __init__(self, settings: TelemetrySettings, registry: CollectorRegistry) -> None:
         self.settings = settings
@@ -132,8 +132,8 @@ class Telemetry:
         nodes, devices = await self._rows()
         return handlers.device_list(query, nodes, devices, self.readings.fresh(now()), self._sight(team))
 
-    def _sight(self, team: str) -> handlers.Sight:
-        return handlers.Sight(team, self.hot.jobs)
+    def _sight(self, team: str) -> handlers.Visibility:
+        return handlers.Visibility(team, self.hot.jobs)
 
     def _age(self, node: str) -> float | None:
         return self.ages.of(node)

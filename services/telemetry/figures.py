@@ -1,4 +1,4 @@
-"""What the ledger says about the pool, counted: a fold, and what is new in each record."""
+"""Figures of the pool: a fold of the ledger into counts, and what is new in each record."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _KEPT_OUT = "kept_out"
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class RecordFigures:
     """What one record says beside the state: its first grants.
 
     `queue_ms`: from submit to grant, of every job that it grants for the first time. `at_once`: how many of these it
@@ -47,7 +47,7 @@ class PoolFigures:
     kept_out: set[str] = field(default_factory=set)
     """Teams that may not connect for a while, as the operator's book says (`libs.walls.floods`)."""
 
-    def apply(self, record: led.LedgerRecord, seq: int) -> News:
+    def apply(self, record: led.LedgerRecord, seq: int) -> RecordFigures:
         """Folds a valid record. Raises what HotState raises on a ledger that cannot be."""
         self.hot.apply(record, seq)
         queue_ms: list[float] = []
@@ -66,7 +66,7 @@ class PoolFigures:
                     self.kept_out.add(event.action.target)
                 elif event.action.what == "team.let-in":
                     self.kept_out.discard(event.action.target)
-        return News(tuple(queue_ms), at_once)
+        return RecordFigures(tuple(queue_ms), at_once)
 
     def skip(self, seq: int) -> None:
         self.hot.skip(seq)
@@ -94,7 +94,7 @@ def take(steps: Iterable[FollowedEntry], *, since: int = 0) -> Waits:
     scheduling: list[float] = []
     queue: list[float] = []
     for step in steps:
-        if not isinstance(step.told, News):
+        if not isinstance(step.told, RecordFigures):
             continue  # void
         if step.entry.seq > since:
             took_ms = max(0, step.entry.time_us - step.entry.record.t_us) / 1000

@@ -20,7 +20,7 @@ from services.telemetry.readings import Samples
 Rows = Mapping[str, Row]
 
 NO_JOB = "something that is no job uses it"
-"""Told to teams of a quarantine: its users are somebody's processes."""
+"""Shown to teams in place of a quarantined device's users: these are another team's processes."""
 
 
 def node_list(
@@ -29,7 +29,7 @@ def node_list(
     devices: Rows,
     readings: Samples,
     age: Callable[[str], float | None],
-    sight: "Sight",
+    sight: "Visibility",
     *,
     told: Mapping[str, NodeSampled] | None = None,
 ) -> NodeList:
@@ -51,7 +51,9 @@ def node_list(
     )
 
 
-def device_list(query: DeviceListQuery, nodes: Rows, devices: Rows, readings: Samples, sight: "Sight") -> DeviceList:
+def device_list(
+    query: DeviceListQuery, nodes: Rows, devices: Rows, readings: Samples, sight: "Visibility"
+) -> DeviceList:
     """Devices by node and index; of what is on a device a team sees its own alone. Raises NothingFound for an unknown node."""
     if query.node and query.node not in nodes:
         raise NothingFound(f"no node {query.node!r} in this pool; `baton get nodes` lists them")
@@ -63,8 +65,8 @@ def device_list(query: DeviceListQuery, nodes: Rows, devices: Rows, readings: Sa
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What `team` may see of devices. `jobs`: the rows of jobs, by id, which say how much of a device each holds."""
+class Visibility:
+    """The part of device data that `team` may see. `jobs`: rows of jobs by id, with the share of a device that each holds."""
 
     team: str = OPERATOR
     jobs: Rows = field(default_factory=dict)
@@ -94,7 +96,7 @@ def _node(
     devices: list[tuple[str, Row]],
     readings: Samples,
     age: float | None,
-    sight: Sight,
+    sight: Visibility,
     *,
     told: NodeSampled | None,
 ) -> NodeView:
@@ -123,7 +125,7 @@ def _node(
     )
 
 
-def _device(name: str, row: Row, sample: DeviceSample | None, sight: Sight) -> DeviceView:
+def _device(name: str, row: Row, sample: DeviceSample | None, sight: Visibility) -> DeviceView:
     operator, users = sight.team == OPERATOR, row.get("quarantine", "")  # a projector of before writes none
     sample = sight.sample(row, sample)
     return DeviceView(

@@ -54,7 +54,7 @@ class Readings:
         self._nodes[sample.node] = (now, sample)
 
     def fresh(self, now: float) -> Samples:
-        """What nodes have said lately."""
+        """The latest samples of nodes."""
         return {
             (sample.node, device.device): device
             for at, sample in self._nodes.values()

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, Counter
 from libs.bus.boxes import CannotOpen, ForNode, ForVault, close_box, decoded
 from libs.bus.broker import make_broker
 from libs.bus.outbox import Outbox
-from libs.bus.patience import in_turns, patiently
 from libs.bus.queries import AskAgain, InvalidQuestion, NothingFound, serve
-from libs.bus.room import SUBMITS_END, StreamRoom
+from libs.bus.retry import retry_while_away, run_periodically
+from libs.bus.stream_space import SUBMITS_HIGH_WATER, StreamSpace
 from libs.core.admission.intake import Bucket
 from libs.core.projections.secret_users import SecretUsers
 from libs.ledger.follower import FollowedEntry, Follower
@@ -91,7 +91,7 @@ class Vault:
 
     async def tell_names(self) -> None:
         """Of all teams, at the start. A broker that is away is waited for: it would end the process, again and again."""
-        for team in await patiently(self._of_store().tell_names, _away):
+        for team in await retry_while_away(self._of_store().tell_names, _away):
             self.left_behind.add(team)
 
     async def seen(self, seq: int) -> None:
@@ -290,7 +290,7 @@ def _invalid(field: str, value: str, problem: str, fix: str) -> InvalidQuestion:
 
 def _away(error: Exception, failures: int) -> None:
     if not failures:
-        log.warning("admission cannot be told yet which secrets there are: %r", error)
+        log.warning("the names of secrets cannot be published yet: %r", error)
 
 
 def make_app(settings: VaultSettings) -> AsgiFastStream:
@@ -299,7 +299,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
     broker = make_broker(settings.bus, "vault")
     vault = Vault(settings, KeyFile(settings.keys_path()), registry)
     tasks = Tasks()
-    rooms: list[StreamRoom] = []  # made once the event loop runs
+    rooms: list[StreamSpace] = []  # made once the event loop runs
     ask = partial(serve, broker, queue="vault")
     ask(BY_TYPE["io.baton.secret.set.query.v1"], vault.set, users=True)
     ask(BY_TYPE["io.baton.secret.list.query.v1"], vault.list)
@@ -315,7 +315,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
             rooms[:] = [room := room_of(js, settings.pool)]
             tasks.start("room of the inbox", room.run())
             vault.book = ChangesBook(
-                settings.pool, Outbox(js, give_up_s=_TELL_S), lambda items: room.lacks(items, SUBMITS_END)
+                settings.pool, Outbox(js, give_up_s=_TELL_S), lambda items: room.lacks(items, SUBMITS_HIGH_WATER)
             )
 
             async def after(_: Sequence[FollowedEntry]) -> None:
@@ -323,7 +323,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
 
             tasks.start("ledger reader", follower.run(after))
             complaint = "what was done with secrets is not told to the ledger yet"
-            tasks.start("changes left behind", in_turns(vault.left_behind.turn, 0.0, log, complaint))
+            tasks.start("changes left behind", run_periodically(vault.left_behind.turn, 0.0, log, complaint))
             async with tasks.until_stopped():
                 yield
 

@@ -1,8 +1,8 @@
-"""What became of each change of a secret, told to the ledger before its sender is answered, so that the chain has it.
+"""Records each change of a secret in the ledger before its sender is answered, for audit.
 
-A process of vault keeps a *book*, as an operator's host does (`schemas.audit.OperatorAction`): a line for each change, with the
-hash of the line before. It is begun anew with the process: what a killed one had not told is a note beside the secret
-(`services.vault.changes`). A line that the inbox does not take is told again before the next; meanwhile nothing is changed.
+A process of vault keeps a *book*, as an operator's host does (`schemas.audit.OperatorAction`): a hash chain with a line for
+each change. Each process begins a new one; a line that a killed process had not sent is a note beside the secret
+(`services.vault.changes`). A line that the inbox does not take is sent again before the next; until then nothing is changed.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.patience import AWAY
 from libs.bus.queries import AskAgain
+from libs.bus.retry import UNAVAILABLE
 from schemas import subjects
 from schemas.audit import ActionOutcome, OperatorAction, line_hash
 from schemas.catalog import TYPE_OF
@@ -86,6 +86,6 @@ class ChangesBook:
                     raise AskAgain(_LATER)
                 try:
                     await self._outbox.publish_many(items)
-                except AWAY as e:
+                except UNAVAILABLE as e:
                     raise AskAgain(_LATER) from e
                 del self._untold[: len(items)]

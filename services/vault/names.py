@@ -1,8 +1,9 @@
-"""Which secrets a team has, by name, for all services to read: admission refuses a job that names another one.
+"""Publishes which secrets a team has, by name, for all services: admission refuses a job that names another one.
 
-An entry for each team in the bucket of cursors, written after each change of the team's secrets and before its sender is
-answered. It says which revision of the secrets it is of, so that a slower process never undoes what a quicker one wrote.
-What a crash left out is written when a process of vault starts. Until one has, `KNOWN` is not there, and nothing is refused.
+There is an entry for each team in the bucket of cursors, written after each change of the team's secrets and before its sender
+is answered. It names the revision of the secrets, so that a slow process never overwrites a newer entry. Entries that are
+missing after a crash are written when a process of vault starts. Until one has, `KNOWN` does not exist, and nothing is
+refused.
 """
 
 import json

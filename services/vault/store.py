@@ -1,10 +1,10 @@
-"""What vault keeps: an entry for each team in the bucket `baton-secrets`, replaced as a whole if nobody else replaced it.
+"""Vault's store: an entry for each team in the bucket `baton-secrets`, replaced as a whole by compare-and-set.
 
-Several processes may write: an entry that was written since it was read is read again. Names, dates and sizes are plain in it;
-values are locked (`services.vault.keys`). An entry holds the newest two versions of each secret, and old revisions of an entry
-are gone from the stream. What is left of a team without secrets is the number above which its next version begins: a question
-that was long on its way names what it has seen, and that must not come again. With a change its note is stored, and kept
-until the ledger was told (`services.vault.changes`).
+Several processes may write: an entry that was changed since it was read is read again. Names, dates and sizes are in clear
+text; values are encrypted (`services.vault.keys`). An entry holds the newest two versions of each secret, and old revisions of
+an entry are gone from the stream. A team without secrets leaves the number above which its next version begins: a delayed
+question names a version that it has seen, and such a number must not be used again. The note of a change is stored with it, and
+kept until the ledger has it (`services.vault.changes`).
 """
 
 import asyncio

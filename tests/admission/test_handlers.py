@@ -10,7 +10,7 @@ from libs.bus.settle import Received
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.intake import IDLE_CANCELS, Intake, IntakeLimits
-from libs.core.admission.refusal import Why
+from libs.core.admission.refusal import RefusalCause
 from libs.core.scheduling import limits
 from libs.ledger.inputs import MAX_INPUT_BYTES, read_input
 from libs.ledger.tail import Stored
@@ -67,7 +67,7 @@ def test_what_follows_from_the_largest_request_can_be_read(monkeypatch: pytest.M
 
     monkeypatch.setattr("services.admission.handlers.MAX_INPUT_BYTES", len(message.payload) - 1)
     refused = handle(asked, {"main": CONTEXT})
-    assert (refused.result, refused.whys) == (AdmissionResult.REJECTED, (Why.LIMIT,))
+    assert (refused.result, refused.whys) == (AdmissionResult.REJECTED, (RefusalCause.LIMIT,))
     assert rejection(refused).job_id == ids.job_id("research", "run-1")
     (reason,) = rejection(refused).reasons
     assert (reason.field, reason.value) == ("job", f"{len(message.payload)} bytes")
@@ -113,7 +113,7 @@ def test_what_was_answered_has_no_other_answer() -> None:
 
 
 def test_who_may_send_it_again_takes_no_place() -> None:
-    """It is no end: a crowd's refusals cost placement nothing, and an inbox that is full keeps none of them from being told."""
+    """It is no end: a burst's refusals cost placement nothing, and an inbox that is full keeps none of them from being told."""
     busy = busy_answer(received(GOOD), "main", "INBOX-main is 95% full")
     assert placed(received(GOOD), busy, "main") == busy
 
@@ -134,7 +134,7 @@ def test_a_refused_request_is_answered_with_every_reason() -> None:
     handled = judged({"client_key": "x", "job": {**GOOD["job"], "priority_class": "vip", "env": {"RANK": "1"}}})
     rejected = rejection(handled)
     assert handled.result is AdmissionResult.REJECTED
-    assert handled.whys == (Why.CLASS, Why.ENVIRONMENT)
+    assert handled.whys == (RefusalCause.CLASS, RefusalCause.ENVIRONMENT)
     assert [r.field for r in rejected.reasons] == ["job.priority_class", "job.env.RANK"]
     assert rejected.client_key == "x"
     assert handled.out[0].subject == "baton.evt.job.v1.rejected.research"
@@ -235,7 +235,7 @@ def test_level_names_reach_the_reasons() -> None:
         "job": {**GOOD["job"], "resources": {"devices": 24, "topology": {"level": "leaf", "policy": "required"}}},
     }
     handled = judged(body)
-    assert handled.whys == (Why.TOPOLOGY,)
+    assert handled.whys == (RefusalCause.TOPOLOGY,)
     assert Level.LEAF.value in rejection(handled).reasons[0].problem
 
 
@@ -275,7 +275,7 @@ def test_a_reached_limit_is_named_and_ends_no_job() -> None:
 
     assert judged_by(GOOD).result is AdmissionResult.ADMITTED
     second = judged_by(GOOD | {"client_key": "run-2"})
-    assert (second.result, second.whys) == (AdmissionResult.LIMITED, (Why.LIMIT,))
+    assert (second.result, second.whys) == (AdmissionResult.LIMITED, (RefusalCause.LIMIT,))
     told = rejection(second)
     assert (told.job_id, told.client_key) == ("", "run-2")
     assert "submits_per_s" in told.reasons[0].problem

@@ -3,7 +3,7 @@
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.intake import Intake, IntakeLimits
-from libs.core.admission.refusal import Why
+from libs.core.admission.refusal import RefusalCause
 from libs.core.scheduling import limits
 from libs.core.state.ended import KEPT_US
 from schemas import ids
@@ -77,7 +77,7 @@ def test_a_request_from_before_the_window_of_client_keys_is_refused_and_names_no
     context.fleet.apply(record(*TWO_LEAVES).model_copy(update={"t_us": within}), 1)
     assert handle(received(GOOD), {"main": context}).result is AdmissionResult.ADMITTED
     context.fleet.apply(record().model_copy(update={"t_us": beyond}), 2)
-    for body, why in ((GOOD, Why.TOO_OLD), (BAD, Why.TOO_OLD), (MALFORMED, Why.MALFORMED)):
+    for body, why in ((GOOD, RefusalCause.TOO_OLD), (BAD, RefusalCause.TOO_OLD), (MALFORMED, RefusalCause.MALFORMED)):
         handled = handle(received(body), {"main": context})
         assert handled.whys[0] is why
         assert rejection(handled).job_id == ""

@@ -15,7 +15,7 @@ from libs.bus import settle
 from libs.bus.dead import LEFT_OUT, replayed
 from libs.cli.exits import Exit, code_of
 from libs.client import Parked, connect
-from libs.core.admission import in_vain
+from libs.core.admission import request_throttle
 from libs.core.admission.fleet_shape import FleetShape
 from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
@@ -313,20 +313,20 @@ async def _parked(js: JetStreamContext, consumer: str) -> bool:
 
 async def test_a_crowd_of_one_teams_requests_holds_up_no_other_team(bench: Bench) -> None:
     """Hundreds wait in the stream, nothing is decided; who comes last and alone is among the first in the inbox."""
-    loud, quiet, crowd = f"{bench.team}-loud", f"{bench.team}-quiet", 120
+    loud, quiet, burst = f"{bench.team}-loud", f"{bench.team}-quiet", 120
     await bench.write()
-    for number in range(crowd):
+    for number in range(burst):
         await bench.submit(GOOD | {"client_key": f"k{number}"}, team=loud)
     await bench.submit(GOOD | {"client_key": "alone"}, team=quiet)
     await bench.submit({"client_key": "wrong", "job": {"name": 7}}, team=quiet)
     await bench.submit(GOOD | {"client_key": "second"}, team=quiet)
     async with running(bench.app(batch=20, undecided=20)):
-        admitted = await bench.admitted(crowd + 2)
-        assert len(admitted) == crowd + 2, "each once"
+        admitted = await bench.admitted(burst + 2)
+        assert len(admitted) == burst + 2, "each once"
         order = [job.client_key for job in admitted]
         assert [job.client_key for job in admitted if job.team == quiet] == ["alone", "second"]
-        assert order.index("second") < crowd - 20, f"it waited behind the crowd, at place {order.index('second')}"
-        assert [key for key in order if key.startswith("k")] == [f"k{n}" for n in range(crowd)]
+        assert order.index("second") < burst - 20, f"it waited behind the burst, at place {order.index('second')}"
+        assert [key for key in order if key.startswith("k")] == [f"k{n}" for n in range(burst)]
         said = await until(lambda: stored(bench.js, EVENTS, subjects.event("rejected", quiet)))
         assert [JobRejected.model_validate_json(m.data).client_key for m in said] == ["wrong"]
         await bench.rests()
@@ -335,8 +335,8 @@ async def test_a_crowd_of_one_teams_requests_holds_up_no_other_team(bench: Bench
 async def test_whose_requests_come_to_nothing_is_read_slowly_and_holds_up_no_other_team(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_vain, "AT_ONCE", 20.0)
-    monkeypatch.setattr(in_vain, "PER_S", 1e-6)
+    monkeypatch.setattr(request_throttle, "AT_ONCE", 20.0)
+    monkeypatch.setattr(request_throttle, "PER_S", 1e-6)
     other, bad = f"{bench.team}-other", 100
     await bench.write()
     async with running(bench.app(batch=10)):
@@ -353,7 +353,7 @@ async def test_whose_requests_come_to_nothing_is_read_slowly_and_holds_up_no_oth
 
 
 async def test_two_crowds_move_side_by_side(bench: Bench) -> None:
-    """The second has come when the first was there as a whole: it waits for a portion or two, and then gets its share."""
+    """The second has come when the first was there as a whole: it waits for a batch_size or two, and then gets its share."""
     first, second, each = f"{bench.team}-first", f"{bench.team}-second", 40
     await bench.write()
     for team in (first, second):
@@ -363,7 +363,7 @@ async def test_two_crowds_move_side_by_side(bench: Bench) -> None:
         admitted = await bench.admitted(2 * each)
         assert [job.client_key for job in admitted if job.team == second] == [f"k{n}" for n in range(each)]
         early = sum(job.team == second for job in admitted[:each])
-        assert 5 <= early <= each - 5, f"{early} of the first {each} were the second crowd's"
+        assert 5 <= early <= each - 5, f"{early} of the first {each} were the second burst's"
         await bench.rests()
 
 

@@ -1,6 +1,6 @@
-"""Draws the house from the import graph: `python -m tests.architecture.picture` writes the pictures of docs/architecture.md.
+"""Draws the core from the import graph: `python -m tests.architecture.picture` writes the pictures of docs/architecture.md.
 
-A box is a room, a row is a floor, an arrow says how many modules of one room import how many of another's.
+A box is a package, a row is a layer, an arrow says how many modules of one package import how many of another's.
 """
 
 import sys
@@ -13,15 +13,15 @@ import grimp
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/architecture.md"
-ROOMS = "libs.core"
+PACKAGES = "libs.core"
 POLICIES = "libs.core.scheduling"
 
 
-def floors() -> list[list[str]]:
-    """The rooms of the core, top floor first, as the import contract has them."""
+def layers() -> list[list[str]]:
+    """The packages of the core, top layer first, as the import contract has them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (layers,) = (c["layers"] for c in contracts if c["name"].startswith("Nine rooms"))
-    return [[room.strip().removeprefix(f"{ROOMS}.") for room in floor.split("|")] for floor in layers]
+    (found,) = (c["layers"] for c in contracts if c["name"].startswith("Nine packages"))
+    return [[package.strip().removeprefix(f"{PACKAGES}.") for package in layer.split("|")] for layer in found]
 
 
 def arrows(graph: grimp.ImportGraph, inside: str) -> Counter[tuple[str, str]]:
@@ -35,7 +35,7 @@ def arrows(graph: grimp.ImportGraph, inside: str) -> Counter[tuple[str, str]]:
 
 
 def depths(pairs: Iterable[tuple[str, str]], children: Iterable[str]) -> dict[str, int]:
-    """How many floors lie below each child. Raises RecursionError when they import in a circle."""
+    """How many layers lie below each child. Raises RecursionError when they import in a circle."""
     below = {child: {to for of, to in pairs if of == child} for child in children}
 
     def depth(child: str) -> int:
@@ -44,14 +44,14 @@ def depths(pairs: Iterable[tuple[str, str]], children: Iterable[str]) -> dict[st
     return {child: depth(child) for child in below}
 
 
-def rooms(graph: grimp.ImportGraph) -> Iterator[str]:
+def packages(graph: grimp.ImportGraph) -> Iterator[str]:
     yield "flowchart TB"
-    for number, floor in enumerate(floors()):
-        yield f'    subgraph floor{number} [" "]'
+    for number, layer in enumerate(layers()):
+        yield f'    subgraph layer{number} [" "]'
         yield "        direction LR"
-        yield from (f"        {room}" for room in floor)
+        yield from (f"        {package}" for package in layer)
         yield "    end"
-    yield from (f"    {of} -- {n} --> {to}" for (of, to), n in sorted(arrows(graph, ROOMS).items()))
+    yield from (f"    {of} -- {n} --> {to}" for (of, to), n in sorted(arrows(graph, PACKAGES).items()))
 
 
 def policies(graph: grimp.ImportGraph) -> Iterator[str]:
@@ -62,7 +62,7 @@ def policies(graph: grimp.ImportGraph) -> Iterator[str]:
 def wanted(page: str) -> str:
     """The page with its pictures as the code is now."""
     graph = grimp.build_graph("libs", cache_dir=None)
-    for name, lines in (("rooms", rooms(graph)), ("policies", policies(graph))):
+    for name, lines in (("packages", packages(graph)), ("policies", policies(graph))):
         page = filled(page, name, mermaid(lines))
     return page
 

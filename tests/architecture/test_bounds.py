@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from libs.bus import dead, narrowing, queries, table, trim
-from libs.bus.room import CANCELS_END, SUBMITS_END
+from libs.bus import dead, queries, request_size_limit, table, trim
 from libs.bus.settle import PARKED
-from libs.core.admission import in_vain, intake, traffic
+from libs.bus.stream_space import CANCELS_HIGH_WATER, SUBMITS_HIGH_WATER
+from libs.core.admission import intake, request_throttle, traffic
 from libs.core.billing import in_days, metering, use_hours
 from libs.core.projections import history
 from libs.core.proofs.chains import MOST_SINCE
@@ -18,19 +18,19 @@ from libs.core.scheduling.promises import tell
 from libs.core.scheduling.reactions import agents, inventories
 from libs.core.state import early_cancels, ended, past_use, usable
 from libs.ledger import rolling, samples
-from libs.service import strangers
+from libs.service import http_limits
 from libs.walls import accounts, floods
 from schemas import queues, secrets, subjects
 from schemas.envelope import MAX_ATTRIBUTE
 from schemas.nodes import PIECE_BYTES
-from services.admission import ahead, overtaking, pace
+from services.admission import fair_queueing, out_of_order, window
 from services.admission.settings import AdmissionSettings
 from services.agent import kept_groups, reports
 from services.agent.settings import AgentSettings
 from services.history import logs
 from services.history import trim as trim_of_events
 from services.history.settings import HistorySettings
-from services.placement import teller
+from services.placement import node_notifier
 from services.queries import answers, heavy
 from services.queries.settings import QueriesSettings
 from services.quota_billing import handlers
@@ -52,7 +52,7 @@ def percent(share: float) -> str:
 MEMORY = (
     f"({past_use._FORGOTTEN // past_use.PERIODS} half-lives at the most)",
     f"{past_use.MOST_USERS:,} of those who hold nothing",
-    f"(`PreemptedLately`, of each job the last {queues.MOST_PER_JOB} times)",
+    f"(`RecentPreemptions`, of each job the last {queues.MOST_PER_JOB} times)",
     f"{queues.MOST_BOOSTS} moments of each team that had one",
     f"(or node), {queries._MOST:,} in all",
     f"{queries._EACH} of a team (or node)",
@@ -60,15 +60,16 @@ MEMORY = (
     f"{queries.REFUSALS_AT_ONCE:,} at once and {queries.REFUSALS_PER_S} a second of them",
     f"{usual(QueriesSettings, 'questions_each')} of a team, {heavy._MOST:,} in all; the next is refused",
     f"what it lists ({answers._QUEUE_VIEW:,} jobs at the most)",
-    f"by whatever process; {ahead.Ahead()._most:,} at the most",
-    f"{strangers.MOST}, of {strangers.LONGEST_S:.0f} s each",
+    f"by whatever process; {out_of_order.OutOfOrder()._most:,} at the most",
+    f"{http_limits.MOST}, of {http_limits.LONGEST_S:.0f} s each",
     f"| connections of a team | {accounts.TEAM_CONNECTIONS} |",
     f"| {accounts.TEAM_SUBSCRIPTIONS}, {accounts.NODE_SUBSCRIPTIONS}; of the agents of a simulated pool "
     f"{accounts.POOL_SUBSCRIPTIONS:,} |",
     f"| {accounts.NODE_CONNECTIONS}, {accounts.LOGS_SUBSCRIPTIONS} each |",
     f"| {queries.ANSWER_S} s while nobody answers (`ANSWER_S`) |",
     f"of the {intake._BUCKETS:,} teams that were seen last",
-    f"of {overtaking._TEAMS} teams {overtaking._EACH} each, 32 MiB in all: {overtaking._PAGE_BYTES // KIB} KiB are asked for",
+    f"of {fair_queueing._TEAMS} teams {fair_queueing._EACH} each, 32 MiB in all: "
+    f"{fair_queueing._PAGE_BYTES // KIB} KiB are asked for",
     f"| {MOST_SINCE:,} lines, 6 MB;",
     f"MongoDB: {usual(HistorySettings, 'proof_days')} days (`BATON_HISTORY_PROOF_DAYS`)",
     f"{in_days.MOST_USES:,} uses that are rated anew",
@@ -112,13 +113,13 @@ STREAMS = (
     f"{secrets.TEAM_BYTES // KIB} KiB of values",
     f"At {percent(rolling.ROLL_AT)} % the writer rolls",
     f"of REQUESTS also with more than {trim.SENDERS:,} senders",
-    f"{percent(SUBMITS_END)} % of an inbox, or of the ledger",
-    f"Cancels end at {percent(CANCELS_END)} %",
+    f"{percent(SUBMITS_HIGH_WATER)} % of an inbox, or of the ledger",
+    f"Cancels end at {percent(CANCELS_HIGH_WATER)} %",
     f"{percent(trim_of_events.TRIM_AT)} % of EVENTS | history drops the oldest events of the teams that have most, down to "
     f"{percent(trim_of_events.TRIM_TO)} %",
     f"At most {PARKED:,} are parked by one process",
     "| a request may have, with its headers | "
-    + " | ".join(f"{size // KIB} KiB" for _, size in reversed(narrowing.NARROWED)),
+    + " | ".join(f"{size // KIB} KiB" for _, size in reversed(request_size_limit.SIZE_STEPS)),
     f"(after {intake.LEAST_WAIT_S:.0f} s, because",
 )
 MESSAGES = (
@@ -134,29 +135,29 @@ MESSAGES = (
     f"(`ce-...`, `traceparent`) | {MAX_ATTRIBUTE:,} characters |",
     f"move it by a minute; {tell.MOST} in one decision",
     f"| parts of attempts on one node | {usable.MOST_PARTS:,}, and",
-    f"| messages to nodes that wait to be sent | {teller._WAITING_BYTES // MIB} MiB |",
+    f"| messages to nodes that wait to be sent | {node_notifier._WAITING_BYTES // MIB} MiB |",
 )
 KEYS = (
     f"of 2^{ended.MAX_SLOTS.bit_length() - 1} places",
     f"{early_cancels.PER_TEAM:,} per team and {early_cancels.IN_ALL:,} in all",
 )
-CROWDS = (
-    f"Up to {overtaking._TEAMS} teams that have sent something lately have one",
-    f"and after {overtaking._FULL_S} s when another team waits",
-    f"with more than {overtaking._SENDERS:,} users in the stream",
-    f"{overtaking._EACH} jobs while what waits of it fits into its lane, else an equal share of what may be undecided, at "
-    f"least {overtaking._LEAST}. A request counts once more for each {overtaking._HEAVY_BYTES // KIB} KiB of it, and a header "
-    f"for at least {overtaking._HEADER_BYTES} bytes",
-    f"it begins with {usual(AdmissionSettings, 'undecided')} (`BATON_ADMISSION_UNDECIDED`); grows while half of it is used and "
-    f"rounds take less than {1000 * pace._QUICK_S:.0f} ms, or {pace._QUICK} times what one takes without a crowd; and shrinks, "
-    f"down to {pace._LEAST}, when they take more than {1000 * pace._SLOW_S:.0f} ms and twice that",
+BURSTS = (
+    f"Up to {fair_queueing._TEAMS} active teams have one",
+    f"or {fair_queueing._FULL_S} s when another team waits",
+    f"with more than {fair_queueing._SENDERS:,} users in the stream",
+    f"{fair_queueing._EACH} jobs while its waiting requests fit into its lane, else an equal share of the window, but at least "
+    f"{fair_queueing._LEAST}. A request counts once more for each {fair_queueing._HEAVY_BYTES // KIB} KiB of it, and a header "
+    f"as at least {fair_queueing._HEADER_BYTES} bytes",
+    f"It begins with {usual(AdmissionSettings, 'undecided')} jobs (`BATON_ADMISSION_UNDECIDED`); grows while half of it is",
+    f"and round trips take less than {1000 * window._QUICK_S:.0f} ms, or {window._QUICK} times an idle one; and shrinks, down",
+    f"to {window._LEAST}, when they take more than {1000 * window._SLOW_S:.0f} ms and",
     f"it is {usual(AdmissionSettings, 'undecided_alone')} (`BATON_ADMISSION_UNDECIDED_ALONE`)",
-    f"and {round(ahead._LEAST_ROOM * table.WAITING_OF_A_SENDER)} at the least (`Ahead.held_back`)",
-    f"evenly, within {ahead._BACK_S:.0f} s",
+    f"and {round(out_of_order._LEAST_ROOM * table.WAITING_OF_A_SENDER)} at the least (`OutOfOrder.held_back`)",
+    f"evenly, within {out_of_order._BACK_S:.0f} s",
     f"each team may have {SHIPPED.open_jobs:,} open jobs of {SHIPPED.open_kinds:,} kinds, {SHIPPED.submits_per_s:,.0f} submits "
     f"and 1 MB a second, {SHIPPED.burst:,} and 64 MB at once",
     f"{intake.IDLE_CANCELS} at once and one a second, because each of them",
-    f"{in_vain.AT_ONCE:.0f} at once, {in_vain.PER_S:.0f} a second for ever",
+    f"{request_throttle.AT_ONCE:.0f} at once, {request_throttle.PER_S:.0f} a second for ever",
     f"| messages that it says, whatever becomes of them | {TRAFFIC.said_per_s:,.0f} | "
     f"{(TRAFFIC.said_per_s or 0) * traffic.AT_ONCE_S:,.0f} |",
     f"| messages that it hears, each copy for a subscription by itself | {TRAFFIC.heard_per_s:,.0f} | "
@@ -174,13 +175,13 @@ NODES = (
     f"or no more (quarantine) | {allowances.QUARANTINES:.0f} | one a second |",
     f"| samples that count in what was used | {samples.SAMPLES_AT_ONCE:.0f} | one in ten seconds |",
     f"| samples that are kept | {table.SAMPLES_OF_A_NODE}, of {table.SAMPLE_BYTES // KIB} KiB |",
-    f"| {teller.LOOKED_AT_ONCE:,.0f} | {teller.LOOKED_PER_S:.0f} a second |",
-    f"(each question counts for {'eight' if teller._LEAST == 8 else teller._LEAST} more)",
+    f"| {node_notifier.LOOKED_AT_ONCE:,.0f} | {node_notifier.LOOKED_PER_S:.0f} a second |",
+    f"(each question counts for {'eight' if node_notifier._LEAST == 8 else node_notifier._LEAST} more)",
     f"with a word in the ledger and a dead letter | {allowances.REJECTED:.0f} | one a second |",
 )
 
 
-@pytest.mark.parametrize("words", [*MEMORY, *STREAMS, *MESSAGES, *KEYS, *CROWDS, *NODES])
+@pytest.mark.parametrize("words", [*MEMORY, *STREAMS, *MESSAGES, *KEYS, *BURSTS, *NODES])
 def test_the_page_has_the_codes_number(words: str) -> None:
     page = re.sub(r"\[\^\w+\]", "", PAGE.read_text())
     assert words in re.sub(r"[ \n]+", " ", page)

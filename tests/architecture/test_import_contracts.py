@@ -16,12 +16,12 @@ SERVICES = [
     if contract["type"] == "independence"
     for module in contract["modules"]
 ]
-ROOMS = [
-    room.strip()
+PACKAGES = [
+    package.strip()
     for contract in CONTRACTS
-    if contract["name"].startswith("Nine rooms")
-    for floor in contract["layers"]
-    for room in floor.split("|")
+    if contract["name"].startswith("Nine packages")
+    for layer in contract["layers"]
+    for package in layer.split("|")
 ]
 LIBS = sorted(path.parent.name for path in (ROOT / "libs").glob("*/__init__.py"))
 
@@ -42,7 +42,7 @@ def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "schemas",
         *(f"services/{name}" for name in SERVICES),
         *(f"libs/{name}" for name in LIBS),
-        *(f"libs/core/{name.removeprefix('libs.core.')}" for name in ROOMS),
+        *(f"libs/core/{name.removeprefix('libs.core.')}" for name in PACKAGES),
     ]
     for name in names:
         (root / name).mkdir()
@@ -60,10 +60,10 @@ def test_the_contracts_know_every_service() -> None:
     assert found == set(SERVICES), "name a new service in the independence contract of pyproject.toml"
 
 
-def test_the_contracts_know_every_room_of_the_core() -> None:
+def test_the_contracts_know_every_package_of_the_core() -> None:
     found = {path.parent.name for path in (ROOT / "libs/core").glob("*/__init__.py")}
-    assert found == {room.removeprefix("libs.core.") for room in ROOMS}
-    assert {path.name for path in (ROOT / "libs/core").glob("*.py")} == {"__init__.py"}, "put it into a room"
+    assert found == {package.removeprefix("libs.core.") for package in PACKAGES}
+    assert {path.name for path in (ROOT / "libs/core").glob("*.py")} == {"__init__.py"}, "put it into a package"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""The pictures of the house are those of the code, and the house has the shape that they promise."""
+"""The pictures of the core are those of the code, and the core has the shape that they promise."""
 
 import grimp
 
 from tests.architecture import lifecycle_pictures
-from tests.architecture.picture import PAGE, POLICIES, ROOMS, arrows, depths, floors, wanted
+from tests.architecture.picture import PACKAGES, PAGE, POLICIES, arrows, depths, layers, wanted
 
 
 def test_the_pictures_are_current() -> None:
@@ -19,11 +19,11 @@ def test_the_pictures_of_a_jobs_life_are_current() -> None:
     )
 
 
-def test_the_core_has_nine_rooms_on_five_floors_and_no_arrow_points_up() -> None:
+def test_the_core_has_nine_packages_in_five_layers_and_no_arrow_points_up() -> None:
     graph = grimp.build_graph("libs", cache_dir=None)
-    height = {room: len(floors()) - n for n, floor in enumerate(floors()) for room in floor}
-    assert (len(height), len(floors())) == (9, 5)
-    assert [pair for pair in arrows(graph, ROOMS) if height[pair[0]] <= height[pair[1]]] == []
+    height = {package: len(layers()) - n for n, layer in enumerate(layers()) for package in layer}
+    assert (len(height), len(layers())) == (9, 5)
+    assert [pair for pair in arrows(graph, PACKAGES) if height[pair[0]] <= height[pair[1]]] == []
 
 
 def test_the_policies_import_each_other_in_no_circle() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from libs.cli.acting import acting, tell
 from libs.cli.exits import UsageFault
+from libs.cli.operator_action import operator_action, tell
 from libs.client.errors import Unreachable
 from libs.core.projections.audit import compare, untold
 from libs.walls.book import BOOK_FILE, Book, BrokenBook
@@ -54,7 +54,7 @@ def test_nothing_is_done_that_cannot_be_written_down(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = False
     with pytest.raises(UsageFault, match=r"file/book: Not a directory: .*XDG_STATE_HOME"):  # noqa: SIM117
-        with acting("backup", "x", "", folder=tmp_path / "file" / "book"):
+        with operator_action("backup", "x", "", folder=tmp_path / "file" / "book"):
             done = True
     assert not done
 
@@ -206,7 +206,7 @@ def test_lines_that_wait_are_counted_in_words(
     async def away(*_: object) -> int:
         raise Unreachable("Baton cannot be reached")
 
-    monkeypatch.setattr("libs.cli.acting._tell", away)
+    monkeypatch.setattr("libs.cli.operator_action._tell", away)
     for target in ("red", "green"):
         acted(Book(tmp_path), target)
         tell(tmp_path)

@@ -90,8 +90,8 @@ def test_every_command_is_listed() -> None:
 def test_an_action_has_a_line_of_a_book(name: str) -> None:
     module, _, what = LISTED[name][1].partition(": ")
     source = inspect.getsource(import_module(module))
-    begins = "acting(" if "cli" in module else "note("
-    assert f'acting("{what}"' in source or f'"{what}"' in source[source.index(begins) :]
+    begins = "operator_action(" if "cli" in module else "note("
+    assert f'operator_action("{what}"' in source or f'"{what}"' in source[source.index(begins) :]
 
 
 @pytest.mark.parametrize("name", sorted(name for name, (kind, _) in LISTED.items() if kind == COMMAND))

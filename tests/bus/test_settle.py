@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from nats.aio.msg import Msg
 
-from libs.bus import holding, settle
+from libs.bus import in_progress, settle
 from libs.bus.broker import Broker, make_broker
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors
 from libs.bus.dead import AT, ORIGIN, REASON, SEQ, STREAM, SUBJECT, TRUNCATED
 from libs.bus.messages import Outgoing, decode_bare, outgoing
 from libs.bus.outbox import MAX_PAYLOAD_BYTES, Outbox
-from libs.bus.settle import Portion, Received, Transient, consume, dead_letter, replayed
+from libs.bus.settle import BatchSize, Received, Transient, consume, dead_letter, replayed
 from libs.bus.streams import provision
 from schemas.inbox import CancelRequested
 from schemas.jobs import CancelJob
@@ -58,7 +58,7 @@ class Consumer:
             )
         ]
 
-    async def start(self, outbox: Outbox | None = None, portion: Portion | None = None) -> None:
+    async def start(self, outbox: Outbox | None = None, batch_size: BatchSize | None = None) -> None:
         self.broker = make_broker(self.url, "admission")
         box = outbox or Outbox(self.js)
         consume(
@@ -68,7 +68,7 @@ class Consumer:
             origin="admission",
             decide=self.decide,
             outbox=lambda: box,
-            portion=portion,
+            batch_size=batch_size,
         )
         await self.broker.start()
 
@@ -125,14 +125,14 @@ async def test_a_batch_is_decided_in_portions_and_what_is_left_is_kept(consumer:
     names = [f"n{i}" for i in range(20)]
     more, asked = asyncio.Event(), []
 
-    async def portion(left: Sequence[Msg]) -> int:
+    async def batch_size(left: Sequence[Msg]) -> int:
         asked.append(len(left))
         if len(asked) > 2:
             await more.wait()
         return min(3, len(left))
 
     await consumer.send(*names)
-    await consumer.start(portion=portion)
+    await consumer.start(batch_size=batch_size)
     await until(lambda: len(asked) > 2)
 
     async def settled() -> bool:
@@ -151,8 +151,8 @@ async def test_a_process_that_stood_still_stores_nothing_of_what_another_may_dec
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed 5162 of the simulation: it said yes to what another had refused meanwhile."""
-    stood_s, really_s = [0.0], holding.clock.boot_s
-    monkeypatch.setattr(holding.clock, "boot_s", lambda: really_s() + stood_s[0])
+    stood_s, really_s = [0.0], in_progress.clock.boot_s
+    monkeypatch.setattr(in_progress.clock, "boot_s", lambda: really_s() + stood_s[0])
     decide = consumer.decide
 
     def after_a_while(received: Received) -> list[Outgoing]:
@@ -179,8 +179,8 @@ async def test_a_process_that_stood_still_over_a_message_counts_its_delivery(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen: one that takes longer than a delivery lasts was excused each time, and came again for ever with its batch."""
-    stood_s, really_s = [0.0], holding.clock.boot_s
-    monkeypatch.setattr(holding.clock, "boot_s", lambda: really_s() + stood_s[0])
+    stood_s, really_s = [0.0], in_progress.clock.boot_s
+    monkeypatch.setattr(in_progress.clock, "boot_s", lambda: really_s() + stood_s[0])
     monkeypatch.setattr(settle, "_SLOW_S", 0.3)
     decide = consumer.decide
 

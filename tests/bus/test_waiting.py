@@ -12,7 +12,7 @@ from nats.js.errors import APIError
 from libs.bus import trim
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.messages import Outgoing
-from libs.bus.outbox import Crowded, Outbox, is_crowded
+from libs.bus.outbox import Outbox, SubjectFull, is_subject_full
 from libs.bus.streams import provision
 from libs.bus.table import WAITING_OF_A_SENDER, streams
 from libs.bus.trim import Trimmer, trimmer_of
@@ -49,7 +49,7 @@ async def test_the_next_request_of_a_user_is_refused_and_no_other_users(js: JetS
     await Outbox(js).publish_many(requests(WAITING_OF_A_SENDER))
     with pytest.raises(APIError) as refused:
         await js.publish(ANA, b"{}", headers={"Nats-Msg-Id": "one more"})
-    assert is_crowded(refused.value)
+    assert is_subject_full(refused.value)
     assert (await js.publish(ANA, b"{}", headers={"Nats-Msg-Id": "r-7"})).duplicate, "a repeat is known, as ever"
     await js.publish(BEN, b"{}")
     await js.publish(cancel("research", "ana"), b"{}")  # who may not submit may still cancel
@@ -132,7 +132,7 @@ async def test_a_large_submit_goes_in_as_fast_as_it_is_answered(js: JetStreamCon
 
 
 async def test_who_waits_in_vain_is_told_why(js: JetStreamContext) -> None:
-    with pytest.raises(Crowded) as error:
+    with pytest.raises(SubjectFull) as error:
         await Outbox(js, ack_timeout_s=60, give_up_s=0.3).publish_many(requests(WAITING_OF_A_SENDER + 5))
     assert len(error.value.unstored) == 5
 

@@ -18,7 +18,7 @@ from libs.cli.demo.follow import Stuck
 from libs.cli.demo.play import Demo
 from libs.cli.demo.screen import Screen
 from libs.cli.exits import UsageFault
-from libs.cli.throwaway import emptied
+from libs.cli.scratch_state import emptied
 from libs.embedded import StateDirLocked
 from libs.embedded.records import read_processes
 from libs.report.document import Step

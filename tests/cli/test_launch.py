@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from libs.cli.acting import acting
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.launch import ROOT, SERVICES, LaunchOptions, LocalStack
+from libs.cli.operator_action import operator_action
 from libs.client import Rejected, Unreachable, connect
 from libs.client.where import CLIENT_FILE, find
 from libs.embedded import read_processes
@@ -73,7 +73,7 @@ async def test_a_stop_that_comes_together_with_an_answer_of_the_broker_stops(
         except asyncio.CancelledError:
             await asyncio.sleep(3600)
 
-    monkeypatch.setattr("libs.cli.launch.Narrowing.run", drops_the_first)
+    monkeypatch.setattr("libs.cli.launch.RequestSizeLimit.run", drops_the_first)
     options = LaunchOptions(state_dir=tmp_path, teams=("red",), services=(), sync_always=False, scale=0.01)
     async with LocalStack(options) as cluster:
         await begun.wait()
@@ -141,7 +141,7 @@ async def test_what_the_ledger_was_not_told_is_told_when_all_is_ready(tmp_path: 
         "BATON_NATS_URL": "nats://127.0.0.1:9",
         "BATON_NATS_CREDS": str(Keyring(tmp_path / "their").team("their")),
     }
-    with acting("restore", "backup", "", folder=tmp_path, tells=False):
+    with operator_action("restore", "backup", "", folder=tmp_path, tells=False):
         pass
     book = Book(tmp_path)
     assert len(book.untold("main")) == 1

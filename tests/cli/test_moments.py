@@ -7,7 +7,7 @@ import pytest
 
 from libs.cli.bill_period import days_between, forecast_end, period_of
 from libs.cli.exits import UsageFault
-from libs.cli.moments import SaidAs, read
+from libs.cli.moments import TimeForm, read
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -17,9 +17,9 @@ def us(*at: int) -> int:
 
 
 def test_a_month_a_day_and_a_moment_are_told_apart() -> None:
-    assert read("2026-11") == (datetime(2026, 11, 1, tzinfo=UTC), SaidAs.MONTH)
-    assert read("2026-11-30", BERLIN) == (datetime(2026, 11, 30, tzinfo=BERLIN), SaidAs.DAY)
-    assert read("2026-11-30 12:00:30+01:00") == (datetime(2026, 11, 30, 11, 0, 30, tzinfo=UTC), SaidAs.MOMENT)
+    assert read("2026-11") == (datetime(2026, 11, 1, tzinfo=UTC), TimeForm.MONTH)
+    assert read("2026-11-30", BERLIN) == (datetime(2026, 11, 30, tzinfo=BERLIN), TimeForm.DAY)
+    assert read("2026-11-30 12:00:30+01:00") == (datetime(2026, 11, 30, 11, 0, 30, tzinfo=UTC), TimeForm.MOMENT)
 
 
 @pytest.mark.parametrize(

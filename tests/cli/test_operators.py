@@ -19,7 +19,7 @@ from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.streams import provision
-from libs.cli.decided import PoolRefused, say_to_pool
+from libs.cli.pool_commands import PoolRefused, say_to_pool
 from libs.cli.pricesfile import read_book
 from libs.client import TimedOut, connect
 from libs.core.billing.wall import month_us
@@ -263,7 +263,7 @@ async def test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_
 async def test_what_is_not_decided_in_time_is_not_taken_for_done(
     urls: dict[str, Address], services: BusConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libs.cli.decided._DECIDED_S", 0.3)
+    monkeypatch.setattr("libs.cli.pool_commands._DECIDED_S", 0.3)
     async with await connect(urls["operator"], OPERATOR, pool=DECIDED) as operator:
         said = NodeDead(node="n1", fenced_by="power off")
         with pytest.raises(TimedOut, match=r"pool decided has not decided it within 0\.3 s"):

@@ -20,10 +20,10 @@ from libs.client import (
     TimedOut,
     Unreachable,
     connect,
+    event_subscriptions,
     following,
-    hearing,
 )
-from libs.client.hearing import Hearing
+from libs.client.event_subscriptions import EventSubscriptions
 from libs.embedded.servers import NATS
 from libs.walls.keyring import Keyring
 from schemas import subjects
@@ -390,7 +390,7 @@ async def test_a_server_that_does_not_answer_is_said_to_who_wants_to_hear(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As whoever submits, waits or watches does first: nothing is asked for then."""
-    monkeypatch.setattr(hearing, "_ANSWERS_S", 1)
+    monkeypatch.setattr(event_subscriptions, "_ANSWERS_S", 1)
     with ServerInBackground(NATS, tmp_path) as server:
         async with await connect(server.url, "blue", user="ana") as baton:
             with server.frozen(), pytest.raises(Unreachable, match="NATS does not answer"):
@@ -431,7 +431,7 @@ async def test_who_is_cut_off_for_good_while_following_is_told(urls: dict[str, A
             began = True
             return EventList(events=())
 
-        async with following.Live(Hearing(baton.nats), "blue") as live:
+        async with following.Live(EventSubscriptions(baton.nats), "blue") as live:
             with pytest.raises(Denied):
                 await anext(following.follow(live, ask, after_us=0, quiet_s=0.01))
 
@@ -443,7 +443,10 @@ async def test_what_was_told_before_one_listened_is_asked_for_before_all_is_quie
     async def ask(*_: object) -> EventList:
         return EventList(events=next(pages))
 
-    async with await connect(urls["blue"], "blue") as baton, following.Live(Hearing(baton.nats), "blue") as live:
+    async with (
+        await connect(urls["blue"], "blue") as baton,
+        following.Live(EventSubscriptions(baton.nats), "blue") as live,
+    ):
         assert await anext(following.follow(live, ask, after_us=0, quiet_s=math.inf)) == over
 
 

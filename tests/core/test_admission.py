@@ -19,7 +19,7 @@ from libs.core.admission.evaluate import (
     evaluate,
 )
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.admission.refusal import Why
+from libs.core.admission.refusal import RefusalCause
 from libs.core.scheduling import limits
 from schemas import ledger as led
 from schemas.ids import content_hash, job_id
@@ -78,7 +78,7 @@ def outcome(request: SubmitJob, *events: Any, team: str = "research") -> Any:
     return evaluate(request, team, AdmissionContext(fleet(*(events or TWO_LEAVES)), limits.room))
 
 
-def refusals(request: SubmitJob, *events: Any) -> dict[Why, tuple[str, str, str]]:
+def refusals(request: SubmitJob, *events: Any) -> dict[RefusalCause, tuple[str, str, str]]:
     result = outcome(request, *events)
     assert isinstance(result, NotAdmitted), result
     return {r.why: (r.reason.field, r.reason.problem, r.reason.fix) for r in result.refusals}
@@ -86,7 +86,7 @@ def refusals(request: SubmitJob, *events: Any) -> dict[Why, tuple[str, str, str]
 
 def test_two_roles_whose_hosts_would_be_told_in_one_variable_are_refused() -> None:
     told = refusals(submit(resources={"roles": (Role(name="judge-1"), Role(name="judge_1"))}))
-    field, problem, _ = told[Why.ENVIRONMENT]
+    field, problem, _ = told[RefusalCause.ENVIRONMENT]
     assert field == "job.resources.roles.1.name"
     assert "judge-1 and of judge_1" in problem
 
@@ -105,7 +105,7 @@ def test_two_roles_whose_hosts_would_be_told_in_one_variable_are_refused() -> No
 def test_secrets_that_cannot_be_delivered_are_refused(
     uses: list[dict[str, str]], env: dict[str, str], field: str, problem: str
 ) -> None:
-    told_field, told, _ = refusals(submit(secrets=uses, env=env))[Why.ENVIRONMENT]
+    told_field, told, _ = refusals(submit(secrets=uses, env=env))[RefusalCause.ENVIRONMENT]
     assert (told_field, problem in told) == (field, True), told
 
 
@@ -152,7 +152,7 @@ def test_every_reason_is_given_at_once() -> None:
         ("capacity", "job.resources.devices"),
     }
     assert all(r.reason.problem and r.reason.fix for r in found.refusals)
-    fixes = {r.reason.field: r.reason.fix for r in found.refusals if r.why is not Why.CAPACITY}
+    fixes = {r.reason.field: r.reason.fix for r in found.refusals if r.why is not RefusalCause.CAPACITY}
     assert fixes["job.priority_class"] == "did you mean production? use one of: serving, production, experiment"
     assert fixes["job.resources.types.0"].startswith("did you mean H100? this pool has H100")
     assert fixes["job.resources.mig_profile"] == "did you mean 1g.10gb? this pool has 1g.10gb"
@@ -172,7 +172,7 @@ def test_the_same_body_again_is_the_first_job_and_another_body_is_refused() -> N
         assert outcome(first, *TWO_LEAVES, *events) == Repeated(admitted.job_id)
         assert outcome(submit("run-2"), *TWO_LEAVES, *events).job_id != admitted.job_id
         assert isinstance(outcome(first, *TWO_LEAVES, *events, team="vision"), Admitted)
-        _, problem, _ = refusals(submit(name="other"), *TWO_LEAVES, *events)[Why.CLIENT_KEY]
+        _, problem, _ = refusals(submit(name="other"), *TWO_LEAVES, *events)[RefusalCause.CLIENT_KEY]
         assert problem == f"client_key already names {admitted.job_id} with another body"
 
 
@@ -191,7 +191,7 @@ def test_the_order_of_env_is_no_part_of_the_body() -> None:
         )  # fmt: skip
         assert outcome(first, *TWO_LEAVES, queued) == Repeated(admitted.job_id)
     other = submit(env={"B": "2", "A": "1"})
-    assert Why.CLIENT_KEY in refusals(other, *TWO_LEAVES, queued)
+    assert RefusalCause.CLIENT_KEY in refusals(other, *TWO_LEAVES, queued)
 
 
 def test_an_empty_fleet_waits() -> None:
@@ -208,22 +208,24 @@ def test_a_lost_node_may_return() -> None:
 
 
 def test_an_unknown_type_is_named_and_a_known_alternative_may_be_missing() -> None:
-    assert refusals(submit(resources={"types": ("H100", "h10o")}))[Why.TYPE][0] == "job.resources.types.1"
+    assert refusals(submit(resources={"types": ("H100", "h10o")}))[RefusalCause.TYPE][0] == "job.resources.types.1"
     assert isinstance(outcome(submit(resources={"types": ("H200", "H100")})), Admitted)
-    _, problem, fix = refusals(submit(resources={"types": ("H200", "B200")}))[Why.TYPE]
+    _, problem, fix = refusals(submit(resources={"types": ("H200", "B200")}))[RefusalCause.TYPE]
     assert (problem, fix) == ("no node of this pool has such a device", "this pool has A100, H100")
 
 
 def test_an_unknown_type_does_not_hide_what_is_too_large_for_the_whole_pool() -> None:
     found = refusals(submit(resources={"types": ("h10o",), "devices": 99, "memory_mib": 900 * GIB}))
-    assert found[Why.TYPE][0] == "job.resources.types.0"
-    assert found[Why.CAPACITY] == (
+    assert found[RefusalCause.TYPE][0] == "job.resources.types.0"
+    assert found[RefusalCause.CAPACITY] == (
         "job.resources.devices", "this pool has 32 devices of all kinds", "ask for at most 32 devices"
     )  # fmt: skip
-    assert found[Why.MEMORY][:2] == (
+    assert found[RefusalCause.MEMORY][:2] == (
         "job.resources.memory_mib", "no device of this pool has so much memory; the largest has 81920 MiB"
     )  # fmt: skip
-    assert set(refusals(submit(resources={"types": ("h10o",), "devices": 32, "memory_mib": 80 * GIB}))) == {Why.TYPE}
+    assert set(refusals(submit(resources={"types": ("h10o",), "devices": 32, "memory_mib": 80 * GIB}))) == {
+        RefusalCause.TYPE
+    }
 
 
 @pytest.mark.parametrize("level", [Level.DEVICE])
@@ -232,7 +234,7 @@ def test_a_level_that_placement_does_not_know_is_refused(level: Level, policy: T
     result = outcome(submit(resources={"topology": Topology(level=level, policy=policy)}))
     (refusal,) = result.refusals
     assert (refusal.why, refusal.reason.field, refusal.reason.value, refusal.reason.fix) == (
-        Why.TOPOLOGY, "job.resources.topology.level", level.value, "use nvlink, node, leaf, spine, zone or pool"
+        RefusalCause.TOPOLOGY, "job.resources.topology.level", level.value, "use nvlink, node, leaf, spine, zone or pool"
     )  # fmt: skip
 
 
@@ -253,8 +255,8 @@ def test_a_gang_within_nvlink_needs_an_island_of_its_size() -> None:
     ]
     assert isinstance(outcome(submit(resources={"devices": 4, "topology": within}), *islands), Admitted)
     found = refusals(submit(resources={"devices": 6, "topology": within}), *islands)
-    assert found[Why.TOPOLOGY][1] == "the largest nvlink has 4 fitting devices of one model (H100)"
-    assert "set topology.level to node" in found[Why.TOPOLOGY][2]
+    assert found[RefusalCause.TOPOLOGY][1] == "the largest nvlink has 4 fitting devices of one model (H100)"
+    assert "set topology.level to node" in found[RefusalCause.TOPOLOGY][2]
     assert isinstance(outcome(submit(resources={"devices": 1, "topology": within})), Admitted)
 
 
@@ -263,9 +265,9 @@ def test_each_role_must_be_possible_by_itself() -> None:
     stages = Role(name="stage", count=2, devices=8, topology=within)
     assert isinstance(outcome(submit(resources={"roles": (stages,)})), Admitted)
     wide = stages.model_copy(update={"count": 1, "devices": 9})
-    assert refusals(submit(resources={"roles": (wide,)}))[Why.TOPOLOGY][0] == "job.resources.roles.0.topology"
+    assert refusals(submit(resources={"roles": (wide,)}))[RefusalCause.TOPOLOGY][0] == "job.resources.roles.0.topology"
     many = stages.model_copy(update={"count": 99})
-    assert refusals(submit(resources={"roles": (many,)}))[Why.CAPACITY][0] == "job.resources.roles.0"
+    assert refusals(submit(resources={"roles": (many,)}))[RefusalCause.CAPACITY][0] == "job.resources.roles.0"
     fewer = many.model_copy(update={"min_count": 1})
     assert isinstance(outcome(submit(resources={"roles": (fewer,)})), Admitted)
 
@@ -274,26 +276,26 @@ def test_an_elastic_job_is_measured_by_its_least() -> None:
     assert isinstance(outcome(submit(resources={"devices": 64, "min_devices": 4})), Admitted)
     quota = led.QuotaSet(team="research", limit_milli=4000)
     assert isinstance(outcome(submit(resources={"devices": 8, "min_devices": 4}), *TWO_LEAVES, quota), Admitted)
-    assert Why.QUOTA in refusals(submit(resources={"devices": 8, "min_devices": 5}), *TWO_LEAVES, quota)
+    assert RefusalCause.QUOTA in refusals(submit(resources={"devices": 8, "min_devices": 5}), *TWO_LEAVES, quota)
 
 
 def test_cpus_are_used_only_when_named() -> None:
     cpu = node("c", 4, model="CPU", gib=4)
     assert isinstance(outcome(submit(resources={"types": ("CPU",)}), cpu), Admitted)
-    assert refusals(submit(), cpu)[Why.TYPE][2] == "set types to [CPU]"
+    assert refusals(submit(), cpu)[RefusalCause.TYPE][2] == "set types to [CPU]"
 
 
 def test_memory_beyond_every_device_is_refused() -> None:
-    _, problem, fix = refusals(submit(resources={"memory_mib": 90 * GIB}))[Why.MEMORY]
+    _, problem, fix = refusals(submit(resources={"memory_mib": 90 * GIB}))[RefusalCause.MEMORY]
     assert "the largest has 81920 MiB" in problem
     assert "at most 81920 MiB" in fix
     found = refusals(submit(resources={"memory_mib": 60 * GIB, "types": ("A100",)}))
-    assert "the largest has 40960 MiB" in found[Why.MEMORY][1]
+    assert "the largest has 40960 MiB" in found[RefusalCause.MEMORY][1]
 
 
 def test_a_model_that_cannot_fit_is_refused_with_the_arithmetic_and_a_change_that_helps() -> None:
     request = submit(resources={"devices": 4}, model=ModelShape(parameters_b=70))
-    field, problem, fix = refusals(request)[Why.MODEL]
+    field, problem, fix = refusals(request)[RefusalCause.MODEL]
     assert field == "job.model"
     assert "70e9 x 12 bytes (adamw)" in problem
     assert "81920 MiB of the largest acceptable device" in problem
@@ -310,24 +312,24 @@ def test_the_estimate_becomes_the_memory_demand() -> None:
     more = outcome(submit(model=shape, resources={"memory_mib": 60 * GIB}))
     assert more.job.resources.memory_mib == 60 * GIB
     share = submit(model=shape, resources={"share_milli": 500, "memory_mib": 8 * GIB})
-    assert refusals(share)[Why.MODEL][0] == "job.resources.memory_mib"
+    assert refusals(share)[RefusalCause.MODEL][0] == "job.resources.memory_mib"
 
 
 def test_a_model_that_is_split_wrongly_is_refused() -> None:
     found = refusals(submit(resources={"devices": 6}, model=ModelShape(parameters_b=1, tensor_parallel=4)))
-    assert found[Why.MODEL][0] == "job.model.tensor_parallel"
+    assert found[RefusalCause.MODEL][0] == "job.model.tensor_parallel"
     found = refusals(submit(model=ModelShape(parameters_b=1, precision=Precision.INT8)))
-    assert found[Why.MODEL][0] == "job.model.precision"
+    assert found[RefusalCause.MODEL][0] == "job.model.precision"
 
 
 def test_a_gang_that_no_group_can_ever_hold_is_refused() -> None:
     required = Topology(level=Level.LEAF, policy=TopologyPolicy.REQUIRED)
     assert isinstance(outcome(submit(resources={"devices": 16, "topology": required})), Admitted)
-    _, problem, fix = refusals(submit(resources={"devices": 24, "topology": required}))[Why.TOPOLOGY]
+    _, problem, fix = refusals(submit(resources={"devices": 24, "topology": required}))[RefusalCause.TOPOLOGY]
     assert problem == "the largest leaf has 16 fitting devices of one model (H100)"
     assert fix == "set topology.level to spine, or policy to preferred, or ask for at most 16 devices"
     assert isinstance(outcome(submit(resources={"devices": 24})), Admitted)
-    _, problem, fix = refusals(submit(resources={"devices": 32}))[Why.CAPACITY]
+    _, problem, fix = refusals(submit(resources={"devices": 32}))[RefusalCause.CAPACITY]
     assert problem == "this pool has 24 fitting devices of one model (H100), even when all are free"
     assert fix == "ask for at most 24 devices"
 
@@ -335,7 +337,8 @@ def test_a_gang_that_no_group_can_ever_hold_is_refused() -> None:
 def test_demands_that_only_fail_together_are_explained() -> None:
     a = node("a", labels={"disk": "nvme"}, gib=40)
     b = node("b", gib=80)
-    field, _, fix = refusals(submit(resources={"memory_mib": 60 * GIB, "labels": {"disk": "nvme"}}), a, b)[Why.CAPACITY]
+    asked = submit(resources={"memory_mib": 60 * GIB, "labels": {"disk": "nvme"}})
+    field, _, fix = refusals(asked, a, b)[RefusalCause.CAPACITY]
     assert field == "job.resources"
     assert "of 16 devices type leaves 16, profile leaves 16, memory leaves 8, labels leaves 0" in fix
 
@@ -343,23 +346,23 @@ def test_demands_that_only_fail_together_are_explained() -> None:
 def test_a_mig_instance_is_granted_only_by_its_profile() -> None:
     mig = node("m", 7, profile="1g.10gb", gib=9)
     assert isinstance(outcome(submit(resources={"mig_profile": "1g.10gb", "devices": 3}), mig), Admitted)
-    assert "set mig_profile to one of: 1g.10gb" in refusals(submit(), mig)[Why.PROFILE][2]
+    assert "set mig_profile to one of: 1g.10gb" in refusals(submit(), mig)[RefusalCause.PROFILE][2]
 
 
 def test_timer_jobs_need_a_simulated_node() -> None:
     request = submit(command=(), simulation=Simulation(duration_s=5))
-    assert Why.SIMULATION in refusals(request)
+    assert RefusalCause.SIMULATION in refusals(request)
     assert isinstance(outcome(request, node("s", simulated=True)), Admitted)
 
 
 def test_long_and_impossible_commands_are_refused() -> None:
-    assert "65536 are allowed" in refusals(submit(command=("x" * 4000,) * 20))[Why.COMMAND][1]
-    assert refusals(submit(command=("a\0b",)))[Why.COMMAND][0] == "job.command.0"
+    assert "65536 are allowed" in refusals(submit(command=("x" * 4000,) * 20))[RefusalCause.COMMAND][1]
+    assert refusals(submit(command=("a\0b",)))[RefusalCause.COMMAND][0] == "job.command.0"
 
 
 def test_a_quota_smaller_than_the_request_is_refused_and_shares_count_in_part() -> None:
     quota = led.QuotaSet(team="research", limit_milli=500)
-    assert refusals(submit(), *TWO_LEAVES, quota)[Why.QUOTA][1] == (
+    assert refusals(submit(), *TWO_LEAVES, quota)[RefusalCause.QUOTA][1] == (
         "team research may hold 0.5 accelerators at once, this job alone asks for 1"
     )
     half = submit(resources={"share_milli": 500})
@@ -427,26 +430,26 @@ def test_a_class_says_what_its_jobs_may_take_where_they_say_nothing() -> None:
 
 def test_what_no_node_has_is_refused_with_what_it_has() -> None:
     events = (node("a", cpus=96, memory_mib=1024 * GIB), node("b", model="A100", gib=40, cpus=32, memory_mib=256 * GIB))
-    field, problem, fix = refusals(submit(resources={"cpu_milli": 96_001}), *events)[Why.CPU]
+    field, problem, fix = refusals(submit(resources={"cpu_milli": 96_001}), *events)[RefusalCause.CPU]
     assert field == "job.resources.cpu_milli"
     assert problem.endswith("the largest has 96")
     assert fix == "ask for at most 96000 thousandths per device"
-    _, problem, _ = refusals(submit(resources={"host_memory_mib": 1025 * GIB}), *events)[Why.HOST_MEMORY]
+    _, problem, _ = refusals(submit(resources={"host_memory_mib": 1025 * GIB}), *events)[RefusalCause.HOST_MEMORY]
     assert problem.endswith(f"the largest has {1024 * GIB} MiB")
-    assert "leave cpu_milli out" in refusals(submit(resources={"cpu_milli": 1}))[Why.CPU][2]
-    field, _, fix = refusals(submit(resources={"runtime": "rocm"}), *events)[Why.RUNTIME]
+    assert "leave cpu_milli out" in refusals(submit(resources={"cpu_milli": 1}))[RefusalCause.CPU][2]
+    field, _, fix = refusals(submit(resources={"runtime": "rocm"}), *events)[RefusalCause.RUNTIME]
     assert field == "job.resources.runtime"
     assert fix.startswith("this pool has cuda;")
-    field, problem, fix = refusals(submit(resources={"precision": "fp4"}), *events)[Why.PRECISION]
+    field, problem, fix = refusals(submit(resources={"precision": "fp4"}), *events)[RefusalCause.PRECISION]
     assert (field, problem) == ("job.resources.precision", "no device of this pool computes in it; it has A100, H100")
     assert fix == "use one of: fp32, tf32, bf16, fp16, fp8, int8, int4"
-    assert Why.CAPACITY in refusals(submit(resources={"precision": "fp8", "types": ("A100",)}), *events)
-    assert Why.CAPACITY in refusals(submit(resources={"types": ("A100",), "cpu_milli": 33_000}), *events)
+    assert RefusalCause.CAPACITY in refusals(submit(resources={"precision": "fp8", "types": ("A100",)}), *events)
+    assert RefusalCause.CAPACITY in refusals(submit(resources={"types": ("A100",), "cpu_milli": 33_000}), *events)
 
 
 def test_a_gang_counts_the_processors_of_its_nodes() -> None:
     events = [node(name, cpus=32) for name in "ab"]
-    _, problem, fix = refusals(submit(resources={"devices": 9, "cpu_milli": 8000}), *events)[Why.CAPACITY]
+    _, problem, fix = refusals(submit(resources={"devices": 9, "cpu_milli": 8000}), *events)[RefusalCause.CAPACITY]
     assert "8 fitting devices" in problem
     assert fix == "ask for at most 8 devices"
     assert isinstance(outcome(submit(resources={"devices": 8, "cpu_milli": 8000}), *events), Admitted)
@@ -456,7 +459,7 @@ def test_measured_free_memory_is_what_a_device_has() -> None:
     event = node("a", 1)
     device = event.inventory.devices[0].model_copy(update={"memory_free_mib": 50 * GIB})
     event = event.model_copy(update={"inventory": event.inventory.model_copy(update={"devices": (device,)})})
-    _, problem, _ = refusals(submit(resources={"memory_mib": 60 * GIB}), event)[Why.MEMORY]
+    _, problem, _ = refusals(submit(resources={"memory_mib": 60 * GIB}), event)[RefusalCause.MEMORY]
     assert f"the largest has {50 * GIB} MiB" in problem
 
 
@@ -487,23 +490,23 @@ def test_what_every_role_gives_itself_the_jobs_value_does_not_bind(resources: di
 
 
 def test_a_wrong_value_of_a_role_is_told_by_the_roles_field_and_a_shared_one_once() -> None:
-    def told(*roles: Role, **resources: Any) -> dict[Why, tuple[str, str, str]]:
+    def told(*roles: Role, **resources: Any) -> dict[RefusalCause, tuple[str, str, str]]:
         result = outcome(submit(resources=resources | {"roles": roles}), *ONE)
         assert len(result.refusals) == len({r.reason.field for r in result.refusals})
         return {r.why: (r.reason.field, r.reason.problem, r.reason.fix) for r in result.refusals}
 
     found = told(Role(name="a", types=("H1000",)))
     assert found == {
-        Why.TYPE: ("job.resources.roles.0.types.0", "no device model of this name is known",
+        RefusalCause.TYPE: ("job.resources.roles.0.types.0", "no device model of this name is known",
                    "did you mean H100? this pool has H100")
     }  # fmt: skip
-    assert told(Role(name="a", types=("B200",)))[Why.TYPE][0] == "job.resources.roles.0.types"
-    level = told(Role(name="a"), Role(name="b", topology=Topology(level=Level.DEVICE)))[Why.TOPOLOGY]
+    assert told(Role(name="a", types=("B200",)))[RefusalCause.TYPE][0] == "job.resources.roles.0.types"
+    level = told(Role(name="a"), Role(name="b", topology=Topology(level=Level.DEVICE)))[RefusalCause.TOPOLOGY]
     assert level[0] == "job.resources.roles.1.topology.level"
-    assert told(Role(name="a", memory_mib=90 * GIB))[Why.MEMORY][0] == "job.resources.roles.0.memory_mib"
-    assert told(Role(name="a", cpu_milli=9))[Why.CPU][0] == "job.resources.roles.0.cpu_milli"
+    assert told(Role(name="a", memory_mib=90 * GIB))[RefusalCause.MEMORY][0] == "job.resources.roles.0.memory_mib"
+    assert told(Role(name="a", cpu_milli=9))[RefusalCause.CPU][0] == "job.resources.roles.0.cpu_milli"
     shared = told(Role(name="a"), Role(name="b"), memory_mib=90 * GIB)
-    assert {why: found[0] for why, found in shared.items()} == {Why.MEMORY: "job.resources.memory_mib"}
+    assert {why: found[0] for why, found in shared.items()} == {RefusalCause.MEMORY: "job.resources.memory_mib"}
     both = Role(name="a", types=("A100",), memory_mib=60 * GIB)
     result = refusals(submit(resources={"roles": (both,), "labels": {"disk": "nvme"}}), *TWO_LEAVES)
     assert "at most 0" not in str(result)
@@ -543,48 +546,49 @@ FIVES = Role(name="a", count=3, devices=5, topology=within(Level.NODE))
     [
         (
             {"roles": (Role(name="a", devices=12), Role(name="b", devices=12))}, TWO,
-            Why.CAPACITY, "roles", "ask for fewer or smaller groups, or give a role other types",
+            RefusalCause.CAPACITY, "roles", "ask for fewer or smaller groups, or give a role other types",
         ),
         (
             {"roles": (Role(name="a", devices=6), Role(name="b", devices=6)), "topology": within(Level.NODE)}, TWO,
-            Why.TOPOLOGY, "topology.level", "set topology.level to leaf, or policy to preferred, or ask for fewer devices",
+            RefusalCause.TOPOLOGY, "topology.level",
+            "set topology.level to leaf, or policy to preferred, or ask for fewer devices",
         ),
-        ({"roles": (FIVES,)}, TWO, Why.TOPOLOGY, "roles.0", "ask for at most 2 groups"),
+        ({"roles": (FIVES,)}, TWO, RefusalCause.TOPOLOGY, "roles.0", "ask for at most 2 groups"),
         (
             {"roles": (Role(name="a", count=8, cpu_milli=3000),)}, (node("a", cpus=16),),
-            Why.CAPACITY, "roles.0", "ask for at most 5 groups",
+            RefusalCause.CAPACITY, "roles.0", "ask for at most 5 groups",
         ),
         (
             {"roles": (Role(name="a", devices=12, types=("H100", "A100")),)}, (node("a"), node("b", model="A100")),
-            Why.CAPACITY, "roles.0", "ask for groups of at most 8 devices",
+            RefusalCause.CAPACITY, "roles.0", "ask for groups of at most 8 devices",
         ),
         (
-            {"roles": (Role(name="a", devices=4),)}, V5E, Why.CAPACITY, "roles.0",
+            {"roles": (Role(name="a", devices=4),)}, V5E, RefusalCause.CAPACITY, "roles.0",
             "name other types: chips of a TPU are granted as boxes of a torus, which a role cannot ask for",
         ),
-        ({"torus": (2, 2, 1)}, ONE, Why.TOPOLOGY, "torus", "leave torus out and set devices to 4"),
-        ({"torus": (2, 2, 1)}, V5E, Why.TOPOLOGY, "torus", "set torus to [2, 2] or [1, 2]"),
-        ({"torus": (8, 8)}, V5E, Why.TOPOLOGY, "torus", "set torus to [4, 4] or [2, 4]"),
-        ({"torus": (4, 2, 2)}, V5P, Why.TOPOLOGY, "torus", "set torus to [2, 2, 4] or [2, 2, 2]"),
-        ({"devices": 4}, V5P, Why.TOPOLOGY, "torus", "set torus to [2, 2, 1] or [1, 2, 1] instead of devices"),
-        ({"devices": 16}, [*V5E, *ONE], Why.CAPACITY, "devices", "ask for at most 8 devices"),
+        ({"torus": (2, 2, 1)}, ONE, RefusalCause.TOPOLOGY, "torus", "leave torus out and set devices to 4"),
+        ({"torus": (2, 2, 1)}, V5E, RefusalCause.TOPOLOGY, "torus", "set torus to [2, 2] or [1, 2]"),
+        ({"torus": (8, 8)}, V5E, RefusalCause.TOPOLOGY, "torus", "set torus to [4, 4] or [2, 4]"),
+        ({"torus": (4, 2, 2)}, V5P, RefusalCause.TOPOLOGY, "torus", "set torus to [2, 2, 4] or [2, 2, 2]"),
+        ({"devices": 4}, V5P, RefusalCause.TOPOLOGY, "torus", "set torus to [2, 2, 1] or [1, 2, 1] instead of devices"),
+        ({"devices": 16}, [*V5E, *ONE], RefusalCause.CAPACITY, "devices", "ask for at most 8 devices"),
         (
             {"share_milli": 500}, (MI300X,),
-            Why.TYPE, "share_milli", "leave share_milli out, or ask for types that can be shared",
+            RefusalCause.TYPE, "share_milli", "leave share_milli out, or ask for types that can be shared",
         ),
         (
             {"share_milli": 500, "types": ("MI300X", "H100")}, (MI300X,),
-            Why.TYPE, "share_milli", "leave share_milli out, or ask for types that can be shared",
+            RefusalCause.TYPE, "share_milli", "leave share_milli out, or ask for types that can be shared",
         ),
-        ({"devices": 8}, (capped(2000),), Why.CAPACITY, "devices", "ask for at most 2 devices"),
+        ({"devices": 8}, (capped(2000),), RefusalCause.CAPACITY, "devices", "ask for at most 2 devices"),
         (
             {}, (capped(500),),
-            Why.CAPACITY, "devices", "name types that take less power, or have an operator raise the cap",
+            RefusalCause.CAPACITY, "devices", "name types that take less power, or have an operator raise the cap",
         ),
     ],
 )  # fmt: skip
 def test_what_the_placer_could_never_place_is_refused_by_a_field_and_with_a_fix(
-    resources: dict[str, Any], events: Any, why: Why, field: str, fix: str
+    resources: dict[str, Any], events: Any, why: RefusalCause, field: str, fix: str
 ) -> None:
     result = outcome(submit(resources=resources), *events)
     assert isinstance(result, NotAdmitted)
@@ -671,7 +675,7 @@ def test_without_any_node_a_known_model_is_held_to_what_it_can_do(resources: dic
 def test_an_elastic_job_must_fit_on_its_fewest_devices() -> None:
     model = ModelShape(parameters_b=30, zero_stage=3)
     found = refusals(submit(resources={"devices": 8, "min_devices": 2}, model=model), node("a"))
-    field, _, fix = found[Why.MODEL]
+    field, _, fix = found[RefusalCause.MODEL]
     assert (field, fix) == ("job.model", "set min_devices to 6: on fewer devices each must hold more")
     assert isinstance(outcome(submit(resources={"devices": 8, "min_devices": 6}, model=model), node("a")), Admitted)
 
@@ -680,7 +684,7 @@ def test_a_role_needs_what_the_model_needs_though_it_asks_for_less() -> None:
     request = submit(
         resources={"roles": [{"name": "a", "count": 2, "memory_mib": 1}]}, model=ModelShape(parameters_b=4)
     )
-    assert refusals(request, node("a", model="A10", gib=24))[Why.MODEL][0] == "job.model"
+    assert refusals(request, node("a", model="A10", gib=24))[RefusalCause.MODEL][0] == "job.model"
     admitted = outcome(request, node("a"))
     assert isinstance(admitted, Admitted)
     assert admitted.job.resources.roles[0].memory_mib == admitted.job.resources.memory_mib > 60_000
@@ -705,7 +709,7 @@ def test_a_job_takes_no_longer_to_save_and_stop_than_its_class_allows() -> None:
     asked = {"stop_grace_s": 301, "checkpoint": {"grace_s": 3600}}
     verdict = outcome(submit(priority_class="experiment", **asked), node("a"))
     assert isinstance(verdict, NotAdmitted)
-    found = {r.reason.field: r.reason.fix for r in verdict.refusals if r.why is Why.GRACE}
+    found = {r.reason.field: r.reason.fix for r in verdict.refusals if r.why is RefusalCause.GRACE}
     assert found == {"job.stop_grace_s": "use at most 300", "job.checkpoint.grace_s": "use at most 300"}
     assert isinstance(outcome(submit(priority_class="production", stop_grace_s=600), node("a")), Admitted)
 
@@ -719,7 +723,7 @@ def test_a_secret_that_the_team_does_not_have_is_refused() -> None:
     verdict = evaluate(request, "research", known)
     assert isinstance(verdict, NotAdmitted)
     (refusal,) = verdict.refusals
-    assert refusal.why is Why.SECRET
+    assert refusal.why is RefusalCause.SECRET
     assert (refusal.reason.field, refusal.reason.value) == ("job.secrets.0.secret", "hf-token")
     assert "research has no secret hf-token; it has: hf-tokens, wandb" in refusal.reason.problem
     assert "`baton secret set hf-token`, then submit again" in refusal.reason.fix

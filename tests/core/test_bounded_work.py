@@ -83,7 +83,7 @@ def test_gangs_that_fit_nowhere_cost_a_cycle_together_little_more_than_one(monke
     )
     world = World(*(node(f"n{i:02d}") for i in range(32)))
     world.send(*(nested(f"j{n}", 3, 1000 + n) for n in range(20)))
-    assert sum(looked) <= 2 * gang.LOOKS_IN_VAIN + 20 * 256 * 16, "the last one of the budget may go over it"
+    assert sum(looked) <= 2 * gang.SEARCH_BUDGET + 20 * 256 * 16, "the last one of the budget may go over it"
     assert len(looked) >= 20, "each is packed once"
     looked.clear()
     small = world.submit(nested("small", 2))
@@ -108,7 +108,7 @@ def test_gangs_that_nobody_can_let_in_cost_a_plan_together_little_more_than_one(
     looked.clear()
     found = preemption.plans(world.decider.state, world.now_us, 1)
     assert [plan.beneficiary for plan in found] == [other], "behind them, and planned for all the same"
-    assert sum(looked) <= 2 * gang.LOOKS_IN_VAIN + 20 * 256 * 16, "the last one of the budget may go over it"
+    assert sum(looked) <= 2 * gang.SEARCH_BUDGET + 20 * 256 * 16, "the last one of the budget may go over it"
     assert len(looked) >= 20, "each is packed once"
 
 
@@ -116,7 +116,7 @@ def test_what_gangs_of_one_team_cost_is_not_taken_from_anothers(monkeypatch) -> 
     given = []
     made = gang._Nest.__init__
     monkeypatch.setattr(gang._Nest, "__init__", lambda self, *args: made(self, *args) or given.append(self.most_looks))
-    monkeypatch.setattr(cycle, "LOOKS_IN_VAIN", 1)
+    monkeypatch.setattr(cycle, "SEARCH_BUDGET", 1)
     world = World(*(node(f"n{i:02d}") for i in range(32)))
     world.send(*(nested(f"j{n}", 3, 1000 + n, team) for n in range(3) for team in ("blue", "green")))
     assert sorted(given) == [0, 0, 0, 0, 1, 1]

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libs.core.state import by_job
-from libs.core.state.by_job import ByJob, LatelyByJob, packed_id, unpacked_id
+from libs.core.state.by_job import ByJob, RecentByJob, packed_id, unpacked_id
 
 
 def test_the_last_ones_are_kept_and_the_oldest_go() -> None:
-    lately: LatelyByJob[int] = LatelyByJob(4)
+    lately: RecentByJob[int] = RecentByJob(4)
     ids = [f"job-{number:032x}" for number in range(9)]
     for number, job in enumerate(ids):
         lately[job] = number
@@ -26,7 +26,7 @@ def test_the_last_ones_are_kept_and_the_oldest_go() -> None:
 
 
 def test_one_that_is_added_again_is_newer_and_goes_at_once() -> None:
-    lately: LatelyByJob[str] = LatelyByJob(4)
+    lately: RecentByJob[str] = RecentByJob(4)
     lately["a"], lately["b"] = "old", "old"
     lately["c"] = "new"  # a and b are the older generation now
     lately["a"] = "new"

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from libs.core.accelerators.kinds import GRAINS, grains
 from libs.core.admission.evaluate import AdmissionContext, evaluate
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.admission.refusal import Why
+from libs.core.admission.refusal import RefusalCause
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.verify.limit_books import LimitBooks, part_of
@@ -237,7 +237,7 @@ def test_admission_refuses_what_could_never_be_within_the_limits_and_nothing_els
         shape.apply(record, seq)
     spec = JobSpec(command=("true",), resources=resources)
     verdict = evaluate(SubmitJob(client_key="k", job=spec), "research", AdmissionContext(shape, limits.room))
-    refused = Why.QUOTA in {refusal.why for refusal in getattr(verdict, "refusals", ())}
+    refused = RefusalCause.QUOTA in {refusal.why for refusal in getattr(verdict, "refusals", ())}
     waiting = world.submit(asking("k", resources))
     one = world.decider.state.jobs[waiting]
     has_room = Tally(world.decider.state).room(one).request is not None if one.current is None else True

@@ -1,7 +1,7 @@
 """The pool at a glance: what is held, in whole accelerators."""
 
 from libs.cli.status import _held
-from libs.core.projections.pool_status import Glance
+from libs.core.projections.pool_status import StatusFigures
 from schemas import inbox
 from schemas.queries import PoolStatus, Quantiles
 from schemas.resources import Resources
@@ -10,7 +10,7 @@ from tests.core.test_limits import asking, board, processors
 
 
 def shown(world: World) -> PoolStatus:
-    return Glance(world.decider.state, "main", 1).of_all(Quantiles(count=0), Quantiles(count=0))
+    return StatusFigures(world.decider.state, "main", 1).of_all(Quantiles(count=0), Quantiles(count=0))
 
 
 def test_an_instance_is_held_as_its_part_of_a_board_and_a_processor_apart() -> None:

@@ -9,8 +9,8 @@ from libs.core.placement.find import find
 from libs.core.scheduling import preemption
 from libs.core.scheduling.order import in_turn
 from libs.core.scheduling.preemption import index, victims
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.scheduling.queues import Reclaim
-from libs.core.scheduling.spared import Spared
 from libs.core.state.model import Job
 from schemas import inbox
 from schemas.queues import PoolPreemptionRate, PreemptionLimits, Queue
@@ -80,13 +80,13 @@ def test_many_shapes_that_wait_in_vain_ask_together_whom_a_limit_spares(monkeypa
     w.send(*(job(f"low{n}", types=("H100",)) for n in range(8)))
     w.send(*(job(f"vain{n}", types=("H200",), share_milli=100 + n, **URGENT) for n in range(20)))
     asked: list[str] = []
-    until_us = Spared.until_us
+    until_us = PreemptionGuard.until_us
 
-    def counted(spared: Spared, victim: Job, **kw: Any) -> int:
+    def counted(guard: PreemptionGuard, victim: Job, **kw: Any) -> int:
         asked.append(victim.id)
-        return until_us(spared, victim, **kw)
+        return until_us(guard, victim, **kw)
 
-    monkeypatch.setattr(Spared, "until_us", counted)
+    monkeypatch.setattr(PreemptionGuard, "until_us", counted)
     assert preemption.plans(w.decider.state, w.now_us, len(w.records)) == []
     assert sorted(asked) == sorted(set(asked))
 

@@ -8,7 +8,7 @@ import pytest
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.hot_state import HotState
-from libs.core.projections.pool_status import Glance
+from libs.core.projections.pool_status import StatusFigures
 from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.state import snapshot
@@ -42,7 +42,7 @@ def lift(world: World, device: str = "n0-gpu0", since_us: int = 0) -> list:
 
 
 def up(world: World) -> int:
-    return Glance(world.decider.state, "p", 1).of_all(Quantiles(count=0), Quantiles(count=0)).devices
+    return StatusFigures(world.decider.state, "p", 1).of_all(Quantiles(count=0), Quantiles(count=0)).devices
 
 
 def test_a_device_in_quarantine_is_granted_to_nobody_until_its_node_says_that_it_is_free(world: World) -> None:
@@ -50,7 +50,7 @@ def test_a_device_in_quarantine_is_granted_to_nobody_until_its_node_says_that_it
     assert told(world, "n0-gpu0") == [], "said again it says nothing new"
     both = world.submit(job("both", 2))
     assert world.state_of(both) == "queued"
-    figures = Glance(world.decider.state, "p", 1).of_all(Quantiles(count=0), Quantiles(count=0))
+    figures = StatusFigures(world.decider.state, "p", 1).of_all(Quantiles(count=0), Quantiles(count=0))
     assert (figures.devices, figures.devices_quarantined) == (1, 1)
     why = explain(world.decider.state, world.decider.state.jobs[both], Reasons(world.decider.state))
     assert why.text.endswith("(1 more is in quarantine: something that is no job uses it)")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from libs.core.explain.dry_run import dry_run
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view, waiting_jobs
-from libs.core.projections.pool_status import Glance
+from libs.core.projections.pool_status import StatusFigures
 from libs.core.scheduling import cycle
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
@@ -87,7 +87,7 @@ def test_the_reason_of_each_queue_is_the_one_that_a_whole_cycle_finds(life: list
 @given(life=steps, lost=st.sets(st.integers(0, 4), max_size=3))
 def test_the_pool_at_a_glance_is_what_a_look_at_each_job_gives(life: list[Any], lost: set[int]) -> None:
     state = crowded(life, sorted(lost)).state
-    glance, none = Glance(state, "p", 1), Quantiles(count=0)
+    glance, none = StatusFigures(state, "p", 1), Quantiles(count=0)
     for team in ("red", "blue", "green", ""):
         jobs = [one for one in state.jobs.values() if team in ("", one.team)]
         told = glance.of_team(team, none, none) if team else glance.of_all(none, none)
@@ -193,7 +193,7 @@ def test_no_question_looks_at_more_jobs_because_more_wait(seen_by: str, monkeypa
             enqueue(state, one)
         last = {one.team: one for one in state.jobs.values() if one.state is JobState.QUEUED}["red"]
         asked: dict[str, Callable[[], object]] = {
-            "status": lambda: Glance(state, "p", 1),
+            "status": lambda: StatusFigures(state, "p", 1),
             "explain": lambda: explain(state, last, Reasons(state, policy), seen_by=seen_by),
             "list": lambda: (queue_view(state, Reasons(state, policy), 20, seen_by=seen_by), waiting_jobs(state)),
             "plan": lambda: dry_run(state, last.spec, "red", state.t_us, inputs(), seen_by=seen_by),

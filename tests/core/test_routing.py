@@ -6,7 +6,7 @@ import pytest
 
 from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, Repeated
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.admission.refusal import Why
+from libs.core.admission.refusal import RefusalCause
 from libs.core.admission.routing import Pools, home_of, route
 from libs.core.scheduling import limits
 from libs.core.state.ended import DAY_US, KEPT_US
@@ -73,13 +73,13 @@ def test_of_several_the_one_with_the_most_suitable_devices_and_of_equals_the_fir
 def test_a_named_pool_judges_alone(pools: Pools) -> None:
     assert chosen(pools, request(pool="west", types=["H100"])) == "west"
     verdict = refused(pools, request(pool="east", types=["L4"]))
-    assert {refusal.why for refusal in verdict.refusals} == {Why.TYPE}
+    assert {refusal.why for refusal in verdict.refusals} == {RefusalCause.TYPE}
     assert "pool west" not in verdict.refusals[0].reason.problem
 
 
 def test_an_unknown_pool_is_refused_with_those_that_there_are(pools: Pools) -> None:
     (refusal,) = refused(pools, request(pool="wets")).refusals
-    assert (refusal.why, refusal.reason.field, refusal.reason.value) == (Why.POOL, "job.pool", "wets")
+    assert (refusal.why, refusal.reason.field, refusal.reason.value) == (RefusalCause.POOL, "job.pool", "wets")
     assert "did you mean west?" in refusal.reason.fix
     assert "east, west" in refusal.reason.fix
     (alone,) = refused({"main": pools["east"]}, request(pool="east")).refusals
@@ -88,7 +88,7 @@ def test_an_unknown_pool_is_refused_with_those_that_there_are(pools: Pools) -> N
 
 def test_what_no_pool_can_hold_is_told_by_the_nearest(pools: Pools) -> None:
     verdict = refused(pools, request(devices=9, types=["H100"]))
-    assert {refusal.why for refusal in verdict.refusals} == {Why.CAPACITY}
+    assert {refusal.why for refusal in verdict.refusals} == {RefusalCause.CAPACITY}
     assert verdict.refusals[0].reason.problem.endswith("(pool east, the nearest of 2)")
 
 
@@ -113,7 +113,7 @@ def test_another_body_under_a_key_is_refused_by_the_pool_that_has_the_job(pools:
         routed = route(other, "red", pools, {})
         assert routed.pool == "west"
         assert isinstance(routed.verdict, NotAdmitted)
-        assert next(refusal.why for refusal in routed.verdict.refusals) is Why.CLIENT_KEY
+        assert next(refusal.why for refusal in routed.verdict.refusals) is RefusalCause.CLIENT_KEY
 
 
 def test_a_job_that_was_just_sent_to_a_pool_stays_there(pools: Pools) -> None:
@@ -133,7 +133,7 @@ def test_a_request_that_one_pool_may_have_forgotten_goes_to_no_other(pools: Pool
     for named in (submit, request(pool="east")):
         verdict = route(named, "red", pools, {}, 50).verdict
         assert isinstance(verdict, NotAdmitted)
-        assert Why.TOO_OLD in {refusal.why for refusal in verdict.refusals}
+        assert RefusalCause.TOO_OLD in {refusal.why for refusal in verdict.refusals}
     assert isinstance(route(submit, "red", pools, {}, 101).verdict, Admitted)
     queued(pools["east"], submit)
     assert isinstance(route(submit, "red", pools, {}, 50).verdict, Repeated), "a job that is known is known"
@@ -155,5 +155,5 @@ def test_requests_are_taken_when_the_brokers_clock_was_set_back_by_more_than_ids
     verdict = route(request(), "red", pools, {}, shown_us - KEPT_US - DAY_US).verdict
     assert isinstance(verdict, NotAdmitted)
     (refusal,) = verdict.refusals
-    assert refusal.why is Why.TOO_OLD
+    assert refusal.why is RefusalCause.TOO_OLD
     assert "stored 192.0 hours ago" in refusal.reason.problem

@@ -5,45 +5,47 @@ import random
 import pytest
 
 from libs.core.scheduling.precedence import history
-from libs.core.scheduling.precedence.history import ENOUGH, LAST, RunHistory, kin_of
+from libs.core.scheduling.precedence.history import ENOUGH, LAST, RunHistory, similar_to
 from libs.core.scheduling.precedence.remaining import Basis, remaining
 from schemas import inbox
 from schemas.queues import Queue
 from tests.core.builders import World, job, node
 
-ANN = kin_of("research", "ann", "train-17")
+ANN = similar_to("research", "ann", "train-17")
 
 
 def filled(*ended: tuple[str, str, float]) -> RunHistory:
     """Of (user, name, run time, s), `ENOUGH` of each, and one job of another team."""
     made = RunHistory()
-    made.ended(kin_of("vision", "zoe", "other"), 1, 5.0)
+    made.ended(similar_to("vision", "zoe", "other"), 1, 5.0)
     for user, name, run_s in ended:
         for number in range(ENOUGH):
-            made.ended(kin_of("research", user, f"{name}-{number}"), 1, run_s)
+            made.ended(similar_to("research", user, f"{name}-{number}"), 1, run_s)
     return made
 
 
 def test_the_most_specific_key_that_has_enough_is_asked() -> None:
     known = filled(("ann", "train", 100.0), ("bob", "train", 300.0), ("ann", "eval", 20.0))
     assert known.foretold(ANN, 1) == (100.0, 100.0)
-    assert known.foretold(kin_of("research", "bob", "train-1"), 1) == (300.0, 300.0)
-    assert known.foretold(kin_of("research", "eve", "train-1"), 1) == (300.0, 300.0), "half of all who train"
-    assert known.foretold(kin_of("research", "ann", "new"), 1) == (100.0, 100.0), "half of all of ann"
-    assert known.foretold(kin_of("research", "eve", "new"), 1) == (100.0, 300.0), "of the team"
-    assert known.foretold(kin_of("vision", "zoe", "other"), 1) is None, "too few"
+    assert known.foretold(similar_to("research", "bob", "train-1"), 1) == (300.0, 300.0)
+    assert known.foretold(similar_to("research", "eve", "train-1"), 1) == (300.0, 300.0), "half of all who train"
+    assert known.foretold(similar_to("research", "ann", "new"), 1) == (100.0, 100.0), "half of all of ann"
+    assert known.foretold(similar_to("research", "eve", "new"), 1) == (100.0, 300.0), "of the team"
+    assert known.foretold(similar_to("vision", "zoe", "other"), 1) is None, "too few"
     assert known.foretold(ANN, 8) is None, "none of that width"
 
 
 def test_digits_of_a_name_are_folded_and_other_characters_are_not() -> None:
-    assert kin_of("a", "b", "train-2024-17") == kin_of("a", "b", "train-1-2") != kin_of("a", "b", "eval-1-2")
+    assert (
+        similar_to("a", "b", "train-2024-17") == similar_to("a", "b", "train-1-2") != similar_to("a", "b", "eval-1-2")
+    )
 
 
 def test_a_key_that_has_all_jobs_says_nothing_that_their_width_does_not() -> None:
     known = RunHistory()
     for _ in range(100):
-        known.ended(kin_of("replay", "", "simulated"), 1, 60.0)
-    assert known.foretold(kin_of("replay", "", "simulated"), 1) is None
+        known.ended(similar_to("replay", "", "simulated"), 1, 60.0)
+    assert known.foretold(similar_to("replay", "", "simulated"), 1) is None
 
 
 def test_who_has_run_for_long_is_compared_with_those_who_did() -> None:
@@ -59,12 +61,12 @@ def test_what_is_kept_is_bounded_and_who_ended_nothing_for_the_longest_goes_firs
     monkeypatch.setattr(history, "KEYS", 40)
     known = RunHistory()
     for number in range(500):
-        known.ended(kin_of("research", f"u{number}", "train"), 1, float(number))
-        known.ended(kin_of("research", "ann", "train"), 1, 7.0)
+        known.ended(similar_to("research", f"u{number}", "train"), 1, float(number))
+        known.ended(similar_to("research", "ann", "train"), 1, 7.0)
     rows = list(known.dump())[1:]
     assert len(rows) == 40
     assert max(len(row[-1]) for row in rows) == LAST
-    known.ended(kin_of("vision", "zoe", "other"), 1, 5.0)
+    known.ended(similar_to("vision", "zoe", "other"), 1, 5.0)
     assert known.foretold(ANN._replace(pattern="train"), 1) == (7.0, 7.0)
     again = RunHistory()
     again.load(list(known.dump()))
@@ -77,7 +79,7 @@ def test_nine_of_ten_jobs_are_within_their_p90_on_the_second_half() -> None:
     within = []
     for number in range(6000):
         user, name, scale = chance.choice(kinds)
-        kin, run_s = kin_of(f"t{user[-1]}", user, f"{name}x{number}"), scale * chance.lognormvariate(0, 0.6)
+        kin, run_s = similar_to(f"t{user[-1]}", user, f"{name}x{number}"), scale * chance.lognormvariate(0, 0.6)
         told = known.foretold(kin, 1)
         if number >= 3000 and told is not None:
             within.append((run_s <= told[0], run_s <= told[1]))

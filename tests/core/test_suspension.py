@@ -8,7 +8,7 @@ from libs.core.billing.metering import Meter
 from libs.core.explain.dry_run import shape_of_fleet
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view
-from libs.core.projections.pool_status import Glance
+from libs.core.projections.pool_status import StatusFigures
 from libs.core.scheduling import cycle, limits, preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.reactions import Decision, InputRefused
@@ -158,7 +158,7 @@ def test_said_again_it_keeps_its_beginning_and_of_nobody_else_is_it_told() -> No
     w.send(PAUSE.model_copy(update={"reason": "still unpaid"}))
     assert w.decider.state.suspended["research"] == (since, "still unpaid", "olga")
     none = Quantiles(count=0)
-    glance = Glance(w.decider.state, "test", 1)
+    glance = StatusFigures(w.decider.state, "test", 1)
     assert [one.team for one in glance.of_all(none, none).suspended] == ["research"]
     assert [one.team for one in glance.of_team("research", none, none).suspended] == ["research"]
     assert glance.of_team("blue", none, none).suspended == ()
@@ -221,7 +221,7 @@ def test_a_team_leaves_once_nothing_of_it_waits_or_runs_and_may_come_back() -> N
     assert w.decider.state.left == {"research": w.records[-3].t_us}
     assert Decider.load(list(w.decider.dump())).state.left == w.decider.state.left
     none = Quantiles(count=0)
-    glance = Glance(w.decider.state, "test", 1)
+    glance = StatusFigures(w.decider.state, "test", 1)
     assert [one.left_us for one in glance.of_team("research", none, none).suspended] == [w.records[-3].t_us]
     w.send(GO_ON)
     assert not w.decider.state.left
@@ -248,7 +248,7 @@ def test_the_operator_is_told_of_no_more_suspended_teams_than_an_answer_holds() 
         if number % 2:
             w.send(inbox.OffboardTeam(team=team, user="olga"))
     none = Quantiles(count=0)
-    glance = Glance(w.decider.state, "test", 1)
+    glance = StatusFigures(w.decider.state, "test", 1)
     told = [one.team for one in glance.of_all(none, none).suspended]
     assert told == sorted(told)
     assert {f"team-{n:03d}" for n in range(MOST_SUSPENDED + 2)} - set(told) == {"team-001", "team-003"}

@@ -8,7 +8,7 @@ from schemas import ledger as led
 from schemas.queues import JobPreemptionRate, PreemptionLimits
 from schemas.resources import Claim
 from tests.core.builders import World, job, node
-from tests.core.test_spared import SERVING, planned, pool
+from tests.core.test_preemption_guard import SERVING, planned, pool
 from tests.core.test_verify_lies import report
 
 

@@ -266,7 +266,7 @@ ROWS: tuple[Row, ...] = (
         (
             "bus/test_busy::test_so_many_wait_and_the_others_are_told",
             "bus/test_waiting::test_a_large_submit_goes_in_as_fast_as_it_is_answered",
-            "admission/test_overtaking::test_the_window_follows_how_long_rounds_take",
+            "admission/test_fair_queueing::test_the_window_follows_how_long_rounds_take",
         ),
         "rates are measured by benchmarks, not by tests",
     ),

@@ -14,9 +14,9 @@ class Undone:
     test: str
 
 
-_LANES = "services/admission/overtaking.py"
-_PACE = "services/admission/pace.py"
-_OVERTAKING = "admission/test_overtaking"
+_LANES = "services/admission/fair_queueing.py"
+_WINDOW = "services/admission/window.py"
+_OVERTAKING = "admission/test_fair_queueing"
 _KEEPER = "agent/test_keeper_faults"
 _TRIM = "history/test_trim"
 _LEASES = "core/test_leases"
@@ -27,7 +27,7 @@ _LIES = "core/test_verify_lies::test_each_lie_is_found"
 MENDS: tuple[Undone, ...] = (
     Undone(
         "1. what should run on a node is told in one message, however large: a handful of jobs ends placement for ever",
-        "services/placement/teller.py",
+        "services/placement/node_notifier.py",
         "self.limit = min(PIECE_BYTES, self.largest)",
         "self.limit = 1 << 30",
         "services/test_telling::test_jobs_that_are_more_than_a_message_run",
@@ -104,7 +104,7 @@ MENDS: tuple[Undone, ...] = (
     ),
     Undone(
         "4. an operator's word that is refused looks as if it counted",
-        "libs/cli/decided.py",
+        "libs/cli/pool_commands.py",
         "raise refused(record.pool, event.reason)",
         "return True",
         "cli/test_operators::test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_do",
@@ -174,7 +174,7 @@ MENDS: tuple[Undone, ...] = (
     ),
     Undone(
         "9. facts have no room in an inbox that people have filled",
-        "libs/bus/room.py",
+        "libs/bus/stream_space.py",
         "if share > end:",
         "if share > 2:",
         "admission/test_service::test_people_leave_room_in_the_inbox_for_facts_and_are_told_when_to_come_again",
@@ -196,7 +196,7 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "9. deliveries that were given to another process count as if they had reached a decision",
         "libs/bus/settle.py",
-        "await excused.excuse(one for one in lost if one.stream_seq not in self._stood)",
+        "await uncounted.discount(one for one in lost if one.stream_seq not in self._stood)",
         "pass",
         "bus/test_settle::test_a_process_that_stood_still_stores_nothing_of_what_another_may_decide_by_now",
     ),
@@ -230,7 +230,7 @@ MENDS: tuple[Undone, ...] = (
     ),
     Undone(
         "11. an input that placement fails on holds up all others",
-        "libs/ledger/culprits.py",
+        "libs/ledger/poison.py",
         'return replace(item, error="placement failed on it; its dead letter has the stack")',
         "return item",
         "ledger/test_writer::test_an_error_in_a_decision_rejects_the_input_at_fault_and_no_other",
@@ -306,24 +306,24 @@ MENDS: tuple[Undone, ...] = (
         "bus/test_unanswered::test_what_expires_without_an_answer_is_counted_and_what_was_answered_is_not",
     ),
     Undone(
-        "15. one team's crowd holds up all others",
+        "15. one team's burst holds up all others",
         _LANES,
-        "                self._pace.unsure = True\n                self._crowded.set()\n",
+        "                self._window.unsure = True\n                self._burst.set()\n",
         "                pass\n",
         "admission/test_service::test_a_crowd_of_one_teams_requests_holds_up_no_other_team",
     ),
     Undone(
-        "15. two crowds: the second waits for the whole first",
+        "15. two bursts: the second waits for the whole first",
         _LANES,
-        "                self._pace.unsure = True\n                self._crowded.set()\n",
+        "                self._window.unsure = True\n                self._burst.set()\n",
         "                pass\n",
         "admission/test_service::test_two_crowds_move_side_by_side",
     ),
     Undone(
         "15. lanes without a bound",
         _LANES,
-        "self.ahead.turns(self._wanted - {self._head}, _TEAMS - len(self.lanes))",
-        "self.ahead.turns(self._wanted - {self._head}, 1000)",
+        "self.out_of_order.turns(self._wanted - {self._head}, _TEAMS - len(self.lanes))",
+        "self.out_of_order.turns(self._wanted - {self._head}, 1000)",
         f"{_OVERTAKING}::test_so_many_teams_have_lanes_and_the_next_begin_when_those_are_idle",
     ),
     Undone(
@@ -348,38 +348,38 @@ MENDS: tuple[Undone, ...] = (
         f"{_OVERTAKING}::test_behind_a_request_that_fails_its_team_waits_for_the_queue",
     ),
     Undone(
-        "15. who else sends something is not looked for before a crowd's large portion",
+        "15. who else sends something is not looked for before a burst's large batch",
         _LANES,
-        "                self._pace.unsure = True\n",
+        "                self._window.unsure = True\n",
         "",
         f"{_OVERTAKING}::test_a_crowd_that_is_alone_moves_in_large_portions_once_that_is_known",
     ),
     Undone(
-        "15. a crowd that lies undecided is none",
+        "15. a burst that lies undecided is none",
         _LANES,
-        "left[-1].metadata.num_pending + len(left) + self._pace.undecided() > self._pace.few",
-        "left[-1].metadata.num_pending + len(left) > self._pace.few",
+        "left[-1].metadata.num_pending + len(left) + self._window.undecided() > self._window.few",
+        "left[-1].metadata.num_pending + len(left) > self._window.few",
         f"{_OVERTAKING}::test_what_lies_undecided_is_a_crowd_as_what_waits_is",
     ),
     Undone(
         "15. a window that is not used grows",
-        _PACE,
-        "elif under_way >= self.window / 2 and seconds <",
+        _WINDOW,
+        "elif under_way >= self.size / 2 and seconds <",
         "elif seconds <",
         f"{_OVERTAKING}::test_a_window_that_is_not_used_does_not_grow",
     ),
     Undone(
         "15. a slow machine passes for a busy one",
-        _PACE,
+        _WINDOW,
         "(longest := max(_SLOW_S, _SLOW * idle_s))",
         "(longest := _SLOW_S)",
         f"{_OVERTAKING}::test_a_slow_machine_is_told_from_a_busy_one",
     ),
     Undone(
         "15. a round shrinks the window by a fixed part",
-        _PACE,
-        "self.window * max(_LEFT, longest / seconds)",
-        "self.window * 0.9",
+        _WINDOW,
+        "self.size * max(_LEFT, longest / seconds)",
+        "self.size * 0.9",
         f"{_OVERTAKING}::test_one_round_shrinks_the_window_as_much_as_it_was_too_long",
     ),
     Undone(
@@ -556,8 +556,8 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "beyond: what ends while all stands still is billed for that time or not by whether its report or a tick comes first",
         "libs/ledger/timing.py",
-        "PATIENCE_S = 10.0",
-        "PATIENCE_S = 0.0",
+        "TICK_WAIT_S = 10.0",
+        "TICK_WAIT_S = 0.0",
         "faults/test_time_limit::"
         "test_what_ends_while_everything_stands_still_is_billed_for_that_time_and_over_its_limit_as_ever",
     ),

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from libs.adapters.mongo.store import JobStore
 from libs.bus.connect import close, connect
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.streams import provision
 from libs.embedded import EventKind, ServerOptions, Servers, supervisor
 from libs.embedded.servers import MONGO, NATS, VALKEY
@@ -60,7 +60,7 @@ async def test_what_was_acknowledged_outlives_a_full_disk_under_the_broker(
             for _ in range(100):
                 try:
                     stored = (await js.publish(subject, b"x" * 100_000, timeout=1)).seq
-                except AWAY:
+                except UNAVAILABLE:
                     break
             else:
                 pytest.fail("the disk was never full")

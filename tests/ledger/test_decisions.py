@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from libs.cli.decided import decisions
+from libs.cli.pool_commands import decisions
 from tests.ledger.test_follower import grow
 from tests.ledger.world import POOL, World
 

@@ -7,7 +7,7 @@ import pytest
 from nats.js.errors import APIError
 
 from libs.bus.outbox import is_full
-from libs.bus.room import SUBMITS_END, StreamRoom
+from libs.bus.stream_space import SUBMITS_HIGH_WATER, StreamSpace
 from libs.ledger.rolling import Rolling
 from libs.ledger.segments import segments
 from schemas.subjects import inbox_stream, ledger, ledger_stream
@@ -66,20 +66,22 @@ async def test_people_are_kept_out_of_the_last_part_of_inbox_and_ledger(small: W
     async def ask() -> list[object]:
         return [await small.js.stream_info(name) for name in names]
 
-    room = StreamRoom(ask)
+    room = StreamSpace(ask)
     message = input_message(large(1), "x")
     await room.look()
-    assert room.lacks([message], SUBMITS_END) == ""
+    assert room.lacks([message], SUBMITS_HIGH_WATER) == ""
     taken = 1
-    while not (why := room.lacks([message], SUBMITS_END)):  # what it let in counts before the broker is asked again
+    while not (
+        why := room.lacks([message], SUBMITS_HIGH_WATER)
+    ):  # what it let in counts before the broker is asked again
         taken += 1
     assert 180 < taken < 260, "of 1 MiB, 4 KB each"
     assert "INBOX-main is 95% full" in why
     await room.look()
-    assert room.lacks([message], SUBMITS_END) == ""
+    assert room.lacks([message], SUBMITS_HIGH_WATER) == ""
     await fill(small)
     await room.look()
-    assert "LEDGER-main is" in room.lacks([message], SUBMITS_END)
+    assert "LEDGER-main is" in room.lacks([message], SUBMITS_HIGH_WATER)
 
 
 async def test_room_that_nobody_wants_is_seldom_asked_for(small: World) -> None:
@@ -89,14 +91,14 @@ async def test_room_that_nobody_wants_is_seldom_asked_for(small: World) -> None:
         asked.append(asyncio.get_running_loop().time())
         return [await small.js.stream_info(inbox_stream(POOL))]
 
-    room = StreamRoom(ask, every_s=0.01)
+    room = StreamSpace(ask, every_s=0.01)
     message = input_message(large(1), "x")
     running = asyncio.create_task(room.run())
     try:
         await room.known.wait()
         await asyncio.sleep(0.2)
         assert len(asked) == 1
-        room.lacks([message], SUBMITS_END)
+        room.lacks([message], SUBMITS_HIGH_WATER)
         await until(lambda: len(asked) == 2)  # soon after the first that is put in
     finally:
         running.cancel()

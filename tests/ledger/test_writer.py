@@ -11,7 +11,7 @@ from nats.errors import TimeoutError as NatsTimeout
 
 from libs.bus import messages
 from libs.bus.dead import STACK
-from libs.bus.lately import Lately
+from libs.bus.decaying_count import DecayingCount
 from libs.bus.outbox import Outbox
 from libs.core.state import catching_up, clock
 from libs.core.state.formats import FIRST, NEWEST
@@ -90,7 +90,7 @@ async def test_what_only_a_newer_version_observes_lays_nothing_aside(
     await world.decided(writer)
     assert (writer.counters.unknown_observations, writer.counters.rejected) == (2, 0)
     assert (await world.folded()).seen == {job(0): 1}
-    assert len([said for said in caplog.messages if "(warmed): they are left out" in said]) == 1
+    assert len([said for said in caplog.messages if "(warmed): they are ignored" in said]) == 1
 
 
 async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: World) -> None:
@@ -260,13 +260,13 @@ async def test_few_inputs_are_decided_at_once_and_many_together(world: World, mo
     monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 4)
     monkeypatch.setattr(writer_module, "_ENOUGH_BYTES", 1_000_000)
     writer = world.writer("w1", linger_ms=600_000, batch=16)
-    writer._lately = Lately(1e-9)  # each is the first for long
+    writer._recent_events = DecayingCount(1e-9)  # each is the first for long
     world.start(writer)
     for n in range(3):
         await world.put(admitted(n))
         await world.decided(writer)
     assert await world.ledger_last() == 3
-    writer._lately = Lately(1e9)  # what came is still felt
+    writer._recent_events = DecayingCount(1e9)  # what came is still felt
     for n in range(3, 43):
         await world.put(admitted(n))
     while writer.counters.inputs < 3 + 16:
@@ -468,7 +468,7 @@ async def test_the_decider_is_told_that_ledger_time_is_behind_until_a_tick_has_m
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "STEP_US", 0)  # else there would have to be a pause
-    monkeypatch.setattr(timing, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(timing, "TICK_WAIT_S", 0.2)
     told, writer = telling(world)
     for message in (tick(1), admitted(1), admitted(2), tick(2), admitted(3)):
         await world.put(message)
@@ -500,7 +500,7 @@ async def test_what_comes_before_the_first_tick_after_a_pause_is_decided_with_it
 ) -> None:
     """Else it would be of the time before the pause, or of the present, by which of the two came first."""
     monkeypatch.setattr(clock, "STEP_US", 0)
-    monkeypatch.setattr(timing, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(timing, "TICK_WAIT_S", 600.0)
     told, writer = telling(world)
     await world.put(tick(1))
     await world.decided(writer)
@@ -523,7 +523,7 @@ async def test_a_claim_of_the_right_to_tick_by_a_process_of_before_waits_for_no_
 ) -> None:
     """Nobody sends one before that is decided."""
     monkeypatch.setattr(clock, "STEP_US", 0)
-    monkeypatch.setattr(timing, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(timing, "TICK_WAIT_S", 600.0)
     told, writer = telling(world)
     await world.put(tick(1))
     await world.decided(writer)

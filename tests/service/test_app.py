@@ -17,11 +17,11 @@ import uvicorn
 from prometheus_client import make_asgi_app
 
 from libs.bus.connect import BusConnection, close, connect
-from libs.bus.patience import patiently
+from libs.bus.retry import retry_while_away
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
 from libs.service.app import _YIELDS, _Server
-from libs.service.strangers import LINES, MOST
+from libs.service.http_limits import LINES, MOST
 from libs.service.tasks import FAILED_EXIT_CODE
 from schemas.jobs import CancelJob
 from schemas.subjects import REQUESTS, cancel, inbox
@@ -196,7 +196,7 @@ async def test_who_asks_what_is_no_question_does_not_fill_the_log(own_nats: BusC
         writer.close()
     assert (await process.get("/livez"))[0] == 200
     told = [json.loads(line)["logger"] for line in process.logged()[before:].splitlines()]
-    assert 1 <= told.count("baton.strangers") <= LINES + 2, "a minute may have gone by"
+    assert 1 <= told.count("baton.http") <= LINES + 2, "a minute may have gone by"
     assert not {one for one in told if one.startswith("uvicorn")}
 
 
@@ -222,7 +222,7 @@ async def test_a_service_survives_its_broker_and_says_so(
         return (await process.get("/readyz"))[0] == 200
 
     await until(ready)
-    await patiently(partial(cancel_one, own_nats, "after"), lambda error, failures: None)
+    await retry_while_away(partial(cancel_one, own_nats, "after"), lambda error, failures: None)
 
     async def both() -> bool:
         return await moved(own_nats) == ["before", "after"]

@@ -30,9 +30,9 @@ from schemas.jobs import JobRejected
 from schemas.subjects import DEAD, EVENTS, REQUESTS
 from services.admission.app import DURABLE, make_app
 from services.admission.handlers import Recent, handle
-from services.admission.one_answer import OneAnswer, placed
-from services.admission.pace import Pace
+from services.admission.one_answer import AnswerOnce, placed
 from services.admission.settings import AdmissionSettings
+from services.admission.window import AdmissionWindow
 from tests.admission.running import running
 from tests.core.builders import World, node
 from tests.kit.waiting import stored, until
@@ -79,8 +79,8 @@ class Process:
 
     def __init__(self, nats: Client, context: AdmissionContext) -> None:
         self.context, self.recent, self.refused = context, Recent(), list[RefusedCommand]()
-        self.outbox = OneAnswer(nats.jetstream(), batches=True)
-        self.outbox.pace = Pace(lambda pool: 0, 32, 512)
+        self.outbox = AnswerOnce(nats.jetstream(), batches=True)
+        self.outbox.window = AdmissionWindow(lambda pool: 0, 32, 512)
         self.outbox.lost, self.outbox.refused = self.recent.put_off, self.refused.append
 
     async def answers(self, *requests: Received, pool: str) -> None:

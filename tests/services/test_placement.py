@@ -254,8 +254,8 @@ async def test_a_question_that_waited_for_a_commit_hears_what_it_changed(
     task = asyncio.create_task(placing.writer.run())
 
     def asked(decider: Decider) -> list[NodeState]:
-        assert placing.teller is not None
-        by = Answerer(placing.teller, placing.seq, leading=True)
+        assert placing.notifier is not None
+        by = Answerer(placing.notifier, placing.seq, leading=True)
         return list(state_of_node(decider, NodeStateQuery(followed=0), "n1", by))
 
     try:
@@ -292,8 +292,8 @@ async def test_a_question_while_nothing_can_be_committed_is_to_be_asked_again(
 
 
 def _desired(placing: Placement, decider: Decider) -> DesiredReply:
-    assert placing.teller is not None
-    asked = Answerer(placing.teller, placing.seq, leading=True)
+    assert placing.notifier is not None
+    asked = Answerer(placing.notifier, placing.seq, leading=True)
     return whole_state_of_node(decider, DesiredQuery(nodes=("n1",)), "n1", asked)
 
 

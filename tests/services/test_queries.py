@@ -336,7 +336,7 @@ async def test_the_pool_says_why_it_takes_no_submits(
     monkeypatch.setattr("services.queries.app._ROOM_EVERY_S", 0.05)
     async with pool_with(world, settings):
         assert (await question(world, "pool.status", "red", PoolStatusQuery())).busy == ""
-        monkeypatch.setattr("services.queries.app.SUBMITS_END", 0.0)  # what lies in the inbox is too much
+        monkeypatch.setattr("services.queries.app.SUBMITS_HIGH_WATER", 0.0)  # what lies in the inbox is too much
         await world.put(registered("n1"))
 
         async def busy() -> str:

@@ -12,7 +12,7 @@ from nats.js.errors import APIError, KeyNotFoundError, NoStreamResponseError, No
 
 from libs.bus.cursors import Cursors
 from libs.bus.messages import Outgoing
-from libs.bus.outbox import Outbox, is_crowded
+from libs.bus.outbox import Outbox, is_subject_full
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import GENESIS
 from libs.ledger.reader import LedgerReader
@@ -111,7 +111,7 @@ async def a_subject_with_as_many_as_may_be_is_refused_and_others_are_not(net: An
         await js.publish(f"crowded.{pool}.a", b"", headers={"Nats-Msg-Id": str(number)})
     with pytest.raises(APIError) as error:
         await js.publish(f"crowded.{pool}.a", b"", headers={"Nats-Msg-Id": "2"})
-    assert is_crowded(error.value)
+    assert is_subject_full(error.value)
     assert (await js.publish(f"crowded.{pool}.a", b"", headers={"Nats-Msg-Id": "0"})).duplicate
     assert (await js.publish(f"crowded.{pool}.b", b"")).seq == 3
     await js.purge_stream(name, seq=2, subject=f"crowded.{pool}.a")

@@ -8,7 +8,7 @@ from typing import Any
 
 from libs.adapters.mongo.store import JobStore
 from libs.bus import ordered, settle
-from libs.bus.excused import Excused
+from libs.bus.uncounted import UncountedDeliveries
 from libs.core.billing import metering
 from libs.ledger import follower, reader, snapshots
 from libs.ledger.snapshots import SnapshotStore
@@ -33,10 +33,10 @@ def lost_delivery_unnoticed(stack: ExitStack) -> None:
 
 @bug("a broker that is away when a reader starts ends its service", "room", "snapshots", "segments")
 def broker_away_ends_reader(stack: ExitStack) -> None:
-    async def patiently(self: Any, ask: Any) -> Any:
+    async def retry_while_away(self: Any, ask: Any) -> Any:
         return await ask()
 
-    set_on(stack, follower.Follower, "_patiently", patiently)
+    set_on(stack, follower.Follower, "_retry_while_away", retry_while_away)
 
 
 @bug("a request is acknowledged before what follows from it is stored", "requests", "room", findings=(9,))
@@ -65,7 +65,7 @@ def ack_before_store(stack: ExitStack) -> None:
     findings=(9,),
 )
 def undecided_deliveries_count(stack: ExitStack) -> None:
-    set_on(stack, Excused, "counted", lambda self, received: received.deliveries)
+    set_on(stack, UncountedDeliveries, "counted", lambda self, received: received.deliveries)
     set_on(stack, settle, "CRASH_DELIVERIES", 3)
 
 
@@ -159,7 +159,7 @@ def seal_unnoticed(stack: ExitStack) -> None:
 
 @bug("a plan of preemption that cannot be stored ends its service", "room")
 def plan_unstored_ends(stack: ExitStack) -> None:
-    set_on(stack, preemption, "AWAY", ())
+    set_on(stack, preemption, "UNAVAILABLE", ())
 
 
 @bug("an agent that comes back forgets what it finds running", "nodes", findings=(16,))
@@ -170,7 +170,7 @@ def adopted_parts_forgotten(stack: ExitStack) -> None:
 
 @bug("quotas of a file do not wait for a broker that is away", "room", "segments")
 def quotas_do_not_wait(stack: ExitStack) -> None:
-    set_on(stack, quotas, "patiently", lambda ask, away: ask())
+    set_on(stack, quotas, "retry_while_away", lambda ask, away: ask())
 
 
 @bug("the projector does not look at where Redis stands")

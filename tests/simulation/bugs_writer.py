@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from libs.bus import settle
-from libs.bus.holding import Standstill
+from libs.bus.in_progress import FreezeDetector
 from libs.bus.trim import Trimmer
 from libs.core.scheduling.reactions import _REACTIONS, agents, attempts, requests
 from libs.core.state import fold
@@ -16,7 +16,7 @@ from libs.core.state.clock import LedgerClock
 from libs.core.state.early_cancels import EarlyCancels
 from libs.ledger import chain, writer
 from libs.ledger.append import AppendOutcome
-from libs.ledger.culprits import Culprits
+from libs.ledger.poison import PoisonInputs
 from libs.ledger.readers import FormatGate
 from libs.simulation.dst.stream import Stream
 from schemas import ids, inbox, ledger
@@ -24,7 +24,7 @@ from schemas.ids import answer_id
 from schemas.jobs import JobState
 from services.admission import handlers, one_answer
 from services.admission.answered import Answered
-from services.admission.one_answer import OneAnswer, _Places
+from services.admission.one_answer import AnswerOnce, _Places
 from services.agent import node as agent_node
 from tests.simulation.bug import bug, set_on
 
@@ -205,10 +205,10 @@ def submit_not_deduplicated(stack: ExitStack) -> None:
 
 @bug("of two admissions that judge a request differently each stores its answer", aim="two minds", findings=(13,))
 def both_answer(stack: ExitStack) -> None:
-    async def nobody_was_before(self: OneAnswer, items: Any, acks: Any) -> Any:
+    async def nobody_was_before(self: AnswerOnce, items: Any, acks: Any) -> Any:
         return _Places()
 
-    set_on(stack, OneAnswer, "_places", nobody_was_before)
+    set_on(stack, AnswerOnce, "_places", nobody_was_before)
     set_on(stack, Answered, "__contains__", lambda self, id_: False)
 
 
@@ -223,8 +223,8 @@ def late_answer_stored(stack: ExitStack) -> None:
     async def hold(messages: Any, standstill: Any) -> AsyncIterator[Any]:
         yield lambda: True
 
-    set_on(stack, settle, "hold", hold)
-    set_on(stack, Standstill, "none_since", lambda self, began_s: True)
+    set_on(stack, settle, "keep_in_progress", hold)
+    set_on(stack, FreezeDetector, "ran_since", lambda self, began_s: True)
 
 
 @bug(
@@ -246,11 +246,11 @@ def error_ends_the_writer(stack: ExitStack) -> None:
         real(d, m)
         raise ValueError("nobody thought of this, in the midst of a decision")
 
-    def blame(self: Culprits, error: Exception, stored: Any) -> bool:
+    def blame(self: PoisonInputs, error: Exception, stored: Any) -> bool:
         raise error
 
     _react(stack, inbox.CancelRequested, cancel_requested)
-    set_on(stack, Culprits, "blame", blame)
+    set_on(stack, PoisonInputs, "blame", blame)
 
 
 @bug("the second body of a key hides behind the first one", "requests", findings=(13,))

@@ -154,7 +154,7 @@ def test_a_node_that_speaks_of_anothers_devices_is_not_heeded() -> None:
     registry.register(DeviceCollector(readings, lambda: hot, lambda: 1.0))
     lines = [one for one in generate_latest(registry).decode().splitlines() if one.startswith("gpu_utilization_pct{")]
     assert [one.rpartition(" ")[2] for one in lines] == ["50.0", "50.0"]
-    answer = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, readings.fresh(1.0), handlers.Sight())
+    answer = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, readings.fresh(1.0), handlers.Visibility())
     assert [one.utilization_pct for one in answer.devices] == [50, 50, None]
 
 
@@ -163,7 +163,7 @@ def test_why_a_node_is_out_of_use_is_told_to_operators() -> None:
     world.send(inbox.CordonNode(node="a", reason="a fan is changed", user="olga"))
     hot = folded(world)
     for team, why in ((OPERATOR, "a fan is changed"), ("blue", "")):
-        sight = handlers.Sight(team=team)
+        sight = handlers.Visibility(team=team)
         a, b = handlers.node_list(NodeListQuery(), hot.nodes, hot.devices, {}, {}.get, sight).nodes
         assert (a.status, a.out_of_use, b.status, b.out_of_use) == ("maintenance", why, "up", "")
 
@@ -175,7 +175,7 @@ def test_node_list_joins_rows_readings_and_ages() -> None:
     hot, readings = folded(world), Readings(60)
     readings.take(sampled("a", 50), 0.0)
     answer = handlers.node_list(
-        NodeListQuery(), hot.nodes, hot.devices, readings.fresh(0.0), {"a": 1.2345}.get, handlers.Sight()
+        NodeListQuery(), hot.nodes, hot.devices, readings.fresh(0.0), {"a": 1.2345}.get, handlers.Visibility()
     )
     a, b = answer.nodes
     assert (a.node, a.status, a.devices, a.milli_used, a.milli_total) == ("a", "up", 2, 2000, 2000)
@@ -188,11 +188,11 @@ def test_the_walls_of_a_node_are_shown_as_its_agent_has_told_them() -> None:
     told = NodeWalls(tier="namespaces", lacks=("the agent is not root",))
     readings.take(sampled("a", 50).model_copy(update={"walls": told, "cleared_seq": 7}), 0.0)
     readings.take(sampled("b", 50), 0.0)
-    args = NodeListQuery(), hot.nodes, hot.devices, readings.fresh(900.0), {}.get, handlers.Sight("blue")
+    args = NodeListQuery(), hot.nodes, hot.devices, readings.fresh(900.0), {}.get, handlers.Visibility("blue")
     a, b = handlers.node_list(*args, told=readings.last()).nodes
     assert (a.walls, b.walls) == (told, None), "also when its last sample is old: an agent finds them once"
     assert a.cleared_seq is None, "which teams left is no team's business"
-    a, b = handlers.node_list(*args[:-1], handlers.Sight(), told=readings.last()).nodes
+    a, b = handlers.node_list(*args[:-1], handlers.Visibility(), told=readings.last()).nodes
     assert (a.cleared_seq, b.cleared_seq) == (7, None)
     readings.take(sampled("a", 50, incarnation=2), 1.0)
     assert readings.last()["a"].walls is None, "another agent, that has not told"
@@ -205,7 +205,7 @@ def test_a_team_sees_its_own_jobs_on_devices_and_no_others() -> None:
     hot = folded(world)
 
     def seen(team: str) -> tuple[str, ...]:
-        sight = handlers.Sight(team, hot.jobs)
+        sight = handlers.Visibility(team, hot.jobs)
         return handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, {}, sight).devices[0].jobs
 
     assert seen("red") == (red,)
@@ -213,13 +213,13 @@ def test_a_team_sees_its_own_jobs_on_devices_and_no_others() -> None:
     assert seen("green") == ()
     assert set(seen("operator")) == {red, blue}
     for team, used in (("red", 400), ("green", 0), ("operator", 800)):
-        sight = handlers.Sight(team, hot.jobs)
+        sight = handlers.Visibility(team, hot.jobs)
         shown = handlers.device_list(DeviceListQuery(node="a"), hot.nodes, hot.devices, {}, sight)
         assert [(d.index, d.milli_used) for d in shown.devices] == [(0, used), (1, 0)], team
         (listed,) = handlers.node_list(NodeListQuery(), hot.nodes, hot.devices, {}, {}.get, sight).nodes
         assert listed.milli_used == used, team
     with pytest.raises(NothingFound, match="no node 'z'"):
-        handlers.device_list(DeviceListQuery(node="z"), hot.nodes, hot.devices, {}, handlers.Sight("red"))
+        handlers.device_list(DeviceListQuery(node="z"), hot.nodes, hot.devices, {}, handlers.Visibility("red"))
 
 
 def test_what_a_device_does_is_told_to_those_who_have_it_alone() -> None:
@@ -232,7 +232,7 @@ def test_what_a_device_does_is_told_to_those_who_have_it_alone() -> None:
     readings.take(sampled("a", 50, devices=3), 0.0)
 
     def told(team: str) -> tuple[list[float | None], float | None]:
-        fresh, sight = readings.fresh(0.0), handlers.Sight(team, hot.jobs)
+        fresh, sight = readings.fresh(0.0), handlers.Visibility(team, hot.jobs)
         shown = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, fresh, sight).devices
         (listed,) = handlers.node_list(NodeListQuery(), hot.nodes, hot.devices, fresh, {}.get, sight).nodes
         for device in shown:
@@ -250,7 +250,7 @@ def test_who_keeps_a_device_from_the_pool_is_told_to_the_operator() -> None:
     hot = folded(world)
     hot.devices["a-gpu0"]["quarantine"] = "4711 (train.py of secret)"
     for team, told in (("red", handlers.NO_JOB), ("operator", "4711 (train.py of secret)")):
-        shown = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, {}, handlers.Sight(team))
+        shown = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, {}, handlers.Visibility(team))
         assert shown.devices[0].quarantine == told
 
 

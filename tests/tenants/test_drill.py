@@ -24,7 +24,7 @@ from libs.client import Baton, NotFound, Unreachable, connect
 from libs.core.billing.use_hours import WHOLE, UseHour
 from libs.core.billing.used import DeviceUseSums
 from libs.core.billing.wall import HOUR_US
-from libs.walls.leavers import Leavers, TeamIsGone
+from libs.walls.departed_teams import DepartedTeams, TeamIsGone
 from libs.walls.people import PEOPLE_FILE, People
 from libs.walls.resolver import tell
 from schemas.billing import BillQuery
@@ -188,7 +188,7 @@ async def leaves(cluster: LocalStack, export: Path, ana: str, key: Path) -> None
     assert json.loads((export / "about.json").read_text())["counts"]["jobs"] == 4
     assert ana in (export / "jobs.jsonl").read_text()
     with pytest.raises(TeamIsGone, match="team red left on"):
-        Leavers(cluster.state_dir).check("red")
+        DepartedTeams(cluster.state_dir).check("red")
     with pytest.raises(Unreachable, match="revoked or rotated"):
         await connect(Address(cluster.nats_url, key))
 

@@ -10,7 +10,7 @@ import pytest
 from faststream.asgi import AsgiFastStream
 
 from libs.bus.connect import Address, BusConnection
-from libs.cli import decided
+from libs.cli import pool_commands
 from libs.cli.pools import pools_of
 from libs.cli.team_pause import go_on, pause, suspended
 from libs.client import Baton
@@ -66,7 +66,7 @@ def two(nats: BusConnection, nats_url: str, redis_url: str, pool: str, other_poo
 async def test_a_pool_that_does_not_decide_is_told_beside_those_that_have(
     two: Two, team: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decided, "_DECIDED_S", 1.0)
+    monkeypatch.setattr(pool_commands, "_DECIDED_S", 1.0)
     here, there = two.here, two.there
     async with all_of(two.admission(here, there), two.placement(here), two.queries(here), two.queries(there)):
         told = await pause(two.operator, team, "unpaid")

@@ -34,7 +34,7 @@ _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_n
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
 _SHARED, _SHARES = "tests/agent/test_shared.py", "tests/jail/test_shares.py"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
-_TELLER = "tests/services/test_teller.py"
+_TELLER = "tests/services/test_node_notifier.py"
 _FAILING = "tests/core/test_failing.py"
 _SERVERS, _SIGHT = "tests/embedded/test_servers.py", "tests/sight/test_what_a_team_sees.py"
 _STAYS = "the answer stays in the account of who asked"
@@ -264,7 +264,7 @@ ATTEMPTS = (
             "tests/admission/test_service.py::test_whose_requests_come_to_nothing_is_read_slowly_and_holds_up_no_other_team"),
     Attempt(5, _TEAM, "... so that what others have done ahead of them fills the room of those",
             "nobody is read slowly then",
-            "tests/admission/test_overtaking.py::test_nobody_is_read_slowly_while_that_would_take_the_room_of_others"),
+            "tests/admission/test_fair_queueing.py::test_nobody_is_read_slowly_while_that_would_take_the_room_of_others"),
     Attempt(5, _TEAM, "commands by words that it invents, each with a bound of its own", "a user has the two that there are",
             "tests/client/test_teams.py::test_a_user_cannot_publish_to", "baton.cmd.job.v1.invented.blue.ana"),
     Attempt(5, _TEAM, "cancels of another's jobs, whose keys are guessed", "they count for who sends them",
@@ -313,7 +313,7 @@ ATTEMPTS = (
     Attempt(0, _NODE, "samples of another node's devices", "a node speaks of its own",
             "tests/telemetry/test_parts.py::test_a_node_that_speaks_of_anothers_devices_is_not_heeded"),
     Attempt(0, _NODE, "its own name thousands of times in a question, so that the answer is gigabytes", "it is told once",
-            "tests/services/test_teller.py::test_a_node_that_asks_for_itself_thousands_of_times_is_told_once"),
+            "tests/services/test_node_notifier.py::test_a_node_that_asks_for_itself_thousands_of_times_is_told_once"),
     Attempt(0, _NODE, "where a gang resumes, of which it has a part, so that all of its nodes load what it made",
             "only rank 0's node speaks for a job",
             "tests/core/test_progress.py::test_another_node_of_a_gang_than_its_rank_0_says_nothing_of_where_it_resumes"),
@@ -419,7 +419,7 @@ ATTEMPTS = (
             "tests/bus/test_trim.py::test_large_messages_make_room_as_soon_as_they_are_answered"),
     Attempt(5, _TEAM, "large requests of as many users as it invents, so that the shared stream is full",
             "the fuller it is, the smaller a request may be",
-            "tests/bus/test_narrowing.py::test_who_sends_large_requests_leaves_room_for_others"),
+            "tests/bus/test_request_size_limit.py::test_who_sends_large_requests_leaves_room_for_others"),
     Attempt(2, _JOB, "BPF, keys, modules, io_uring, kexec, clocks", "the same", _REACHES, "call_bpf"),
     Attempt(2, _JOB, "settings of the kernel, cgroup limits, PCI", "read-only or not there", _REACHES, "cgroup_limit"),
     Attempt(2, _JOB, "its shim's map of memory, stack and folder", "the shim is root's, and not to be looked into",
@@ -678,7 +678,7 @@ ATTEMPTS = (
     Attempt(0, _NODE, "the same, and to ask as another node which teams have left", "the same", _ITS_OWN,
             "baton.qry.node.v1.left.main.n2"),
     Attempt(0, _JOB, "a link from its checkpoints to others' files, so that these go with its team's", "no link is followed",
-            "tests/agent/test_left.py::test_links_are_not_followed_and_what_resists_is_told", "symlink_to(outside)"),
+            "tests/agent/test_departed_teams.py::test_links_are_not_followed_and_what_resists_is_told", "symlink_to(outside)"),
 )  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from libs.embedded.records import write_private
 from libs.walls import accounts, claims, keyring
 from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
+from libs.walls.departed_teams import DepartedTeams
 from libs.walls.keyfile import NewerKeys
 from libs.walls.keyring import Keyring, NoCredential
-from libs.walls.leavers import Leavers
 from libs.walls.people import People
 from schemas import subjects
 from tests.walls.claimed import said_by
@@ -109,7 +109,7 @@ def test_what_a_newer_version_wrote_stays_in_the_keys(tmp_path: Path) -> None:
     assert after["teams"]["blue"]["colour"] == "of the sky"
     for name, write in (
         ("people.json", lambda: People(tmp_path).pseudonym("blue", "ana")),
-        ("left.json", lambda: Leavers(tmp_path).note("red", 1.0)),
+        ("left.json", lambda: DepartedTeams(tmp_path).note("red", 1.0)),
     ):
         (tmp_path / name).write_text('{"newer": 3}')
         write()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.cli.decided import say_to_pool
 from libs.cli.launch import LaunchOptions, LocalStack
+from libs.cli.pool_commands import say_to_pool
 from libs.client import connect
 from libs.core.scheduling.failing import IN_A_ROW
 from libs.ledger.verify import verify

@@ -13,8 +13,8 @@ import pytest
 
 from libs.cli.launch import LaunchOptions, LocalStack
 from libs.walls.book import Book
+from libs.walls.departed_teams import DepartedTeams
 from libs.walls.keyring import Keyring
-from libs.walls.leavers import Leavers
 from libs.walls.people import People
 
 HOLDS = """
@@ -35,7 +35,7 @@ def change_all(folder: Path) -> None:
     ring = Keyring(folder)
     ring.team("red")
     People(folder).pseudonym("red", "ana")
-    Leavers(folder).note("blue", 1.0)
+    DepartedTeams(folder).note("blue", 1.0)
     with Book(folder).entry(LINE):
         pass
 

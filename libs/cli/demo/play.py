@@ -14,7 +14,7 @@ from libs.cli.demo.follow import DemoLedger, Stuck
 from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, DemoJob
 from libs.cli.demo.screen import Screen
 from libs.cli.launch import REAL, ROOT, SIMULATED, LaunchOptions, LocalStack
-from libs.cli.throwaway import emptied
+from libs.cli.scratch_state import emptied
 from libs.client import Baton, connect
 from libs.client.errors import NotFound
 from libs.embedded import EventKind

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.cli.apply import apply_tree
-from libs.cli.decided import PoolRefused, say_to_pool
+from libs.cli.pool_commands import PoolRefused, say_to_pool
 from libs.cli.queuesfile import QueueFile, tree_of
 from libs.cli.scenario.judge import AT_THE_END, Judge, Judged
 from libs.cli.scenario.schema import FOR_EVER_S, Boosted, Expected, JobSubmitted, ScenarioFile, ScenarioStep

@@ -1,10 +1,11 @@
-"""How much memory each device of a job must have, and whether the described model can be split over the devices it may get."""
+"""The memory that each device of a job must have, and whether the described model can be split over the devices that it may
+get."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from libs.core.accelerators import vram
-from libs.core.admission.refusal import Refusal, Why, refuse
+from libs.core.admission.refusal import Refusal, RefusalCause, refuse
 from schemas.jobs import JobSpec, ModelShape
 from schemas.resources import WHOLE_MILLI, Resources
 
@@ -32,12 +33,12 @@ def demand_of(job: JobSpec) -> Demand:
             estimate = there
     except vram.Impossible as e:
         path = f"job.model.{e.field}"
-        refusal = refuse(Why.MODEL, path, getattr(job.model, e.field), e.problem, e.fix)
+        refusal = refuse(RefusalCause.MODEL, path, getattr(job.model, e.field), e.problem, e.fix)
         return Demand(asked, refusals=(refusal,))
     need = estimate.total_mib
     if job.resources.share_milli < WHOLE_MILLI and 0 < asked < need:
         refusal = refuse(
-            Why.MODEL,
+            RefusalCause.MODEL,
             "job.resources.memory_mib",
             asked,
             f"the share holds {asked} MiB, but the model needs at least {need} MiB: {estimate.text}",
@@ -61,7 +62,7 @@ def _unsplit(r: Resources, model: ModelShape) -> Iterator[Refusal]:
     for i, role in enumerate(r.roles):
         if role.devices % split and (role.min_count or role.count) < role.count:
             yield refuse(
-                Why.MODEL,
+                RefusalCause.MODEL,
                 f"job.resources.roles.{i}.min_count",
                 role.min_count,
                 f"each group of {role.name} has {role.devices} devices, and one replica of the model is split over {split}: "

@@ -20,7 +20,7 @@ from libs.core.admission.device_request import with_demand
 from libs.core.admission.environment import refused_names, variable_part
 from libs.core.admission.feasible import objections, unserved
 from libs.core.admission.fleet_shape import Allowed, FleetShape
-from libs.core.admission.refusal import Refusal, Why, refuse
+from libs.core.admission.refusal import Refusal, RefusalCause, refuse
 from libs.core.state.ended import too_old
 from libs.core.state.limits import Limits, Usage
 from libs.core.state.own_network import asked_for
@@ -164,7 +164,11 @@ def evaluate(
         return Repeated(job_of_key)
     if (suspended := context.fleet.suspended.get(team)) is not None:
         why = refuse(
-            Why.SUSPENDED, "team", team, suspended.text(team), "ask the operators of the pool; questions are answered"
+            RefusalCause.SUSPENDED,
+            "team",
+            team,
+            suspended.text(team),
+            "ask the operators of the pool; questions are answered",
         )
         return NotAdmitted(job_of_key, (why,))
     refusals = [*_age(submitted_us, context.fleet), *_client_key(request, job_of_key, same)]
@@ -206,13 +210,15 @@ def _age(submitted_us: int | None, fleet: FleetShape) -> Iterator[Refusal]:
     """Judged by the broker's own timestamp, so no store of old jobs has to be asked whether it has run."""
     if submitted_us is not None and submitted_us < fleet.oldest_us:
         problem = too_old(submitted_us + fleet.behind_us, fleet.t_us, fleet.ended)
-        yield refuse(Why.TOO_OLD, "", submitted_us, problem, "look whether it has run; if not, submit it again")
+        yield refuse(
+            RefusalCause.TOO_OLD, "", submitted_us, problem, "look whether it has run; if not, submit it again"
+        )
 
 
 def _client_key(request: SubmitJob, job_of_key: str, same: bool | None) -> Iterator[Refusal]:
     if same is False:
         yield refuse(
-            Why.CLIENT_KEY,
+            RefusalCause.CLIENT_KEY,
             "client_key",
             request.client_key,
             f"client_key already names {job_of_key} with another body",
@@ -224,7 +230,7 @@ def _class(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refus
     if job.priority_class not in context.classes:
         names = sorted(context.classes, key=lambda name: -context.classes[name].priority)
         yield refuse(
-            Why.CLASS,
+            RefusalCause.CLASS,
             "job.priority_class",
             job.priority_class,
             "no such priority class",
@@ -234,7 +240,7 @@ def _class(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refus
     allowed = context.fleet.tree.classes(team)
     if allowed is not None and job.priority_class not in allowed:
         yield refuse(
-            Why.CLASS,
+            RefusalCause.CLASS,
             "job.priority_class",
             job.priority_class,
             f"the queue of team {team} may not use it",
@@ -249,13 +255,13 @@ def _class(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refus
             problem = (
                 f"class {job.priority_class} gives a job {longest_s:g} s to save and stop: others wait for its devices"
             )
-            yield refuse(Why.GRACE, path, grace_s, problem, f"use at most {longest_s:g}")
+            yield refuse(RefusalCause.GRACE, path, grace_s, problem, f"use at most {longest_s:g}")
 
 
 def _environment(job: JobSpec) -> Iterator[Refusal]:
     for name in refused_names(job.env):
         yield refuse(
-            Why.ENVIRONMENT,
+            RefusalCause.ENVIRONMENT,
             f"job.env.{name}",
             job.env[name],
             f"{name} belongs to Baton or to the program loader, and a job may not set it",
@@ -270,14 +276,14 @@ def _secrets(job: JobSpec) -> Iterator[Refusal]:
         path = f"job.secrets.{i}"
         if use.env is not None and refused_names([use.env]):
             yield refuse(
-                Why.ENVIRONMENT, f"{path}.env", use.env,
+                RefusalCause.ENVIRONMENT, f"{path}.env", use.env,
                 f"{use.env} belongs to Baton or to the program loader, and a job may not set it",
                 "name another variable, or leave out env: the value is then a file in $BATON_SECRETS_DIR",
             )  # fmt: skip
         for what, name, taken in (("env", use.env, variables), ("file", use.file_name, files)):
             if name is not None and (first := taken.setdefault(name, path)) != path:
                 yield refuse(
-                    Why.ENVIRONMENT,
+                    RefusalCause.ENVIRONMENT,
                     f"{path}.{what}",
                     name,
                     f"{first} has this name already",
@@ -292,7 +298,7 @@ def _unknown_secrets(job: JobSpec, team: str, context: AdmissionContext) -> Iter
     for i, use in enumerate(job.secrets):
         if use.secret not in known:
             yield refuse(
-                Why.SECRET,
+                RefusalCause.SECRET,
                 f"job.secrets.{i}.secret",
                 use.secret,
                 f"team {team} has no secret {use.secret}; it has: {', '.join(sorted(known)) or 'none'}",
@@ -307,7 +313,7 @@ def _role_names(job: JobSpec) -> Iterator[Refusal]:
         other = first.setdefault(variable_part(role.name), role.name)
         if other != role.name:
             yield refuse(
-                Why.ENVIRONMENT, f"job.resources.roles.{i}.name", role.name,
+                RefusalCause.ENVIRONMENT, f"job.resources.roles.{i}.name", role.name,
                 f"the hosts of {other} and of {role.name} would be told in one variable, "
                 f"BATON_ROLE_HOSTS_{variable_part(role.name)}",
                 "rename one: capitals, dots and dashes do not tell roles apart there",
@@ -319,7 +325,7 @@ def _command(job: JobSpec) -> Iterator[Refusal]:
     size += sum(len(name) + len(value.encode()) + 2 for name, value in job.env.items())
     if size > MAX_COMMAND_BYTES:
         yield refuse(
-            Why.COMMAND,
+            RefusalCause.COMMAND,
             "job.command",
             f"{size} bytes",
             f"command, environment and workdir are {size} bytes together; at most {MAX_COMMAND_BYTES} are allowed",
@@ -331,10 +337,12 @@ def _command(job: JobSpec) -> Iterator[Refusal]:
         ("job.workdir", job.workdir),
     ):
         if "\0" in value:
-            yield refuse(Why.COMMAND, path, repr(value), "contains a NUL byte", "remove it: no program can receive it")
+            yield refuse(
+                RefusalCause.COMMAND, path, repr(value), "contains a NUL byte", "remove it: no program can receive it"
+            )
     if job.workdir and not job.workdir.startswith("/"):
         yield refuse(
-            Why.COMMAND, "job.workdir", job.workdir, "is not an absolute path",
+            RefusalCause.COMMAND, "job.workdir", job.workdir, "is not an absolute path",
             "give a path from the node's root, or leave it empty for a fresh directory",
         )  # fmt: skip
 
@@ -350,12 +358,12 @@ def _placed_as(job: JobSpec, context: AdmissionContext) -> JobSpec:
 
 def _hardware(job: JobSpec) -> Iterator[Refusal]:
     """What a named type could not serve, whatever pool it is in. Of a share it is enough that one type can be shared."""
-    why = {"torus": Why.TOPOLOGY, "mig_profile": Why.PROFILE}
+    why = {"torus": RefusalCause.TOPOLOGY, "mig_profile": RefusalCause.PROFILE}
     shared = any(map(vendors.sharable, job.resources.types))
     for p in vendors.problems(job.resources):
         if p.field == "share_milli" and shared:
             continue
-        yield refuse(why.get(p.field, Why.TYPE), f"job.resources.{p.field}", p.value, p.problem, p.fix)
+        yield refuse(why.get(p.field, RefusalCause.TYPE), f"job.resources.{p.field}", p.value, p.problem, p.fix)
 
 
 def _quota(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refusal]:
@@ -370,7 +378,7 @@ def _quota(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refus
         if room.request is None:
             limit = room.reached[0]
             yield refuse(
-                Why.QUOTA,
+                RefusalCause.QUOTA,
                 "job.resources.devices",
                 job.resources.devices,
                 f"{who} may hold {limit.limit} at once, this job alone asks for {limit.needs}",

@@ -17,7 +17,7 @@ from libs.core.admission.capacity import Capacity, Need
 from libs.core.admission.demand import Demand
 from libs.core.admission.device_request import JOB, DeviceRequest, device_requests, with_demand
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.admission.refusal import Refusal, Why, refuse
+from libs.core.admission.refusal import Refusal, RefusalCause, refuse
 from libs.core.admission.unplaced import count_of, unplaced
 from libs.core.state.levels import beyond, grouped
 from libs.core.state.own_network import OWN_NETWORK
@@ -45,7 +45,7 @@ def unserved(job: JobSpec, demand: Demand) -> list[Refusal]:
 
 def _once(refusals: list[Refusal]) -> list[Refusal]:
     """Without repetitions: roles share what they have from the job."""
-    first: dict[tuple[Why, str], Refusal] = {}
+    first: dict[tuple[RefusalCause, str], Refusal] = {}
     for refusal in refusals:
         first.setdefault((refusal.why, refusal.reason.field), refusal)
     return list(first.values())
@@ -59,7 +59,7 @@ def _incapable(requests: list[DeviceRequest]) -> Iterator[Refusal]:
         if precision and types and not any(computes(name, precision.value) for name in types):
             able = [p.value for p in Precision if any(computes(name, p.value) for name in types)]
             yield refuse(
-                Why.PRECISION, f"{JOB}.precision", precision.value, f"{named} does not compute in it",
+                RefusalCause.PRECISION, f"{JOB}.precision", precision.value, f"{named} does not compute in it",
                 f"use one of: {listed(able)}",
             )  # fmt: skip
         known = [model.model for name in types if (model := catalog.find_model(name))]
@@ -67,7 +67,7 @@ def _incapable(requests: list[DeviceRequest]) -> Iterator[Refusal]:
         profiles = sorted({p.name for board in boards for p in board.profiles})
         if profile and profiles and len(known) == len(types) and profile not in profiles:
             yield refuse(
-                Why.PROFILE, f"{JOB}.mig_profile", profile, f"{named} has no such MIG profile",
+                RefusalCause.PROFILE, f"{JOB}.mig_profile", profile, f"{named} has no such MIG profile",
                 f"{meant(profile, profiles)}use one of: {listed(profiles)}",
             )  # fmt: skip
 
@@ -118,7 +118,7 @@ def _levels(job: JobSpec, requests: list[DeviceRequest]) -> Iterator[Refusal]:
     for path, level in levels.items():
         if grouped(level) is not level:
             yield refuse(
-                Why.TOPOLOGY, f"{path}.topology.level", level.value, "jobs are not placed by this level",
+                RefusalCause.TOPOLOGY, f"{path}.topology.level", level.value, "jobs are not placed by this level",
                 "use nvlink, node, leaf, spine, zone or pool",
             )  # fmt: skip
 
@@ -128,13 +128,14 @@ def _beyond(r: Resources, demand: Demand, fleet: FleetShape) -> Iterator[Refusal
     acceptable = fleet.capacity(Need(r.types, r.mig_profile))
     if _least(r) > acceptable.total:
         yield refuse(
-            Why.CAPACITY, "job.resources.devices", r.devices, f"this pool has {count_of(acceptable.total)} of all kinds",
+            RefusalCause.CAPACITY, "job.resources.devices", r.devices,
+            f"this pool has {count_of(acceptable.total)} of all kinds",
             f"ask for at most {count_of(acceptable.total)}",
         )  # fmt: skip
     largest = max(fleet.models().values())
     if not r.roles and acceptable.left[1][1] == 0 and demand.memory_mib > largest:  # else `_memory` has compared
         yield refuse(
-            Why.MEMORY, "job.resources.memory_mib", demand.memory_mib,
+            RefusalCause.MEMORY, "job.resources.memory_mib", demand.memory_mib,
             f"no device of this pool has so much memory; the largest has {largest} MiB",
             f"ask for at most {largest} MiB per device, or split the job over more devices",
         )  # fmt: skip
@@ -146,7 +147,7 @@ def _unknown(request: DeviceRequest, fleet: FleetShape) -> Iterator[Refusal]:
     for i, name in enumerate(request.r.types):
         if name not in models and name not in KNOWN_MODELS:
             yield refuse(
-                Why.TYPE, f"{request.at('types')}.{i}", name, "no device model of this name is known",
+                RefusalCause.TYPE, f"{request.at('types')}.{i}", name, "no device model of this name is known",
                 f"{meant(name, [*models, *KNOWN_MODELS])}this pool has {listed(models)}",
             )  # fmt: skip
 
@@ -155,12 +156,12 @@ def _types(request: DeviceRequest, capacity: Capacity, fleet: FleetShape) -> Ite
     r, at, there = request.r, request.at("types"), listed(fleet.models())
     if not capacity.alone["type"] and r.types and all(name in KNOWN_MODELS for name in r.types):
         yield refuse(
-            Why.TYPE, at, listed(r.types), "no node of this pool has such a device",
+            RefusalCause.TYPE, at, listed(r.types), "no node of this pool has such a device",
             f"this pool has {there}",
         )  # fmt: skip
     if not capacity.alone["type"] and not r.types:
         yield refuse(
-            Why.TYPE, at, "", "this pool has no accelerator, and CPUs are used only when named",
+            RefusalCause.TYPE, at, "", "this pool has no accelerator, and CPUs are used only when named",
             f"set types to [{there}]",
         )  # fmt: skip
 
@@ -174,7 +175,7 @@ def _profile(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Re
     if not r.mig_profile:
         problem = "every device of this pool is a MIG instance, and none is granted unless its profile is named"
         fix = f"set mig_profile to one of: {listed(profiles)}"
-    yield refuse(Why.PROFILE, "job.resources.mig_profile", r.mig_profile, problem, fix)
+    yield refuse(RefusalCause.PROFILE, "job.resources.mig_profile", r.mig_profile, problem, fix)
 
 
 def _memory(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetShape) -> Iterator[Refusal]:
@@ -196,7 +197,7 @@ def _memory(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetSh
             else vram.remedy(job.model, job.resources.devices, largest)
         )
         yield refuse(
-            Why.MODEL,
+            RefusalCause.MODEL,
             "job.model",
             f"{demand.memory_mib} MiB per device",
             f"needs more than the {largest} MiB of the largest acceptable device: {demand.estimate.text}",
@@ -204,7 +205,7 @@ def _memory(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetSh
         )
         return
     yield refuse(
-        Why.MEMORY,
+        RefusalCause.MEMORY,
         request.at("memory_mib"),
         request.memory_mib,
         f"no acceptable device has so much memory; the largest has {largest} MiB",
@@ -233,7 +234,7 @@ def _labels(job: JobSpec, r: Resources, capacity: Capacity, fleet: FleetShape) -
             continue
         if name == OWN_NETWORK:
             yield refuse(
-                Why.LABELS, "job.priority_class", job.priority_class,
+                RefusalCause.LABELS, "job.priority_class", job.priority_class,
                 "its jobs have no network, and no node of this pool can take it from them: none has walls around jobs",
                 "use a class with network, or ask the operators for nodes with walls (docs/jobs-walls.md)",
             )  # fmt: skip
@@ -243,10 +244,10 @@ def _labels(job: JobSpec, r: Resources, capacity: Capacity, fleet: FleetShape) -
         else:
             names = fleet.label_names()
             fix = f"{meant(name, names)}labels of this pool's nodes: {', '.join(names[:16]) or 'none'}"
-        yield refuse(Why.LABELS, f"job.resources.labels.{name}", value, "no node carries this label", fix)
+        yield refuse(RefusalCause.LABELS, f"job.resources.labels.{name}", value, "no node carries this label", fix)
     if all(value in fleet.label_values(name) for name, value in r.labels.items()):
         yield refuse(
-            Why.LABELS, "job.resources.labels", ", ".join(f"{k}={v}" for k, v in sorted(r.labels.items())),
+            RefusalCause.LABELS, "job.resources.labels", ", ".join(f"{k}={v}" for k, v in sorted(r.labels.items())),
             "no single node carries all of these labels", "remove one of them",
         )  # fmt: skip
 
@@ -254,7 +255,7 @@ def _labels(job: JobSpec, r: Resources, capacity: Capacity, fleet: FleetShape) -
 def _simulation(job: JobSpec, capacity: Capacity) -> Iterator[Refusal]:
     if not capacity.alone["simulation"]:
         yield refuse(
-            Why.SIMULATION,
+            RefusalCause.SIMULATION,
             "job.simulation",
             f"duration_s={job.simulation.duration_s:g}" if job.simulation else "",
             "timer jobs run on simulated nodes, and this pool has none",
@@ -269,13 +270,14 @@ def _roles(job: JobSpec, requests: list[DeviceRequest], fleet: FleetShape) -> It
         left, least = capacity.left[-1][1], (role.min_count or role.count) * role.devices
         if left == 0:
             yield refuse(
-                Why.CAPACITY, request.path, role.name, "no device of this pool meets all demands of this role together",
+                RefusalCause.CAPACITY, request.path, role.name,
+                "no device of this pool meets all demands of this role together",
                 _loosen(capacity),
             )  # fmt: skip
             continue
         if left < least:
             yield refuse(
-                Why.CAPACITY, request.path, f"{role.name}: {count_of(least)}",
+                RefusalCause.CAPACITY, request.path, f"{role.name}: {count_of(least)}",
                 f"this pool has {count_of(left, 'fitting ')} even when all are free", f"ask for at most {count_of(left)}",
             )  # fmt: skip
             continue
@@ -283,7 +285,7 @@ def _roles(job: JobSpec, requests: list[DeviceRequest], fleet: FleetShape) -> It
         most, model = capacity.best[level]
         if role.topology.policy is TopologyPolicy.REQUIRED and most < role.devices:
             yield refuse(
-                Why.TOPOLOGY, f"{request.path}.topology", f"{count_of(role.devices)} within one {level}",
+                RefusalCause.TOPOLOGY, f"{request.path}.topology", f"{count_of(role.devices)} within one {level}",
                 f"the largest {level} has {count_of(most, 'fitting ')} of one model ({model})",
                 f"ask for groups of at most {most}, for a wider level, or for policy preferred",
             )  # fmt: skip
@@ -292,7 +294,7 @@ def _roles(job: JobSpec, requests: list[DeviceRequest], fleet: FleetShape) -> It
 def _runtime(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
     if r.runtime is not None and not capacity.alone["runtime"]:
         yield refuse(
-            Why.RUNTIME, "job.resources.runtime", r.runtime.value, "no device of this pool has this runtime",
+            RefusalCause.RUNTIME, "job.resources.runtime", r.runtime.value, "no device of this pool has this runtime",
             f"this pool has {listed(fleet.runtimes())}; leave runtime out if the binary serves any of them",
         )  # fmt: skip
 
@@ -302,7 +304,7 @@ def _precision(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[
         models = fleet.models()
         able = [p.value for p in Precision if any(computes(model, p.value) for model in models)]
         yield refuse(
-            Why.PRECISION, "job.resources.precision", r.precision.value,
+            RefusalCause.PRECISION, "job.resources.precision", r.precision.value,
             f"no device of this pool computes in it; it has {listed(models)}",
             f"use one of: {listed(able)}",
         )  # fmt: skip
@@ -315,13 +317,13 @@ def _hosts(request: DeviceRequest, capacity: Capacity, fleet: FleetShape) -> Ite
     most_cpu, most_mib = fleet.hosts()
     if not capacity.alone["processors"]:
         yield refuse(
-            Why.CPU, request.at("cpu_milli"), request.r.cpu_milli,
+            RefusalCause.CPU, request.at("cpu_milli"), request.r.cpu_milli,
             f"no node has so many processors; the largest has {most_cpu / 1000:g}",
             f"ask for at most {most_cpu} thousandths per device" if most_cpu else _UNTOLD.format(what="cpu_milli"),
         )  # fmt: skip
     if not capacity.alone["host memory"]:
         yield refuse(
-            Why.HOST_MEMORY, request.at("host_memory_mib"), request.r.host_memory_mib,
+            RefusalCause.HOST_MEMORY, request.at("host_memory_mib"), request.r.host_memory_mib,
             f"no node has so much host memory; the largest has {most_mib} MiB",
             f"ask for at most {most_mib} MiB per device" if most_mib else _UNTOLD.format(what="host_memory_mib"),
         )  # fmt: skip
@@ -334,7 +336,7 @@ def _together(r: Resources, capacity: Capacity) -> Iterator[Refusal]:
     left = capacity.left[-1][1]
     if left == 0:
         yield refuse(
-            Why.CAPACITY, "job.resources", _asked(r), "no device of this pool meets all demands together",
+            RefusalCause.CAPACITY, "job.resources", _asked(r), "no device of this pool meets all demands together",
             _loosen(capacity),
         )  # fmt: skip
         return
@@ -349,7 +351,7 @@ def _together(r: Resources, capacity: Capacity) -> Iterator[Refusal]:
     wider = next((x for x in (level, *beyond(level)) if capacity.best[x][0] >= least), None)
     if wider is not None:
         yield refuse(
-            Why.TOPOLOGY,
+            RefusalCause.TOPOLOGY,
             "job.resources.topology",
             f"{count_of(least)} within one {level}",
             f"the largest {level} has {count_of(most, 'fitting ')} of one model ({model})",
@@ -357,7 +359,7 @@ def _together(r: Resources, capacity: Capacity) -> Iterator[Refusal]:
         )
         return
     yield refuse(
-        Why.CAPACITY,
+        RefusalCause.CAPACITY,
         "job.resources.devices",
         r.devices,
         f"this pool has {count_of(most, 'fitting ')} of one model ({model}){f' within one {level}' if required else ''}, "

@@ -1,14 +1,15 @@
-"""How much a team may ask for: limits of an operator's file, and one that everybody has. Pure; time is the broker's.
+"""Rate limits and quotas on a team's requests, from an operator's file, and one that everybody has. Pure; time is the
+broker's.
 
-    Intake(limits).submit(team, size, open_jobs, at_us) -> None, or the limit that is reached and when to come again
+    Intake(limits).submit(team, size, open_jobs, at_us) -> None, or the limit that is reached and when to retry
     Intake(limits).kind(team, kind, open_kinds)         -> likewise
     Intake(limits).cancel(team, job_id, open, at_us)    -> likewise
-    Intake(limits).queued(event)                        a job that the ledger shows: whoever admitted it, it counts here, too
+    Intake(limits).queued(event)                        counts a job that the ledger shows, whichever process admitted it
 
-A limit refuses a request for now: nothing is wrong with it, and the same one may be sent again. Only a request that is too
-large will never do. So that two processes allow together what one does, each counts what it admits at once, and what others
-admitted when the ledger shows it: beyond a rate goes at the most what lies undecided. A process that starts knows what it reads
-of the ledger, so no more than what came after its snapshot. Cancels are counted in each process alone.
+A limit refuses a request for now, and the same request may be sent again; only one that is too large is never accepted. So
+that two processes together allow what one does, each counts what it admits at once, and what others admitted when the ledger
+shows it: a rate can be exceeded only by what is undecided. A process that starts counts what it reads of the ledger, which is
+what came after its snapshot. Cancels are counted in each process alone.
 """
 
 from collections import OrderedDict

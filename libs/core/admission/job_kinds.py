@@ -1,5 +1,6 @@
-"""Kinds of jobs: those of a kind ask for the same, in one class, so placement has one queue for all of them that wait. What a
-cycle costs grows with the kinds that wait, not with the jobs; so how many kinds a team may have is limited (`IntakeLimits`)."""
+"""Kinds of jobs: jobs of one kind have the same class and the same request, so placement has one queue for all that wait. The
+cost of a cycle grows with the kinds that wait, not with the jobs; so the number of kinds of a team is limited
+(`IntakeLimits`)."""
 
 from collections.abc import Collection
 from functools import lru_cache

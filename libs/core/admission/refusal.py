@@ -6,7 +6,7 @@ from enum import StrEnum
 from schemas.jobs import Reason
 
 
-class Why(StrEnum):
+class RefusalCause(StrEnum):
     """Why a request was refused. Also the metric's label."""
 
     MALFORMED = "malformed"
@@ -37,14 +37,14 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    why: Why
+    why: RefusalCause
     reason: Reason
 
 
 _WORDS = 1024
 
 
-def refuse(why: Why, path: str, value: object, problem: str, fix: str) -> Refusal:
+def refuse(why: RefusalCause, path: str, value: object, problem: str, fix: str) -> Refusal:
     """An objection to the field at `path`; the value is shortened to 200 characters, the words to 1,024: names are as long as
     who offers them likes."""
     return Refusal(why, Reason(field=path, value=str(value)[:200], problem=problem[:_WORDS], fix=fix[:_WORDS]))

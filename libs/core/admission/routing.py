@@ -22,7 +22,7 @@ from libs.core.accelerators.spelling import meant
 from libs.core.admission.demand import demand_of
 from libs.core.admission.evaluate import AdmissionContext, AdmissionVerdict, NotAdmitted, evaluate
 from libs.core.admission.feasible import suitable_devices
-from libs.core.admission.refusal import Refusal, Why, refuse
+from libs.core.admission.refusal import Refusal, RefusalCause, refuse
 from schemas.ids import job_id
 from schemas.jobs import SubmitJob
 
@@ -89,7 +89,7 @@ def _refusals(verdict: AdmissionVerdict) -> tuple[Refusal, ...]:
 
 def _no_such_pool(named: str, pools: Pools) -> Refusal:
     fix = f"{meant(named, pools)}use one of: {', '.join(pools)}; or name none, and admission chooses"
-    return refuse(Why.POOL, "job.pool", named, "no such pool", fix)
+    return refuse(RefusalCause.POOL, "job.pool", named, "no such pool", fix)
 
 
 def _of_pool(refusal: Refusal, pool: str, asked: int) -> Refusal:

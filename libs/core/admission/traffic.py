@@ -1,7 +1,7 @@
-"""How much may pass between the broker and a team: limits of an operator's file, and those that everybody has. Pure.
+"""Limits on the traffic between the broker and a team, from an operator's file, and defaults for everybody. Pure.
 
-A rate in the broker is not one of requests: what a team says, questions and submits alike, refused or not, and what it hears,
-each copy of an answer or an event by itself. An honest team comes nowhere near; who goes beyond is kept out for a while
+Counted are messages, not requests: all that a team publishes, whatever becomes of it, and all that it receives, each copy of
+an answer or an event by itself. An honest team stays far below; one that goes beyond is disconnected for a while
 (`libs.walls.floods`).
 """
 

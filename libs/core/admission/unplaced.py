@@ -12,7 +12,7 @@ import numpy as np
 from libs.core.accelerators import catalog
 from libs.core.accelerators.vendors import tpu_boxes
 from libs.core.admission.fleet_shape import PATIENT, FleetShape
-from libs.core.admission.refusal import Refusal, Why, refuse
+from libs.core.admission.refusal import Refusal, RefusalCause, refuse
 from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.search.constraints import candidates, fitting
 from libs.core.placement.search.gang import role_shape
@@ -55,13 +55,13 @@ def _nested(shape: Shape, fleet: FleetShape) -> Iterator[Refusal]:
     anywhere = fleet.verdict(replace(shape, required=False))
     if anywhere is None:
         yield refuse(
-            Why.TOPOLOGY, f"{_JOB}.topology.level", shape.level,
+            RefusalCause.TOPOLOGY, f"{_JOB}.topology.level", shape.level,
             f"even with every device free, no one {shape.level} holds all roles ({sizes} devices)",
             _wider(shape, fleet),
         )  # fmt: skip
         return
     yield refuse(
-        Why.CAPACITY, f"{_JOB}.roles", f"{sizes} devices",
+        RefusalCause.CAPACITY, f"{_JOB}.roles", f"{sizes} devices",
         f"each role fits this pool by itself, all of them do not, even with every device free "
         f"({count_of(anywhere.left)} could serve one of them)",
         "ask for fewer or smaller groups, or give a role other types",
@@ -82,7 +82,7 @@ def _alone(shape: Shape, position: int, fleet: FleetShape) -> Iterator[Refusal]:
         fix = f"ask for at most {_number(most, 'group')}" if most else f"ask for groups of at most {count_of(largest)}"
     within = f", each within one {grouped(role.level).value}" if role.required else ""
     yield refuse(
-        Why.TOPOLOGY if role.required else Why.CAPACITY, f"{_JOB}.roles.{position}",
+        RefusalCause.TOPOLOGY if role.required else RefusalCause.CAPACITY, f"{_JOB}.roles.{position}",
         f"{role.name}: {_number(role.min_count, 'group')} of {count_of(role.devices)}",
         f"even with every device free, {_number(most, 'such group') if most else 'no such group'} can be placed"
         f" in this pool: of one model{within}, on nodes that can serve them", fix,
@@ -115,13 +115,13 @@ def _box(shape: Shape, fleet: FleetShape) -> Refusal:
     at, value = f"{_JOB}.torus", tpu_boxes.text(shape.torus)
     if not len(fleet.fleet.tori):
         return refuse(
-            Why.TOPOLOGY, at, value, f"this pool has no TPU, and no other device is on a torus; it has "
+            RefusalCause.TOPOLOGY, at, value, f"this pool has no TPU, and no other device is on a torus; it has "
             f"{', '.join(fleet.models())}", f"leave torus out and set devices to {shape.devices}",
         )  # fmt: skip
     tori = sorted({tpu_boxes.text(sides) for sides in fleet.fleet.torus_shapes.values()})
     boxes = _boxes(shape, fleet)
     return refuse(
-        Why.TOPOLOGY, at, value,
+        RefusalCause.TOPOLOGY, at, value,
         f"even with every chip free, no slice of this box fits a torus of this pool: {', '.join(chips)} of "
         f"{' and '.join(tori)} chips",
         f"set torus to {' or '.join(map(tpu_boxes.text, boxes))}" if boxes else "name other types, or leave torus out",
@@ -156,32 +156,32 @@ def _gang(shape: Shape, blocked: Blocked, fleet: FleetShape) -> Refusal:
 
     if not shape.whole and helps(milli=WHOLE_MILLI):
         return refuse(
-            Why.TYPE, f"{_JOB}.share_milli", shape.milli, "no acceptable device of this pool can be shared",
+            RefusalCause.TYPE, f"{_JOB}.share_milli", shape.milli, "no acceptable device of this pool can be shared",
             "leave share_milli out, or ask for types that can be shared",
         )  # fmt: skip
     if shape.devices > 1 and _boxes_only(shape, fleet):
         boxes = _boxes(replace(shape, required=False), fleet)
         near = f"set torus to {' or '.join(map(tpu_boxes.text, boxes))}" if boxes else "set torus to a box of chips"
         return refuse(
-            Why.TOPOLOGY, f"{_JOB}.torus", "[]",
+            RefusalCause.TOPOLOGY, f"{_JOB}.torus", "[]",
             f"all that could serve it in this pool are TPU chips, and {shape.devices} chips are a box of a torus",
             f"{near} instead of devices",
         )  # fmt: skip
     if shape.required and helps(required=False):
         return refuse(
-            Why.TOPOLOGY, f"{_JOB}.topology.level", shape.level,
+            RefusalCause.TOPOLOGY, f"{_JOB}.topology.level", shape.level,
             f"even with every device free, no one {shape.level} can serve {count_of(shape.least)} of it",
             _wider(shape, fleet),
         )  # fmt: skip
     if shape.cpu_milli and helps(cpu_milli=0):
         return refuse(
-            Why.CPU, f"{_JOB}.cpu_milli", shape.cpu_milli,
+            RefusalCause.CPU, f"{_JOB}.cpu_milli", shape.cpu_milli,
             f"even with every device free, the nodes have too few processors for {count_of(shape.least)}",
             "ask for fewer processors per device, or for fewer devices",
         )  # fmt: skip
     if shape.host_mib and helps(host_mib=0):
         return refuse(
-            Why.HOST_MEMORY, f"{_JOB}.host_memory_mib", shape.host_mib,
+            RefusalCause.HOST_MEMORY, f"{_JOB}.host_memory_mib", shape.host_mib,
             f"even with every device free, the nodes have too little host memory for {count_of(shape.least)}",
             "ask for less host memory per device, or for fewer devices",
         )  # fmt: skip
@@ -189,7 +189,7 @@ def _gang(shape: Shape, blocked: Blocked, fleet: FleetShape) -> Refusal:
     power = any(reason is BlockReason.POWER for reason, _ in blocked.removed)
     why = " (racks have power caps: rack_power_w)" if power else ""
     return refuse(
-        Why.CAPACITY, f"{_JOB}.devices", shape.devices,
+        RefusalCause.CAPACITY, f"{_JOB}.devices", shape.devices,
         f"even with every device free, this pool can serve {count_of(most)} of such a job{why}",
         f"ask for at most {count_of(most)}" if most
         else "name types that take less power, or have an operator raise the cap" if power else "loosen a demand",

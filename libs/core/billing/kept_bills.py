@@ -1,7 +1,8 @@
-"""Bills of a UTC month, as they are posted: what is kept of them outside the ledger, and can be made from it again at any time.
+"""Bills of a UTC month as they are posted: a projection that is stored outside the ledger and can be rebuilt from it at any
+time.
 
-A bill is what `libs.core.billing.posted` sums up to a ledger record, with that record's number and hash: whoever folds the
-ledger up to there gets the same. A later price changes nothing of it; a correction is in the month in which it was posted.
+A bill is what `libs.core.billing.posted` sums up to a ledger record, with that record's number and hash: any fold of the
+ledger up to there gives the same. A later price does not change it; a correction is in the month in which it was posted.
 """
 
 from collections.abc import Iterable, Iterator

@@ -18,7 +18,7 @@ OpenClaim = tuple[str, str, int]
 """Device, device kind, thousandths of the device."""
 
 
-class Whose(NamedTuple):
+class JobPayer(NamedTuple):
     """Who pays for a job, and at which rate."""
 
     team: str
@@ -27,9 +27,9 @@ class Whose(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _whose(team: str, priority_class: str, user: str) -> Whose:
+def _whose(team: str, priority_class: str, user: str) -> JobPayer:
     """One object for all jobs of a user and class."""
-    return Whose(team, priority_class, user)
+    return JobPayer(team, priority_class, user)
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class OpenClaims:
     """Follows the events of a ledger. Each method raises Unbillable for what no valid ledger says."""
 
     def __init__(self) -> None:
-        self.jobs: ByJob[Whose] = ByJob()
+        self.jobs: ByJob[JobPayer] = ByJob()
         """Of each job that has not ended."""
         self.held: dict[str, OpenAttempt] = {}
         """Job -> its attempt that holds devices."""

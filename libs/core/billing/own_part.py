@@ -1,12 +1,12 @@
-"""What a team does with its lines: whether they are all there and as they were written, and what its bill comes to by them.
+"""A team's check of its own lines: that they are complete and unchanged, and what its bill comes to by them.
 
     check = OwnPart(pool, team)
-    check.take(text)  ...             each line, in turn
-    check.prove(sum, proof)           their head is in a sum of the ledger
-    check.against(bill)               what quota_billing says the team used, by these lines
+    check.take(text)  ...             each line, in order
+    check.prove(sum, proof)           the lines' head is in a sum of the ledger
+    check.against(bill)               compares with the usage that quota_billing reports
 
-What is found is a sentence that names the line, the record or the attempt. A line that was changed together with all heads
-after it is found by the first sum that it is not in: `narrowed` asks for as few proofs as tell between which two that is.
+Each finding is a sentence that names the line, the record or the attempt. A line that was changed together with all heads
+after it is found by the first sum that does not contain it; `narrowed` finds that sum by bisection, with few proofs.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""When running jobs are expected to end. Worked out once for all questions of one state: with ten thousand jobs that run it
+"""When running jobs are expected to end. Computed once for all questions about one state: with ten thousand running jobs it
 takes longer than the rest of an answer."""
 
 from dataclasses import dataclass

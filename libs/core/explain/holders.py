@@ -1,4 +1,4 @@
-"""Behind whom a job waits: the running jobs that hold devices it could use, since when, and until when."""
+"""The running jobs that hold devices which a waiting job could use, since when, and until when."""
 
 from typing import NamedTuple
 

@@ -2,7 +2,7 @@
 
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption import choice_for
-from libs.core.scheduling.spared import Spared
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.state.model import Job, State, running
 
 
@@ -10,17 +10,17 @@ def kept_back(state: State, job: Job, policy: Policy) -> str:
     """Which limit, in words that name no job of others; "": none. Costs two plans of preemption, where a limit holds now."""
     if not job.preempts and not len(state.tree):
         return ""
-    spared = Spared(state, state.t_us)
-    if not spared.next_change_us(running(state)) or choice_for(state, job, state.t_us, policy) is not None:
+    guard = PreemptionGuard(state, state.t_us)
+    if not guard.next_change_us(running(state)) or choice_for(state, job, state.t_us, policy) is not None:
         return ""
-    choice = choice_for(state, job, state.t_us, policy, Spared(state, state.t_us, lifted=True))
+    choice = choice_for(state, job, state.t_us, policy, PreemptionGuard(state, state.t_us, lifted=True))
     if choice is None:
         return ""
     lent = choice.takes_back is not None
-    last = max(choice.victims, key=lambda victim: spared.until_us(victim, lent=lent, evens=choice.evens))
-    if spared.until_us(last, lent=lent, evens=choice.evens):
-        why = spared.text(last, lent=lent, evens=choice.evens)
+    last = max(choice.victims, key=lambda victim: guard.until_us(victim, lent=lent, evens=choice.evens))
+    if guard.until_us(last, lent=lent, evens=choice.evens):
+        why = guard.text(last, lent=lent, evens=choice.evens)
         return f"others would give way to it, and one of them is spared for now: {why}"
-    if not spared.together(len(choice.victims)):
-        return f"others would give way to it, and too many did lately: {spared.pool_text(len(choice.victims))}"
+    if not guard.together(len(choice.victims)):
+        return f"others would give way to it, and too many did lately: {guard.pool_text(len(choice.victims))}"
     return ""

@@ -1,8 +1,8 @@
-"""One request against one view: constraints, then the choice among what is left.
+"""Places one request on one view of free devices: constraints filter, then the best of the remaining ones is chosen.
 
-For each acceptable device model in the job's order: one device (or a share of one) goes where `_single` says, a gang
-where `libs.core.placement.search.topology` says. A gang is of one device model: a mixed one would run at the pace of its
-slowest device; roles of a nested gang may differ.
+The acceptable device models are tried in the job's order: one device (or a share of one) is placed by `_single`, a gang by
+`libs.core.placement.search.topology`. A gang is of one device model: a mixed one would run at the pace of its slowest device;
+roles of a nested gang may differ.
 """
 
 import numpy as np

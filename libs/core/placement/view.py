@@ -29,8 +29,8 @@ _CPU = Runtime.CPU.value
 
 
 @dataclass(slots=True)
-class Looks:
-    """How much more may be looked at for nested gangs of one team that fit nowhere, in one cycle."""
+class SearchBudget:
+    """What is left of the search budget for nested gangs of one team that fit nowhere, in one cycle."""
 
     left: int
 
@@ -45,8 +45,8 @@ class Context:
     """Codes of the nodes where jobs run with which it must not share a group (anti-affinity)."""
     fast: bool = False
     """Latency-critical: the first good fit instead of the best one."""
-    looks: Looks | None = field(default=None, compare=False)
-    """None: as much as for any one of them."""
+    search_budget: SearchBudget | None = field(default=None, compare=False)
+    """None: no limit but that of a single gang."""
 
 
 @dataclass(slots=True)

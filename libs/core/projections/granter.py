@@ -1,16 +1,16 @@
-"""Who grants leases: one process at a time, by a record of the ledger, and what its successor must wait for. Pure.
+"""The lease granter: one process at a time, named by a record of the ledger, and what its successor must wait for. Pure.
 
-A granter has the right of epoch n when the ledger's last `lease.granter` names it. It uses the right only as long as it has
-seen within `term_s` (of its own boot clock) that the ledger names nobody later. Looking costs the broker no write; only a
-change of granters is a record. So when a successor sees its own record, its predecessor may grant for one more term, and
+A process may grant in epoch n when the ledger's last `lease.granter` names it. It grants only while it has seen within
+`term_s` (by its own boot clock) that the ledger names no later one. Reading that costs the broker no write; only a change of
+granters is a record. So when a successor sees its own record, its predecessor may grant for one more term, and
 
     no node is reported lost before    term + longest lease of the predecessor + kill bound    have passed since then
 
-with the error of clock rates and the margin on top, as for every lease (P4). Heartbeats that the successor answers itself may
-have been answered by the predecessor as well until that moment, so none of them ends earlier.
+with the error of clock rates and the margin on top, as for every lease (P4). Until then heartbeats that the successor answers
+may have been answered by the predecessor as well, so no lease ends earlier.
 
-A standby claims once it has not heard the granter for a while, or knows that it has left. That is for speed alone: too early a
-claim would take the right from one that uses it, and harm nothing.
+A standby claims the next epoch when it has not heard of the granter for a while, or knows that it has left. That is for speed
+alone: a claim that is too early takes over from a working granter, and does no harm.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which process of an attempt ran where, by what history keeps of it. The agents number processes by the same rules
+"""Which process of an attempt ran on which node, from history's documents. The agents number processes by the same rules
 (`services.agent.variables.slots`)."""
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""When is a silent node surely not working any more? Pure: times come in as seconds of one monotonic clock.
+"""When a silent node has surely stopped its work. Pure: times come in as seconds of one monotonic clock.
 
-A node's agent counts its lease from when it *sent* a renewal, leases counts from when it *received* one, which is
-later. So a node has stopped its work by itself no later than
+A node's agent counts its lease from when it *sent* a renewal, the service leases from when it *received* it, which is later.
+So a node has stopped its work by itself no later than
 
     (lease + kill bound) x (1 + 2 x clock-rate error) + margin
 
-after the last renewal that leases received (P4 in docs/invariants.md). Clock offsets never matter. What leases
-cannot know it takes as a renewal that it has just missed: its own start, a broken connection, a freeze of itself.
+after the last renewal that leases received (P4 in docs/invariants.md). Clock offsets do not matter. Where leases cannot know
+(its own start, a broken connection, its own freeze) it assumes that it has just missed a renewal.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,5 @@
-"""Which lives of nodes the pool knows, and who may grant leases: all that the service leases reads of the ledger. Pure."""
+"""The lives of nodes that the pool knows, and the right to grant leases: all that the service leases reads of the ledger.
+Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class GrantRight:
     max_lease_s: float = 0.0
 
 
-class Quiet(NamedTuple):
+class RecordedSilence(NamedTuple):
     """A silence, as the ledger has it. `seq`: the record that told it last."""
 
     seq: int
@@ -50,7 +51,7 @@ class NodeLives:
         """Node -> incarnation of its life."""
         self.left: dict[str, int] = {}
         """Node -> the last incarnation that is over."""
-        self.silent: dict[str, Quiet] = {}
+        self.silent: dict[str, RecordedSilence] = {}
         """Nodes that are not heard."""
         self.right = GrantRight()
 
@@ -69,7 +70,7 @@ class NodeLives:
                 case led.NodeSilence():
                     known = self.silent.get(event.node)
                     since_us = record.t_us - int(event.silent_s * 1_000_000) if known is None else known.since_us
-                    self.silent[event.node] = Quiet(seq, max(0, since_us), event.kept, event.ended_lease_s)
+                    self.silent[event.node] = RecordedSilence(seq, max(0, since_us), event.kept, event.ended_lease_s)
                 case led.NodeHeard():
                     self.silent.pop(event.node, None)
                 case led.GranterNamed():
@@ -100,5 +101,5 @@ class NodeLives:
         made.right = GrantRight(*about["right"])
         for table, rows in tables:
             into: Any = {"up": made.up, "left": made.left, "silent": made.silent}[table]
-            into.update((row[0], row[1] if len(row) == 2 else Quiet(*row[1:])) for row in rows)
+            into.update((row[0], row[1] if len(row) == 2 else RecordedSilence(*row[1:])) for row in rows)
         return made

@@ -30,7 +30,7 @@ class _Share:
     waiting_devices: int = 0
 
 
-class Glance:
+class StatusFigures:
     """The figures of `state` at `ledger_seq`, all taken when it is made, for however many teams ask: one look at each queue and
     at each job that runs."""
 

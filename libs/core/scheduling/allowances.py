@@ -1,10 +1,10 @@
-"""What a node may make the ledger, and whoever folds it, keep.
+"""Limits on what one node can add to the ledger and to its readers' memory: rate limits and totals per node.
 
-A node speaks for itself, but may be in hostile hands: what it says is looked at like anybody's, and what is refused is written
-down, too, in the ledger and as a dead letter. Each life is a record with all its devices, and a device's id is kept for ever,
-because its epochs must go on. So each of these has a bound for a node. What has been used up is known to the writer alone and
-not folded: a writer that takes over begins anew, and what is there of devices it sees. An input that is decided again, because
-its decision was not stored (the ledger was full, another had written), gets the answer that it had, and uses up nothing more.
+A node reports about itself, but may be hostile: its reports are checked like anybody's, and each refusal is stored, too, in
+the ledger and as a dead letter. Each life of a node is a record with all its devices, and a device's id is kept for ever,
+because its epochs must go on. So each of these is limited per node. The counters are in the writer's memory and not folded: a
+writer that takes over begins anew, but sees the devices that exist. An input that is decided again, because its decision was
+not stored (the ledger was full, another writer had written), gets the same answer, and is not counted twice.
 """
 
 from collections import OrderedDict

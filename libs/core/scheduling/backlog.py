@@ -1,11 +1,11 @@
-"""Which waiting queues are worth another search, so that a cycle costs what changed and not what waits.
+"""Which waiting queues are worth another search, so that the cost of a cycle depends on what changed and not on what waits.
 
-A queue that was tried stays blocked until something changes that could help it. This is sound because a request never fits
-after room was taken if it did not fit before. So a cycle that skips the blocked queues grants the same as one that tries
+A queue that was tried stays blocked until something changes that could help it. This is sound because a request that did not
+fit does not fit after devices were taken either. So a cycle that skips the blocked queues grants the same as one that tries
 them all again (`tests/core/test_backlog.py` compares the two).
 
-A backlog is a cache of one decider, not ledger state. An empty one makes the next cycle look at everything. It is thrown
-away with the state when a record is not committed, and after a record of another writer.
+A backlog is a cache of one decider, not ledger state. With an empty one the next cycle looks at everything. It is dropped with
+the state when a record is not committed, and after a record of another writer.
 """
 
 from collections.abc import Iterable

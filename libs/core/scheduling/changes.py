@@ -1,9 +1,10 @@
-"""What a decision changed that may help a job that waits: one function per kind of ledger event.
+"""Which changes of a decision may help a waiting job: one function per kind of ledger event.
 
 A job that did not fit can fit later only because of what is noted here: devices, processors, power or a place among spread
 peers that were given back, nodes that joined, limits that were raised or are less in use. An event that only takes something
-(a grant, a node that left) helps nobody, with two exceptions: a node that is gone no longer caps its leaf's power; and the
-place of a gang's reservation depends on what is free and on which nodes there are, so such an event is noted as `moved`.
+(a grant, a node that left) helps nobody, with two exceptions: a node that is gone no longer counts against its leaf's power
+limit; and the place of a gang's reservation depends on what is free and on which nodes there are, so such an event is noted as
+`moved`.
 """
 
 from collections.abc import Callable

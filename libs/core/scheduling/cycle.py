@@ -1,4 +1,4 @@
-"""One scheduling cycle: which job is next, whether it fits, and which devices it keeps from others.
+"""One scheduling cycle: the next job, whether it fits, and which devices are reserved for it.
 
 The naive cycle tries every waiting job in order on the free devices. This one costs less and is fairer:
 
@@ -24,8 +24,8 @@ from libs.core.placement.context import (
 )
 from libs.core.placement.find import find
 from libs.core.placement.granted import claims_of, span_of_gang
-from libs.core.placement.search.gang import LOOKS_IN_VAIN
-from libs.core.placement.view import NOBODY, Context, Looks, View
+from libs.core.placement.search.gang import SEARCH_BUDGET
+from libs.core.placement.view import NOBODY, Context, SearchBudget, View
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.limits import OVER_BUDGET, Tally
 from libs.core.scheduling.order import Order
@@ -76,7 +76,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
     order, tally = Order(state, t_us, policy, queues), Tally(state, t_us)
     reservations = Reservations(state, view, t_us, policy, backlog.reserved)
     peers: dict[SpreadKey, set[int]] = {}
-    looks: dict[str, Looks] = {}
+    search_budgets: dict[str, SearchBudget] = {}
     grants: list[Grant] = []
     claims, complete = 0, True
     job: Job | None = None
@@ -95,7 +95,9 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
                 if known is None:
                     context = context_of(state, job, t_us, peers)
                     if request.roles:
-                        context = replace(context, looks=looks.setdefault(job.team, Looks(LOOKS_IN_VAIN)))
+                        context = replace(
+                            context, search_budget=search_budgets.setdefault(job.team, SearchBudget(SEARCH_BUDGET))
+                        )
                 outcome = known or _search(state, view, job, request, context)
             if isinstance(outcome, Placed) and tally.uncovered(job, outcome.rows.tolist()) is not None:
                 outcome = OVER_BUDGET

@@ -1,8 +1,8 @@
-"""The decider: it takes inbox messages in, and gives the events of one ledger record out.
+"""The decider: inbox messages in, the events of one ledger record out.
 
-`decide` changes the state as it goes. If the commit of its events fails, the writer (`libs.ledger.writer`) throws the decider
-away and folds the ledger again, because the log decides what happened and not this process. The cycle's memory of jobs that
-did not fit (`backlog`) goes with it.
+`decide` changes the state as it goes. If the commit of its events fails, the writer (`libs.ledger.writer`) drops the decider
+and folds the ledger again, because the log decides what happened and not this process. The cycle's memory of jobs that did not
+fit (`backlog`) is dropped with it.
 """
 
 import sys
@@ -73,7 +73,7 @@ class DecisionFailed(RuntimeError):
 
 _STACK_CHARACTERS = 8_000
 _FAULTS_PER_CYCLE = 3
-"""Jobs that one cycle ends at the most because of errors; what is left waits for the next decision."""
+"""The maximum number of jobs that one cycle ends because of errors; the rest waits for the next decision."""
 _LEAST_CLAIM_BYTES = 64
 _CONDEMNED = 1000
 
@@ -87,7 +87,7 @@ def _short(error: BaseException | None) -> str:
 
 
 class Decider:
-    """Placement's state and its two moves: `apply` what was committed, `decide` what comes next."""
+    """Placement's state and its two operations: `apply` folds what was committed, `decide` makes the next decision."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Decider:
         learned beside `state`, as a snapshot has it."""
         self.state = state if state is not None else State()
         self.turns = policy.precedence or Precedence.beside(self.state, beside)
-        """What orders the jobs of a class."""
+        """The order of jobs within a class."""
         self.state.turns = self.turns
         self.state.fleet.scorer = learner
         self.learner = learner
@@ -119,11 +119,12 @@ class Decider:
         self._nodes = nodes if nodes is not None else NodeAllowances(policy.node_devices)
         self._failing = failing if failing is not None else FailingNodes()
         self._condemned = condemned if condemned is not None else {}
-        """Jobs whose grants could not be folded, with the reason: they are ended. Outlives this state, which is torn then."""
+        """Jobs whose grants could not be folded, with the reason: they are ended. It outlives this state, which is then half
+        changed and dropped."""
         self.record_ends: list[RecordEnd] = []
-        """Of the last decision: where its records may end."""
+        """Where the records of the last decision may end."""
         self.faults: list[DecisionFault] = []
-        """Of the last decision: errors that it met, and went on from."""
+        """Errors that the last decision met and continued after."""
 
     @property
     def policy(self) -> Policy:
@@ -143,7 +144,7 @@ class Decider:
         return self.state.t_us
 
     def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
-        """Folds a committed record. Which queues it helps is not known, so the next cycle looks at all of them."""
+        """Folds a committed record. Which queues it may help is not known, so the next cycle considers all of them."""
         self._backlog = Backlog()
         fold.apply_record(self.state, record)
         self._learn(record.events)
@@ -152,12 +153,12 @@ class Decider:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
         and withdraws repartitions that were not answered in time.
 
-        While ledger time is `behind` (what the next tick will say, or what the inbox holds), nothing begins: no grant, no
-        promise, no repartition. After a night in which all stood still, or the writer alone, it would be the evening's time,
-        and the night be billed to whoever got the devices first in the morning.
+        While ledger time is `behind` (the next tick, or the newest input in the inbox), nothing begins: no grant, no promise,
+        no repartition. After a night in which the whole system, or the writer alone, stood still, a grant would get the time of
+        the evening, and its team would be billed for the night.
 
-        No input and no job can keep the others from being decided: an error met at one rejects the input, or ends the job,
-        and is among `faults`. Raises DecisionFailed when the error has left the state half changed."""
+        No input and no job blocks the others: an error at one rejects the input, or ends the job, and is in `faults`. Raises
+        DecisionFailed when the error has left the state half changed."""
         decision = Decision(
             self.state,
             t_us,

@@ -1,16 +1,16 @@
-"""Nodes on which every job fails at once: a broken driver, a full disk, a file system that is not mounted.
+"""Takes nodes out of use on which every job fails at once: a broken driver, a full disk, a file system that is not mounted.
 
-Such a node is free again before any other, so it is given the next job, and the next: one of four empties the queue of the
-whole pool, and each job is told that it failed. So it is taken out of use, until an operator puts it into use again. But that
-jobs fail may as well be their own doing. So what counts is how many failed in a row, and whose: different ones, of one team no
-more than `EACH`, so that neither a team with a bad script nor one that means harm makes a node look broken. They are counted
-for each device, too: where one of eight is broken, that one alone is always free.
+Such a node is always free first, so it gets the next job, and the next: one such node of four empties the queue of the whole
+pool, and every job fails. So it is taken out of use until an operator puts it back. But jobs may also fail by their own fault.
+So only consecutive failures of different jobs count, at most `EACH` of one team, so that neither a team with a bad script nor
+a hostile one can make a node look broken. Failures are counted for each device, too: where one of eight is broken, that one is
+always free.
 
 A job that ends well, or that fails after a minute's work, shows that the node works, and so does one that began since and has
-worked for a minute. What is decided of a job (it is cancelled, gives way) shows nothing. Neither does what failed while others
-held the port at which its processes meet: who has a job there could hold those of others.
+worked for a minute. A job that was ended by a decision (cancelled, preempted) shows nothing. Neither does one that failed
+while another job held the port at which its processes meet: a job there could hold those of others.
 
-What was counted is known to the writer alone and not folded: one that takes over counts anew. An input that is decided again
+The counters are in the writer's memory and not folded: a writer that takes over begins anew. An input that is decided again
 counts once, because a job does.
 """
 

@@ -1,11 +1,11 @@
-"""What is free and of no use to what waits: whole devices that are too few for a gang, instances and thousandths that are too
-small, what of a board is in no instance.
+"""Fragmentation: what is free but of no use to waiting jobs. Whole devices that are too few for a gang, instances and shares
+that are too small, parts of a board that are in no instance.
 
-A cycle that looked at everything leaves nothing free that a job which waits for devices could have. So as soon as one waits,
-all that is idle is of no use to what waits, but for what a job could have that waits for its team's limit or budget. A job
-that the pool has no devices for waits for other nodes, and makes no fragments.
+A cycle that looked at everything leaves nothing free that a waiting job could have. So as soon as a job waits for devices, all
+that is idle is fragmented, except what a job could have that waits for its team's limit or budget. A job that the pool has no
+devices for waits for other nodes, and does not count.
 
-It is pure, and costs a look at what is free, and one at the free devices for each shape that a limit keeps out.
+It is pure. It costs one pass over the free devices, and one more for each shape that a limit keeps out.
 """
 
 from collections import Counter

@@ -1,1 +1,1 @@
-"""What a ledger folds into: the fleet, jobs, attempts, limits. `fold` says what each ledger event means."""
+"""The state that a ledger folds into: fleet, jobs, attempts, limits. `fold` applies each kind of ledger event."""

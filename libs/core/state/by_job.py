@@ -218,7 +218,7 @@ def _split(keys: bytearray) -> list[bytes]:
     return [bytes(keys[at : at + _WIDTH]) for at in range(0, len(keys), _WIDTH)]
 
 
-class LatelyByJob(MutableMapping[str, V]):
+class RecentByJob(MutableMapping[str, V]):
     """As a `ByJob` of the jobs that were added last, `most` at the most and half as many at the least: there are two
     generations, and the older one goes as a whole."""
 

@@ -1,4 +1,4 @@
-"""What follows from a fleet's devices and nodes alone, reckoned once while none of them comes or goes."""
+"""Data derived from a fleet's devices and nodes alone, cached until one of them is added or removed."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -18,8 +18,8 @@ from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.line import Line
 from libs.core.state.past_use import PastUse, UsersPastUse
-from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
+from libs.core.state.recent_preemptions import RecentPreemptions
 from libs.core.state.shape import Shape
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
@@ -450,7 +450,7 @@ class State:
     boosted: dict[str, int] = field(default_factory=dict)
     """Jobs that are raised above their class: id -> until when, us."""
     boosts_had: BoostsHad = field(default_factory=BoostsHad)
-    preempted: PreemptedLately = field(default_factory=PreemptedLately)
+    preempted: RecentPreemptions = field(default_factory=RecentPreemptions)
     """When jobs were made to give way lately."""
     finished_by_state: dict[str, int] = field(default_factory=dict)
     turns: Following | None = field(default=None, compare=False, repr=False)

@@ -31,8 +31,8 @@ from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, JobTerms, NodePart, Quarantine, QueueKey, Silence, State, grant_order
 from libs.core.state.past_use import PastUse, UsersPastUse, user_of
-from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
+from libs.core.state.recent_preemptions import RecentPreemptions
 from libs.core.state.shape import shape_of
 from libs.core.state.usable import count_parts, mark_cordoned, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
@@ -158,7 +158,7 @@ def load(parts: Iterable[bytes]) -> Loaded:
     state.book = None if body.get("book") is None else RateBook.model_validate(body["book"])
     state.closed_us = None if body.get("closed_us") is None else (body["closed_us"][0], body["closed_us"][1])
     state.boosts_had = BoostsHad(body.get("boosts_had"))
-    state.preempted = PreemptedLately.load(body.get("preempted", ()))
+    state.preempted = RecentPreemptions.load(body.get("preempted", ()))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     state.left = body.get("left", {})
     nodes: list[Any] = []

@@ -1,8 +1,8 @@
-"""What keeps devices out of placement while their node is up: silence, quarantine, an operator, a repartition that
-destroys them. And a node that runs as many parts as it may.
+"""Which devices placement may not use although their node is up: silence, quarantine, a cordon, a repartition that destroys
+them, too many parts on the node.
 
-`fleet.up` is what placement sees. Each of these takes devices out of it; whatever ends one of them opens the node's devices
-again, and then the others take out theirs.
+`fleet.up` is what placement sees. Each of these takes devices out of it; when one of them ends, the node's devices are put
+back, and then the others take theirs out again.
 """
 
 from libs.core.state.model import State

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nats.js.errors import APIError
 
 from libs.bus.connect import connect
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import READERS_BUCKET
 from libs.ledger.archive import AlreadyThere, NotArchived, archive, files_of, path_of, restore
 from libs.ledger.export import BadLedgerFile, LedgerFile
@@ -174,7 +174,7 @@ class Archivist:
             except (BadLedgerFile, NotArchived) as error:
                 self._world.note(f"archivist-{self._number}: {type(error).__name__}")
                 self._held.throw_away()
-            except AWAY as error:
+            except UNAVAILABLE as error:
                 self._world.note(f"archivist-{self._number}: {type(error).__name__}")
             finally:
                 self._held.runs.pop(self._number, None)

@@ -19,7 +19,7 @@ from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
 from libs.core.scheduling.precedence.exchange import apart, exchanges
-from libs.core.scheduling.precedence.history import kin_of
+from libs.core.scheduling.precedence.history import similar_to
 from libs.core.scheduling.promises import new_promises
 from libs.core.state.model import Job
 from libs.simulation.policy.workload import FleetSize, WorkloadRow, admitted, in_order
@@ -219,7 +219,7 @@ class _Engine:
             self._by_id[message.job_id] = job
             job.waits_us = job.submit_us
             if self._precedence is not None:
-                kin = kin_of(job.row.team, message.user, message.spec.name)
+                kin = similar_to(job.row.team, message.user, message.spec.name)
                 job.foretold_s = self._precedence.foretold_s(kin, job.row.devices)
             self._messages.append(message)
             self._next += 1

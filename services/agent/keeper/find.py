@@ -1,4 +1,4 @@
-"""The agent's way to its keeper: connect to the one that runs, or start one. Blocks; call it in a thread."""
+"""Connects the agent to its keeper: to the one that runs, or to a new one that it starts. Blocks; call it in a thread."""
 
 import os
 import signal

@@ -1,8 +1,8 @@
-"""Moves into cgroups that do not wait for the kernel.
+"""Fast moves of processes into cgroups.
 
-Each attempt is moved into a cgroup of its own before it starts. A move waits until every processor has gone through a pause
-(an RCU grace period: some milliseconds), unless the machine favours moves: the mount option `favordynmods` of cgroups, Linux
-6.0, which makes forks and exits dearer. The option is the machine's, not ours alone, and stays when the agent has ended.
+Each attempt is moved into a cgroup of its own before it starts. A move waits for an RCU grace period (some milliseconds)
+unless the cgroup file system has the mount option `favordynmods` (Linux 6.0), which makes forks and exits more expensive. The
+option concerns the whole machine, and stays when the agent has ended.
 """
 
 import logging

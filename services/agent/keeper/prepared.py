@@ -1,14 +1,13 @@
-"""A view that bubblewrap has made once, and that each attempt copies.
+"""Prepared file system views: bubblewrap makes a view once, and each attempt copies it.
 
 Most of what a job sees is the same for all: system, interpreter, /dev. bubblewrap makes that part once for each set of
-arguments, in a process of its own (the *maker*), and the keeper holds the namespace by a descriptor. A shim enters it, takes a
-copy for itself, and adds what is the attempt's own: /proc, /tmp, /dev/shm, terminals, its folders.
+arguments, in a process of its own (the *maker*), and the keeper holds the mount namespace by a descriptor. A shim enters it,
+copies it, and adds what is the attempt's own: /proc, /tmp, /dev/shm, terminals, its folders.
 
-It saves time and nothing else: no attempt waits for a maker, and one for which no view is there, or whose view is no longer
-what the machine has, lets bubblewrap make all of its view, as without root. The view that most will ask for is made before a
-keeper says that it is there: in a burst of first attempts a maker hardly comes to its work. A view is of no more use once the
-machine's mounts have changed (the keeper asks the kernel before each start) or a folder that it shows is another one (the shim
-looks).
+This is an optimization only: no attempt waits for a maker. Where there is no valid view, bubblewrap makes the attempt's whole
+view, as it does without root. The most likely view is made before the keeper reports that it is ready, because in a burst of
+first attempts a maker gets hardly any processor time. A view is invalid once the machine's mounts have changed (the keeper
+asks the kernel before each start) or a folder that it shows was replaced (the shim checks that).
 """
 
 import os

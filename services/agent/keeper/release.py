@@ -1,5 +1,5 @@
-"""Which code a keeper runs. An agent that is upgraded goes on with the keeper that it finds: what that starts is started, and
-walled in, as its own release does it, and whoever reads what the walls lack should know."""
+"""The release of a running keeper. An upgraded agent keeps using the keeper that it finds; processes are then started and
+isolated as the keeper's own release does it, and reports about isolation must say so."""
 
 import hashlib
 from functools import cache

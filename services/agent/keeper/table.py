@@ -1,4 +1,4 @@
-"""What the keeper knows: the life of each node, until when it may run work, and its attempts. No I/O, no clock."""
+"""The keeper's state: the life of each node, until when it may run work, and its attempts. No I/O, no clock."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,15 +1,15 @@
-"""The walls around an attempt, as its shim puts them up and goes behind them.
+"""The isolation ("walls") of an attempt, as its shim sets it up.
 
-bubblewrap makes the view: namespaces of mounts and IPC (and network), a /proc, a /dev and a /tmp of the attempt's own. It runs
-`true` there and ends; the shim enters what it made and starts the processes itself. So they are the shim's children, with
-their exit codes and signals as without walls, and all ranks of an attempt share memory and /tmp. Then the shim gives up
-what it does not need: capabilities, new privileges, system calls. The processes are another user's.
+bubblewrap makes the view: namespaces of mounts and IPC (and network), with a /proc, a /dev and a /tmp of the attempt's own. It
+runs `true` there and ends; the shim enters these namespaces and starts the processes itself. So they are the shim's children,
+with their exit codes and signals as without walls, and all ranks of an attempt share memory and /tmp. Then the shim drops what
+it does not need: capabilities, new privileges, system calls. The processes run as another user.
 
 The tiers:
 
 - `full`: the keeper is root. Each team's processes have a user id of their own.
 - `namespaces`: it is not, but may make user namespaces. Same view; the processes have the agent's user id.
-- `none`: neither. What a job may read is what the agent may read.
+- `none`: neither. A job may read what the agent may read.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
-"""What agent and keeper say to each other: JSON objects, each after its length in four bytes, over a Unix socket.
+"""The protocol between agent and keeper: JSON objects over a Unix socket, each after its length in four bytes.
 
 The first message of an agent is `hello` with the oldest and the newest version of the protocol that it speaks. The keeper
-answers with the one that both use from then on. Within a version fields may be added: a reader ignores what it does not
-know, and takes a missing field for its default. A version that drops or changes a field is a new number, and a keeper
-keeps speaking the one before, because it may be older than its agent by months.
+answers with the one that both use from then on. Within a version fields may be added: a reader ignores fields that it does not
+know, and takes a missing field for its default. A version that drops or changes a field has a new number, and a keeper keeps
+speaking the one before, because it may be older than its agent by months.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""The zygote, on the keeper's side: a small program below the keeper (`native/`) that forks all shims, which are forks of it.
+"""The zygote, on the keeper's side: a small program below the keeper (`native/`) from which all shims are forked.
 
-It is a program of a few pages without an interpreter: a fork copies each page that is written to, and of a Python process that
-is most of what it reads. A shim is the *keeper's* child all the same: the keeper reaps it, and its parent-death signal is the
-keeper's. So the zygote holds nothing, and when it dies the next start makes another.
+It is a program of a few pages without an interpreter: a fork copies each page that is written to, and in a Python process that
+is most of what it reads. A shim is a child of the *keeper* all the same: the keeper reaps it, and its parent-death signal is
+the keeper's. So the zygote holds no state, and when it dies the next start makes another.
 """
 
 import os

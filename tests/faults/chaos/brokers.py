@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from nats.js import JetStreamContext
 
 from libs.bus.connect import close, connect
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.cli.launch import LocalStack
 from libs.ledger import rolling
 from libs.ledger.segments import Segment, readable
@@ -43,7 +43,7 @@ async def leader_of(js: JetStreamContext, stream: str) -> str:
     async def leader() -> str | None:
         try:
             info = await js.stream_info(stream)
-        except AWAY:
+        except UNAVAILABLE:
             return None
         return info.cluster.leader if info.cluster else None
 
@@ -55,7 +55,7 @@ async def settled(js: JetStreamContext, pool: str) -> Segment:
     """The ledger's open segment; waits while the broker does not say."""
 
     async def found() -> Segment | None:
-        with suppress(*AWAY):
+        with suppress(*UNAVAILABLE):
             return (await readable(js, pool))[-1]
         return None
 
@@ -67,7 +67,7 @@ async def ask_to_roll(js: JetStreamContext, pool: str) -> None:
     """As `baton ledger roll` does; waits while the broker does not answer."""
 
     async def asked() -> bool:
-        with suppress(*AWAY):
+        with suppress(*UNAVAILABLE):
             await rolling.ask_to_roll(js, pool)
             return True
         return False

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from nats.js import JetStreamContext
 from redis.asyncio import Redis
 
-from libs.bus.patience import AWAY
+from libs.bus.retry import UNAVAILABLE
 from libs.cli.launch import REAL, SERVICES, SIMULATED
 from libs.embedded.servers import MONGO, VALKEY
 from libs.ledger.segments import Segment, readable
@@ -119,7 +119,7 @@ async def _(world: World) -> str:
 
 
 async def _goes_on(js: JetStreamContext, pool: str, before: Segment) -> bool:
-    with suppress(*AWAY):
+    with suppress(*UNAVAILABLE):
         return (await readable(js, pool))[-1].first > before.first
     return False
 

@@ -1,5 +1,5 @@
-"""Which uses cost by another book, to the millionth, what they cost before. Most books say what holds from now on: they correct
-nothing, and nothing need be rated twice."""
+"""Which uses have exactly the same cost by another price book. Most books change only future prices: they correct nothing, and
+no use need be rated twice."""
 
 from collections.abc import Mapping, Sequence
 

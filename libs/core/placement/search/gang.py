@@ -48,11 +48,12 @@ _TRIES = 64
 """Groups of one level that are tried: each could hold every role by itself, and only their competition can fail."""
 
 _LOOKS = 500_000
-"""Devices that a nested gang's packings look at, times its roles, shared by the levels: beyond that the best so far is taken,
-or none. At each level one packing is always tried. Seen: sixteen elastic roles on 9,000 devices were packed for minutes."""
+"""Search budget of one nested gang, in devices examined by its packings times its roles, shared by the levels: beyond it the
+best so far is taken, or none. At each level one packing is always tried. Seen: sixteen elastic roles on 9,000 devices were
+packed for minutes."""
 
-LOOKS_IN_VAIN = 150_000
-"""The same for all nested gangs of a team that fit nowhere in a cycle; each further one is packed once, at its widest level.
+SEARCH_BUDGET = 150_000
+"""The same for all of a team's nested gangs that fit nowhere in a cycle; each further one is packed once, at its widest level.
 Seen: with twenty gangs that only their packing shows not to fit, each device that was freed cost 1.9 s, in which nobody's job
 was decided."""
 
@@ -73,8 +74,8 @@ def place_nested(view: View, shape: Shape, beneficiary: int, context: Context) -
         placed = nest.most()
     if placed is not None:
         return placed
-    if context.looks is not None:
-        context.looks.left -= nest.looked
+    if context.search_budget is not None:
+        context.search_budget.left -= nest.looked
     tied = confined(shape, context) or any(confined(s, context) for s in nest.shapes)
     return Blocked(BlockReason.TOPOLOGY if tied else BlockReason.BUSY, nest.removed, nest.left)
 
@@ -185,7 +186,7 @@ class _Nest:
 
     def __init__(self, view: View, shape: Shape, beneficiary: int, context: Context) -> None:
         self.view, self.shape, self.beneficiary, self.context = view, shape, beneficiary, context
-        self.most_looks = _LOOKS if context.looks is None else max(0, min(_LOOKS, context.looks.left))
+        self.most_looks = _LOOKS if context.search_budget is None else max(0, min(_LOOKS, context.search_budget.left))
         self.left_to_look = self.most_looks
         self.of_level = 0
         """What is left of that for the level at hand."""
@@ -209,7 +210,7 @@ class _Nest:
 
     @property
     def hurried(self) -> bool:
-        return not self.most_looks and self.context.looks is not None
+        return not self.most_looks and self.context.search_budget is not None
 
     @property
     def looked(self) -> int:

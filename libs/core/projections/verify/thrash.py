@@ -1,5 +1,5 @@
 """What keeps a pool from thrashing, in the checker's own books (I11): how long a job ran before it gives way, how often it did
-lately, and how many did. It looks after the fact; those who decide look before (`libs.core.scheduling.spared`).
+lately, and how many did. It looks after the fact; those who decide look before (`libs.core.scheduling.preemption_guard`).
 """
 
 from collections import deque

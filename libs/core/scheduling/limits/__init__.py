@@ -10,11 +10,11 @@ All of it is pure. `Tally` counts what teams hold while a plan is made; it reads
 The caller decides where the request goes (`Room.request` carries the caps that `find` keeps to) and who is told what
 (`Reached.text`). A limit that is lowered evicts nobody.
 
-A team may be under budgets as well (`purse`): a grant takes a hold, for its whole time limit or for one renewal, and the hold
-must be covered by what is available of every budget that counts the team. A request is as large as that allows.
+A team may be under budgets as well (`budget_headroom`): a grant takes a hold, for its whole time limit or for one renewal, and
+the hold must be covered by what is available of every budget that counts the team. A request is as large as that allows.
 """
 
-from libs.core.scheduling.limits.purse import BudgetShort, Purse, hold_of, prices_of, purses_of
+from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetShort, headrooms_of, hold_of, prices_of
 from libs.core.scheduling.limits.rule import (
     OVER_BUDGET,
     OVER_LIMIT,
@@ -31,17 +31,17 @@ from libs.core.scheduling.limits.tally import Tally
 __all__ = [
     "OVER_BUDGET",
     "OVER_LIMIT",
+    "BudgetHeadroom",
     "BudgetShort",
     "KeptUse",
     "LimitsUse",
-    "Purse",
     "Reached",
     "Room",
     "Tally",
     "exceeded",
+    "headrooms_of",
     "hold_of",
     "prices_of",
-    "purses_of",
     "room",
     "room_within",
 ]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from libs.core.accelerators.kinds import GRAINS, grains, weight
 from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.search.gang import shrink
-from libs.core.scheduling.limits.purse import BudgetShort, Purse
+from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetShort
 from libs.core.state.limits import Cap, Limits, Usage
 from libs.core.state.shape import Shape
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI, kind_of, parts_of
@@ -136,16 +136,16 @@ def room_within(
     shape: Shape,
     models: Collection[str],
     kept: Usage = MappingProxyType({}),
-    purses: Sequence[Purse] = (),
+    headrooms: Sequence[BudgetHeadroom] = (),
 ) -> Room:
     """As `room`, within all of `bounds` at once: a team's own and those of the queues that it is in; and within what all of
-    `purses` cover."""
-    if not bounds and not purses:
+    `headrooms` cover."""
+    if not bounds and not headrooms:
         return Room(shape)
     lines = _lines(bounds)
     if shape.roles:
-        return _nested(lines, shape, models, kept, purses)
-    return _single(lines, shape, models, kept, purses)
+        return _nested(lines, shape, models, kept, headrooms)
+    return _single(lines, shape, models, kept, headrooms)
 
 
 def exceeded(bounds: Sequence[LimitsUse], added: Usage) -> Reached | None:
@@ -165,7 +165,9 @@ def _lines(bounds: Sequence[LimitsUse]) -> list[_Line]:
     ]
 
 
-def _single(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage, purses: Sequence[Purse]) -> Room:
+def _single(
+    lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage, headrooms: Sequence[BudgetHeadroom]
+) -> Room:
     """Each model's room, and the limit that makes it so small; the model with the most room decides the size."""
     rooms: dict[str, int] = {}
     reached: list[tuple[int, Reached | BudgetShort]] = []
@@ -174,10 +176,10 @@ def _single(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usa
         rooms[model] = max(devices, kept.get(kind_of(model, shape.profile), 0) // shape.milli)
         if limit is not None and rooms[model] < shape.devices:
             reached.append((rooms[model], limit))
-        for purse in purses:
-            covered = purse.devices(model, shape)
+        for headroom in headrooms:
+            covered = headroom.devices(model, shape)
             if covered < shape.devices and covered < rooms[model]:
-                reached.append((covered, purse.short(model, shape)))
+                reached.append((covered, headroom.short(model, shape)))
             rooms[model] = min(rooms[model], covered)
     told = _told(reached)
     caps = tuple(Cap((model,), devices) for model, devices in rooms.items() if devices < shape.devices)
@@ -200,7 +202,9 @@ def _on(model: str, lines: list[_Line], shape: Shape) -> tuple[int, Reached | No
     return fewest, told
 
 
-def _nested(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage, purses: Sequence[Purse]) -> Room:
+def _nested(
+    lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage, headrooms: Sequence[BudgetHeadroom]
+) -> Room:
     """A cap for each limit, over the models that it counts. Whether roles can share what the caps leave, `find` sees. A budget
     must cover all roles on the dearest model that any of them may go to."""
     options = [role.types or tuple(models) or _NAMELESS for role in shape.roles]
@@ -210,12 +214,12 @@ def _nested(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usa
     caps: list[Cap] = []
     reached: list[tuple[int, Reached | BudgetShort]] = []
     everywhere = tuple(dict.fromkeys(model for names in options for model in names))
-    for purse in purses:
-        dearest = min(everywhere, key=lambda model: purse.devices(model, shape))
-        covered = purse.devices(dearest, shape)
+    for headroom in headrooms:
+        dearest = min(everywhere, key=lambda model: headroom.devices(model, shape))
+        covered = headroom.devices(dearest, shape)
         if covered < sum(most):
             caps.append(Cap(everywhere, covered))
-            reached.append((covered, purse.short(dearest, shape)))
+            reached.append((covered, headroom.short(dearest, shape)))
             request = None if covered < sum(least) or request is None else shrink(request, covered)
     for key, limit_milli, held, queue in lines:
         counted = tuple(dict.fromkeys(m for names in options for m in names if weight(key, m)))

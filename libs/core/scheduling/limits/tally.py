@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from libs.core.accelerators.kinds import named_only
-from libs.core.scheduling.limits.purse import BudgetShort, Purse, purses_of
+from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetShort, headrooms_of
 from libs.core.scheduling.limits.rule import KeptUse, LimitsUse, Reached, Room, exceeded, room_within
 from libs.core.state.limits import Limits, Usage
 from libs.core.state.model import Job, State, running
@@ -52,13 +52,13 @@ class Tally:
         shape = shape or job.shape
         if not self.limited(job.team):
             return Room(shape)
-        bounds, purses = self._bounds(job.team, job.id, victims), self._purses(job)
+        bounds, headrooms = self._bounds(job.team, job.id, victims), self._headrooms(job)
         kept = self._holds().get(job.id)
         own = kept.kinds if kept is not None and not self._leaves(job) else {}
-        return room_within(bounds, shape, self._accelerators(), own, purses)
+        return room_within(bounds, shape, self._accelerators(), own, headrooms)
 
-    def _purses(self, job: Job) -> list[Purse]:
-        return purses_of(self._state, job, self._t_us, self._spent)
+    def _headrooms(self, job: Job) -> list[BudgetHeadroom]:
+        return headrooms_of(self._state, job, self._t_us, self._spent)
 
     def exceeded(self, job: Job, devices: Sequence[int], victims: Collection[Job] = ()) -> Reached | BudgetShort | None:
         """The limit that `job` on these devices (rows of the fleet) would lift its team above once `victims` are gone, or the
@@ -71,7 +71,9 @@ class Tally:
     def uncovered(self, job: Job, devices: Sequence[int]) -> BudgetShort | None:
         """The budget that does not cover the hold of `job` on these devices (rows of the fleet); None when all do."""
         held = self._held(devices, job) if self._state.budgets else []
-        return next((short for purse in self._purses(job) if (short := purse.uncovered(held)) is not None), None)
+        return next(
+            (short for headroom in self._headrooms(job) if (short := headroom.uncovered(held)) is not None), None
+        )
 
     def limited(self, team: str) -> bool:
         """Whether the team, or a queue that it is in, has a limit or a budget."""
@@ -128,8 +130,8 @@ class Tally:
             kept.leaving.update(self._leaving(victim))
 
     def _spends(self, job: Job, devices: Sequence[int]) -> None:
-        for purse in self._purses(job):
-            self._spent[purse.key] = self._spent.get(purse.key, 0) + purse.cost(self._held(devices, job))
+        for headroom in self._headrooms(job):
+            self._spent[headroom.key] = self._spent.get(headroom.key, 0) + headroom.cost(self._held(devices, job))
 
     def give_back(self, team: str, claims: Iterable[Claim]) -> None:
         """A job of `team` gives these back."""

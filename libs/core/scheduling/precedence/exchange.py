@@ -26,10 +26,10 @@ import numpy as np
 from libs.core.accelerators.kinds import weight
 from libs.core.placement.view import NOBODY
 from libs.core.scheduling.limits import BudgetShort, Reached, Tally
-from libs.core.scheduling.precedence.moves import Elsewhere, needs
+from libs.core.scheduling.precedence.moves import MoveTargets, needs
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
-from libs.core.scheduling.spared import Spared
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.state.fleet import Bools
 from libs.core.state.model import Job, State
 from schemas.ids import event_id
@@ -59,10 +59,10 @@ def exchanges(
         return []
     served = precedence.served
     slots = np.flatnonzero(served.running & (served.rule > 0))
-    spared = Spared(state, t_us)
-    if spared.exchanges:
+    guard = PreemptionGuard(state, t_us)
+    if guard.exchanges:
         asked = [
-            slot for slot in slots.tolist() if not spared.until_us(state.jobs[served.ids[slot]], lent=False, own=True)
+            slot for slot in slots.tolist() if not guard.until_us(state.jobs[served.ids[slot]], lent=False, own=True)
         ]
         slots = np.array(asked, dtype=np.int64)
     if not len(slots):
@@ -80,7 +80,7 @@ def exchanges(
         gone = sum(len(made.victims) for made in found)
         if plan is None or len(plan.victims) > MOST_VICTIMS:
             continue
-        if spared.exchanges and not spared.together(len(plan.victims), gone):
+        if guard.exchanges and not guard.together(len(plan.victims), gone):
             continue
         board.carry_out(plan)
         rows, victims = plan.rows, plan.victims
@@ -212,7 +212,7 @@ class _ExchangeBoard:
         self.most = float(self._limit[slots].max())
         self._may_move = np.zeros(len(self._limit), dtype=np.bool_)
         self._may_move[slots[precedence.numbers.settled(slots, t_us) & precedence.served.movable[slots]]] = True
-        self._elsewhere = Elsewhere(state)
+        self._elsewhere = MoveTargets(state)
         self._sorted: dict[tuple[str, int], _ByNode] = {}
 
     def plan(self, job: Job, number: float, need: tuple[tuple[int, int], ...], tally: Tally) -> _ExchangePlan | None:

@@ -29,7 +29,7 @@ _DIGITS = re.compile(r"[0-9]+")
 _ANY = ""
 
 
-class Kin(NamedTuple):
+class SimilarJobs(NamedTuple):
     """What a job has in common with others."""
 
     team: str
@@ -41,8 +41,8 @@ _Key = tuple[str, str, str, int]
 """Team, user, pattern, class of width; "" : any."""
 
 
-def kin_of(team: str, user: str, name: str) -> Kin:
-    return Kin(team, user, _DIGITS.sub("#", name)[:MOST_PATTERN])
+def similar_to(team: str, user: str, name: str) -> SimilarJobs:
+    return SimilarJobs(team, user, _DIGITS.sub("#", name)[:MOST_PATTERN])
 
 
 class _Runs:
@@ -63,7 +63,7 @@ class RunHistory:
         """Who ended something last is the last."""
         self._ended = [0] * WIDTHS
 
-    def ended(self, kin: Kin, devices: int, run_s: float) -> None:
+    def ended(self, kin: SimilarJobs, devices: int, run_s: float) -> None:
         """A job ended by itself after running for so long."""
         self._ended[width_class(devices)] += 1
         for key in _keys(kin, devices):
@@ -74,7 +74,7 @@ class RunHistory:
         while len(self._of) > KEYS:
             del self._of[next(iter(self._of))]
 
-    def foretold(self, kin: Kin, devices: int, ran_s: float = 0.0) -> tuple[float, float] | None:
+    def foretold(self, kin: SimilarJobs, devices: int, ran_s: float = 0.0) -> tuple[float, float] | None:
         """P50 and P90 of how long a job runs in all that has run for `ran_s`, s; None: too little is known of its kin."""
         for key in _keys(kin, devices):
             runs = self._of.get(key)
@@ -99,7 +99,7 @@ class RunHistory:
             self._of[team, user, pattern, width] = _Runs(count, last_s)
 
 
-def _keys(kin: Kin, devices: int) -> tuple[_Key, ...]:
+def _keys(kin: SimilarJobs, devices: int) -> tuple[_Key, ...]:
     """The most specific first."""
     team, user, pattern = kin
     width = width_class(devices)

@@ -1,9 +1,9 @@
-"""What `Precedence` knows beside the jobs, as parts of a snapshot and back: what each job got, what is learned, who falls due.
+"""Snapshot encoding of `Precedence`: the service that each job got, learned run times, and what falls due.
 
-A part is one letter and JSON. The first has what is small (`learned`, of the same size for ever); the next a row for each job
-that ran or for which something is noted; the last how long jobs of each key ran (`history`, bounded). A job that only waited
-needs none: the state says since when. So the parts grow with what runs and has run and has not ended, and nothing is kept of
-ended jobs but counts and the run times of the history.
+A part is one letter and JSON. The first has what is small (`learned`, of constant size); the next a row for each job that ran
+or for which something is noted; the last the run times of each key (`history`, bounded). A job that only waited needs no row:
+the state says since when. So the parts grow with jobs that have run and have not ended; of ended jobs only counts and the run
+times of the history are kept.
 """
 
 import json

@@ -1,11 +1,13 @@
-"""Who may be moved: a job with less left than the one that waits, stopped where it is in the way and started elsewhere at once.
+"""Moves: a job with less left than the one that waits is stopped where it is in the way and started elsewhere at once
+(defragmentation).
 
-Jobs that came at different times leave holes that no gang fits into, however much is free in all. A gang may take the
-devices of a job that stands *before* it when that job finds as many free ones at that moment. The mover loses what any
-preemption loses, waits at the head of its queue, and takes the free devices in the next decision; so nobody is overtaken.
+Jobs that came at different times leave holes that no gang fits into, however much is free in all. A gang may take the devices
+of a job that is *before* it in the order when that job finds as many free ones at that moment. The moved job loses what any
+preemption loses, waits at the head of its queue, and takes the free devices in the next decision; so it keeps its place in the
+order.
 
-One rule for the planner, who looks for movers, and for the ledger's writer, who looks again: `Elsewhere` places them one
-by one, the widest first, each on the node that it fills up best.
+The planner, which looks for jobs to move, and the ledger's writer, which checks the plan, use one rule: `MoveTargets` places
+them one by one, the widest first, each on the node that it fills up best.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +42,7 @@ def movable(shape: Shape) -> bool:
     return need is not None and len(need) == 1 and need[0][0] == 1
 
 
-class Elsewhere:
+class MoveTargets:
     """Free devices, as those who are moved take them. `given`: rows of the fleet that somebody else gets."""
 
     def __init__(self, state: State, given: Sequence[int] = ()) -> None:
@@ -53,7 +55,7 @@ class Elsewhere:
         """Somebody else gets these."""
         self._free[np.asarray(rows, dtype=np.int64)] = False
 
-    def without(self, rows: Sequence[int]) -> "Elsewhere":
+    def without(self, rows: Sequence[int]) -> "MoveTargets":
         """One to try with, in which somebody else got `rows`."""
         tried = copy(self)
         tried._free = self._free.copy()

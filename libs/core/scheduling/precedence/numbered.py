@@ -1,4 +1,4 @@
-"""The lines of queues that are ordered by numbers: who waits there, the lowest number first."""
+"""Queues that are ordered by a number per job: their waiting jobs, the lowest number first."""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator

@@ -1,6 +1,6 @@
-"""What each job has got so far and what is known of the rest, as arrays: one row per job that has not ended.
+"""The service that each job got and what is known of the rest, as arrays: one row per job that has not ended.
 
-It is a projection of the ledger, like what the scorer learns: no part of the state, folded from the same events.
+It is a projection of the ledger, like the scorer's statistics: no part of the state, but folded from the same events.
 """
 
 from typing import Any

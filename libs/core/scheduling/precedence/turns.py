@@ -1,4 +1,5 @@
-"""Whose turn it is within a class: folds the ledger into what each job got, and keeps every queue in the rule's order."""
+"""The order of jobs within a class: folds the ledger into the service that each job got, and keeps every queue in its rule's
+order."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -7,7 +8,7 @@ import numpy as np
 
 from libs.core.scheduling.precedence import keep
 from libs.core.scheduling.precedence.ageing import Ageing
-from libs.core.scheduling.precedence.history import Kin, RunHistory, kin_of
+from libs.core.scheduling.precedence.history import RunHistory, SimilarJobs, similar_to
 from libs.core.scheduling.precedence.job_numbers import DUE, PROMISED, JobNumbers
 from libs.core.scheduling.precedence.learned import Learned
 from libs.core.scheduling.precedence.moves import movable
@@ -41,7 +42,7 @@ class Precedence:
         self.ageing = Ageing(self.served, self.numbers, self.knobs)
         self.book = PromiseBook()
         self._lines = NumberedLines()
-        self._kin: dict[str, Kin] = {}
+        self._kin: dict[str, SimilarJobs] = {}
         """Of each job that was met and has not ended."""
         self.reports: Callable[[Job], bool] = lambda job: False
         """Whether a job reports its progress."""
@@ -84,9 +85,9 @@ class Precedence:
 
     def knows(self, job: Job) -> None:
         """The job is one that has not ended."""
-        self._kin[job.id] = kin_of(job.team, job.user, job.name)
+        self._kin[job.id] = similar_to(job.team, job.user, job.name)
 
-    def foretold_s(self, kin: Kin, devices: int) -> tuple[float, float]:
+    def foretold_s(self, kin: SimilarJobs, devices: int) -> tuple[float, float]:
         """P50 and P90 of how long a job runs that has not begun, s: by its kin, or else by its width."""
         known = self.history.foretold(kin, devices)
         if known is not None:

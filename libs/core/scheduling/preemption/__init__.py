@@ -30,7 +30,7 @@ lower bound is not below the best so far are not searched.
 | `check.py` | whether a plan still holds in the present: the ledger's writer asks it, and only it decides |
 | `pending.py` | what a planner must not plan again while its plans are on their way |
 
-Whom a limit spares (`libs.core.scheduling.spared`) is nobody's victim.
+Whom a limit spares (`libs.core.scheduling.preemption_guard`) is nobody's victim.
 
 **What it leaves to its caller.** Sending plans (`services.preemption`), recording the answer (`AttemptPreempting` and
 `DevicesHeld`, or `PlanDeclined`), and waiting until the victims have saved their work.

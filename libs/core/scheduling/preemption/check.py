@@ -1,9 +1,8 @@
-"""Whether a plan of preemption holds in the present. The ledger's writer asks; a plan made elsewhere may be stale.
+"""Validates a preemption plan against the present state. The ledger's writer calls it: a plan made elsewhere may be stale.
 
-Nothing of a plan is taken on trust: the beneficiary still waits; each victim still runs, and is of a lower class or in a queue
-that borrowed from the beneficiary's (`libs.core.scheduling.queues.reclaim`); no limit spares any of them
-(`libs.core.scheduling.spared`); and on the fleet as it would be without the victims the beneficiary fits on exactly the planned
-devices.
+Nothing in a plan is taken on trust. It holds if the beneficiary still waits; each victim still runs, and is of a lower class
+or in a queue that borrowed from the beneficiary's (`libs.core.scheduling.queues.reclaim`); no limit protects any victim
+(`libs.core.scheduling.preemption_guard`); and without the victims the beneficiary fits on exactly the planned devices.
 """
 
 from collections.abc import Iterable
@@ -20,10 +19,10 @@ from libs.core.placement.view import View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.precedence import Precedence
-from libs.core.scheduling.precedence.moves import Elsewhere
+from libs.core.scheduling.precedence.moves import MoveTargets
 from libs.core.scheduling.preemption.cost import cost_device_s
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.scheduling.queues import Reclaim
-from libs.core.scheduling.spared import Spared
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State
 from schemas.inbox import PreemptionPlanned
@@ -130,7 +129,7 @@ def _victims(
 ) -> tuple[Victim, ...] | Declined:
     """Each once, with the cost that the plan was made with; a plan that does not tell costs gets those of now."""
     told = dict(zip(plan.victims, plan.costs_device_s, strict=False))
-    victims, movers, spared = [], [], Spared(state, t_us)
+    victims, movers, guard = [], [], PreemptionGuard(state, t_us)
     for victim_id in dict.fromkeys(plan.victims):
         victim = state.jobs.get(victim_id)
         if victim is None or victim.state not in PREEMPTIBLE:
@@ -142,23 +141,23 @@ def _victims(
             if not given and within.may_move(victim, t_us):
                 given = True
                 movers.append(victim)
-        lent = (not given or bool(spared.until_us(victim, lent=False))) and (
+        lent = (not given or bool(guard.until_us(victim, lent=False))) and (
             back is not None and back.lends(victim, job)
         )
         evens = lent and back is not None and back.entitled is None
         if not given and not lent:
             return Declined(Reason.VICTIM_NOT_LOWER, f"{victim_id} is not of a lower class than {job.id}")
         how = {"lent": lent and not evens, "evens": evens, "own": not (lower or lent)}
-        if (lower or lent or spared.exchanges) and spared.until_us(victim, **how):
-            why = spared.text(victim, **how)
+        if (lower or lent or guard.exchanges) and guard.until_us(victim, **how):
+            why = guard.text(victim, **how)
             return Declined(Reason.VICTIM_SPARED, f"{victim_id} is spared: {why}")
         cost = told[victim_id] if victim_id in told else cost_device_s(victim, t_us)
         victims.append(Victim(victim, cost, moves=victim in movers))
         if back is not None:
             back.reclaim.gave(victim)
-    if (within is None or spared.exchanges) and not spared.together(len(victims)):
-        return Declined(Reason.TOO_MANY, spared.pool_text(len(victims)))
-    if movers and not Elsewhere(state, _rows(state, plan.devices)).take_all(movers):
+    if (within is None or guard.exchanges) and not guard.together(len(victims)):
+        return Declined(Reason.TOO_MANY, guard.pool_text(len(victims)))
+    if movers and not MoveTargets(state, _rows(state, plan.devices)).take_all(movers):
         stay = ", ".join(victim.id for victim in movers)
         return Declined(Reason.VICTIM_NOT_LOWER, f"{stay} stands before {job.id} and finds no free devices elsewhere")
     return tuple(victims)

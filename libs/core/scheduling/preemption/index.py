@@ -10,11 +10,11 @@ import numpy.typing as npt
 from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
-from libs.core.placement.search.gang import LOOKS_IN_VAIN
-from libs.core.placement.view import Context, Looks, View
+from libs.core.placement.search.gang import SEARCH_BUDGET
+from libs.core.placement.view import Context, SearchBudget, View
 from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
-from libs.core.scheduling.spared import Spared
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State, running
@@ -40,21 +40,21 @@ class Holdings:
     Each part is made on first use, because most computations find that no job needs to give way.
     """
 
-    def __init__(self, state: State, t_us: int, spared: Spared | None = None) -> None:
-        """`spared`: who need not give way; None: as the limits of `state` say."""
+    def __init__(self, state: State, t_us: int, guard: PreemptionGuard | None = None) -> None:
+        """`guard`: the limits of preemption; None: those of `state`."""
         self.state, self.t_us = state, t_us
-        self.spared = spared if spared is not None else Spared(state, t_us)
+        self.guard = guard if guard is not None else PreemptionGuard(state, t_us)
         self._lower: dict[int, list[Job]] = {}
-        self._looks: dict[str, Looks] = {}
+        self._search_budgets: dict[str, SearchBudget] = {}
 
-    def first_look(self, job: Job) -> Context:
+    def first_search(self, job: Job) -> Context:
         """What bears on two questions: whether `job` fits now, and whether it would if all gave way who may be asked. What a
         team's nested gangs may look at for two noes is bounded, as in a cycle. A search among victims is not: it ends in a
         plan."""
         context = context_of(self.state, job, self.t_us)
         if not job.shape.roles:
             return context
-        return replace(context, looks=self._looks.setdefault(job.team, Looks(LOOKS_IN_VAIN)))
+        return replace(context, search_budget=self._search_budgets.setdefault(job.team, SearchBudget(SEARCH_BUDGET)))
 
     @cached_property
     def jobs(self) -> dict[str, Job]:
@@ -77,7 +77,7 @@ class Holdings:
             found = self._lower[priority] = [
                 job
                 for job in self.jobs.values()
-                if job.priority < priority and not self.spared.until_us(job, lent=False)
+                if job.priority < priority and not self.guard.until_us(job, lent=False)
             ]
         return found
 
@@ -240,10 +240,10 @@ class VictimIndex:
 
     def might_fit(self) -> bool:
         """Whether it fits when all have given way. Of what a team's nested gangs may look at in vain a no takes something."""
-        looks = self._holdings.first_look(self._job).looks
-        return self.fits(self.victims.values(), self.possible, looks) is not None
+        search_budget = self._holdings.first_search(self._job).search_budget
+        return self.fits(self.victims.values(), self.possible, search_budget) is not None
 
-    def fits(self, victims: Collection[Job], inside: Bools, looks: Looks | None = None) -> Placed | None:
+    def fits(self, victims: Collection[Job], inside: Bools, search_budget: SearchBudget | None = None) -> Placed | None:
         """Where the job goes on the devices `inside` (mask of shape (D,)) when `victims` have given way: the question
         that a plan is checked by, on what `would_be_free` and within its limits."""
         shape = self._job.shape if self.room is None else self.room(self._job.shape, victims)
@@ -255,7 +255,7 @@ class VictimIndex:
         spread = self._job.shape.spread[0]
         gone = {victim.id for victim in victims} if spread else ()
         context = context_of(self._holdings.state, self._job, self._holdings.t_us, without=gone)
-        placed = find(view, shape, context=replace(context, looks=looks))
+        placed = find(view, shape, context=replace(context, search_budget=search_budget))
         return placed if isinstance(placed, Placed) else None
 
     def elsewhere(self, rows: Ints) -> list[str]:

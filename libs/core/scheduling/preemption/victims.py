@@ -18,8 +18,8 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.already_planned import AlreadyPlanned, wanted
 from libs.core.scheduling.preemption.cheapest import cheapest, groups_of
 from libs.core.scheduling.preemption.index import Candidates, Holdings, RoomWithout, Together, VictimIndex
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.scheduling.reservation import Reservations
-from libs.core.scheduling.spared import Spared
 from libs.core.state.model import Job, QueueKey, State, running
 from libs.core.state.shape import Shape
 from schemas.ids import event_id
@@ -88,12 +88,12 @@ def _reason(job: Job, choice: VictimChoice) -> str:
 
 
 def choice_for(
-    state: State, job: Job, t_us: int, policy: Policy = Policy(), spared: Spared | None = None
+    state: State, job: Job, t_us: int, policy: Policy = Policy(), guard: PreemptionGuard | None = None
 ) -> VictimChoice | None:
     """Who gives way to `job`, which waits in `state`, after those that come before it; None when nobody does."""
     if not job.preempts and not len(state.tree):
         return None
-    found = choices(state, t_us, policy, until=job.id, spared=spared)
+    found = choices(state, t_us, policy, until=job.id, guard=guard)
     return {beneficiary.id: choice for beneficiary, choice in found}.get(job.id)
 
 
@@ -105,7 +105,7 @@ def choices(
     until: str = "",
     pending: Collection[PreemptionPlanned] = (),
     but_not: Container[str] = (),
-    spared: Spared | None = None,
+    guard: PreemptionGuard | None = None,
 ) -> Iterator[tuple[Job, VictimChoice]]:
     """Beneficiaries and who gives way to them, in the order in which a cycle would take them, none behind the job `until`.
 
@@ -116,7 +116,7 @@ def choices(
     way; None: as the limits of `state` say.
     """
     planned = AlreadyPlanned.by(state, pending)
-    holdings = Holdings(state, t_us, spared)
+    holdings = Holdings(state, t_us, guard)
     kept = Reservations(state, replace(holdings.empty, blocked=planned.devices), t_us, policy)
     order, last = Order(state, t_us, policy, _considered(state, t_us, policy, planned)), state.jobs.get(until)
     while (job := order.next()) is not None:
@@ -178,14 +178,14 @@ def _spared_until_us(state: State, t_us: int) -> int:
     """When somebody need no longer be spared whom a waiting job might ask; 0: nobody is, or no such job waits."""
     if not any(key.preempts or len(state.tree) for key in state.queues):
         return 0
-    return Spared(state, t_us).next_change_us(running(state))
+    return PreemptionGuard(state, t_us).next_change_us(running(state))
 
 
 def _place(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> tuple[Placed | None, VictimChoice | None]:
     """Where the job goes: without victims (then the next cycle grants it), or else after its victims."""
     view = holdings.empty.copy()  # processors and memory that are kept for others are not free
     view.blocked |= planned.devices
-    now = find(view, job.shape, context=holdings.first_look(job))
+    now = find(view, job.shape, context=holdings.first_search(job))
     if isinstance(now, Placed):
         return now, None
     choice = _who_gives_way(holdings, job, planned)
@@ -206,10 +206,10 @@ def _who_gives_way(
     holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None = None
 ) -> VictimChoice | None:
     """None also when too many gave way lately. Nobody is looked for when not even one more may."""
-    if planned.full or not holdings.spared.together(1, len(planned.victims)):
+    if planned.full or not holdings.guard.together(1, len(planned.victims)):
         return None
     choice = _lower(holdings, job, planned, room) or _lent(holdings, job, planned, room)
-    if choice is not None and not holdings.spared.together(len(choice.victims), len(planned.victims)):
+    if choice is not None and not holdings.guard.together(len(choice.victims), len(planned.victims)):
         planned.full = True
         return None
     return choice
@@ -244,7 +244,7 @@ def _lower(
 
 def _is_lower(holdings: Holdings, job: Job, victim: Job) -> bool:
     """The victim is of a lower class than the job, whose class may preempt, and nothing spares it."""
-    return job.preempts and victim.priority < job.priority and not holdings.spared.until_us(victim, lent=False)
+    return job.preempts and victim.priority < job.priority and not holdings.guard.until_us(victim, lent=False)
 
 
 def _lent(
@@ -261,8 +261,8 @@ def _lent(
             lower = partial(_is_lower, holdings, job)
             lends = partial(reclaim.lends, job=job, asked=asked, entitled=entitled)
             lenders = partial(reclaim.lenders, lower=lower, lends=lends)
-            spared = holdings.spared
-            some = [v for v in holdings.jobs.values() if not spared.until_us(v, lent=True) and lenders([v])]
+            guard = holdings.guard
+            some = [v for v in holdings.jobs.values() if not guard.until_us(v, lent=True) and lenders([v])]
             choice = _best(job.but(shape=request), planned, planned.of(holdings, some), lenders, room)
             return None if choice is None else replace(choice, takes_back=job.team)
     return _evening_out(holdings, job, planned, room)
@@ -281,7 +281,7 @@ def _evening_out(
     holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None
 ) -> VictimChoice | None:
     """Who goes so that what is lent beyond guarantees is even, for a job whose queue has less of it."""
-    reclaim, spared = planned.reclaim, holdings.spared
+    reclaim, guard = planned.reclaim, holdings.guard
     if reclaim is None:
         return None
     for request in (job.shape, shrink(job.shape, job.shape.least)):
@@ -295,7 +295,7 @@ def _evening_out(
         some = [
             v
             for v in holdings.jobs.values()
-            if lower(v) or (v.team in givers and not spared.until_us(v, lent=False, evens=True) and lenders([v]))
+            if lower(v) or (v.team in givers and not guard.until_us(v, lent=False, evens=True) and lenders([v]))
         ]
         choice = _best(job.but(shape=request), planned, planned.of(holdings, some), lenders, room)
         if choice is not None:

@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 from libs.core.billing.budgets import period_of, problems
-from libs.core.scheduling.limits.purse import BudgetShort, Purse, purses_of, terms_of
+from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetShort, headrooms_of, terms_of
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.budgets import BudgetBalance
@@ -95,15 +95,15 @@ def renew(d: Decision) -> None:
             continue
         devices = d.state.devices_of(job.current)
         # What it has spent since its hold ran out is held already, and stays spent when it is captured.
-        purses = [purse._replace(window_us=whole_us) for purse in purses_of(d.state, job, d.t_us, spent)]
-        window_us, short = whole_us, _uncovered(purses, devices) if told else None
+        headrooms = [headroom._replace(window_us=whole_us) for headroom in headrooms_of(d.state, job, d.t_us, spent)]
+        window_us, short = whole_us, _uncovered(headrooms, devices) if told else None
         if short is not None:
             window_us = max(0, short.available) * whole_us // short.asked
             if window_us < min(_LEAST_US, whole_us):
                 spent_out.append((job, short))
                 continue
-        for purse in purses:
-            spent[purse.key] = spent.get(purse.key, 0) + purse._replace(window_us=window_us).cost(devices)
+        for headroom in headrooms:
+            spent[headroom.key] = spent.get(headroom.key, 0) + headroom._replace(window_us=window_us).cost(devices)
         hold = terms_of(d.state, job, devices, d.t_us + window_us)
         alike = (window_us, *hold.units.items(), *hold.prices.items())
         renewed.setdefault(alike, (hold, []))[1].append(job_id)
@@ -117,10 +117,10 @@ def renew(d: Decision) -> None:
         d.may_end_here()
 
 
-def _uncovered(purses: list[Purse], devices: list[tuple[str, int]]) -> BudgetShort | None:
+def _uncovered(headrooms: list[BudgetHeadroom], devices: list[tuple[str, int]]) -> BudgetShort | None:
     """Of the budgets that stop at their end, the one that covers the least of the renewal; None: all cover it."""
-    stops = (purse for purse in purses if purse.about.when_spent is WhenSpent.STOP)
-    shorts = [short for purse in stops if (short := purse.uncovered(devices)) is not None]
+    stops = (headroom for headroom in headrooms if headroom.about.when_spent is WhenSpent.STOP)
+    shorts = [short for headroom in stops if (short := headroom.uncovered(devices)) is not None]
     return min(shorts, key=lambda short: Fraction(short.available, short.asked), default=None)
 
 
@@ -155,6 +155,6 @@ def let_go(d: Decision) -> None:
         job = d.state.jobs[job_id]
         rows = [d.state.fleet.row(device) for device in d.state.holds[job_id]]
         devices = [(d.state.fleet.kind(row), job.shape.milli) for row in rows]
-        if any(purse.uncovered(devices) is not None for purse in purses_of(d.state, job, d.t_us, {})):
+        if any(headroom.uncovered(devices) is not None for headroom in headrooms_of(d.state, job, d.t_us, {})):
             release_hold(d, job_id)
             d.may_end_here()

@@ -1,0 +1,76 @@
+"""Limits on the HTTP port of a service against unauthenticated clients: every job of a node can reach a loopback port.
+
+A connection costs a file descriptor, and uvicorn lets it idle for ever. So a connection has a maximum age, and there is a
+maximum number of them: a new one replaces the oldest that has no request under way, so a client that sends its request at once
+is always answered. Probes and scrapes take milliseconds and connect anew.
+
+uvicorn also logs each malformed request, so a client could fill the log. These lines are rate limited; the next one says how
+many were left out.
+"""
+
+import asyncio
+import logging
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from libs.core.admission.intake import Bucket
+from libs.ports import clock
+
+LONGEST_S = 30.0
+MOST = 64
+LINES, LINES_PER_S = 10, 1 / 60
+
+log = logging.getLogger("baton.http")
+
+
+class _Some(logging.Filter):
+    """Lets `LINES` through at once and then one a minute, which says how many were left out before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bucket, self._left_out = Bucket(LINES, 0), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._bucket.take(LINES, LINES_PER_S, int(clock.boot_s() * 1e6)):
+            self._left_out += 1
+            return False
+        if self._left_out:
+            record.msg, record.args = f"{record.getMessage()} ({self._left_out} such lines were left out before)", None
+        self._left_out = 0
+        return True
+
+
+log.addFilter(_Some())
+
+
+class LimitedHttp(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses the class when it is imported
+    """uvicorn's own protocol, with an end to each connection and a bound for all."""
+
+    _open: ClassVar[dict["LimitedHttp", asyncio.TimerHandle]] = {}
+    """Of this process, the oldest first, and when each ends."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.logger = log
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._open[self] = asyncio.get_running_loop().call_later(LONGEST_S, self._end)
+        if len(self._open) > MOST:
+            next((one for one in self._open if not one._answering()), next(iter(self._open)))._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        super().connection_lost(exc)
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _end(self) -> None:
+        self._leave()
+        self.transport.abort()
+
+    def _leave(self) -> None:
+        if (timer := self._open.pop(self, None)) is not None:
+            timer.cancel()
