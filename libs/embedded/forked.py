@@ -92,7 +92,8 @@ def serve(channel: socket.socket, prepared: Sequence[str]) -> None:
         exec(code, found[0].__dict__)
 
 
-def _prepare(what: str) -> None:
+def prepare(what: str) -> None:
+    """Imports a module, or calls the function of `module:function`, too."""
     module, _, function = what.partition(":")
     try:
         found = importlib.import_module(module)
@@ -125,7 +126,7 @@ def _main_of(module: str) -> tuple[ModuleType, CodeType] | None:
 def _serve(channel: socket.socket, wakes: int, prepared: Sequence[str]) -> dict[str, Any] | None:
     """What a forked process is to run, in that process; None in this one, at the socket's end."""
     for what in prepared:
-        _prepare(what)
+        prepare(what)
     gc.freeze()  # whoever is forked looks for cycles among its own objects, and leaves these pages shared
     with contextlib.suppress(BrokenPipeError):
         _tell(channel, {"prepared": len(prepared)})
