@@ -8,6 +8,7 @@ MODULE` is the process that forks.
 
 import array
 import asyncio
+import atexit
 import contextlib
 import gc
 import importlib
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -209,7 +211,26 @@ def _main() -> None:
     arguments = _serve(socket.socket(fileno=channel))
     if arguments is not None:
         sys.argv[1:] = arguments
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                _end(end.code or 0)
+            raise
+        _end(0)
+
+
+def _end(code: int) -> None:
+    """As the interpreter ends, but that nothing is freed: each page would be copied first, nine tenths of what a command costs.
+    Returns where nobody reads what was said: the interpreter has words of its own for that."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
