@@ -1,7 +1,7 @@
-"""`baton` as people and scripts meet it, agents, and fork servers of stacks, forked from a process that has imported them: a
-command's imports cost half a second of CPU, those of an agent or of a stack more than one, and the tests start hundreds.
+"""`baton` as people and scripts meet it, services, and fork servers of stacks, forked from a process that has imported them: a
+command's imports cost half a second of CPU, those of a service or of a stack more than one, and the tests start hundreds.
 
-What is run is `python -m libs.cli`, `python -m services.agent`, a service of the tests or `tests.kit.stems`, in a process of
+What is run is `python -m libs.cli`, `python -m services.NAME`, a service of the tests or `tests.kit.stems`, in a process of
 its own with its own arguments, environment, folder, input and output. `Fork` is for tests; `python -m tests.kit.commands FD
 MODULE` is the process that forks.
 """
@@ -196,7 +196,7 @@ def _main() -> None:
 
         for entry in main.COMMANDS.values():
             main.load(entry.module)
-    elif module == AGENT:
+    elif module.startswith("services."):
         importlib.import_module(f"{module}.app")
     else:
         importlib.import_module(module)
