@@ -128,8 +128,7 @@ def _serve(channel: socket.socket, wakes: int, prepared: Sequence[str]) -> dict[
     for what in prepared:
         prepare(what)
     gc.freeze()  # whoever is forked looks for cycles among its own objects, and leaves these pages shared
-    with contextlib.suppress(BrokenPipeError):
-        _tell(channel, {"prepared": len(prepared)})
+    _tell(channel, {"prepared": len(prepared)})
     while (asked := _hear(channel, wakes)) is not None:
         while asked:
             request, log = asked.pop(0)
@@ -153,7 +152,10 @@ def _hear(channel: socket.socket, wakes: int) -> list[tuple[dict[str, Any], int]
             os.read(wakes, 4096)
             _bury(channel)
         if channel.fileno() in ready:
-            data, ancillary, _, _ = channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
+            try:
+                data, ancillary, _, _ = channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
+            except ConnectionResetError:  # closed, with something of ours unread
+                return None
             if not data:
                 return None
             [(_, _, packed)] = ancillary
@@ -162,7 +164,8 @@ def _hear(channel: socket.socket, wakes: int) -> list[tuple[dict[str, Any], int]
 
 
 def _tell(channel: socket.socket, told: dict[str, int]) -> None:
-    channel.send(json.dumps(told).encode())
+    with contextlib.suppress(ConnectionError):  # nobody hears it any more: that is read next
+        channel.send(json.dumps(told).encode())
 
 
 def _bury(channel: socket.socket) -> None:
