@@ -17,8 +17,10 @@ from xdist.remote import Producer
 
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.streams import provision
+from libs.cli import forking
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from schemas.subjects import REQUESTS
+from tests.kit import stems
 from tests.kit.background import ServerInBackground
 from tests.kit.compiled import compile_for_workers
 from tests.kit.files_to_workers import FilesToWorkers, long_first, tell_slowest
@@ -80,6 +82,13 @@ def _a_service_in_this_process_ends_its_test_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "_exit", lambda code: codes.append(code) if os.getpid() == pid else exit_(code))
     yield
     assert not codes, "a service in this process ended it, see the log above"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _stacks_have_imported_once_what_they_share() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forking, "take", stems.take)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -92,7 +92,8 @@ def serve(channel: socket.socket, prepared: Sequence[str]) -> None:
         exec(code, found[0].__dict__)
 
 
-def _prepare(what: str) -> None:
+def prepare(what: str) -> None:
+    """Imports a module, or calls the function of `module:function`, too."""
     module, _, function = what.partition(":")
     try:
         found = importlib.import_module(module)
@@ -125,10 +126,9 @@ def _main_of(module: str) -> tuple[ModuleType, CodeType] | None:
 def _serve(channel: socket.socket, wakes: int, prepared: Sequence[str]) -> dict[str, Any] | None:
     """What a forked process is to run, in that process; None in this one, at the socket's end."""
     for what in prepared:
-        _prepare(what)
+        prepare(what)
     gc.freeze()  # whoever is forked looks for cycles among its own objects, and leaves these pages shared
-    with contextlib.suppress(BrokenPipeError):
-        _tell(channel, {"prepared": len(prepared)})
+    _tell(channel, {"prepared": len(prepared)})
     while (asked := _hear(channel, wakes)) is not None:
         while asked:
             request, log = asked.pop(0)
@@ -152,7 +152,10 @@ def _hear(channel: socket.socket, wakes: int) -> list[tuple[dict[str, Any], int]
             os.read(wakes, 4096)
             _bury(channel)
         if channel.fileno() in ready:
-            data, ancillary, _, _ = channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
+            try:
+                data, ancillary, _, _ = channel.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
+            except ConnectionResetError:  # closed, with something of ours unread
+                return None
             if not data:
                 return None
             [(_, _, packed)] = ancillary
@@ -161,7 +164,8 @@ def _hear(channel: socket.socket, wakes: int) -> list[tuple[dict[str, Any], int]
 
 
 def _tell(channel: socket.socket, told: dict[str, int]) -> None:
-    channel.send(json.dumps(told).encode())
+    with contextlib.suppress(ConnectionError):  # nobody hears it any more: that is read next
+        channel.send(json.dumps(told).encode())
 
 
 def _bury(channel: socket.socket) -> None:

@@ -190,7 +190,7 @@ class ForkServer:
     def __init__(self, spawned: Spawned) -> None:
         """Takes over what was spawned; in a running event loop."""
         self._process, self._channel = spawned.process, spawned.channel
-        self._interpreter = _of_interpreter(spawned.environment)
+        self._interpreter = of_interpreter(spawned.environment)
         self._asked: dict[int, asyncio.Future[Forked]] = {}
         self._numbers = itertools.count()
         self._forked: dict[int, Forked] = {}
@@ -208,7 +208,7 @@ class ForkServer:
         """
         if not self.alive:
             raise NotForked("the fork server is gone")
-        if _of_interpreter(environment) != self._interpreter:
+        if of_interpreter(environment) != self._interpreter:
             raise NotForked("its environment is for an interpreter of its own")
         number = next(self._numbers)
         request = {"number": number, "module": module, "env": dict(environment), "cwd": cwd and str(cwd)}
@@ -280,7 +280,7 @@ def _end(answer: "asyncio.Future[Forked]") -> None:
             answer.result().send_signal(signal.SIGKILL)
 
 
-def _of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
+def of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
     """What is read when Python or a library starts, and not by a service: a forked process has it from the fork server."""
     read = ("PYTHON", "LD_", "MALLOC_")
     return {name: value for name, value in environment.items() if name.startswith(read)}

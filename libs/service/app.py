@@ -36,7 +36,7 @@ from libs.ports.host import present_host
 from libs.service.guard import Receive, Scope, Send, guarded
 from libs.service.http_limits import LimitedHttp
 from libs.service.logs import log_json
-from libs.service.settings import ServiceSettings
+from libs.service.settings import ServiceSettings, warmed
 from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process, exit_now
 from schemas.base import complete
 
@@ -152,7 +152,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
     Ends the process, with `FAILED_EXIT_CODE` when the application could not start.
     """
     log_json(settings.log_level, name)
-    if not gc.get_freeze_count():  # else it is forked from a process that has done so
+    if not warmed():  # else it is forked from a process that has done so
         complete()
     collect_seldom()
     if yields:
@@ -227,7 +227,7 @@ def collect_seldom() -> None:
     """What a service makes, messages and records above all, has no cycles, and is freed when it is not used any more. Looking
     for cycles after every 700 objects, as Python does, took a seventh of the services' time under load. Modules stay anyway.
     A forked process has made little yet: a search would cost it more pages, of what Python keeps to make objects anew."""
-    if not gc.get_freeze_count():
+    if not warmed():
         gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_OBJECTS, 10, 10)

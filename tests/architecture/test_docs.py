@@ -13,7 +13,8 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
-from libs.cli.main import COMMANDS, load
+from libs.cli import main
+from libs.cli.main import COMMANDS
 from libs.service.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ _METRIC = re.compile(
     r"\bbaton_[a-z0-9_]+\b"
     r"|\b(?:gpu|scheduling|queue_wait|preemption|ledger)(?:_[a-z]+)*_(?:pct|ms|mib|w|c|records|bucket)\b"
 )
+load = cache(main.load)
 _SUFFIXES = ("_total", "_bucket", "_count", "_sum", "_created", "")
 
 

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def given() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     aliases: dict[str, list[str]] = defaultdict(list)
     for path in (path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))):
         module = ast.parse(path.read_text())
-        for node in ast.walk(module):
+        for node in statements(module):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
         for node in module.body:
@@ -25,6 +26,14 @@ def given() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
                 for name in (target.id for target in node.targets if isinstance(target, ast.Name)):
                     aliases[name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     return classes, aliases
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All below `node`: a class is one, and no part of any expression."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from statements(child)
 
 
 def test_every_class_name_has_one_meaning() -> None:

@@ -46,10 +46,15 @@ def machine_paths() -> list[str]:
 
 def patterns(hosts: list[str], paths: list[str]) -> dict[str, re.Pattern[str]]:
     return {
-        "a package index": re.compile("|".join(rf"(?<![\w-]){re.escape(host)}(?![\w-])" for host in hosts)),
+        "a package index": re.compile("|".join(not_after(r"[\w-]", re.escape(host)) for host in hosts)),
         "an index URL": re.compile(r"https?://[^\s\"']+/simple\b"),
-        "a path of this machine": re.compile("|".join(rf"(?<![\w./}}-]){re.escape(path)}(?![\w-])" for path in paths)),
+        "a path of this machine": re.compile("|".join(not_after(r"[\w./}-]", re.escape(path)) for path in paths)),
     }
+
+
+def not_after(before: str, what: str) -> str:
+    """A pattern of `what` as a word of its own. It begins with what it looks for: that is found at several times the speed."""
+    return rf"{what}(?<!{before}{what})(?![\w-])"
 
 
 def tracked() -> list[Path]:
@@ -60,11 +65,12 @@ def tracked() -> list[Path]:
 
 
 def findings(path: str, text: str, wanted: dict[str, re.Pattern[str]]) -> list[str]:
+    there = {what: pattern for what, pattern in wanted.items() if pattern.pattern and pattern.search(text)}
     return [
         f"{path}:{number}: names {what}: {match[0]}"
-        for number, line in enumerate(text.splitlines(), 1)
-        for what, pattern in wanted.items()
-        if pattern.pattern and (match := pattern.search(line))
+        for number, line in enumerate(text.splitlines() if there else (), 1)
+        for what, pattern in there.items()
+        if (match := pattern.search(line))
     ]
 
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +11,7 @@ from libs.bus.connect import Address, close, connect
 from libs.bus.streams import CannotProvision, bind, provision
 from libs.bus.table import SEGMENT_BYTES, SIZES_MIB, reserved_bytes, streams
 from libs.embedded import NatsOptions
+from tests.kit.commands import fork
 from tests.kit.nats_process import nats_process
 
 ROOT = Path(__file__).parents[2]
@@ -27,13 +26,12 @@ def store_of(config: Path) -> int:
     return int(found[1]) * _GIB
 
 
-def baton(*args: str, creds: Path | None = None, insecure: bool = False) -> subprocess.CompletedProcess[str]:
+async def baton(*args: str, creds: Path | None = None, insecure: bool = False) -> tuple[int, str, str]:
     meant = {"BATON_INSECURE": "1"} if insecure else {}
     with TemporaryDirectory() as book:  # of what operators do: not into the home of who runs the test
         env = {**os.environ, "XDG_STATE_HOME": book, **({"BATON_NATS_CREDS": str(creds)} if creds else {}), **meant}
-        return subprocess.run(
-            [sys.executable, "-m", "libs.cli", *args], cwd=ROOT, capture_output=True, text=True, timeout=60, env=env
-        )
+        code, out, err = await fork().run(args, env, ROOT)
+        return code, out.decode(), err.decode()
 
 
 def test_the_sizes_of_all_streams_stand_in_one_table_and_fit_into_what_is_allowed() -> None:
@@ -48,15 +46,15 @@ def test_the_sizes_of_all_streams_stand_in_one_table_and_fit_into_what_is_allowe
 async def test_a_server_with_composes_own_file_takes_all_streams(tmp_path: Path) -> None:
     text = COMPOSE_CONF.read_text()
     assert text.count("store_dir: /data\n") == 1
-    made = baton(
+    code, out, err = await baton(
         *("credentials", "--teams", "research", "--pools", "main", "--state-dir", str(tmp_path / "keys")),
         *("--accounts", str(tmp_path / "told"), "--write", str(tmp_path / "accounts" / "accounts.conf")),
     )
-    assert (made.returncode, made.stdout) == (0, ""), made.stderr
+    assert (code, out) == (0, ""), err
     services = tmp_path / "keys" / "creds" / "services"
     with nats_process(text.replace("/data", "{folder}"), tmp_path) as url:
-        done = baton("provision", "--url", url, creds=services / "provision" / "nats.creds")
-        assert (done.returncode, done.stdout, done.stderr) == (0, "main\tready\n", "")
+        done = await baton("provision", "--url", url, creds=services / "provision" / "nats.creds")
+        assert done == (0, "main\tready\n", "")
         nats = await connect(Address(url, services / "placement" / "nats.creds"), name="test")
         await bind(nats.jetstream(), ["main"], wait_s=0)
         await close(nats)
@@ -64,21 +62,22 @@ async def test_a_server_with_composes_own_file_takes_all_streams(tmp_path: Path)
 
 async def test_a_store_that_is_too_small_is_said_in_one_line_with_the_fix(tmp_path: Path) -> None:
     with nats_process('jetstream { store_dir: "{folder}", max_file_store: 3GB }', tmp_path) as url:
-        done = baton("provision", "--url", url, insecure=True)
-        assert done.returncode == 1
-        (line,) = done.stderr.splitlines()
+        code, _, err = await baton("provision", "--url", url, insecure=True)
+        assert code == 1
+        (line,) = err.splitlines()
         assert re.search(r"stream \S+ \([\d,]+ MiB\) cannot be made: the broker has no room left to reserve", line)
         assert "set jetstream.max_file_store" in line
         assert "--scale" in line
-        assert baton("provision", "--url", url, "--scale", "0.01", insecure=True).returncode == 0, "and that does help"
+        code, _, _ = await baton("provision", "--url", url, "--scale", "0.01", insecure=True)
+        assert code == 0, "and that does help"
 
 
 async def test_a_broker_that_lets_anybody_in_is_provisioned_only_when_that_is_said(tmp_path: Path) -> None:
     with nats_process('jetstream { store_dir: "{folder}" }', tmp_path) as url:
-        done = baton("provision", "--url", url, "--scale", "0.01")
-        assert (done.returncode, done.stdout) == (6, "")
-        assert "lets anybody in" in done.stderr
-        assert "BATON_INSECURE=1" in done.stderr
+        code, out, err = await baton("provision", "--url", url, "--scale", "0.01")
+        assert (code, out) == (6, "")
+        assert "lets anybody in" in err
+        assert "BATON_INSECURE=1" in err
         nats = await connect(url, name="test")
         assert await nats.jetstream().streams_info() == [], "nothing was made"
         await close(nats)

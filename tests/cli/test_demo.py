@@ -5,8 +5,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from libs.embedded import StateDirLocked
 from libs.embedded.records import read_processes
 from libs.report.document import Step
 from tests.cli.simulated import Ask, Run, busy
+from tests.kit.commands import fork
 from tests.kit.refusals import refusals
 
 ROOT = Path(__file__).parents[2]
@@ -188,20 +187,19 @@ async def test_the_demo_passes_its_own_checks(tmp_path: Path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_leaves_nothing_running(tmp_path: Path, number: signal.Signals):
     state = tmp_path / "state"
-    command = [sys.executable, "-c", "from libs.cli.main import main; main()", "demo", "--state-dir", str(state)]
-    with subprocess.Popen(
-        [*command, "--out", str(tmp_path / "out")], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
-        for line in demo.stdout:
+    words = ("demo", "--state-dir", str(state), "--out", str(tmp_path / "out"))
+    ours, theirs = os.pipe()
+    with open(theirs, "wb") as out, open(tmp_path / "err", "wb") as err:
+        demo = fork(stacks=True).start(os.environ, ROOT, err, arguments=words, out=out)
+    with open(ours) as stdout:
+        for line in stdout:
             if " ok " in line:  # the gang runs
                 break
         pids = [record.pid for record in read_processes(state).values() if record.pid]
         demo.send_signal(number)
-        demo.stdout.read()
-        said = demo.stderr.read()
-        assert demo.wait() == 130
+        stdout.read()
+    assert demo.wait(60) == 130
+    said = (tmp_path / "err").read_text()
     assert "stopped before its end" in said
     assert "Traceback" not in said
     assert pids

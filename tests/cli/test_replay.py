@@ -25,24 +25,27 @@ g,110,10,65,
 """
 
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data"
 
 
-def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """With what a shell has in which somebody works with another Baton: the replay is one of its own."""
-    return subprocess.run(
-        [Path(sys.executable).with_name("baton"), "replay", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=380,
-        env={**os.environ, "BATON_TEAM": "elsewhere", "BATON_USER": "ana", "BATON_POOL": "west"},
-    )
+ELSEWHERE = {"BATON_TEAM": "elsewhere", "BATON_USER": "ana", "BATON_POOL": "west"}
+"""What a shell has in which somebody works with another Baton: the replay is one of its own."""
+
+
+def replay(*arguments: str) -> tuple[int, str, str]:
+    code, out, err = asyncio.run(fork(stacks=True).run(("replay", *arguments), {**os.environ, **ELSEWHERE}, ROOT))
+    return code, out.decode(), err.decode()
 
 
 def test_a_small_trace_runs_to_its_end_with_agreeing_books(tmp_path: Path):
     trace = tmp_path / "small.csv"
     trace.write_text(TRACE)
-    done = replay(str(trace), "--speed", "100", "--out", str(tmp_path), "--state-dir", str(tmp_path / "state"))
+    options = ("--speed", "100", "--out", str(tmp_path), "--state-dir", str(tmp_path / "state"))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("baton"), "replay", str(trace), *options],
+        capture_output=True, text=True, timeout=380, env={**os.environ, **ELSEWHERE},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "small.csv:4: left out: duration_s is 'oops'" in done.stderr
     assert "small.csv:5: left out: it asks for no accelerator" in done.stderr
@@ -60,8 +63,8 @@ def test_the_first_300_jobs_of_a_real_trace_end_with_agreeing_books(tmp_path: Pa
     if not trace.is_file():
         pytest.skip(f"no real trace at {trace}")
     options = ("--speed", str(speed), "--limit", "300", "--out", str(tmp_path), "--state-dir", str(tmp_path / "state"))
-    done = replay(str(trace), *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out, err = replay(str(trace), *options)
+    assert code == 0, out + err
     result = json.loads((tmp_path / f"{trace.name.removesuffix('.csv')}.json").read_text())
     assert result["ok"]
     assert result["violations"] == []
@@ -72,10 +75,10 @@ def test_the_first_300_jobs_of_a_real_trace_end_with_agreeing_books(tmp_path: Pa
 def test_a_replay_in_which_every_job_was_refused_fails_and_says_why(tmp_path: Path):
     trace = tmp_path / "large.csv"
     trace.write_text("submit_s,duration_s,num_gpus\n" + "0,1,65\n" * 6)
-    done = replay(str(trace), "--out", str(tmp_path), "--state-dir", str(tmp_path / "state"))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "6 submitted; none ended; 6 rejected" in done.stdout
-    assert "no job was carried: admission refused all 6" in done.stdout
+    code, out, err = replay(str(trace), "--out", str(tmp_path), "--state-dir", str(tmp_path / "state"))
+    assert code == 1, out + err
+    assert "6 submitted; none ended; 6 rejected" in out
+    assert "no job was carried: admission refused all 6" in out
     assert not json.loads((tmp_path / "large.json").read_text())["ok"]
 
 

@@ -1,8 +1,11 @@
 """Services forked from one process that has imported what they need: as if started by themselves, and no worse when it dies."""
 
 import asyncio
+import json
 import os
+import select
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -196,3 +199,30 @@ async def test_one_that_was_spawned_before_is_taken_over(
         await supervisor.start(spec("one"))
         assert psutil.Process(supervisor.pid("one")).ppid() == spawned.process.pid
     assert spawned.process.returncode is not None, "it ends with the supervisor"
+
+
+@pytest.mark.parametrize("unread", [True, False])
+async def test_it_ends_without_a_word_when_nobody_hears_it_any_more(tmp_path: Path, until: Until, unread: bool) -> None:
+    """Seen: `baton up` ended because of a wrong file, and showed the traceback of its fork server. What is closed with
+    something unread resets the other end; otherwise what is said of a process that has ended finds a broken pipe."""
+    go = tmp_path / "go"
+    (tmp_path / "waits.py").write_text(
+        f"import pathlib, time\n\nwhile not pathlib.Path('{go}').exists():\n    time.sleep(0.01)\n"
+    )
+    with (tmp_path / "log").open("wb") as log:
+        spawned = Spawned.start(["colorsys"], guarded(), {**os.environ, "PYTHONPATH": path(tmp_path)}, log)
+        spawned.channel.setblocking(True)
+        assert b"prepared" in spawned.channel.recv(4096)
+        request = {"number": 0, "module": "waits", "env": {}, "cwd": None}
+        socket.send_fds(spawned.channel, [json.dumps(request).encode()], [log.fileno()])
+    if unread:
+        await until(lambda: select.select([spawned.channel], [], [], 0)[0])
+    else:
+        forked = psutil.Process(json.loads(spawned.channel.recv(4096))["pid"])
+        os.kill(spawned.process.pid, signal.SIGSTOP)
+        go.touch()
+        await until(lambda: forked.status() == psutil.STATUS_ZOMBIE)
+    spawned.channel.close()
+    os.kill(spawned.process.pid, signal.SIGCONT)
+    await asyncio.to_thread(spawned.process.wait)
+    assert (spawned.process.returncode, (tmp_path / "log").read_text()) == (0, "")

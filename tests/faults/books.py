@@ -7,7 +7,7 @@ the documents in MongoDB, the events that teams were told, the projection in Red
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -279,6 +279,7 @@ async def books_agree(
     cluster: LocalStack,
     ends: Mapping[str, JobState] | None = None,
     *,
+    audit: Auditor | None = None,
     deadline_s: float = DEADLINE_S,
     letters: Callable[[Letter], bool] | None = a_race,
 ) -> Books:
@@ -286,6 +287,7 @@ async def books_agree(
 
     Args:
         ends: how these jobs must have ended, by id.
+        audit: one that goes on from the record to which it has read; None: the whole ledger is read.
         letters: which dead letters are all right; None: all.
 
     Raises AssertionError at once for what can never be right again (a violation, a job that ended twice or wrongly),
@@ -293,7 +295,7 @@ async def books_agree(
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + deadline_s
-    async with auditor(cluster) as audit:
+    async with auditor(cluster) if audit is None else nullcontext(audit) as audit:
         while missing := await _missing(audit, ends or {}):
             assert loop.time() < deadline, f"the books do not agree after {deadline_s:g} s:\n  " + "\n  ".join(missing)
             await asyncio.sleep(0.2)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +14,7 @@ from libs.ledger.chain import GENESIS, Head, encode
 from schemas import inbox, subjects
 from schemas.ledger import LedgerRecord
 from tests.core.builders import World, job, node
+from tests.kit.commands import Forked, fork
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30
@@ -81,26 +81,23 @@ async def until(true: Callable[[], Awaitable[Any]], what: str) -> Any:
 
 
 class Service:
-    """`python -m services.<name>` as a process of its own."""
+    """`python -m services.<name>` as a process of its own; what it says comes with what the tests say."""
 
     def __init__(self, name: str, **environment: str) -> None:
         self.name = name
         self._environment = os.environ | {"BATON_LOG_LEVEL": "WARNING"} | environment
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Forked | None = None
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", f"services.{self.name}", cwd=ROOT, env=self._environment
-        )
+        with open(os.dup(2), "wb") as log:
+            self._process = fork(f"services.{self.name}").start(self._environment, ROOT, log)
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """The exit status after that signal."""
         process, self._process = self._process, None
         assert process is not None
-        if process.returncode is None:
-            process.send_signal(number)
-        async with asyncio.timeout(PATIENCE_S):
-            return await process.wait()
+        process.send_signal(number)
+        return await asyncio.to_thread(process.wait, PATIENCE_S)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -1,13 +1,14 @@
-"""`baton` as people and scripts meet it, and agents, forked from a process that has imported them: a command's imports cost
-half a second of CPU and an agent's more than one, and the tests start hundreds.
+"""`baton` as people and scripts meet it, services, and fork servers of stacks, forked from a process that has imported them: a
+command's imports cost half a second of CPU, those of a service or of a stack more than one, and the tests start hundreds.
 
-What is run is `python -m libs.cli`, `python -m services.agent` or a service of the tests, in a process of its own with its own
-arguments, environment, folder, input and output. `Fork` is for tests; `python -m tests.kit.commands FD MODULE` is the process
-that forks.
+What is run is `python -m libs.cli`, `python -m services.NAME`, a service of the tests or `tests.kit.stems`, in a process of
+its own with its own arguments, environment, folder, input and output. `Fork` is for tests; `python -m tests.kit.commands FD
+MODULE` is the process that forks.
 """
 
 import array
 import asyncio
+import atexit
 import contextlib
 import gc
 import importlib
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,16 +29,18 @@ from typing import BinaryIO
 ROOT = Path(__file__).parents[2]
 _MESSAGE_BYTES = 128 * 1024
 COMMANDS, AGENT, SMALL_SERVICE = "libs.cli", "services.agent", "tests.service.small_service"
+STEMS = "tests.kit.stems"
 """What can be run."""
 
 
 class Fork:
     """The process that forks what runs `module`. It ends with the one that started it."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, env: Mapping[str, str] | None = None, *, stacks: bool = False) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.kit.commands", str(theirs.fileno()), module]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")} | {"OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.kit.commands", str(theirs.fileno()), module, *["stacks"] * stacks]
+        env = {k: v for k, v in (env or os.environ).items() if not k.startswith("BATON_")}
+        env["OPENBLAS_NUM_THREADS"] = "1"
         subprocess.Popen(command, cwd=ROOT, env=env, pass_fds=[theirs.fileno()])
         theirs.close()
 
@@ -64,14 +68,16 @@ class Fork:
         cwd: Path,
         log: BinaryIO,
         *,
+        arguments: Sequence[str] = (),
+        stdin: int | None = None,
         out: BinaryIO | None = None,
         own_session: bool = False,
     ) -> "Forked":
         """One that runs on; what it says in `log`, what it prints in `out`, or there, too. It ends with the one that started
         it, too."""
         with open(os.devnull) as nothing:
-            files = [nothing.fileno(), (out or log).fileno(), log.fileno()]
-            return Forked(self._forked((), env, cwd, files, own_session=own_session))
+            files = [nothing.fileno() if stdin is None else stdin, (out or log).fileno(), log.fileno()]
+            return Forked(self._forked(arguments, env, cwd, files, own_session=own_session))
 
     def _forked(
         self,
@@ -126,9 +132,9 @@ class Forked:
 
 
 @cache
-def fork(module: str = COMMANDS) -> Fork:
-    """The one of this process."""
-    return Fork(module)
+def fork(module: str = COMMANDS, *, stacks: bool = False) -> Fork:
+    """The one of this process. With `stacks` it has imported what services share, too: for commands that start them."""
+    return Fork(module, stacks=stacks)
 
 
 def _read(file: int) -> bytes:
@@ -184,23 +190,47 @@ def _serve(channel: socket.socket) -> list[str] | None:
 
 
 def _main() -> None:
-    channel, module = int(sys.argv[1]), sys.argv[2]
+    channel, module, *stacks = int(sys.argv[1]), *sys.argv[2:]
     if module == COMMANDS:
         from libs.cli import main
 
         for entry in main.COMMANDS.values():
             main.load(entry.module)
-    elif module == AGENT:
+    elif module.startswith("services."):
         importlib.import_module(f"{module}.app")
     else:
         importlib.import_module(module)
         del sys.modules[module]  # it is run anew, and what it imports is there
+    if stacks:
+        from tests.kit.stems import prepare_all
+
+        prepare_all()
+        del sys.modules[STEMS]
     gc.collect()
     gc.freeze()
     arguments = _serve(socket.socket(fileno=channel))
     if arguments is not None:
         sys.argv[1:] = arguments
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                _end(end.code or 0)
+            raise
+        _end(0)
+
+
+def _end(code: int) -> None:
+    """As the interpreter ends, but that nothing is freed: each page would be copied first, nine tenths of what a command costs.
+    Returns where nobody reads what was said: the interpreter has words of its own for that."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":

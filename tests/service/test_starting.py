@@ -2,8 +2,6 @@
 
 import os
 import runpy
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,6 +17,7 @@ from libs.service.starting import read_settings, starting
 from libs.walls.keyring import Keyring
 from libs.walls.roles import SERVICES
 from services.admission.settings import AdmissionSettings
+from tests.kit.commands import fork
 
 
 def test_each_variable_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,13 +145,13 @@ def test_wrong_terms_of_leases_are_told_before_anything_is_restored(monkeypatch:
         lease_terms()
 
 
-def test_baton_up_says_what_is_wrong_in_a_file(tmp_path: Path) -> None:
+async def test_baton_up_says_what_is_wrong_in_a_file(tmp_path: Path) -> None:
     """Seen: "it wrote nothing to its log", as the services are forked from the command."""
     classes = tmp_path / "classes.yaml"
     classes.write_text("class: x\n")
-    command = [sys.executable, "-m", "libs.cli", "up", "--state-dir", str(tmp_path / "state"), "--no-real"]
+    words = ("up", "--state-dir", str(tmp_path / "state"), "--no-real")
     environ = os.environ | {"BATON_CLASSES_FILE": str(classes)}
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    assert ended.returncode == 1
-    assert f"{classes}: classes: the field is missing: add it" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    code, _, err = await fork(stacks=True).run(words, environ, tmp_path)
+    assert code == 1
+    assert f"{classes}: classes: the field is missing: add it".encode() in err
+    assert b"Traceback" not in err

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from libs.cli.launch import ROOT, LaunchOptions, LocalStack
 from libs.walls.book import Book
 from tests.audit.test_audit_command import listed, run
 from tests.cli.test_command import Result
+from tests.kit.commands import fork
 from tests.kit.waiting import until
 
 
@@ -114,13 +114,7 @@ async def test_a_team_that_is_revoked_while_vault_is_started_again_has_no_secret
     assert json.loads((await run(stack, "secret", "list", "--of", "red", "-o", "json")).out) == []
 
 
-def test_a_value_is_no_argument(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "libs.cli", "secret", "set", "token", "value"],
-        cwd=ROOT,
-        env={**os.environ, "BATON_STATE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, "value" in done.stderr) == (2, True)
+async def test_a_value_is_no_argument(tmp_path: Path) -> None:
+    environ = {**os.environ, "BATON_STATE_DIR": str(tmp_path)}
+    code, _, err = await fork().run(("secret", "set", "token", "value"), environ, ROOT)
+    assert (code, b"value" in err) == (2, True)

@@ -80,11 +80,11 @@ def best_layout(
     """
     table, fixed = _table(geometry), list(busy)
     taken, idle = table.bits_of(fixed), table.bits_of(now_free)
-    wanted = [(p.name, demand[p.name]) for p in _largest_first(geometry) if demand.get(p.name, 0) > 0]
+    wanted = [(table.all_of(p.name), demand[p.name]) for p in _largest_first(geometry) if demand.get(p.name, 0) > 0]
 
     def worth(bits: int) -> tuple[tuple[float, ...], int, int, int]:
         fresh = bits & ~taken
-        served = tuple(min(float(table.count(fresh, name)), most) for name, most in wanted)
+        served = tuple([min(float((fresh & bits_of_it).bit_count()), most) for bits_of_it, most in wanted])
         return served, (fresh & idle).bit_count(), table.slices(fresh), -(fresh & ~idle).bit_count()
 
     def starts(bits: int) -> tuple[int, ...]:
@@ -141,6 +141,7 @@ class _Table:
         self._excludes = [self._excluded_by(i) for i in range(len(every))]
         self._free: dict[int, int] = {}
         self._most: dict[tuple[int, str], int] = {}
+        self._slices: dict[int, int] = {}
         self.legal = tuple(self._search(0, 0))
 
     def _excluded_by(self, i: int) -> int:
@@ -182,12 +183,16 @@ class _Table:
     def layout(self, bits: int) -> Layout:
         return tuple(sorted((self._names[i] for i in _ones(bits)), key=lambda instance: (instance[1], instance[0])))
 
-    def count(self, bits: int, profile: str) -> int:
+    def all_of(self, profile: str) -> int:
         kind = self._kinds.get(profile)
-        return (bits & kind.all).bit_count() if kind else 0
+        return kind.all if kind else 0
 
     def slices(self, bits: int) -> int:
-        return sum(self._span[i].bit_count() for i in _ones(bits))
+        """Of instances that can exist together."""
+        known = self._slices.get(bits)
+        if known is None:
+            known = self._slices[bits] = sum(self._span[i].bit_count() for i in _ones(bits))
+        return known
 
     def most(self, bits: int, profile: str) -> int:
         """The most instances of `profile` that can be added to `bits`: intervals of one length, so earliest first."""
