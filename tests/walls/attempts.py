@@ -124,10 +124,10 @@ ATTEMPTS = (
             "test_a_device_that_is_freed_costs_no_search_for_gangs_that_are_wider_than_all_that_is_free"),
     Attempt(0, _TEAM, "hundreds of small jobs of its own that give way at once: for ten minutes nobody gives way to others",
             "what gives way for its own team counts for no rate",
-            "tests/core/test_spared.py::"
+            "tests/core/test_preemption_guard.py::"
             "test_what_a_team_does_to_its_own_jobs_keeps_no_other_team_from_making_others_give_way"),
     Attempt(0, _TEAM, "... one job that gives way to its own so often that it is spared for an hour when others ask",
-            "the same", "tests/core/test_spared.py::test_a_team_does_not_spare_its_job_by_making_it_give_way"),
+            "the same", "tests/core/test_preemption_guard.py::test_a_team_does_not_spare_its_job_by_making_it_give_way"),
     Attempt(4, _NODE, "thousands of names, so that each slip of a team's is compared with all", "some are compared",
             "tests/core/test_bounded_work.py::test_a_misspelt_name_is_compared_with_some_and_told_some"),
     Attempt(4, _NODE, "... and answered with all, until the answer cannot be sent", "some are told",
