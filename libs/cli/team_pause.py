@@ -92,7 +92,7 @@ async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, onl
     said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
     pools = KnownPools((only,)) if only else await pools_of(baton)
     told = await tell_pools(pools.in_use, say_it)
-    return replace(told, stored=await _store(baton, pools.closed, said, team))
+    return await _store(told, baton, pools.closed, said, team)
 
 
 async def leave(baton: Baton, team: str, reason: str, pools: Sequence[str]) -> ToldToPools:
@@ -144,16 +144,17 @@ async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None
     decided = {pool: seq for pool, seq in told.decided.items() if pool not in refused}
     if not decided and not told.errors:
         raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
-    return replace(told, decided=decided, stored=await _store(baton, pools.closed, said, team))
+    return await _store(replace(told, decided=decided), baton, pools.closed, said, team)
 
 
-async def _store(baton: Baton, pools: Sequence[str], said: SuspendTeam | ResumeTeam, team: str) -> tuple[str, ...]:
-    """For when these closed pools are opened again: nothing of the team's must go on there then that was ended here."""
-    who = said.user
+async def _store(
+    told: ToldToPools, baton: Baton, closed: Sequence[str], said: SuspendTeam | ResumeTeam, team: str
+) -> ToldToPools:
+    """`told`, and what became of it in closed pools, for when they are opened again: nothing of the team's must go on there
+    then that was ended here."""
     subject = subjects.suspend_team if isinstance(said, SuspendTeam) else subjects.resume_team
-    for pool in pools:
-        await store_in_pool(baton, said, subject(pool, who), team)
-    return tuple(pools)
+    stored = await tell_pools(closed, lambda pool: store_in_pool(baton, said, subject(pool, said.user), team))
+    return replace(told, stored=tuple(stored.decided), errors={**told.errors, **stored.errors})
 
 
 async def suspension(baton: Baton, pool: str, team: str) -> SuspendedTeam | None:

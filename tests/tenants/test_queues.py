@@ -153,10 +153,15 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         assert (await world.event(BoostEnded, job_id=waits)).reason == "moved"
         assert (await said("boost", waits, "--reason", "x")).code == 2
 
-        rows = json.loads((await said("get", "queues", "--team", "operator", "-o", "json")).out)
-        shown = {row["queue"]["name"]: row for row in rows}
-        assert [row["queue"]["name"] for row in rows] == ["lab", blue, red]
-        assert shown[red]["boosts_left"] == 3
+        shown: dict[str, Any] = {}
+
+        async def as_decided() -> bool:  # queries is a moment behind
+            rows = json.loads((await said("get", "queues", "--team", "operator", "-o", "json")).out)
+            assert [row["queue"]["name"] for row in rows] == ["lab", blue, red]
+            shown.update({row["queue"]["name"]: row for row in rows})
+            return bool(shown[red]["boosts_left"] == 3)
+
+        await until(as_decided)
         assert (shown["lab"]["held_milli"], shown[red]["waiting_jobs"]) == (2000, 1)
         table = (await said("get", "queues", "--team", "operator")).out
         assert f"  {red}" in table

@@ -14,8 +14,9 @@ from libs.cli import pool_commands
 from libs.cli.pools import pools_of
 from libs.cli.team_pause import go_on, pause, suspended
 from libs.client import Baton
-from libs.client.errors import Failed, TimedOut
+from libs.client.errors import Busy, Failed, TimedOut
 from libs.client.where import Place
+from schemas import subjects
 from schemas.ledger import TeamResumed, TeamSuspended
 from schemas.subjects import OPERATOR
 from services.admission.app import make_app as make_admission
@@ -59,7 +60,11 @@ async def all_of(*apps: AsgiFastStream) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def two(nats: BusConnection, nats_url: str, redis_url: str, pool: str, other_pool: str) -> Two:
+async def two(nats: BusConnection, nats_url: str, redis_url: str, pool: str, other_pool: str) -> Two:
+    js = nats.jetstream()
+    for info in await js.streams_info():
+        if (name := str(info.config.name)).startswith("INBOX-"):  # another test's closed pool may be full
+            await js.purge_stream(name)
     return Two(nats, nats_url, redis_url, pool, other_pool)
 
 
@@ -116,6 +121,21 @@ async def test_a_closed_pool_is_not_waited_for_and_decides_when_it_is_opened(
 
     async with all_of(two.placement(there)):
         assert (await there.event(TeamSuspended)).team == team
+
+
+async def test_a_closed_pool_that_is_full_is_told_beside_those_that_have_decided(
+    two: Two, team: str, nats: BusConnection
+) -> None:
+    """Seen: the error of the full one was all that was told, of a team that was suspended elsewhere."""
+    js = nats.jetstream()
+    config = (await js.stream_info(subjects.inbox_stream(two.there.name))).config
+    config.max_bytes = 1
+    await js.update_stream(config)
+    async with all_of(two.admission(two.here), two.placement(two.here), two.queries(two.here)):
+        told = await pause(two.operator, team, "unpaid")
+        assert list(told.decided) == [two.here.name]
+        assert isinstance(told.errors[two.there.name], Busy)
+        assert two.there.name not in told.stored
 
 
 async def test_a_pool_that_is_down_is_not_closed(two: Two) -> None:

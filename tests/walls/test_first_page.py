@@ -13,7 +13,8 @@ from tests.cli.test_command import Result, baton
 from tests.kit.nats_process import nats_process
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "security.md").read_text().partition("## Running it for strangers\n")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "security.md").read_text()
+TEXT = PAGE.partition("## Running it for teams that do not trust each other\n")[2].partition("\n## ")[0]
 HOST = "broker.example.org"
 SAID = [shlex.split(" ".join(line.split())) for line in re.findall(r"`(baton [^`]+)`", TEXT)]
 DONE = [shlex.split(line) for line in re.findall(r"^ {7}(baton .+)$", TEXT, re.MULTILINE)]
