@@ -43,8 +43,8 @@ def short(job_id: str) -> str:
 
 
 async def whole_id(baton: Baton, text: str) -> str:
-    """The id of the one job that `text` names: by its id, the beginning of it, or its name. Of several with one name it is the
-    one that has not ended, if that is one. The newest 10,000 jobs are looked through for a beginning.
+    """The id of the one job that `text` names: by its id, the beginning of it, or its name. Of several jobs of one team with one
+    name it is the one that has not ended, if that is one. The newest 10,000 jobs are looked through for a beginning.
 
     Raises:
         NotFound: no job is called so.
@@ -55,7 +55,9 @@ async def whole_id(baton: Baton, text: str) -> str:
     part = _PART.fullmatch(text.lower())
     named = [job for job in await baton.list(name=text, limit=_PAGE) if job.name == text] if text else []
     open_ = [job for job in named if not job.state.terminal]
-    found = {job.job_id: job for job in (open_ if len(open_) == 1 else named)}
+    # An operator must not take a team's open job for another team's that has ended.
+    one_team = baton.team != OPERATOR or (len({job.team for job in named}) == 1 and len(named) < _PAGE)
+    found = {job.job_id: job for job in (open_ if len(open_) == 1 and one_team else named)}
     if part is not None:
         found |= {
             job.job_id: job for job in await baton.list(limit=_NEWEST) if job.job_id.startswith(JOB_ID_PREFIX + part[1])
@@ -65,6 +67,8 @@ async def whole_id(baton: Baton, text: str) -> str:
         what = f"no job{of_team} is called {text!r}" + (", and no id begins so" if part else "")
         raise NotFound(what, fix="see `baton get jobs`; a job is named by its id, the beginning of it, or its name")
     if len(found) > 1:
-        some = ", ".join(f"{job.job_id[:20]} ({job.name}, {job.state.value})" for job in list(found.values())[:5])
+        some = ", ".join(
+            f"{job.job_id[:20]} ({job.name}, {job.team}, {job.state.value})" for job in list(found.values())[:5]
+        )
         raise UsageFault(f"{len(found)} jobs are called {text!r} or begin so: {some}: give more of the id")
     return next(iter(found))

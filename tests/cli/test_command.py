@@ -365,7 +365,7 @@ async def test_refusals_have_codes_of_their_own(urls: dict[str, Address], fakes:
 
 
 async def test_ids_may_be_short_when_they_are_unique(
-    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, green: Baton, key: str
 ) -> None:
     job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
     for text in (job, job[:16], job[4:20]):
@@ -382,6 +382,12 @@ async def test_ids_may_be_short_when_they_are_unique(
     await fakes.happens(named[0], "failed")
     only = await baton("get", "jobs", f"n-{key}", "-o", "name", url=urls["blue"])
     assert only.out.strip() == named[1], "one of them has not ended"
+    theirs = (await green.submit(JobSpec(command=("x",), name=f"n-{key}"), key)).job_id
+    await fakes.happens(named[1], "failed")
+    asked = await baton("get", "jobs", f"n-{key}", url=urls["operator"])
+    assert (asked.code, theirs[:20] in asked.err, "green" in asked.err) == (2, True, True), (
+        "an operator takes no team's job for another's that has ended"
+    )
 
 
 async def test_tables_in_pipes_are_tab_separated(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:
