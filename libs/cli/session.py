@@ -43,8 +43,8 @@ def short(job_id: str) -> str:
 
 
 async def whole_id(baton: Baton, text: str) -> str:
-    """The id of the one job that `text` names: by its id, the beginning of it, or its name. Of several jobs of one team with one
-    name it is the one that has not ended, if that is one. The newest 10,000 jobs are looked through for a beginning.
+    """The id of the one job that `text` names: by its id, the beginning of it, or its name. Of a team's jobs with one name
+    it is the one that has not ended, if that is one. The newest 10,000 jobs are looked through for a beginning.
 
     Raises:
         NotFound: no job is called so.
