@@ -20,10 +20,12 @@ from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
 from libs.bus.outbox import NotStored, Outbox, SubjectFull, is_full
 from libs.bus.table import WAITING_OF_A_SENDER
 from libs.client.errors import Busy, Denied, Failed, Invalid, Unreachable
+from schemas import subjects
 from schemas.base import Strict, sent
 from schemas.ids import content_hash
 from schemas.reasons import reasons_of
 
+_INBOXES = subjects.INPUT.partition("{")[0]
 _LOOK_S = 0.05
 RETRY_AFTER_S = 30.0
 """Admission tries again what waits for room at least as often, s."""
@@ -78,9 +80,12 @@ async def store(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) ->
             "the request is not stored for certain", str(e), "check the server, then send it again with the same key"
         ) from e
     except APIError as e:
+        to_pool = items[0].subject.startswith(_INBOXES)
         if is_full(e):
-            raise Busy("the broker's stream of requests is full", RETRY_AFTER_S) from e
-        raise Failed("the broker refused the request", str(e), "an operator should look at the stream REQUESTS") from e
+            full = "the pool's inbox" if to_pool else "the broker's stream of requests"
+            raise Busy(f"{full} is full", RETRY_AFTER_S) from e
+        stream = "of the pool's inbox" if to_pool else subjects.REQUESTS
+        raise Failed("the broker refused the request", str(e), f"an operator should look at the stream {stream}") from e
 
 
 async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:

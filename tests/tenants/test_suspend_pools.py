@@ -135,6 +135,7 @@ async def test_a_closed_pool_that_is_full_is_told_beside_those_that_have_decided
         told = await pause(two.operator, team, "unpaid")
         assert list(told.decided) == [two.here.name]
         assert isinstance(told.errors[two.there.name], Busy)
+        assert "the pool's inbox is full" in str(told.errors[two.there.name])
         assert two.there.name not in told.stored
 
 
