@@ -64,24 +64,30 @@ class LogRelay:
                 f"{_MOST_OF_A_TEAM} questions of {team} for logs are under way already: ask again in a second"
             )
         self._under_way[team] += 1
-        size = 0
         try:
-            await self._room(team)
-            piece = await self._ask(query, team)
-            size = 0 if piece is None else len(piece.model_dump_json())
-            return piece
+            await self._until_it_may(team)
+            return await self._counted(query, team)
         finally:
-            self._owe(team, max(size, _LEAST))
             self._under_way[team] -= 1
             if not self._under_way[team]:
                 del self._under_way[team]
 
-    async def _room(self, team: str) -> None:
+    async def _until_it_may(self, team: str) -> None:
+        """A question that is refused here counts for nothing: else a team that asks on would owe without end."""
         now_us = _now_us()
         wait_s = self._heard.of(team, AT_ONCE, now_us).wait_s(AT_ONCE, PER_S, now_us, 0)
         if wait_s > RELAY_S:
             raise AskAgain(f"{team} hears {PER_S:,} bytes of output a second: ask again in a second")
         await asyncio.sleep(wait_s)
+
+    async def _counted(self, query: LogQuery, team: str) -> LogPiece | None:
+        size = 0
+        try:
+            piece = await self._ask(query, team)
+            size = 0 if piece is None else len(piece.model_dump_json())
+            return piece
+        finally:
+            self._owe(team, max(size, _LEAST))
 
     def _owe(self, team: str, size: int) -> None:
         now_us = _now_us()
