@@ -124,11 +124,11 @@ class BusConnection(Client):
         )
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        """Likewise: where they cannot be read there are none."""
+        """Likewise: where they cannot be read there are none. What is logged of it is not of the sender's choice."""
         try:
             found: dict[str, str] | None = await super()._process_headers(headers)
-        except (ValueError, IndexError) as e:
-            await self._error_cb(e)
+        except (ValueError, IndexError):
+            await self._error_cb(nats.errors.Error(_UNREADABLE))
             return None
         return found
 
@@ -359,6 +359,7 @@ _ANYBODY = (
     "NATS at {} {} may write the ledger. Give it accounts (`baton credentials` prints them, and makes what BATON_NATS_CREDS "
     "names: see docs/security.md), or say that this is meant: `baton up` with --insecure, or BATON_INSECURE=1"
 )
+_UNREADABLE = "the headers of a message cannot be read"
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
 _CROWDED = re.compile(r"maximum account active connections", re.IGNORECASE)

@@ -299,7 +299,9 @@ def test_a_connection_that_is_gone_and_does_not_know_it_yet_can_be_drained(nats_
     uvloop.run(drains())
 
 
-async def test_what_is_no_text_in_a_subject_or_in_headers_ends_no_connection(nats_url: str) -> None:
+async def test_what_is_no_text_in_a_subject_or_in_headers_ends_no_connection(
+    nats_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Seen: one submit, or one question, on a subject with the byte 0xff in a user's place, and its service heard nothing more;
     what is stored came again and again, and no team's submits were answered any more."""
     hears, says = await connect(nats_url, name="hears"), await connect(nats_url, name="says")
@@ -312,11 +314,13 @@ async def test_what_is_no_text_in_a_subject_or_in_headers_ends_no_connection(nat
     await hears.flush()
     await says._send_command(b"PUB odd.\xff\xfe 1\r\nx\r\n")
     await says._send_command(b"PUB odd.reply odd.\xc3 1\r\nx\r\n")
-    for block in (b"NATS/1.0 \xff\xfe\xfd\r\n\r\n", b"NATS/1.0 404 \xff\r\n\r\n", b"NATS/1.0\r\na: \xff\r\n\r\n"):
+    odd = [b"NATS/1.0\r\na: " + b"x" * place + b"\xff\r\n\r\n" for place in range(20)]
+    for block in (b"NATS/1.0 \xff\xfe\xfd\r\n\r\n", b"NATS/1.0 404 \xff\r\n\r\n", *odd):
         await says._send_command(b"HPUB odd.headers %d %d\r\n%sx\r\n" % (len(block), len(block) + 1, block))
     await says.publish("odd.last", b"x")
     await says.flush()
     await until(lambda: "odd.last" in heard)
-    assert heard == ["odd.\ufffd\ufffd", "odd.reply", *3 * ["odd.headers"], "odd.last"]
+    assert heard == ["odd.\ufffd\ufffd", "odd.reply", *22 * ["odd.headers"], "odd.last"]
+    assert sum("headers" in record.getMessage() for record in caplog.records) == 1, "no log that its sender fills"
     for connection in (hears, says):
         await close(connection)
