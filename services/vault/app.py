@@ -42,7 +42,7 @@ from schemas.secrets import (
 )
 from schemas.subjects import OPERATOR
 from services.vault.book import ChangesBook
-from services.vault.changes import ChangeNote, LeftBehind, Requester
+from services.vault.changes import ChangeNote, OutboxRelay, Requester
 from services.vault.keys import BadKeys, KeyFile, RekeyUnderWay
 from services.vault.settings import VaultSettings
 from services.vault.store import Contended, SecretStore, StoreFull, Superseded, TooMuch
@@ -66,7 +66,7 @@ class Vault:
         self.follower: Follower[SecretUsers] | None = None
         self.store: SecretStore | None = None
         self.book: ChangesBook | None = None
-        self.left_behind = LeftBehind(self._settle)
+        self.relay = OutboxRelay(self._settle)
         self._asked: OrderedDict[str, Bucket] = OrderedDict()
         self._changes: OrderedDict[str, Bucket] = OrderedDict()
         self._given = Counter(
@@ -92,7 +92,7 @@ class Vault:
     async def tell_names(self) -> None:
         """Of all teams, at the start. A broker that is away is waited for: it would end the process, again and again."""
         for team in await retry_while_away(self._of_store().tell_names, _away):
-            self.left_behind.add(team)
+            self.relay.add(team)
 
     async def seen(self, seq: int) -> None:
         """Returns when the record at `seq` was read, after `seen_wait_s` at the latest."""
@@ -124,7 +124,7 @@ class Vault:
         try:
             await self._may_change(team)
             by = Requester(team, user, content_hash(query.sealed.encode()))
-            with self.left_behind.unless_settled(team):
+            with self.relay.again_on_error(team):
                 info, changes = await self._of_store().set(
                     team, query.name, value, by, replaces=query.replaces, removed=query.removed
                 )
@@ -153,7 +153,7 @@ class Vault:
         meant = _meant(query.team, team)
         try:
             await self._may_change(team)
-            with self.left_behind.unless_settled(meant):
+            with self.relay.again_on_error(meant):
                 names, changes = await self._of_store().remove(
                     meant, query.name, Requester(team, user), removes=query.removes, revision=query.revision
                 )
@@ -232,14 +232,14 @@ class Vault:
         behind. Raises AskAgain."""
         await self._told().changed(changes)
         if await self._forgotten(team, changes):
-            self.left_behind.add(team)
+            self.relay.add(team)
 
     async def _settle(self, team: str) -> bool:
         """Of what another process, or a broker that did not answer, left behind. Returns whether there is more."""
         held = await self._of_store().of(team)
-        overdue = [change for change in held.untold if change.overdue()]
+        overdue = [change for change in held.outbox if change.overdue()]
         if not overdue:
-            return bool(held.untold)
+            return bool(held.outbox)
         try:
             await self._told().changed(overdue)
         except AskAgain:
@@ -299,7 +299,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
     broker = make_broker(settings.bus, "vault")
     vault = Vault(settings, KeyFile(settings.keys_path()), registry)
     tasks = Tasks()
-    rooms: list[StreamSpace] = []  # made once the event loop runs
+    spaces: list[StreamSpace] = []  # made once the event loop runs
     ask = partial(serve, broker, queue="vault")
     ask(BY_TYPE["io.baton.secret.set.query.v1"], vault.set, users=True)
     ask(BY_TYPE["io.baton.secret.list.query.v1"], vault.list)
@@ -312,10 +312,10 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
         async with connected(settings, "vault-ledger") as nats:
             js = nats.jetstream()
             follower = vault.begin(js)
-            rooms[:] = [room := room_of(js, settings.pool)]
-            tasks.start("room of the inbox", room.run())
+            spaces[:] = [space := room_of(js, settings.pool)]
+            tasks.start("space of the inbox", space.run())
             vault.book = ChangesBook(
-                settings.pool, Outbox(js, give_up_s=_TELL_S), lambda items: room.lacks(items, SUBMITS_HIGH_WATER)
+                settings.pool, Outbox(js, give_up_s=_TELL_S), lambda items: space.lacks(items, SUBMITS_HIGH_WATER)
             )
 
             async def after(_: Sequence[FollowedEntry]) -> None:
@@ -323,14 +323,14 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
 
             tasks.start("ledger reader", follower.run(after))
             complaint = "what was done with secrets is not told to the ledger yet"
-            tasks.start("changes left behind", run_periodically(vault.left_behind.turn, 0.0, log, complaint))
+            tasks.start("outbox of changes", run_periodically(vault.relay.turn, 0.0, log, complaint))
             async with tasks.until_stopped():
                 yield
 
     async def caught_up() -> None:
         assert vault.follower is not None
         await vault.follower.caught_up.wait()
-        await rooms[0].known.wait()
+        await spaces[0].known.wait()
         await vault.tell_names()
 
     def ready() -> dict[str, str]:

@@ -47,8 +47,8 @@ class Requester(NamedTuple):
         return ChangeNote(what=what, target=target, team=self.team, user=self.user, detail=detail, digest=self.digest)
 
 
-class LeftBehind:
-    """The teams whose entries may have notes that nobody tells any more, of one process."""
+class OutboxRelay:
+    """Tells the ledger of notes that were left behind, in one process: it knows the teams whose entries may have some."""
 
     def __init__(self, settle: Callable[[str], Awaitable[bool]]) -> None:
         """`settle` tells and removes the overdue notes of a team, and says whether some are left."""
@@ -61,8 +61,8 @@ class LeftBehind:
         self._some.set()
 
     @contextmanager
-    def unless_settled(self, team: str) -> Iterator[None]:
-        """What ends by an error may have been stored all the same."""
+    def again_on_error(self, team: str) -> Iterator[None]:
+        """The team is looked at again if the block ends by an error: its change may have been stored all the same."""
         try:
             yield
         except BaseException:
@@ -75,7 +75,7 @@ class LeftBehind:
         await asyncio.sleep(OVERDUE_S)
         for team in sorted(self._teams):
             self._teams.discard(team)  # first: it may be added again meanwhile
-            with self.unless_settled(team):
+            with self.again_on_error(team):
                 if await self._settle(team):
                     self.add(team)
         if not self._teams:

@@ -89,12 +89,12 @@ class TeamSecrets(BaseModel):
     secrets: dict[str, StoredSecret] = {}
     removed: int = 0
     """The highest version that was removed."""
-    untold: list[ChangeNote] = []
+    outbox: list[ChangeNote] = []
 
     def note(self, by: Requester, what: str, target: str, detail: str = "") -> ChangeNote:
         """Stored with what it is about."""
         change = by.note(what, target, detail)
-        self.untold.append(change)
+        self.outbox.append(change)
         return change
 
     def bytes(self) -> int:
@@ -224,8 +224,8 @@ class SecretStore:
         ids = {change.id for change in changes}
 
         def fewer(held: TeamSecrets, _: int) -> tuple[bool, list[ChangeNote]]:
-            left = [change for change in held.untold if change.id not in ids]
-            some, held.untold = len(left) < len(held.untold), left
+            left = [change for change in held.outbox if change.id not in ids]
+            some, held.outbox = len(left) < len(held.outbox), left
             return some, left
 
         return await self._change(team, fewer)
@@ -272,7 +272,7 @@ class SecretStore:
         for team in {*await self.teams(), *await self.names.told()}:
             told, last = await self.names.read(team)
             held, revision = await self.load(team)
-            if held.untold:
+            if held.outbox:
                 untold.append(team)
             if held.secrets:
                 await self.names.tell(team, revision, held.secrets)

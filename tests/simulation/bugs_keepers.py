@@ -65,7 +65,7 @@ def secrets_unnoted(stack: ExitStack) -> None:
 
     def forgotten(held: store.TeamSecrets, *args: Any) -> ChangeNote:
         made = note(held, *args)
-        held.untold.pop()
+        held.outbox.pop()
         return made
 
     set_on(stack, store.TeamSecrets, "note", forgotten)

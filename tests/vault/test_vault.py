@@ -137,7 +137,7 @@ async def test_versions_a_list_without_values_and_a_removal(bench: Bench, team: 
         assert (await bench.ask("remove", SecretRemove(team=team), "operator")).names == ("other",)
         bucket = await bench.nats.jetstream().key_value(SECRETS_BUCKET)
         left = json.loads((await bucket.get(team)).value or b"")
-        assert left == {"secrets": {}, "removed": 4, "untold": []}, (
+        assert left == {"secrets": {}, "removed": 4, "outbox": []}, (
             "nothing of the team's is left but where its versions go on"
         )
 
@@ -500,7 +500,7 @@ async def test_a_change_that_was_stored_and_never_told_is_told_later(
         return [line.action.detail or line.action.what for line in read if line.team == of]
 
     async def notes(of: str) -> int:
-        return len(TeamSecrets.model_validate_json((await entries.get(of)).value or b"").untold)
+        return len(TeamSecrets.model_validate_json((await entries.get(of)).value or b"").outbox)
 
     async with bench.open():
         await bench.set(team, "token", b"a value")

@@ -103,7 +103,7 @@ class SimSecrets:
 
     def _untold(self) -> list[str]:
         """The teams that have changes of which vault has not told the ledger yet."""
-        return [entry.subject.rpartition(".")[2] for entry, held in self._entries() if held.untold]
+        return [entry.subject.rpartition(".")[2] for entry, held in self._entries() if held.outbox]
 
     def unaudited(self, lines: Mapping[tuple[str, str], int], since: float) -> list[str]:
         """What was set and removed after `since` and is not in the audit. `lines`: how many there are, by what was done and

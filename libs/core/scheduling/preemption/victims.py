@@ -112,7 +112,7 @@ def choices(
     As in a cycle, a job that gets no place blocks its queue. Each is chosen as if the earlier ones were carried out, so
     that two never count on the same device. `pending` plans count as carried out from the start: their beneficiaries get
     no other, their victims and devices serve nobody else. What a cycle keeps for a gang whose reservation is due, of any
-    class, serves nobody behind it: neither is it free to them, nor does anybody give way there. `spared`: who need not give
+    class, serves nobody behind it: neither is it free to them, nor does anybody give way there. `guard`: who need not give
     way; None: as the limits of `state` say.
     """
     planned = AlreadyPlanned.by(state, pending)
