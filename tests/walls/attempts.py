@@ -612,6 +612,16 @@ ATTEMPTS = (
     Attempt(0, _TEAM, "... and a fault anywhere moves the promise meanwhile", "the first promise counts on",
             "tests/core/test_own_delay.py::"
             "test_a_fault_elsewhere_does_not_hide_that_its_own_job_is_what_it_waits_for"),
+    Attempt(0, _TEAM, "a pool for the price of a device: one job without end, and a gang as wide as the pool that waits for it",
+            "what is kept for such a gang, others may use",
+            "tests/core/test_own_reservation.py::"
+            "test_others_use_what_a_gang_could_not_have_before_its_own_teams_job_ends"),
+    Attempt(0, _TEAM, "... or its job has processors, memory, power or places of a spread that the gang needs", "the same",
+            "tests/core/test_own_reservation.py::"
+            "test_whatever_its_own_teams_job_keeps_from_a_gang_others_may_run_beside", "processors"),
+    Attempt(0, _TEAM, "... or many such gangs, so that no gang of others has anything kept for it", "they take nobody's place",
+            "tests/core/test_own_reservation.py::"
+            "test_gangs_that_wait_for_their_own_teams_jobs_leave_others_their_reservations"),
     Attempt(2, _JOB, "all processors, by many processes that compute, each with a session of its own, so that others wait",
             "each attempt has its share, by a cgroup",
             f"{_SHARES}::test_a_job_that_computes_in_many_processes_leaves_others_their_share", "os.setsid()"),

@@ -24,7 +24,7 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.forms import packed_hash, unpacked_hash
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import QueueKey
+from libs.core.state.model import QueueKey, limit_class_of
 from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.shape import NO_SPREAD, Shape, shape_of
@@ -165,7 +165,8 @@ class FleetShape:
     def kind_of(self, team: str, user: str, spec: JobSpec, *, network: Network, priority: int, preempts: bool) -> int:
         """Of such a job, which kind it is."""
         whose = user if self.tree.by_user(team) else ""
-        return kind_of(QueueKey(priority, team, shape_of(spec, network), preempts, whose))
+        limit_class = limit_class_of(spec.time_limit_s)
+        return kind_of(QueueKey(priority, team, shape_of(spec, network), preempts, whose, limit_class))
 
     def owner(self, job_id: str) -> str | None:
         """The team of a job that waits or runs; None when there is none of that id."""
