@@ -161,16 +161,24 @@ class TeamAdmins:
         was asked as well, as it is kept: by a pseudonym, if the instance has them."""
         self._may(team, user, asked)
         if asked.what == "list":
-            return asked, self._carry_out(team, asked)
+            return asked, self._carry_out(team, user, asked)
         self._slowly(team)
+        drawn = False
         if asked.what == "add" and self._people.wanted(asked.pseudonym):
+            people = self._people.of(team)
+            drawn = asked.user not in people and asked.user not in people.values()
             asked = asked.model_copy(update={"user": self._pseudonym(team, asked.user)})
         said = {
             "what": f"team-admin.{asked.what}", "target": f"{team}.{asked.user}", "reason": "",
             "at_us": int(self._now() * 1e6), "host": socket.gethostname()[:255], "login": "", "tool": "",
         }  # fmt: skip
         with self._book.entry(said) as more:
-            done = self._carry_out(team, asked)
+            try:
+                done = self._carry_out(team, user, asked)
+            except NoCredential:
+                if drawn:
+                    self._people.erase(team, asked.user)
+                raise
             more["detail"] = f"by {team}.{user}" + (f", key {asked.public_key}" if asked.public_key else "")
         return asked, done
 
@@ -218,10 +226,10 @@ class TeamAdmins:
         elif asked.what == "revoke" and name not in ring.users(team):
             raise AdminRefused("user: has no credential")
 
-    def _carry_out(self, team: str, asked: ManageTeam) -> TeamManaged:
+    def _carry_out(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
         ring, name, token = self._keyring, f"{team}.{asked.user}", ""
         if asked.what in ("add", "rotate"):
-            token = ring.sign(name, asked.public_key)
+            token = ring.sign(name, asked.public_key, by=f"{team}.{user}")
         elif asked.what == "revoke":
             ring.revoke(name)
         admins, people = set(ring.admins(team)), self._people.of(team)

@@ -88,8 +88,8 @@ class People:
             raise _nobody(team, name)
 
     def called(self, team: str, name: str = "") -> list[str]:
-        """The pseudonyms that stand for that person, or, without a name, for all of the team. Raises NoSuchPerson for a name that
-        is not there."""
+        """The pseudonyms that stand for that person, or, without a name, for all of the team. Raises NoSuchPerson for a name
+        that is not there."""
         return _called(self._read(), team, name)
 
     def erase(self, team: str, name: str = "") -> list[str]:

@@ -79,8 +79,8 @@ class TimerPart:
         self._job_id, self._attempt = part.job_id, part.attempt
         self._exit_code = simulation.exit_code
         self._done_ms = part.resume.step if part.resume else 0
-        saves = part.spec.checkpoint is not None and part.node_rank == 0
-        self._interval_s = max(LEAST_INTERVAL_S, part.spec.checkpoint.interval_s) if saves else 0.0
+        policy = part.spec.checkpoint if part.node_rank == 0 else None
+        self._interval_s = max(LEAST_INTERVAL_S, policy.interval_s) if policy is not None else 0.0
         self._over = False
         self._began = timers.now()
         report(Started(job_id=part.job_id, attempt=part.attempt))

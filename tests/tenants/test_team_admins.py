@@ -4,7 +4,8 @@ import asyncio
 import json
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from libs.cli.team_admin import answering
 from libs.walls import claims, managing
 from libs.walls.book import Book
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
-from libs.walls.keyring import Keyring
-from libs.walls.managing import AUDIT_FILE
+from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.managing import AUDIT_FILE, TeamAdmins
 from libs.walls.names import check_numbers
 from libs.walls.people import People
 from libs.walls.resolver import tell
@@ -240,6 +241,33 @@ async def test_an_admin_who_is_revoked_is_out_and_what_it_made_stays(house: Hous
     hal = await house.of(claims.credentials(token, key), "blue.hal")
     await close(hal)
     assert "blue.gina" not in house.ring.admins("blue")
+
+
+async def test_what_is_asked_while_a_team_leaves_leaves_no_user_and_no_name(tmp_path: Path) -> None:
+    """The admin was looked at, then all of its team was made void, and then its user was signed: with a credential that stood."""
+    ring, people, began = Keyring(tmp_path), People(tmp_path), False
+    ring.team("red.ana", admin=True)
+
+    def now() -> float:
+        """It is asked for once who asks has been looked at."""
+        nonlocal began
+        if not began:
+            began = True
+            ring.revoke("red")
+            people.erase("red")
+        return time.time()
+
+    async def told(accounts: Sequence[str]) -> None:
+        pass
+
+    async def boosts(pool: str, boost: BoostJob, to: str) -> None:
+        pass
+
+    admins = TeamAdmins(Client(), ring, told, now, boosts=boosts)
+    asked = ManageTeam(what="add", user="mallory", public_key=a_key().public, pseudonym=True)
+    with pytest.raises(NoCredential, match=r"red\.ana is no admin of red"):
+        await admins.manage("red", "ana", asked)
+    assert (ring.users("red"), people.of("red")) == ([], {})
 
 
 async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from libs.core.scheduling.precedence.learned import WIDTHS, width_class
 LAST = 64
 """Run times of a key that are kept: what jobs did long ago says less."""
 KEYS = 4096
-"""Of a pool. Of more one of the team is dropped that has most of them: the one that ended nothing for the longest. So a team whose
-jobs all have other names pushes out none of the others'."""
+"""Of a pool. Of more one of the team is dropped that has most of them: the one that ended nothing for the longest. So a team
+whose jobs all have other names pushes out none of the others'."""
 ENOUGH = 10
 """Run times that a quantile needs: the P90 of fewer is none that was seen."""
 MOST_PATTERN = 64
