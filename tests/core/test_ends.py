@@ -74,7 +74,7 @@ def test_what_remains_of_many_is_what_remains_of_each() -> None:
 
 
 def test_who_stops_ends_by_the_graces_that_it_has() -> None:
-    """A job said that it saves within a millisecond, so a gang was promised devices on which it was five minutes later still."""
+    """A job said that it saves within a millisecond, and a gang was promised devices on which it was five minutes later."""
     saves = CheckpointPolicy(grace_s=0.001)
     told = job("patient", 8)
     told = told.model_copy(update={"spec": told.spec.model_copy(update={"stop_grace_s": 300.0, "checkpoint": saves})})

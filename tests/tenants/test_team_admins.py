@@ -244,7 +244,7 @@ async def test_an_admin_who_is_revoked_is_out_and_what_it_made_stays(house: Hous
 
 
 async def test_what_is_asked_while_a_team_leaves_leaves_no_user_and_no_name(tmp_path: Path) -> None:
-    """The admin was looked at, then all of its team was made void, and then its user was signed: with a credential that stood."""
+    """The admin was looked at, then all of its team was made void, and then its user was signed, for good."""
     ring, people, began = Keyring(tmp_path), People(tmp_path), False
     ring.team("red.ana", admin=True)
 
