@@ -215,7 +215,7 @@ def test_bytes_of_open_jobs_are_counted_from_the_ledger_and_kept_in_snapshots() 
         return shape.open_bytes("research")
 
     both = size()
-    assert 4000 < both < 5000
+    assert 5000 < both < 6000
     world.started(first)
     world.released(first)
     assert 0 < size() < both - 4000

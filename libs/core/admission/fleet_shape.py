@@ -134,7 +134,7 @@ class FleetShape:
         kind = self.kind_of(
             event.team, event.user, event.spec, network=event.network, priority=event.priority, preempts=event.preempts
         )
-        size = len(event.spec.__pydantic_serializer__.to_json(event.spec, exclude_defaults=True))
+        size = len(event.spec.__pydantic_serializer__.to_json(event.spec))
         self._add_job(event.job_id, event.spec_hash, event.team, kind, size)
 
     def _add_job(self, job_id: str, spec_hash: str, team: str, kind: int, size: int) -> None:

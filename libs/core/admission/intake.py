@@ -92,8 +92,8 @@ class IntakeLimits(Strict):
 
 
 SHIPPED: Final = IntakeLimits(
-    open_jobs=100_000, open_bytes=256 << 20, open_kinds=1_000, submits_per_s=1_000, burst=100_000, bytes_per_s=1_000_000, burst_bytes=64_000_000,
-    request_bytes=256 * 1024,
+    open_jobs=100_000, open_bytes=256 << 20, open_kinds=1_000, submits_per_s=1_000, burst=100_000, bytes_per_s=1_000_000,
+    burst_bytes=64_000_000, request_bytes=256 * 1024,
 )  # fmt: skip
 """What every team may ask for unless an operator says otherwise: more than a team of people needs, and less than fills a ledger
 in a day."""
