@@ -44,6 +44,8 @@ log = logging.getLogger("baton.team")
 
 CHANGES_AT_ONCE, CHANGES_PER_S = 1_000.0, 1 / 30
 """Of the users of one team, by its admins: each is kept for good, here and in the ledger of each pool."""
+ASKED_AT_ONCE, ASKED_PER_S = 2_000.0, 5.0
+"""Requests of one team, also those that change nothing: each reads all keys, in the process that looks after much else."""
 AUDIT_FILE = "team-admins.jsonl"
 _MESSAGE = BY_TYPE["io.baton.team.manage.query.v1"]
 _QUEUE = "keys"
@@ -80,6 +82,7 @@ class TeamAdmins:
         self._book = Book(keyring.folder)
         self._lines = asyncio.Event()
         self._changed: dict[str, Bucket] = {}  # of teams that have an admin
+        self._asked: dict[str, Bucket] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -107,6 +110,12 @@ class TeamAdmins:
 
     async def _heard(self, message: Msg) -> None:
         team = subjects.read(_MESSAGE.subject, message.subject)["team"]
+        at_us = int(self._now() * 1e6)
+        asked = self._asked.setdefault(team, Bucket(ASKED_AT_ONCE, at_us))
+        if wait_s := asked.take(ASKED_AT_ONCE, ASKED_PER_S, at_us):
+            often = f"{ASKED_PER_S:g} times a second, {ASKED_AT_ONCE:g} at once"
+            why = f"admins of team {team} may ask {often}: ask again in {wait_s:.1f} s"
+            return await _answer(message, FAILED, QueryFailed(status=FAILED, message=why))
         if team in self._busy:
             return await _answer(
                 message, FAILED, QueryFailed(status=FAILED, message=f"team {team} has asked already: ask again")

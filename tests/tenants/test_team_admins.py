@@ -243,6 +243,23 @@ async def test_an_admin_who_is_revoked_is_out_and_what_it_made_stays(house: Hous
     assert "blue.gina" not in house.ring.admins("blue")
 
 
+async def test_an_admin_that_asks_without_end_is_answered_at_a_rate(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """460 lists a second took 40 % of a processor, in the process that looks after services and floods."""
+    monkeypatch.setattr(managing, "ASKED_AT_ONCE", 3.0)
+    monkeypatch.setattr(managing, "ASKED_PER_S", 1e-6)
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    for _ in range(3):
+        await manage(ana, "blue.ana", "list")
+    with pytest.raises(QueryError, match="3 at once: ask again in"):
+        await manage(ana, "blue.ana", "list")
+    eve = await house.of(house.ring.team("green.eve"), "green.eve")
+    assert (await manage(eve, "green.eve", "list")).team == "green"
+    await close(ana)
+    await close(eve)
+
+
 async def test_what_is_asked_while_a_team_leaves_leaves_no_user_and_no_name(tmp_path: Path) -> None:
     """The admin was looked at, then all of its team was made void, and then its user was signed, for good."""
     ring, people, began = Keyring(tmp_path), People(tmp_path), False

@@ -698,6 +698,8 @@ ATTEMPTS = (
     Attempt(0, _ADMIN, "a user for whom it asks while all of its team is made void",
             "it is looked at again as the user is signed",
             "tests/tenants/test_team_admins.py::test_what_is_asked_while_a_team_leaves_leaves_no_user_and_no_name"),
+    Attempt(0, _ADMIN, "requests without end, for each of which all keys are read", "2,000 at once, then five a second",
+            "tests/tenants/test_team_admins.py::test_an_admin_that_asks_without_end_is_answered_at_a_rate"),
 )  # fmt: skip
 
 
