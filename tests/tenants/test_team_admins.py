@@ -29,8 +29,9 @@ from schemas import ledger, subjects
 from schemas.audit import ActionOutcome
 from schemas.catalog import BY_TYPE
 from schemas.ids import team_uid
-from schemas.inbox import BoostJob
+from schemas.inbox import ApplyQueues, BoostJob
 from schemas.queries import ManageTeam, TeamManaged
+from schemas.queues import Queue
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
 from services.queries.app import make_app as make_queries
@@ -374,6 +375,15 @@ async def test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks(
             team, _, name = asker.partition(".")
             with pytest.raises(QueryError, match=why):
                 await ask(nats, MANAGE, asked, timeout_s=20, team=team, user=name)
+        queues = (Queue(name="blue", classes=("experiment", "production")),)
+        await world.put(ApplyQueues(version=1, queues=queues, user="olga"))
+        await world.event(ledger.QueuesApplied)
+        above = await said("blue.ana", own.job_id, "--to", "serving", "--for", "1h")
+        assert (above.code, "may not use that class; it may use experiment, production" in above.err) == (2, True), (
+            above.err
+        )
+        below = await said("blue.ana", own.job_id, "--to", "production", "--for", "1h")
+        assert below.code == 0, below.err
         user, ended = await asyncio.gather(said("blue.ben", own.job_id, "--end"), said("blue.ana", own.job_id, "--end"))
         assert (user.code, ended.code) == (4, 0), ended.err
         assert (await world.event(ledger.BoostEnded, job_id=own.job_id)).team == "blue"

@@ -700,6 +700,9 @@ ATTEMPTS = (
             "tests/tenants/test_team_admins.py::test_what_is_asked_while_a_team_leaves_leaves_no_user_and_no_name"),
     Attempt(0, _ADMIN, "requests without end, for each of which all keys are read", "2,000 at once, then five a second",
             "tests/tenants/test_team_admins.py::test_an_admin_that_asks_without_end_is_answered_at_a_rate"),
+    Attempt(0, _ADMIN, "a boost to a class that its team may not use", "the holder of the keys looks",
+            "tests/tenants/test_team_admins.py::test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks",
+            "may not use that class"),
 )  # fmt: skip
 
 
