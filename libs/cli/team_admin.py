@@ -27,6 +27,7 @@ from libs.client.asking import ask
 from libs.client.errors import ClientError, Denied, NeedsOperator
 from libs.client.sending import valid
 from libs.client.where import Place, check_operator, find, read_instance, shown_credential, state_dir
+from libs.core.state.queue_tree import QueueTree
 from libs.embedded.records import write_private
 from libs.walls import claims
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
@@ -95,12 +96,17 @@ def admin(url: str | None = None) -> bool:
     return bool(dot) and owner != subjects.OPERATOR
 
 
-async def priority_of(baton: Baton, pool: str, name: str) -> int:
-    """Of a priority class, as an operator is told. Raises UsageFault when there is none of that name."""
+async def priority_of(baton: Baton, pool: str, name: str, by_admin_of: str = "") -> int:
+    """Of a priority class, as an operator is told. Raises UsageFault when there is none of that name, or when an admin
+    names one that its team may not use."""
     told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
     if name not in told.priorities:
         classes = ", ".join(sorted(told.priorities, key=lambda one: -told.priorities[one]))
         raise UsageFault(f"--to {name}: there is no such priority class; there are {classes}")
+    tree = QueueTree.of(tuple(share.queue for share in told.shares if share.applied), told.version)
+    if by_admin_of and (allowed := tree.classes(by_admin_of)) is not None and name not in allowed:
+        may = f"it may use {', '.join(allowed)}" if allowed else "it may use none"
+        raise UsageFault(f"--to {name}: the queue of team {by_admin_of} may not use that class; {may}; ask an operator")
     return told.priorities[name]
 
 
@@ -125,7 +131,7 @@ async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> 
     async def boosts(pool: str, said: BoostJob, to: str) -> int | None:
         baton, subject = Baton(nats, place), subjects.boost_job(pool, said.user, said.team)
         try:
-            priority = await priority_of(baton, pool, to) if to else 0
+            priority = await priority_of(baton, pool, to, by_admin_of=said.team) if to else 0
             ranked = said.model_copy(update={"priority": priority})
             return await say_to_pool(baton, pool, ranked, subject, said.job_id)
         except (ClientError, UsageFault) as e:

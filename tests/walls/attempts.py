@@ -689,6 +689,30 @@ ATTEMPTS = (
             "baton.qry.node.v1.left.main.n2"),
     Attempt(0, _JOB, "a link from its checkpoints to others' files, so that these go with its team's", "no link is followed",
             "tests/agent/test_departed_teams.py::test_links_are_not_followed_and_what_resists_is_told", "symlink_to(outside)"),
+    # a careless or hostile team, over its life
+    Attempt(0, _TEAM, "a hundred thousand jobs that wait, of 64 KB each: gigabytes in each process that follows the ledger",
+            "256 MiB of a team (`open_bytes`)",
+            "tests/admission/test_handlers.py::test_a_job_is_refused_for_now_while_open_jobs_have_more_bytes_than_they_may"),
+    Attempt(0, _TEAM, "jobs of thousands of names, so that nothing is kept of how long others' run",
+            "who has most of what is kept makes room",
+            "tests/core/test_run_history.py::"
+            "test_a_team_whose_jobs_all_have_other_names_pushes_out_what_is_known_of_no_other"),
+    Attempt(0, _TEAM, "a job that says that it saves in a millisecond, and stops in five minutes: a gang is promised too much",
+            "each grace that it has counts", "tests/core/test_ends.py::test_who_stops_ends_by_the_graces_that_it_has"),
+    Attempt(0, _TEAM, "a job on simulated devices that saves all the time, so that their agent does nothing else",
+            "once a second",
+            "tests/agent/test_lease_and_timers.py::test_a_job_that_saves_without_end_does_so_once_a_second"),
+    Attempt(0, _TEAM, "a secret that it sets behind the step that removes all, while it leaves",
+            "its credentials are void before", "tests/tenants/test_drill.py::test_all_is_lost_but_the_backup",
+            "else one of them could set another"),
+    Attempt(0, _ADMIN, "a user for whom it asks while all of its team is made void",
+            "it is looked at again as the user is signed",
+            "tests/tenants/test_team_admins.py::test_what_is_asked_while_a_team_leaves_leaves_no_user_and_no_name"),
+    Attempt(0, _ADMIN, "requests without end, for each of which all keys are read", "2,000 at once, then five a second",
+            "tests/tenants/test_team_admins.py::test_an_admin_that_asks_without_end_is_answered_at_a_rate"),
+    Attempt(0, _ADMIN, "a boost to a class that its team may not use", "the holder of the keys looks",
+            "tests/tenants/test_team_admins.py::test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks",
+            "may not use that class"),
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
         latency=e.latency, lease_s=e.lease_s, network=e.network, user=e.user, by_user=state.tree.by_user(e.team),
     )  # fmt: skip
     state.jobs[e.job_id] = job
-    state.early_cancels.forget(e.job_id)
+    state.early_cancels.forget(e.job_id, e.team)
     enqueue(state, job)
 
 
