@@ -125,6 +125,10 @@ class QueueKey(NamedTuple):
     limit_class: int = 0
     """Of their time limits (`limit_class_of`): what is too long to go before a gang does not block what is not."""
 
+    def of_limit(self, limit_class: int) -> "QueueKey":
+        """The same for jobs with limits of another class."""
+        return self if limit_class == self.limit_class else _queue_key(*self[:-1], limit_class)
+
 
 def limit_class_of(time_limit_s: float) -> int:
     """0: no time limit; 1: a minute at the most; each further class has limits up to four times as long."""
@@ -257,7 +261,7 @@ class Job:
         """Another one with the same form, terms, and queue but for its `limit_class`, that waits and has not run."""
         job = Job.__new__(Job)
         job.id, job.form, job.own, job.terms = id, self.form, own, self.terms
-        job.queue = _queue_key(*self.queue[:-1], limit_class)
+        job.queue = self.queue.of_limit(limit_class)
         job.submitted_us, job.queued_us, job.state = submitted_us, queued_us, JobState.QUEUED
         job.current, job.past, job._spec = None, _NOTHING, None
         return job
@@ -336,7 +340,7 @@ class Job:
             job.queue = self.queue._replace(shape=shape)
         if spec is not None:
             job.form, job._spec = form_of(spec), None
-            job.queue = job.queue._replace(limit_class=limit_class_of(spec.time_limit_s))
+            job.queue = job.queue.of_limit(limit_class_of(spec.time_limit_s))
             job.own = kept(job.form, spec, self.spec_hash)
         return job
 

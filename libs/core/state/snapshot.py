@@ -304,9 +304,7 @@ class _JobRow(NamedTuple):
 
 def _row_of(_: str, job: Job) -> _JobRow:
     more = None if job.waits_only else _more_of(job)
-    return _JobRow(
-        (job.form, job.terms, job.queue._replace(limit_class=0)), job.id, job.own, job.submitted_us, job.queued_us, more
-    )
+    return _JobRow((job.form, job.terms, job.queue.of_limit(0)), job.id, job.own, job.submitted_us, job.queued_us, more)
 
 
 def _join_jobs(rows: Iterable[_JobRow]) -> bytes:
