@@ -46,7 +46,7 @@ async def of_ledger(
         return bill(meter.usage(team, of_day=days_asked(query)), NO_PRICES, query, meter.seq, currency)
 
     use = meter.open_claims.teams(meter.quotas).get(team, TeamUse(meter.quotas.get(team), {}, 0, 0))
-    return await bills(asked), QuotaSnapshot(teams=(use.told(team),), ledger_seq=meter.seq)
+    return await bills(asked), QuotaSnapshot(teams=(use.usage_of(team),), ledger_seq=meter.seq)
 
 
 def _folded(source: FiledLedger) -> Meter:
