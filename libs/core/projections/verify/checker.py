@@ -4,7 +4,7 @@ from typing import ClassVar, Final
 
 from libs.core.projections.verify.asked import GrantMatchesRequest
 from libs.core.projections.verify.attempts import Attempts
-from libs.core.projections.verify.audit_lines import AuditLines
+from libs.core.projections.verify.audit_records import AuditRecords
 from libs.core.projections.verify.boards import Boards
 from libs.core.projections.verify.books import Books, Handler, Subject
 from libs.core.projections.verify.boosts import Boosts
@@ -47,7 +47,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     AttemptsProgress,
     PromisedStarts,
     Ends,
-    AuditLines,
+    AuditRecords,
     Summed,
     Rates,
 )

@@ -11,7 +11,7 @@ KEPT_LINES = 4096
 """Lines kept per book, the newest."""
 
 
-class AuditLines(Subject):
+class AuditRecords(Subject):
     """A line may be repeated unchanged. Lines missing from the ledger leave a gap, which `baton audit verify` shows."""
 
     handlers: ClassVar = {led.OperatorActed: "acted", led.CommandRefused: "refused"}
