@@ -16,6 +16,7 @@ from schemas.inbox import Released, SeenOfPart
 from schemas.jobs import Network
 from schemas.nodes import DesiredPart
 from services.agent import tree
+from services.agent.attempt_launch import AttemptLaunch, ProcessCommand, no_secrets
 from services.agent.failures import why_not_prepared
 from services.agent.folders import disk_used, files_below, remove_tree
 from services.agent.gangports import PortsHad
@@ -27,7 +28,8 @@ from services.agent.limits import AttemptLimits, Watched, limits_of
 from services.agent.logs import OWN, LogStore, make_folder
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.owners import Owners
-from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
+from services.agent.part_end import COULD_NOT_START
+from services.agent.processes import ProcessPart
 from services.agent.quarantine import Since, still_busy
 from services.agent.secrets import Delivered, SecretFolders, SecretSource
 from services.agent.shared import SharedUse

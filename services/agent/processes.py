@@ -4,38 +4,33 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from libs.bus.cancel import cancel
 from libs.core.scheduling.progress import SAMPLE_S
 from libs.service.tasks import essential
 from schemas.attempts import Category, KnownOfPart
-from schemas.inbox import CheckpointTaken, Released, SeenOfPart, Started
-from schemas.jobs import Checkpoint
+from schemas.inbox import Released, SeenOfPart, Started
 from schemas.nodes import DesiredPart
 from services.agent import failures, sockdiag
-from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
-from services.agent.keeper.client import KeptAttempt
+from services.agent.attempt_launch import AttemptLaunch
+from services.agent.checkpoints import PartCheckpoints
 from services.agent.keeper.find import NoKeeper
 from services.agent.keeper.table import StartRefused
 from services.agent.lease import why_ended
-from services.agent.limits import Watched, mib
+from services.agent.limits import mib
+from services.agent.part_end import COULD_NOT_START, NO_SECRETS, how_ended, start_failure
 from services.agent.progress import Progressing
-from services.agent.quarantine import GRACE_S, Since
+from services.agent.quarantine import GRACE_S
 from services.agent.reconcile import Phase
-from services.agent.secrets import NOTHING, Delivered, NotWanted, SecretMissing, SecretsUnavailable
 from services.agent.shared import QUICK_S, SharedUse
 from services.agent.variables import progress_of, world_size
 
 log = logging.getLogger("baton.agent")
 
-CHECKPOINT_LEAST_S = 10.0
-"""The least interval between reported checkpoints of a running attempt, since each is a permanent record; the newest
-counts. After a request to save, and at the end, they are reported at once."""
 POLL_S = 0.25
 """How often a job with a checkpoint policy is checked for news while it runs."""
 AFTER_FAILURE_S = 2.0
@@ -44,70 +39,6 @@ AFTER_SAVE_S = 2.0
 """From SIGTERM to SIGKILL once the work is saved: nothing is left to lose."""
 PORT_TRIES = 25
 """Tries for a gang's port before its attempt is given up."""
-_NO_SECRETS = (SecretMissing, SecretsUnavailable, NotWanted)
-COULD_NOT_START = 126
-NOT_FOUND = 127
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessCommand:
-    """How to start one process."""
-
-    rank: int
-    environment: Mapping[str, str]
-    log: Path
-    acknowledgement: Path
-
-
-async def no_devices(grace_s: float) -> None:
-    """The default: no devices to check."""
-
-
-async def no_secrets(wanted: Callable[[], bool]) -> Delivered:
-    """The default: the job names no secrets."""
-    return NOTHING
-
-
-@dataclass(slots=True)
-class AttemptLaunch:
-    """What a part needs besides its spec. `kept` is its handle in the keeper; `may_run` says whether the lease holds.
-
-    `adopted`: the note that an earlier agent left with the keeper about its requests to the job; None for a new part.
-    """
-
-    kept: KeptAttempt
-    node: str
-    incarnation: int
-    workdir: Path
-    commands: Sequence[ProcessCommand]
-    log_limit: int
-    early_s: float | None
-    """How many seconds the part's lease ends before its node's; None: no lease ends it."""
-    may_run: Callable[[], bool]
-    group: Path | None = None
-    """Its own cgroup, to be created."""
-    adopted: Mapping[str, Any] | None = None
-    behind: Callable[[], dict[str, Any] | None] = lambda: None
-    """Gives its folders to its team, and returns the description of its walls, if any. Raises OSError or NotServed."""
-    watched: Watched | None = None
-    """Its limits on this machine, and its use."""
-    shared: SharedUse | None = None
-    """Its use of the machine's common resources."""
-    set_live: Callable[[int, bool], None] = lambda rank, live: None
-    not_served: Callable[[], str] = lambda: ""
-    """Why this team's processes cannot run here, after the keeper has reported how it holds them; or ""."""
-    settle: Callable[[float], Awaitable[None]] = no_devices
-    """Waits until the part's devices are free, at most the given seconds; then the others are in quarantine."""
-    since: Since = field(default_factory=Since.now)
-    """When it began."""
-    deliver_secrets: Callable[[Callable[[], bool]], Awaitable[Delivered]] = no_secrets
-    """Before the start: gets the job's secrets while the part is wanted, and writes their files."""
-    remove_secrets: Callable[[], None] = lambda: None
-    """Called when nothing of it runs any more."""
-    secrets_folder: Path | None = None
-    """Removed by the shim at the end, too."""
-    silent_devices: Callable[[], Sequence[str]] = lambda: ()
-    """The part's devices that no longer answer. May block for some milliseconds."""
 
 
 @dataclass(eq=False, slots=True)
@@ -133,19 +64,16 @@ class ProcessPart:
     _lease_ended: bool = False
     """The keeper killed the first that failed, because its lease had ended."""
     _reason: str = ""
-    _acknowledged: bool = False
     _ordered: bool = False
     _terminated: bool = False
     _port_held: bool = False
     """Others held the port where its processes meet, at its start or when it failed."""
     _exceeded: tuple[str, KnownOfPart] | None = None
-    _acknowledgements: list[Acknowledgement] = field(default_factory=list)
-    _rests_until: float = 0.0
-    """On the loop's clock: acknowledgements are not read before, unless the part ends or was asked for one."""
-    _last_word: Checkpoint | None = None
-    """An acknowledged checkpoint that is not reported yet. It is reported with the end, unless a newer one is reported
-    before."""
     _task: asyncio.Task[None] | None = None
+    _checkpoints: PartCheckpoints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._checkpoints = PartCheckpoints(self.part, self.launch, self.report)
 
     def start(self) -> None:
         if self.launch.adopted is not None:
@@ -165,16 +93,16 @@ class ProcessPart:
     def save_early(self) -> None:
         """Asks for a checkpoint and continues: the lease is in danger."""
         if self.phase is Phase.RUNNING:
-            self._look_safely(self._keep)  # an earlier checkpoint is no answer
-            self._rests_until = 0.0
+            self._checkpoints.keep_news()  # an earlier checkpoint is no answer
+            self._checkpoints.rests_until = 0.0
             self._ask_to_save()
 
     async def kill(self) -> None:
         """Kills everything at once and returns when nothing is left. Reports nothing but the last checkpoint."""
         await self._cancel()
         await self._vanish()
-        self._look_safely(self._keep)
-        self._say_last_word()
+        self._checkpoints.keep_news()
+        self._checkpoints.report_last()
         await self.launch.settle(0.0)
 
     async def look_at_limits(self) -> bool:
@@ -242,11 +170,11 @@ class ProcessPart:
     async def _run(self) -> None:
         try:
             await self._begin()
-        except (OSError, ValueError, NoKeeper, failures.NotServed, *_NO_SECRETS) as e:
+        except (OSError, ValueError, NoKeeper, failures.NotServed, *NO_SECRETS) as e:
             await self._could_not_start(e)
             return
         self.report(Started(job_id=self.part.job_id, attempt=self.part.attempt))
-        self._acknowledgements = self._files()
+        self._checkpoints.begin()
         await self._watch()
         if self._exceeded is not None and self._alive():
             await self._end_for(*self._exceeded)
@@ -255,26 +183,18 @@ class ProcessPart:
         if self.phase is Phase.SAVING and self._alive():
             await self._save()
         if self._alive():
-            await self._terminate(AFTER_SAVE_S if self._acknowledged else self.part.spec.stop_grace_s)
-        self._look_safely(self._keep)  # a checkpoint written just before the end
+            await self._terminate(AFTER_SAVE_S if self._checkpoints.acknowledged else self.part.spec.stop_grace_s)
+        self._checkpoints.keep_news()  # a checkpoint written just before the end
         await self._vanish()
         await self.launch.settle(GRACE_S)
         await self._release()
 
     async def _end_for(self, reason: str, category: KnownOfPart) -> None:
-        self._look_safely(self._keep)
+        self._checkpoints.keep_news()
         await self._vanish()
         await self.launch.settle(GRACE_S)
         self.phase = Phase.ENDED
         self._report_released(128 + signal.SIGKILL, reason, True, category)
-
-    def _files(self) -> list[Acknowledgement]:
-        """One file per rank. After an adoption, those that existed when the job was asked to save are not new."""
-        seen = (self.launch.adopted or {}).get("seen") or [None] * len(self.launch.commands)
-        return [
-            Acknowledgement(command.acknowledgement, None if old is None else tuple(old))
-            for command, old in zip(self.launch.commands, seen, strict=True)
-        ]
 
     async def _begin(self) -> None:
         """Raises OSError, ValueError, NoKeeper or NotServed when it could not be started."""
@@ -287,7 +207,7 @@ class ProcessPart:
                 raise failures.NotServed(reason)
             await self._own_port()
             delivered = await self.launch.deliver_secrets(lambda: self.phase is Phase.RUNNING)
-            await kept.keeper.start(kept, self._start_message(delivered))
+            await kept.keeper.start(kept, self.launch.start_message(self.part, delivered))
         for command in self.launch.commands:
             self.launch.set_live(command.rank, True)
         if self.launch.adopted is None and not self.launch.may_run():
@@ -309,31 +229,6 @@ class ProcessPart:
             f"port {meets} of its node, at which its processes meet (MASTER_PORT), is held by others"
         )
 
-    def _start_message(self, delivered: Delivered) -> dict[str, object]:
-        """The start message for the keeper. It keeps `about` and passes the environments, with secrets, on to the shim."""
-        launch = self.launch
-        return {
-            "node": launch.node,
-            "incarnation": launch.incarnation,
-            "about": {"part": self.part.model_dump_json(), "since": launch.since.ticks},
-            "early": launch.early_s,
-            "command": list(self.part.spec.command),  # an argv list, never a shell
-            "workdir": str(launch.workdir),
-            "group": str(launch.group or ""),
-            **({} if launch.watched is None else launch.watched.limits.told()),
-            "log_limit": launch.log_limit,
-            "remove": str(launch.secrets_folder or ""),
-            "walls": launch.behind(),
-            "ranks": [
-                {
-                    "rank": command.rank,
-                    "environment": {**command.environment, **delivered.environment},
-                    "log": str(command.log),
-                }
-                for command in launch.commands
-            ],
-        }
-
     def _news_of_processes(self) -> None:
         kept = self.launch.kept
         for rank, code in kept.codes.items():
@@ -351,8 +246,7 @@ class ProcessPart:
             self._failed, self._failed_rank = self._codes[rank], rank
             self._lease_ended = self.launch.kept.doomed
             self._overtime = self.launch.kept.overtime
-            how = f"ended with exit code {code}" if code > 0 else f"was ended by {_signal_name(-code)}"
-            self._reason = f"rank {rank} {how}"
+            self._reason = f"rank {rank} {how_ended(code)}"
 
     def _alive(self) -> list[int]:
         return [command.rank for command in self.launch.commands if command.rank not in self._codes]
@@ -372,8 +266,8 @@ class ProcessPart:
             await self._news(
                 min((t for t in (poll_s, deadline and deadline - loop.time()) if t is not None), default=None)
             )
-            if loop.time() >= self._rests_until:
-                self._look_safely(self._tell)
+            if loop.time() >= self._checkpoints.rests_until:
+                self._checkpoints.report_news()
             if progressing is not None and (told := progressing.news(loop.time())) is not None:
                 self.report(told)
 
@@ -386,18 +280,22 @@ class ProcessPart:
         """Signals the processes, and waits for an acknowledgement newer than the signal, or for the end of the grace."""
         policy = self.part.spec.checkpoint
         assert policy is not None, "saving needs a checkpoint policy"
-        self._look_safely(self._keep)
+        self._checkpoints.keep_news()
         asked_before = self.launch.adopted is not None and "seen" in self.launch.adopted
-        if not (asked_before and self._acknowledged):
-            self._acknowledged = False  # an earlier checkpoint does not count
-            self.launch.kept.note(phase=int(self.phase), seen=[one.seen for one in self._acknowledgements])
+        if not (asked_before and self._checkpoints.acknowledged):
+            self.launch.kept.note(phase=int(self.phase), seen=self._checkpoints.asked())
             self._ask_to_save()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + policy.grace_s
-        while self._alive() and not self._acknowledged and self.phase is Phase.SAVING and loop.time() < deadline:
+        while (
+            self._alive()
+            and not self._checkpoints.acknowledged
+            and self.phase is Phase.SAVING
+            and loop.time() < deadline
+        ):
             await self._news(min(POLL_S / 5, deadline - loop.time()))
-            self._look_safely(self._tell)
-        if not self._acknowledged and self._alive():
+            self._checkpoints.report_news()
+        if not self._checkpoints.acknowledged and self._alive():
             self._reason = f"no checkpoint was acknowledged within its grace of {policy.grace_s:g} s"
 
     def _ask_to_save(self) -> None:
@@ -421,37 +319,6 @@ class ProcessPart:
                 await self._wake.wait()
         self._wake.clear()
 
-    def _look_safely(self, heard: Callable[[Checkpoint], None]) -> None:
-        try:
-            self._look(heard)
-        except BadAcknowledgement as e:
-            self._rests_until = asyncio.get_running_loop().time() + CHECKPOINT_LEAST_S
-            log.warning("attempt %d of %s: bad acknowledgement: %s", self.part.attempt, self.part.job_id, e)
-
-    def _look(self, heard: Callable[[Checkpoint], None]) -> None:
-        """Any rank may acknowledge for this node; rank 0 alone reports for the whole job."""
-        if self.part.spec.checkpoint is None:
-            return
-        for command, acknowledgement in zip(self.launch.commands, self._acknowledgements, strict=False):
-            if (checkpoint := acknowledgement.news()) is not None:
-                self._acknowledged = True
-                if command.rank == 0:
-                    heard(checkpoint)
-
-    def _tell(self, checkpoint: Checkpoint) -> None:
-        self._rests_until = asyncio.get_running_loop().time() + CHECKPOINT_LEAST_S
-        self._last_word = None
-        self.report(CheckpointTaken(job_id=self.part.job_id, attempt=self.part.attempt, checkpoint=checkpoint))
-
-    def _keep(self, checkpoint: Checkpoint) -> None:
-        self._last_word = checkpoint
-
-    def _say_last_word(self) -> None:
-        """Call it right before reporting the end. What is reported with the end counts, however soon it follows
-        another."""
-        if self._last_word is not None:
-            self._tell(self._last_word)
-
     async def _vanish(self) -> None:
         """Kills what is left, daemons included, until nothing is: however long, never freed by a timeout."""
         await self.launch.kept.kill()
@@ -463,7 +330,7 @@ class ProcessPart:
         """Reports the end. It is the part's own if nobody asked for it; or if it was asked to save, saved nothing and
         exited with 0 before SIGTERM, since then its work was done. After SIGTERM, 0 only means a clean exit. A kill by
         the keeper at the end of the lease is not the part's own, even if a renewal came since."""
-        finished = not self._failed and not self._acknowledged and not self._terminated
+        finished = not self._failed and not self._checkpoints.acknowledged and not self._terminated
         own_exit = (not self._ordered or finished) and not self._lease_ended and not self._overtime
         if self._lease_ended:
             self._reason = why_ended(self.launch.node)
@@ -496,22 +363,16 @@ class ProcessPart:
 
     async def _could_not_start(self, error: Exception) -> None:
         await self._vanish()
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        what = str(getattr(error, "filename", None) or self.part.spec.command[0])
-        reason = f"could not start {what!r}: {getattr(error, 'strerror', None) or error}"
-        if isinstance(error, _NO_SECRETS):
-            reason = f"could not start: {error}"
-        if what == str(self.launch.workdir):
-            reason = f"could not start: working directory {what!r} {_no_folder(error)}"
+        exit_code, reason = start_failure(error, self.part.spec.command[0], self.launch.workdir)
         own_exit = self.launch.may_run() and not isinstance(error, StartRefused)
         self.phase = Phase.ENDED
         category = failures.why_not_started(error) if own_exit else None
-        self._report_released(NOT_FOUND if missing else COULD_NOT_START, reason, own_exit, category)
+        self._report_released(exit_code, reason, own_exit, category)
 
     def _report_released(
         self, exit_code: int, reason: str, own_exit: bool, category: KnownOfPart | None, *, unproven: bool = False
     ) -> None:
-        self._say_last_word()
+        self._checkpoints.report_last()
         self.report(
             Released(
                 job_id=self.part.job_id,
@@ -525,20 +386,3 @@ class ProcessPart:
                 port_held=self._port_held,
             )
         )
-
-
-def _no_folder(error: Exception) -> str:
-    """Why processes cannot start in a folder."""
-    if isinstance(error, FileNotFoundError):
-        return "does not exist on this node, or jobs are not shown it"
-    if isinstance(error, NotADirectoryError):
-        return "is no folder"
-    return f"cannot be entered by the job: {getattr(error, 'strerror', None) or error}"
-
-
-def _signal_name(number: int) -> str:
-    """Most real-time signals have no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
