@@ -33,9 +33,10 @@ from services.agent.departed_teams import DepartedTeamFiles
 from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
 from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
-from services.agent.node import NodeRunner, RunningPart
+from services.agent.node import NodeRunner
 from services.agent.reconcile import Phase
 from services.agent.reports import Reports
+from services.agent.running_part import RunningPart
 from services.agent.settings import AgentSettings, OnStop
 from services.agent.shared import QUICK_S, SharedLook
 
@@ -67,15 +68,15 @@ class Agent:
         self._pool = settings.pool
         self._source = f"/baton/{settings.pool}/agent"
         self._draining = False
-        self._kept: set[str] = set()
+        self._left_running: set[str] = set()
         """Nodes whose work continues after this agent."""
-        self._between: set[str] = set()
+        self._between_lives: set[str] = set()
         """Nodes between two lives: the last is being ended, the next has not begun."""
-        self._numberless: set[str] = set()
+        self._without_incarnation: set[str] = set()
         """Those whose next incarnation cannot be written to disk yet."""
-        self._unborn: list[NodeRunner] = []
+        self._without_life: list[NodeRunner] = []
         """Nodes without a life since this agent started, for the same reason."""
-        self._refused: set[tuple[str, int]] = set()
+        self._ended_by_keeper: set[tuple[str, int]] = set()
         """Lives that the keeper has ended because nothing in them was kept when their lease ended."""
         self._beats = 0
         self.left = DepartedTeamFiles(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
@@ -85,7 +86,7 @@ class Agent:
         launcher.begins = self.left.begins
         launcher.keeper.on_dying = self.keeper_dies
         launcher.keeper.on_loss = self.keeper_lost
-        launcher.keeper.on_over = lambda node, incarnation: self._refused.add((node, incarnation))
+        launcher.keeper.on_over = lambda node, incarnation: self._ended_by_keeper.add((node, incarnation))
 
     async def subscribe(self) -> None:
         """Subscribes to what placement pushes after each commit."""
@@ -103,17 +104,17 @@ class Agent:
             log.error("no life can begin on %s until this is mended: %s", ", ".join(node.name for node in nodes), e)
             for node in nodes:
                 node.wait()
-            self._unborn = list(nodes)
-            self._between.update(node.name for node in nodes)
-            self._numberless.update(node.name for node in nodes)
+            self._without_life = list(nodes)
+            self._between_lives.update(node.name for node in nodes)
+            self._without_incarnation.update(node.name for node in nodes)
             return
         self._first_lives(nodes, fresh)
 
-    async def _begin_late(self) -> None:
-        names = [node.name for node in self._unborn]
-        self._first_lives(self._unborn, await self._incarnations(names, {}))
-        self._unborn = []
-        self._between.difference_update(names)
+    async def _begin_waiting(self) -> None:
+        names = [node.name for node in self._without_life]
+        self._first_lives(self._without_life, await self._incarnations(names, {}))
+        self._without_life = []
+        self._between_lives.difference_update(names)
 
     def _first_lives(self, nodes: Sequence[NodeRunner], fresh: Mapping[str, int]) -> None:
         for node in nodes:
@@ -121,9 +122,9 @@ class Agent:
             if not node.inventory.simulated:
                 self.launcher.watch(node)  # also without work: the next agent continues this life
 
-    def _living(self) -> list[NodeRunner]:
+    def _with_life(self) -> list[NodeRunner]:
         """All nodes except those without a life yet."""
-        return [node for node in self.nodes.values() if node not in self._unborn]
+        return [node for node in self.nodes.values() if node not in self._without_life]
 
     # ------------------------------------------------------------------------------------------------- leases
 
@@ -150,7 +151,9 @@ class Agent:
     async def _heartbeat(self, node: NodeRunner, timeout_s: float) -> str:
         """Renews one lease, or returns the reason for the failure. The lease counts from `sent`, taken before the
         message is built."""
-        if node.name in self._numberless:  # nothing can run here, and whoever waits for this node should learn that
+        if (
+            node.name in self._without_incarnation
+        ):  # nothing can run here, and whoever waits for this node should learn that
             return f"{node.name} has no life"
         sent, incarnation = now(), node.incarnation
         message = outgoing(
@@ -176,19 +179,19 @@ class Agent:
     async def run_watch_leases(self) -> None:
         """A node that waits for its next life does not delay checks of the others."""
         async with asyncio.TaskGroup() as lives:
-            if self._unborn:
-                lives.create_task(self._begin_late())
+            if self._without_life:
+                lives.create_task(self._begin_waiting())
             while True:
                 every_s = WATCH_S if any(node.parts for node in self.nodes.values()) else _IDLE_WATCH_S
                 await asyncio.sleep(clock.until_turn(every_s))
-                if over := self._look_at_leases(now()):
+                if over := self._check_leases(now()):
                     lives.create_task(self.new_lives(over, "the lease has ended"))
 
-    def _look_at_leases(self, at: float) -> list[NodeRunner]:
+    def _check_leases(self, at: float) -> list[NodeRunner]:
         """Ends what a lease no longer covers; returns the nodes whose life is over."""
-        living = [node for node in self.nodes.values() if node.name not in self._between]
-        refused = [node for node in living if (node.name, node.incarnation) in self._refused]
-        self._refused.clear()
+        living = [node for node in self.nodes.values() if node.name not in self._between_lives]
+        refused = [node for node in living if (node.name, node.incarnation) in self._ended_by_keeper]
+        self._ended_by_keeper.clear()
         ended = [node for node in living if node.lease.check(at) and node not in refused]
         over = [node for node in ended if not node.keeps()] + refused
         over += [node for node in living if node.outlived() and node not in over]
@@ -209,12 +212,12 @@ class Agent:
     async def new_lives(self, nodes: Sequence[NodeRunner], reason: str, above: Mapping[str, int] | None = None) -> None:
         """Ends all work of these nodes and begins their next lives, in this order. `above`: node -> an incarnation
         known to the pool, which the new one must exceed. Nodes already between two lives are skipped."""
-        nodes = [node for node in nodes if node.name not in self._between]
-        self._between.update(node.name for node in nodes)
+        nodes = [node for node in nodes if node.name not in self._between_lives]
+        self._between_lives.update(node.name for node in nodes)
         try:
             await self._new_lives(nodes, reason, above or {})
         finally:
-            self._between.difference_update(node.name for node in nodes)
+            self._between_lives.difference_update(node.name for node in nodes)
 
     async def _new_lives(self, nodes: Sequence[NodeRunner], reason: str, above: Mapping[str, int]) -> None:
         if not nodes:
@@ -239,10 +242,10 @@ class Agent:
                     return self.launcher.state.next_incarnations(names, above)
                 except OSError as e:
                     log.error("no life can begin on %s until this is mended: %s", ", ".join(names), e)
-                    self._numberless.update(names)
+                    self._without_incarnation.update(names)
                     await asyncio.sleep(_DISK_S)
         finally:
-            self._numberless.difference_update(names)
+            self._without_incarnation.difference_update(names)
 
     def keeper_dies(self) -> None:
         """The keeper is about to die with all it holds. None of that counts as an exit of its own."""
@@ -272,14 +275,14 @@ class Agent:
         while True:
             await asyncio.sleep(clock.until_turn(min(self.settings.repeat_s, self.settings.ask_s) / 2))
             if not self.reports.stalled():  # repeats would only add to the backlog
-                for node in self._living():
+                for node in self._with_life():
                     node.repeat(self.settings.repeat_s)
 
     # ------------------------------------------------------------------------------------------------ the rest
 
     async def run_samples(self) -> None:
         while True:
-            for node in self._living():
+            for node in self._with_life():
                 await self._sample(node)
             await asyncio.sleep(clock.until_turn(self.settings.sample_s))
 
@@ -315,14 +318,14 @@ class Agent:
     async def run_quarantine(self) -> None:
         while True:
             await asyncio.sleep(clock.until_turn(self.settings.quarantine_s))
-            for node in self._living():
+            for node in self._with_life():
                 await self.launcher.look_at_busy(node)
 
     async def run_limits(self) -> None:
         """Ends attempts that exceed their limits on this machine."""
         while True:
             await asyncio.sleep(clock.until_turn(self.settings.limits_s))
-            await look_at_limits([part for node in self.nodes.values() for part in node.parts.values()])
+            await check_limits([part for node in self.nodes.values() for part in node.parts.values()])
 
     async def run_shared(self) -> None:
         """Ends attempts that exceed their share of the machine's common resources."""
@@ -396,8 +399,8 @@ class Agent:
         is granted a node that is about to follow. With `on_stop: keep`, nodes whose work the keeper can hold stay."""
         self._draining = True
         if self.settings.on_stop is OnStop.KEEP:
-            await self._keep()
-        leaving = [node for node in self._living() if node.name not in self._kept]
+            await self._leave_running()
+        leaving = [node for node in self._with_life() if node.name not in self._left_running]
         for node in leaving:
             node.leave()
         with suppress(TimeoutError):
@@ -414,35 +417,35 @@ class Agent:
                 while self.reports.backlog():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
-    async def _keep(self) -> None:
+    async def _leave_running(self) -> None:
         """Releases the work that the keeper holds, without a deadline, to the next agent."""
         staying = [node for node in self.nodes.values() if self.launcher.may_stay(node)]
         for node in staying:
             await node.let_go()
             self.launcher.keeper.until(node.name, None)
-        self._kept = {node.name for node in staying}
+        self._left_running = {node.name for node in staying}
         if staying:
-            log.warning("the work of %s runs on without an agent", ", ".join(sorted(self._kept)))
+            log.warning("the work of %s runs on without an agent", ", ".join(sorted(self._left_running)))
 
     async def close(self) -> None:
         """Kills what is left. The registration of the next life is the evidence."""
-        ending = [node for node in self.nodes.values() if node.name not in self._kept]
+        ending = [node for node in self.nodes.values() if node.name not in self._left_running]
         await asyncio.gather(*(node.die() for node in ending))
-        await self.launcher.keeper.close(keep=bool(self._kept))
+        await self.launcher.keeper.close(keep=bool(self._left_running))
         for node in ending:
             self.launcher.leave(node)
         self.launcher.state.close()
 
 
-async def look_at_limits(parts: Iterable[RunningPart]) -> None:
+async def check_limits(parts: Iterable[RunningPart]) -> None:
     """Checks all parts that are quick to measure, and then one of the slow ones. Otherwise a team with twenty slow
     ones, of 500,000 files each, would delay finding out who fills the disk."""
     long: list[tuple[float, RunningPart]] = []
     for part in parts:
-        if (since := part.waits_for_long_look_since()) is None:
-            await part.look_at_limits()
+        if (since := part.slow_check_due()) is None:
+            await part.check_limits()
         else:
             long.append((since, part))
     for _, part in sorted(long, key=lambda one: one[0]):
-        if await part.look_at_limits():
+        if await part.check_limits():
             return

@@ -177,7 +177,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
     teams = host.state.path / "teams.json"
     several, port = settings.teams_without_walls, settings.http_port
     around = JobWalls(keeper, view, teams, several, shares_cpu=cpu_base is not None, http_port=port)
-    keeper.on_found = around.say
+    keeper.on_found = around.announce
     return Launcher(
         state=host.state,
         state_dir=state_dir,

@@ -83,7 +83,7 @@ class AttemptLaunch:
             "command": list(part.spec.command),  # an argv list, never a shell
             "workdir": str(self.workdir),
             "group": str(self.group or ""),
-            **({} if self.watched is None else self.watched.limits.told()),
+            **({} if self.watched is None else self.watched.limits.start_fields()),
             "log_limit": self.log_limit,
             "remove": str(self.secrets_folder or ""),
             "walls": self.behind(),

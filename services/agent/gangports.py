@@ -81,9 +81,9 @@ class GangPorts:
     def __init__(self) -> None:
         self._all_at_s = sys.float_info.max if given_out() else 0.0
         """When connected sockets are included in the next scan. A server on such a port may have very many."""
-        self._known: set[int] = set()
+        self._with_owner: set[int] = set()
         """Sockets whose owners are known."""
-        self._nobodys: set[int] = set()
+        self._unowned: set[int] = set()
         """Sockets that no examined process has. If still so at the second scan, they are in flight: sent and not
         received."""
 
@@ -94,15 +94,15 @@ class GangPorts:
         held = held_ports(GANG_PORTS, LISTENING | BOUND | (CONNECTED if every else 0))
         if every:
             self._all_at_s = now_s + SHARE * (time.monotonic() - began)
-            self._known.intersection_update(one.inode for one in held)
+            self._with_owner.intersection_update(one.inode for one in held)
         servers = {one.port for one in held if one.state & LISTENING}
         held = [one for one in held if not (one.state & CONNECTED and one.port in servers)]
-        new = [one for one in held if one.inode not in self._known]
+        new = [one for one in held if one.inode not in self._with_owner]
         if new and (thorough or len(new) > _FEW):
             self._ask_whose(new, attempts)
         for ports, _ in attempts:
             at = {one.inode for one in held if one.port == ports.meets and ports.is_others(one)}
-            if at & self._known - ports.own:
+            if at & self._with_owner - ports.own:
                 ports.in_the_way_s = now_s
 
     def _ask_whose(self, new: Sequence[HeldPort], attempts: Sequence[AttemptOf]) -> None:
@@ -116,13 +116,13 @@ class GangPorts:
                 if port == ports.meets:
                     ports.own.add(inode)
                 nobodys.discard(inode)
-        in_flight = nobodys & self._nobodys
+        in_flight = nobodys & self._unowned
         for one in (by_inode[inode] for inode in in_flight):
             for ports, _ in attempts:
                 if one.uid == ports.uid:
                     ports.had.add(one.port)
-        self._known |= by_inode.keys() - (nobodys - in_flight)
-        self._nobodys = nobodys - in_flight
+        self._with_owner |= by_inode.keys() - (nobodys - in_flight)
+        self._unowned = nobodys - in_flight
 
 
 def _is_teams(uid: int) -> bool:

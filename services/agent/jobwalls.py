@@ -30,7 +30,7 @@ _OTHER_RELEASE = (
     "the keeper is of another release of Baton, and what it starts has that release's walls and shares of the processors: it "
     "ends when the agent is stopped (SIGTERM) and nothing runs"
 )
-SAID = "walls"
+SUMMARY_FILE = "walls"
 """A file in the agent's folder with its tier and what that lacks. `baton up` shows it."""
 
 
@@ -53,14 +53,14 @@ class JobWalls:
         self._teams: dict[str, str] = _read(teams)
         """User id -> team; and "" -> the only team of a node without walls."""
 
-    def say(self) -> None:
+    def announce(self) -> None:
         """Logs, and stores for whoever starts the agent, how jobs are isolated and what that lacks."""
         with suppress(OSError):
-            self._file.with_name(SAID).write_text(self.told())
+            self._file.with_name(SUMMARY_FILE).write_text(self.summary())
         level = logging.WARNING if self._keeper.tier == walls.NONE else logging.INFO
-        log.log(level, "walls around jobs: %s", self.told())
+        log.log(level, "walls around jobs: %s", self.summary())
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line."""
         return ": ".join(filter(None, (self._keeper.tier, "; ".join(self._lacks()))))
 

@@ -26,11 +26,12 @@ from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
 from services.agent.limits import AttemptLimits, Watched, limits_of
 from services.agent.logs import OWN, LogStore, make_folder
-from services.agent.node import NodeRunner, RunningPart
+from services.agent.node import NodeRunner
 from services.agent.owners import Owners
 from services.agent.part_end import COULD_NOT_START
 from services.agent.processes import ProcessPart
 from services.agent.quarantine import Since, still_busy
+from services.agent.running_part import RunningPart
 from services.agent.secrets import Delivered, SecretFolders, SecretSource
 from services.agent.shared import SharedUse
 from services.agent.state import AgentState, group_name
@@ -114,7 +115,7 @@ class Launcher:
             launch = self._launch(node, part, row)
         except (BadEnvironment, NoDevices, OSError) as e:
             report(_could_not_start(part, e))
-            return _Nothing()
+            return _NeverStarted()
         made = ProcessPart(part, launch, report)
         made.start()
         return made
@@ -326,17 +327,17 @@ def kept_id(node: str, part: DesiredPart) -> str:
     return f"{node}/{part.job_id}.{part.attempt}"
 
 
-class _Nothing:
+class _NeverStarted:
     """A part that could not start; its end is already reported."""
 
     def save(self) -> None: ...
     def stop(self) -> None: ...
     def save_early(self) -> None: ...
     def heard(self) -> None: ...
-    async def look_at_limits(self) -> bool:
+    async def check_limits(self) -> bool:
         return False
 
-    def waits_for_long_look_since(self) -> None: ...
+    def slow_check_due(self) -> None: ...
     def shared_use(self) -> None: ...
     def exceed(self, reason: str) -> None: ...
     def ends_by(self, at: float) -> None: ...

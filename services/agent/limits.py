@@ -50,7 +50,7 @@ class AttemptLimits:
     cpu_stem: str = ""
     cpu_weight: int = _OF_PROCESSOR
 
-    def told(self) -> dict[str, dict[str, Any] | None]:
+    def start_fields(self) -> dict[str, dict[str, Any] | None]:
         """The keeper's form of it."""
         memory = {"group": self.memory_group, "bytes": self.memory} if self.memory_group else None
         held = self.processes and self.process_group
@@ -127,7 +127,7 @@ class Watched:
         """Bytes still unused at the last measurement."""
 
     @property
-    def waits_since(self) -> float | None:
+    def slow_check_due(self) -> float | None:
         """For measurements that take long: when the next is due. None: measuring is quick."""
         return self._next if self._gap_s >= LONG_S else None
 
@@ -137,12 +137,14 @@ class Watched:
         It is time earlier if the disk lost, since the last measurement, as many files as one attempt may have, or as
         many bytes as this one had unused: measurements of very many files are minutes apart.
         """
-        if time.monotonic() < self._next and (self._gap_s < LONG_S or not await asyncio.to_thread(self._much_more)):
+        if time.monotonic() < self._next and (
+            self._gap_s < LONG_S or not await asyncio.to_thread(self._disk_shrank_much)
+        ):
             return False
         self.exceeded = await asyncio.to_thread(self._look, shim)
         return True
 
-    def _much_more(self) -> bool:
+    def _disk_shrank_much(self) -> bool:
         free = _free(self.folders)
         lost = self._free.bytes - free.bytes
         return self._free.files - free.files >= MOST_ENTRIES or lost > max(self._left, free.of_all // SHARE)

@@ -125,8 +125,8 @@ class LogStore:
         by_team: dict[str, deque[_Ended]] = {}
         for _, job_id, attempt, team in sorted(self._ended()):
             by_team.setdefault(team, deque()).append((job_id, attempt, team))
-        old = _beyond(by_team, self._keep, lambda _: 1)
-        old += _beyond(by_team, self._bytes, self._written)
+        old = _excess(by_team, self._keep, lambda _: 1)
+        old += _excess(by_team, self._bytes, self._written)
         for job_id, attempt, _ in old:
             self._teams.pop((job_id, attempt), None)
         return [folder for one in old for folder in self.folders(*one)]
@@ -197,7 +197,7 @@ class LogStore:
                 data = file.read(query.limit + 1)
         except OSError:
             return None
-        part = _answerable(data[: query.limit])
+        part = _fitting(data[: query.limit])
         more = len(part) < len(data)
         piece = _whole_characters(part, at_end=ended and not more)
         return LogPiece(
@@ -220,7 +220,7 @@ class LogStore:
         return next((team for _, _, team in self._kept(f"{job_id}.{attempt}.").values()), "")
 
 
-def _beyond(by_team: Mapping[str, deque[_Ended]], most: int, weighs: Callable[[_Ended], int]) -> list[_Ended]:
+def _excess(by_team: Mapping[str, deque[_Ended]], most: int, weighs: Callable[[_Ended], int]) -> list[_Ended]:
     """Takes the oldest (first) of the team with the most, repeatedly, until all weigh at most `most`."""
     weights = {team: deque(map(weighs, theirs)) for team, theirs in by_team.items()}
     have = {team: sum(each) for team, each in weights.items()}
@@ -258,7 +258,7 @@ def make_folder(path: str) -> bool:
     return True
 
 
-def _answerable(data: bytes) -> bytes:
+def _fitting(data: bytes) -> bytes:
     """`data`, or its beginning if the JSON answer would be too large: a control character takes six bytes, invalid
     UTF-8 three."""
     if len(data) * _LONGEST <= MOST_ANSWERED:

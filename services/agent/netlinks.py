@@ -33,10 +33,10 @@ class Netlink(NamedTuple):
 
 def netlinks(processes: Iterable[int] = ()) -> list[Netlink]:
     """All of this network namespace, and of those of the processes."""
-    return [one for at in ("self", *processes) for one in _told(f"/proc/{at}/net/netlink")]
+    return [one for at in ("self", *processes) for one in _sockets_listed(f"/proc/{at}/net/netlink")]
 
 
-def _told(path: str) -> Iterator[Netlink]:
+def _sockets_listed(path: str) -> Iterator[Netlink]:
     with suppress(OSError, ValueError, IndexError):  # it has ended
         for line in proc.read_text(path).splitlines()[1:]:
             words = line.split()

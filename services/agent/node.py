@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from libs.adapters.devices import DeviceLayer
 from libs.ports.host import failpoint
@@ -20,7 +20,6 @@ from schemas.inbox import (
     CheckpointTaken,
     NodeQuarantine,
     NodeRegistered,
-    Observation,
     Refused,
     Released,
     SeenOfPart,
@@ -29,8 +28,9 @@ from schemas.inbox import (
 from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import DeviceKind, Inventory
 from services.agent.boards import NodeBoards
-from services.agent.lease import Lease, early_s, why_ended
+from services.agent.lease import Lease, why_ended
 from services.agent.overtime import GRACE_S, Overtime
+from services.agent.part_leases import PartLeases
 from services.agent.quarantine import DeviceQuarantine, KeptQuarantine
 from services.agent.reconcile import (
     Forget,
@@ -46,25 +46,10 @@ from services.agent.reconcile import (
     follow,
     plan,
 )
-from services.agent.shared import SharedUse
+from services.agent.running_part import RunningPart
+from services.agent.unconfirmed import Unconfirmed
 
 log = logging.getLogger("baton.agent")
-
-
-class RunningPart(Protocol):
-    """The runner of a part: processes or a timer."""
-
-    def save(self) -> None: ...
-    def stop(self) -> None: ...
-    def save_early(self) -> None: ...
-    def heard(self) -> None: ...
-    async def look_at_limits(self) -> bool: ...
-    def waits_for_long_look_since(self) -> float | None: ...
-    def shared_use(self) -> SharedUse | None: ...
-    def exceed(self, reason: str) -> None: ...
-    def ends_by(self, at: float) -> None: ...
-    async def kill(self) -> None: ...
-    async def leave(self) -> None: ...
 
 
 ReportOf = Callable[[str, int, SeenOfPart | NodeRegistered | BoardCut | NodeQuarantine], None]
@@ -135,15 +120,10 @@ class NodeRunner:
     remember: Callable[["NodeRunner"], None] = lambda node: None
     """Called before anything is started or refused, so that `memory` outlives the agent."""
     parts: dict[Key, RunningPart] = field(default_factory=dict)
-    _early: dict[Key, float | None] = field(default_factory=dict)
-    """How many seconds the lease of each part ends before the node's; None: the part is kept."""
+    _leases: PartLeases = field(init=False)
     _ending: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
     """Parts being killed because their own lease ended."""
-    _unheard: dict[Key, RunningPart] = field(default_factory=dict)
-    """Ended parts whose end placement does not show yet."""
-    _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
-    _starts: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
-    """Starts that placement does not show yet."""
+    _unconfirmed: Unconfirmed = field(default_factory=Unconfirmed)
     kept_quarantine: KeptQuarantine = field(default_factory=KeptQuarantine)
     """Quarantined devices of earlier agents on this node."""
     _refusal_at: float = 0.0
@@ -159,6 +139,7 @@ class NodeRunner:
     quarantine: DeviceQuarantine = field(init=False)
 
     def __post_init__(self) -> None:
+        self._leases = PartLeases(self.lease_s)
         self.boards = NodeBoards(self)
         self.quarantine = DeviceQuarantine(self, self.kept_quarantine)
 
@@ -192,7 +173,7 @@ class NodeRunner:
         for part, row in life.parts:
             enter(self.view, part, Phase.RUNNING)
             key = (part.job_id, part.attempt)
-            self._early[key] = early_s(part.lease_s, self.lease_s)
+            self._leases.add(part)
             self.overtime.add(part)
             if until := row.get("ends_by"):
                 self.overtime.went_on(part, until)
@@ -219,13 +200,11 @@ class NodeRunner:
         self.lease, self.overtime = Lease(self.lease_s), Overtime(self.limit_grace_s, self.lease_s)
         self.known, self.missed, self._asked_to_save, self.dying, self._lapsed = False, 0, False, False, False
         self.parts.clear()
-        self._early.clear()
+        self._leases.clear()
         for ending in self._ending.values():
             ending.cancel()
         self._ending.clear()
-        self._unheard.clear()
-        self._ends.clear()
-        self._starts.clear()
+        self._unconfirmed.clear()
         self.boards.begin()
 
     def register(self) -> None:
@@ -235,7 +214,7 @@ class NodeRunner:
             incarnation=self.incarnation,
             inventory=self.inventory,
             lease_s=self.lease_s,
-            quarantine=self.quarantine.told(),
+            quarantine=self.quarantine.to_report(),
         )
         self.report(self.name, self.incarnation, registered)
 
@@ -247,7 +226,7 @@ class NodeRunner:
         for part in desired.parts:
             key = (part.job_id, part.attempt)
             if part.started is not False:
-                self._starts.pop(key, None)
+                self._unconfirmed.start_shown(key)
             if part.running and self.overtime.all_run(key, self.now()):
                 self._tell_keeper(key)
         self.quarantine.lift(desired.lifted)
@@ -271,9 +250,7 @@ class NodeRunner:
                         Refused(job_id=part.job_id, attempt=part.attempt, reason=reason[:1024], category=category),
                     )
                 case Forget(key):
-                    self._ends.pop(key, None)
-                    if (ended := self._unheard.pop(key, None)) is not None:
-                        ended.heard()
+                    self._unconfirmed.end_shown(key)
         self.boards.follow(desired.recuts, desired.withdrawn)
 
     def _refuse(self, key: Key, seen: Refused) -> None:
@@ -297,7 +274,7 @@ class NodeRunner:
     def _start(self, part: DesiredPart) -> None:
         key = (part.job_id, part.attempt)
         failpoint("agent.starting")
-        self._early[key] = early_s(part.lease_s, self.lease_s)
+        self._leases.add(part)
         self.overtime.add(part)
         made = self.make_part(self, part, self._reporter(key))
         failpoint("agent.started")
@@ -319,11 +296,11 @@ class NodeRunner:
         which would look like an exit of its own."""
         if self.dying or (key in self._ending and not isinstance(seen, CheckpointTaken)):
             return
-        if isinstance(seen, Released) and self._early.get(key) is not None:
+        if isinstance(seen, Released) and not self._leases.is_kept(key):
             now = self.now()
             if self.lease.check(now):
                 return
-            if self._lease_over(key, now):
+            if self._leases.is_over(key, self.lease, now):
                 self._end_lease(key)
                 return
         if isinstance(seen, Released) and self._leaving and not seen.own_exit:
@@ -335,7 +312,7 @@ class NodeRunner:
         self.counts.checkpoints += isinstance(seen, CheckpointTaken)
         self.counts.started += isinstance(seen, Started)
         if isinstance(seen, Started):
-            self._starts[key] = (self.now(), seen)
+            self._unconfirmed.started(key, seen, self.now())
             if self.overtime.began(key, self.now()):
                 self._tell_keeper(key)
         self.report(self.name, self.incarnation, seen)
@@ -359,22 +336,24 @@ class NodeRunner:
 
     def keeps(self) -> bool:
         """Whether there is kept work, which no lease ends."""
-        return any(self._early.get(key) is None for key in self.parts)
+        return any(self._leases.is_kept(key) for key in self.parts)
 
     def shortest_lease_s(self) -> float:
         """The shortest lease of the node and its running parts, s."""
-        return self.lease_s - max((early for early in self._early.values() if early is not None), default=0.0)
+        return self._leases.shortest_s()
 
     def end_leases(self) -> None:
         """Starts killing parts whose own lease has ended."""
         now = self.now()
-        for key in [key for key in self.parts if key not in self._ending and self._lease_over(key, now)]:
+        for key in [
+            key for key in self.parts if key not in self._ending and self._leases.is_over(key, self.lease, now)
+        ]:
             self._end_lease(key)
 
     def lapse(self) -> None:
         """The node's lease has ended while it has kept work: everything else ends, nothing starts, and this life
         continues with the next renewal."""
-        for key in [key for key in self.parts if key not in self._ending and self._early.get(key) is not None]:
+        for key in [key for key in self.parts if key not in self._ending and not self._leases.is_kept(key)]:
             self._end_lease(key)
         self.lease, self._lapsed = Lease(self.lease_s), True
 
@@ -382,21 +361,14 @@ class NodeRunner:
         """Whether a new life is due: the lease ended, kept work has ended and is known to placement, and no renewal
         came. None may come any more, if the ledger could not record that the node keeps work and the granter gave it
         up. A new life costs nothing now."""
-        return self._lapsed and not (self.parts or self._ending or self._ends or self._unheard)
-
-    def _lease_over(self, key: Key, now: float) -> bool:
-        """Whether a lease shorter than the node's has ended; other parts end with the node's lease."""
-        return self._ended_early(self._early.get(key), now)
+        return self._lapsed and not (self.parts or self._ending or self._unconfirmed.any_end())
 
     def _may_begin(self, part: DesiredPart) -> bool:
         return not self.start_blocked(part.job_id) and self._lease_left(part)
 
     def _lease_left(self, part: DesiredPart) -> bool:
         """Whether the part's lease lasts. Otherwise it would be killed at once, granted again, and use up its tries."""
-        return not self._ended_early(early_s(part.lease_s, self.lease_s), self.now())
-
-    def _ended_early(self, early: float | None, now: float) -> bool:
-        return bool(early) and self.lease.deadline is not None and now >= self.lease.deadline - (early or 0.0)
+        return self._leases.lasts(part, self.lease, self.now())
 
     def _end_lease(self, key: Key) -> None:
         """Kills the part. This is irrevocable, since the granter relies on it."""
@@ -423,12 +395,9 @@ class NodeRunner:
             self.counts.released += 1
             self.counts.failed += seen.own_exit and seen.exit_code != 0
         self.view.parts[key].phase = Phase.ENDED
-        self._early.pop(key, None)
+        self._leases.forget(key)
         self.overtime.forget(key)
-        if (part := self.parts.pop(key, None)) is not None:
-            self._unheard[key] = part
-        self._starts.pop(key, None)
-        self._ends[key] = (self.now(), seen)
+        self._unconfirmed.ended(key, self.parts.pop(key, None), seen, self.now())
         self.report(self.name, self.incarnation, seen)
 
     def repeat(self, older_than_s: float) -> None:
@@ -437,11 +406,8 @@ class NodeRunner:
         now = self.now()
         if not self.known and now - self._registered_at >= older_than_s:
             self.register()
-        for unheard in (self._starts, self._ends):
-            for key, (at, seen) in list(unheard.items()):
-                if now - at >= older_than_s:
-                    unheard[key] = (now, seen)
-                    self.report(self.name, self.incarnation, seen)
+        for seen in self._unconfirmed.to_repeat(older_than_s, now):
+            self.report(self.name, self.incarnation, seen)
         self.boards.repeat(older_than_s)
 
     def renewed(self, sent: float) -> bool:

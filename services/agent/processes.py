@@ -81,14 +81,14 @@ class ProcessPart:
             self._terminated = bool(self.launch.adopted.get("terminated"))
         self.launch.kept.changed = self._news_of_processes
         self._news_of_processes()
-        self._task = essential(asyncio.create_task(self._live(), name=f"part {self.part.job_id}"))
+        self._task = essential(asyncio.create_task(self._run_safely(), name=f"part {self.part.job_id}"))
 
     def save(self) -> None:
         """Asks for a checkpoint and stops after it; without a checkpoint policy, stops."""
-        self._advance(Phase.SAVING if self.part.spec.checkpoint else Phase.STOPPING)
+        self._raise_phase(Phase.SAVING if self.part.spec.checkpoint else Phase.STOPPING)
 
     def stop(self) -> None:
-        self._advance(Phase.STOPPING)
+        self._raise_phase(Phase.STOPPING)
 
     def save_early(self) -> None:
         """Asks for a checkpoint and continues: the lease is in danger."""
@@ -100,12 +100,12 @@ class ProcessPart:
     async def kill(self) -> None:
         """Kills everything at once and returns when nothing is left. Reports nothing but the last checkpoint."""
         await self._cancel()
-        await self._vanish()
+        await self._kill_all()
         self._checkpoints.keep_news()
         self._checkpoints.report_last()
         await self.launch.settle(0.0)
 
-    async def look_at_limits(self) -> bool:
+    async def check_limits(self) -> bool:
         """Ends an attempt over its limits at once: it had its chance to stop. Returns whether it was measured."""
         watched = self.launch.watched
         if (
@@ -120,9 +120,9 @@ class ProcessPart:
             self._wake.set()
         return True
 
-    def waits_for_long_look_since(self) -> float | None:
+    def slow_check_due(self) -> float | None:
         """None: measuring takes negligible time."""
-        return self.launch.watched.waits_since if self.launch.watched is not None else None
+        return self.launch.watched.slow_check_due if self.launch.watched is not None else None
 
     def shared_use(self) -> SharedUse | None:
         """Its use of common resources; None: nothing of it runs."""
@@ -132,7 +132,7 @@ class ProcessPart:
         return shared
 
     def exceed(self, reason: str) -> None:
-        """Ends it for exceeding its share of common resources, as `look_at_limits` does."""
+        """Ends it for exceeding its share of common resources, as `check_limits` does."""
         self._exceeded = self._exceeded or (reason, Category.USER_ERROR)
         self._wake.set()
 
@@ -152,17 +152,17 @@ class ProcessPart:
         if self._task is not None:
             await cancel(self._task)  # it may be waiting for secrets
 
-    def _advance(self, phase: Phase) -> None:
+    def _raise_phase(self, phase: Phase) -> None:
         if phase > self.phase:
             self.phase = phase
             self._wake.set()
 
-    async def _live(self) -> None:
+    async def _run_safely(self) -> None:
         try:
             await self._run()
         except Exception as e:
             log.exception("attempt %d of %s cannot go on", self.part.attempt, self.part.job_id)
-            await self._vanish()
+            await self._kill_all()
             await self.launch.settle(GRACE_S)
             self.phase = Phase.ENDED
             self._report_released(COULD_NOT_START, f"its agent could not go on with it: {e!r}", False, None)
@@ -185,13 +185,13 @@ class ProcessPart:
         if self._alive():
             await self._terminate(AFTER_SAVE_S if self._checkpoints.acknowledged else self.part.spec.stop_grace_s)
         self._checkpoints.keep_news()  # a checkpoint written just before the end
-        await self._vanish()
+        await self._kill_all()
         await self.launch.settle(GRACE_S)
         await self._release()
 
     async def _end_for(self, reason: str, category: KnownOfPart) -> None:
         self._checkpoints.keep_news()
-        await self._vanish()
+        await self._kill_all()
         await self.launch.settle(GRACE_S)
         self.phase = Phase.ENDED
         self._report_released(128 + signal.SIGKILL, reason, True, category)
@@ -263,7 +263,7 @@ class ProcessPart:
                 deadline = loop.time() + AFTER_FAILURE_S
             if deadline is not None and loop.time() >= deadline:
                 return
-            await self._news(
+            await self._wait_for_news(
                 min((t for t in (poll_s, deadline and deadline - loop.time()) if t is not None), default=None)
             )
             if loop.time() >= self._checkpoints.rests_until:
@@ -293,7 +293,7 @@ class ProcessPart:
             and self.phase is Phase.SAVING
             and loop.time() < deadline
         ):
-            await self._news(min(POLL_S / 5, deadline - loop.time()))
+            await self._wait_for_news(min(POLL_S / 5, deadline - loop.time()))
             self._checkpoints.report_news()
         if not self._checkpoints.acknowledged and self._alive():
             self._reason = f"no checkpoint was acknowledged within its grace of {policy.grace_s:g} s"
@@ -310,16 +310,16 @@ class ProcessPart:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
         while self._alive() and loop.time() < deadline:
-            await self._news(deadline - loop.time())
+            await self._wait_for_news(deadline - loop.time())
 
-    async def _news(self, timeout_s: float | None) -> None:
+    async def _wait_for_news(self, timeout_s: float | None) -> None:
         """Waits at most `timeout_s` for an exit or a request."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         self._wake.clear()
 
-    async def _vanish(self) -> None:
+    async def _kill_all(self) -> None:
         """Kills what is left, daemons included, until nothing is: however long, never freed by a timeout."""
         await self.launch.kept.kill()
         self.launch.remove_secrets()
@@ -362,7 +362,7 @@ class ProcessPart:
         return self.launch.shared.ports.was_in_the_way(time.monotonic()) if self.launch.shared is not None else ""
 
     async def _could_not_start(self, error: Exception) -> None:
-        await self._vanish()
+        await self._kill_all()
         exit_code, reason = start_failure(error, self.part.spec.command[0], self.launch.workdir)
         own_exit = self.launch.may_run() and not isinstance(error, StartRefused)
         self.phase = Phase.ENDED

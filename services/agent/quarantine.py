@@ -45,7 +45,7 @@ class DeviceInUse:
     since_us: int = field(default_factory=clock.wall_us)
     """When it was first seen; identifies this quarantine of the device."""
 
-    def told(self, device: str) -> BusyDevice:
+    def as_busy_device(self, device: str) -> BusyDevice:
         """The pool's form of it."""
         return BusyDevice(device=device, users=", ".join(self.users)[:512], since_us=self.since_us)
 
@@ -143,13 +143,13 @@ class DeviceQuarantine:
         """Reports now, except between two lives: the registration that begins the next one contains it."""
         if not self._node.dying:
             self._node.tell(
-                NodeQuarantine(node=self._node.name, incarnation=self._node.incarnation, devices=self.told())
+                NodeQuarantine(node=self._node.name, incarnation=self._node.incarnation, devices=self.to_report())
             )
 
-    def told(self) -> tuple[BusyDevice, ...]:
+    def to_report(self) -> tuple[BusyDevice, ...]:
         """The report's content; marks it as reported now."""
         self._told_at = self._node.now()
-        return tuple(one.told(device) for device, one in self.devices.items())
+        return tuple(one.as_busy_device(device) for device, one in self.devices.items())
 
 
 class QuarantineFile:
@@ -225,12 +225,13 @@ def strangers(
         return {}
     ours = set(kept) | proc.descendants(kept)
     found = {
-        device: [_called(pid) for pid in sorted(pids - ours) if _counts(pid, since)] for device, pids in users.items()
+        device: [_short_name(pid) for pid in sorted(pids - ours) if _is_user(pid, since)]
+        for device, pids in users.items()
     }
     return {device: called for device, called in found.items() if called}
 
 
-def _counts(pid: int, since: Since) -> bool:
+def _is_user(pid: int, since: Since) -> bool:
     """A process that the driver names but that is invisible here counts: it is in a container, or is ending."""
     stat = proc.read_stat(pid)
     if stat is None:
@@ -245,5 +246,5 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _called(pid: int) -> str:
+def _short_name(pid: int) -> str:
     return f"{_name(pid) or 'a process'} (pid {pid})"

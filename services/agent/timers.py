@@ -96,11 +96,11 @@ class TimerPart:
     def save_early(self) -> None:
         """Nothing to do: a report could save nothing."""
 
-    async def look_at_limits(self) -> bool:
+    async def check_limits(self) -> bool:
         """Simulated work uses nothing."""
         return False
 
-    def waits_for_long_look_since(self) -> None:
+    def slow_check_due(self) -> None:
         """No measurement is needed."""
 
     def shared_use(self) -> None:

@@ -150,12 +150,12 @@ def limit_base(controller: str, group_base: Path | None) -> Path | None:
         if right.startswith("cgroup ") and controller in right.split()[-1].split(",") and controller in own:
             base = Path(left.split()[4] + own[controller].rstrip("/"))
             if _may_make_groups(base):
-                return _together(base) if controller in _SHARING else base
+                return _common_group(base) if controller in _SHARING else base
     limited = group_base is not None and _controllers(group_base / "cgroup.subtree_control", (controller,))
     return group_base if limited else None
 
 
-def _together(base: Path) -> Path | None:
+def _common_group(base: Path) -> Path | None:
     """The common group in version 1. None: it exists, and belongs to another user."""
     group = base / _TOGETHER
     try:
@@ -188,15 +188,15 @@ def marked(prefix: str) -> set[int]:
     """Live processes whose initial environment has the marker with this prefix, and all their descendants. A prefix
     that ends in NUL is the whole value."""
     wanted = f"{MARKER}={prefix}".encode()
-    return _found(lambda pid, stat: _has(pid, wanted))
+    return _with_descendants(lambda pid, stat: _has_marker(pid, wanted))
 
 
 def named(name: str) -> set[int]:
     """Live processes of this name, and all their descendants."""
-    return _found(lambda pid, stat: stat.name == name)
+    return _with_descendants(lambda pid, stat: stat.name == name)
 
 
-def _found(is_one: Callable[[int, proc.Stat], bool]) -> set[int]:
+def _with_descendants(is_one: Callable[[int, proc.Stat], bool]) -> set[int]:
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     own = os.getpid()
@@ -216,7 +216,7 @@ def _found(is_one: Callable[[int, proc.Stat], bool]) -> set[int]:
     return found
 
 
-def _has(pid: int, wanted: bytes) -> bool:
+def _has_marker(pid: int, wanted: bytes) -> bool:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -75,7 +75,7 @@ class JobView:
             *self._device_files(devices),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
             *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),
-            *_ways(str(folder) for folder in (*writable, *readable)),
+            *_parents(str(folder) for folder in (*writable, *readable)),
             *(word for folder in writable for word in ("--bind", str(folder), str(folder))),
             *(word for folder in readable for word in ("--ro-bind", str(folder), str(folder))),
             *("--remount-ro", "/dev", "--remount-ro", "/"),
@@ -109,10 +109,10 @@ class JobView:
         if found is None:
             if len(self._shared) >= _MOST_SHARED:
                 self._shared.clear()
-            found = self._shared[tuple(devices)] = self._of_all(devices)
+            found = self._shared[tuple(devices)] = self._build_shared(devices)
         return found
 
-    def _of_all(self, devices: Sequence[str]) -> dict[str, Any]:
+    def _build_shared(self, devices: Sequence[str]) -> dict[str, Any]:
         """The common part for jobs with these devices. The agent's own folders are empty there, as mount points for a
         job's."""
         hidden, words = self.hidden, [*self.system, *_sys(devices), *self._device_files(devices)]
@@ -126,7 +126,7 @@ class JobView:
                 *("--dev", "/dev"),
                 *self._device_files(devices),
                 *(word for folder in hidden for word in ("--perms", "0755", "--tmpfs", folder)),
-                *_ways(bare),
+                *_parents(bare),
                 *(word for folder in bare for word in ("--perms", "0755", "--dir", folder)),
                 *("--remount-ro", "/dev", "--remount-ro", "/"),
             ],
@@ -159,7 +159,7 @@ def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")
                     f"BATON_AGENT_READABLE and BATON_AGENT_WRITABLE may not name {path}: {folder} is the agent's own; "
                     "name folders beside it"
                 )
-    system = _ways(("/sys/x", "/run/x", "/var/x"))
+    system = _parents(("/sys/x", "/run/x", "/var/x"))
     for name in _SYSTEM:
         at = root / name
         if at.is_symlink():
@@ -170,14 +170,14 @@ def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")
     system += ["--symlink", "/tmp", "/var/tmp"]
     names = root / "etc/resolv.conf"
     if names.is_symlink() and names.exists() and not _below(str(names.resolve()), "/etc"):
-        system += [*_ways((str(names.resolve()),)), "--ro-bind", str(names.resolve()), str(names.resolve())]
+        system += [*_parents((str(names.resolve()),)), "--ro-bind", str(names.resolve()), str(names.resolve())]
     shown = ["/" + name for name in _SYSTEM]
     for named in dict.fromkeys((*_interpreter(), *map(str, readable))):
         if not any(_below(named, already) for already in shown):
-            system += [*_ways((named,)), "--ro-bind-try", named, named]
+            system += [*_parents((named,)), "--ro-bind-try", named, named]
             shown.append(named)
     for folder in map(str, writable):
-        system += [*_ways((folder,)), "--bind-try", folder, folder]
+        system += [*_parents((folder,)), "--bind-try", folder, folder]
         shown.append(folder)
     return JobView(
         tuple(system),
@@ -232,7 +232,7 @@ def _interpreter() -> list[str]:
     return [sys.prefix, sys.base_prefix, *([str(examples)] if examples.is_dir() else [])]
 
 
-def _ways(paths: Iterable[str]) -> list[str]:
+def _parents(paths: Iterable[str]) -> list[str]:
     """The folders above these, to be passable by all: bubblewrap would create them for their owner alone."""
     above = set[str]()
     for path in paths:

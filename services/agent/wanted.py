@@ -125,14 +125,14 @@ class Wanted:
                 "node": self._node,
                 "incarnation": self.incarnation,
                 "ledger_seq": self.seq,
-                "parts": tuple(map(self._whole, parts)),
+                "parts": tuple(map(self._with_spec, parts)),
                 "recuts": self._recuts,
                 "withdrawn": self._withdrawn,
                 "lifted": self._lifted,
             },
         )
 
-    def _whole(self, part: ReferencedPart) -> DesiredPart:
+    def _with_spec(self, part: ReferencedPart) -> DesiredPart:
         if part.spec not in self._specs:
             return of_known(DesiredPart, {**part.__dict__, "spec": _UNKNOWN})
         made = self._made.get(part.job_id)

@@ -15,7 +15,7 @@ import pytest
 
 from services.agent import folders, launcher, limits
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement, ProgressFile
-from services.agent.agent import look_at_limits
+from services.agent.agent import check_limits
 from services.agent.folders import DEEPEST, disk_used, files_below, filled, held_open, remove_tree
 from services.agent.secrets import SecretFolders
 
@@ -187,10 +187,10 @@ async def test_who_is_looked_at_for_long_keeps_nobody_from_being_looked_at() -> 
         def __init__(self, name: str, since: float | None, due: bool = True) -> None:
             self.name, self.since, self.due = name, since, due
 
-        def waits_for_long_look_since(self) -> float | None:
+        def slow_check_due(self) -> float | None:
             return self.since
 
-        async def look_at_limits(self) -> bool:
+        async def check_limits(self) -> bool:
             looked.append(self.name)
             return self.due
 
@@ -202,7 +202,7 @@ async def test_who_is_looked_at_for_long_keeps_nobody_from_being_looked_at() -> 
         Part("not due", 5.0, due=False),
         Part("b", None),
     ]
-    await look_at_limits(parts)
+    await check_limits(parts)
     assert looked == ["a", "b", "not due", "long"]
 
 
