@@ -1,4 +1,5 @@
-"""`baton apply -f FILE` and `baton diff -f FILE`: the queues of a pool, or its budgets, from a file, all or nothing."""
+"""`baton apply -f FILE` and `baton diff -f FILE`: replaces a pool's queues, or its budgets, with those of a file, all
+or nothing."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -86,7 +87,7 @@ def compare(
 
 
 class Difference(NamedTuple):
-    """What applying a file would change: the version that is applied (0: none is), that of the file, and each change."""
+    """The effect of applying a file: the version in force (0: none), the file's version, and each change."""
 
     what: str
     applied: int
@@ -95,20 +96,20 @@ class Difference(NamedTuple):
     warnings: list[str]
 
     def told(self) -> dict[str, Any]:
-        """For programs."""
+        """The form for programs."""
         return self._asdict() | {"changes": [change._asdict() for change in self.changes]}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The lines for people."""
         return [change.text() for change in self.changes]
 
 
 Apply = Callable[[str], Awaitable[int | None]]
-"""Applies a file, for a reason: in which ledger record that was decided."""
+"""Applies a file for a reason; returns the ledger record that decided it."""
 
 
 def _to_apply(file: Path) -> str:
-    """The text of the file. Raises UsageFault for one that is given to another command."""
+    """The text of the file. Raises UsageFault if the file belongs to another command."""
     text = read_yaml(file)
     for names, what, use in _OTHER_FILES:
         if not names.isdisjoint(top_names(text)):
@@ -123,11 +124,11 @@ _OTHER_FILES = (
     ({"groups"}, "a fleet file", "write baton up --fleet {file}"),
     ({"teams"}, "a file of teams", "write baton up --quotas {file}, or see `baton quota set`"),
 )
-"""By the names at their tops: no file of queues or of budgets has one of them."""
+"""Top-level names of other files; no file of queues or budgets has them."""
 
 
 async def _compared(baton: Baton, text: str, name: str) -> tuple[Difference, Apply]:
-    """What applying the text of a file would change. Raises UsageFault when the file is wrong."""
+    """The effect of applying a file. Raises UsageFault when the file is invalid."""
     if is_budgets(text):
         standing, wanted, found = await apply_budgets.compared(baton, text, name)
         differs = Difference("budgets", standing.version, wanted.version, found, [])
@@ -143,7 +144,7 @@ async def _compared(baton: Baton, text: str, name: str) -> tuple[Difference, App
 
 
 async def _warn(baton: Baton, tree: QueueTree) -> list[str]:
-    """Of guarantees that the pool as it is could not keep."""
+    """Warns of guarantees that the present pool could not keep."""
     status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery())
     warnings = beyond_the_pool(tree, status.kinds)
     for line in warnings:
@@ -152,7 +153,7 @@ async def _warn(baton: Baton, tree: QueueTree) -> list[str]:
 
 
 def _tree(told: QueuesReply) -> QueueTree:
-    """Without teams that only stand where they are because nobody has given them a queue."""
+    """The queues, without teams that appear only because nobody has given them a queue."""
     return QueueTree.of(
         [share.queue for share in told.shares if share.applied],
         told.version,
@@ -163,7 +164,7 @@ def _tree(told: QueuesReply) -> QueueTree:
 
 
 async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> int | None:
-    """The pool has the queues `then` when it returns, by which ledger record; `before` are those that it had."""
+    """Gives the pool the queues `then` in place of `before`; returns the ledger record."""
     who = baton.place.user or "operator"
     if then.version <= before.version:
         raise Failed(

@@ -14,7 +14,7 @@ from schemas.queries import BudgetsReply
 
 
 async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, BudgetSet, list[Change]]:
-    """The budgets that there are, those of the file, and each change. Raises UsageFault when the file is wrong."""
+    """Present budgets, the file's, and each change. Raises UsageFault when the file is invalid."""
     told = await standing(baton)
     try:
         then = read_budgets(text, name, told.queues)
@@ -24,7 +24,7 @@ async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, Bu
 
 
 async def apply(baton: Baton, told: BudgetsReply, then: BudgetSet, reason: str) -> int | None:
-    """In which ledger record it was decided. Raises Failed when the file's version is not above the one that is applied."""
+    """Returns the ledger record that decided it. Raises Failed when the file's version is not above the present one."""
     who = baton.place.user or "operator"
     if then.version <= told.version:
         raise Failed(
@@ -53,7 +53,7 @@ def _set(told: BudgetsReply) -> BudgetSet | None:
 
 
 def changes(before: BudgetSet | None, after: BudgetSet) -> list[Change]:
-    """Each difference, but of the version; none: nothing differs."""
+    """All differences except the version's; empty if there are none."""
     found: list[Change] = []
     if before is not None and before.time_zone != after.time_zone:
         found.append(Change("(the pool)", "time_zone", before.time_zone, after.time_zone))

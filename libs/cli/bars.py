@@ -1,4 +1,4 @@
-"""How far a job is, as people read it."""
+"""A job's progress, for people."""
 
 import time
 
@@ -11,19 +11,19 @@ _FULL, _EMPTY = "#", "."
 
 
 def bar(part: float, width: int = WIDTH) -> str:
-    """`####......` of a part between 0 and 1."""
+    """`####......` for a fraction between 0 and 1."""
     full = int(max(0.0, min(1.0, part)) * width)
     return _FULL * full + _EMPTY * (width - full)
 
 
 def progress(job: JobDocument) -> str:
-    """`####......  42% 13m left`; nothing when it tells none, or does not run."""
+    """`####......  42% 13m left`; empty when the job reports none, or does not run."""
     attempt = job.attempts[-1] if job.attempts else None
     return _of(attempt) if attempt is not None and attempt.closed_us is None else ""
 
 
 def progress_in_full(attempt: AttemptDocument) -> str:
-    """The same with steps, the latest time that is likely, the loss, or why it is not believed."""
+    """The same with steps, the latest likely time, the loss, or why it is doubted."""
     told = attempt.progress
     if told is None:
         return ""

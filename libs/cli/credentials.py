@@ -22,7 +22,7 @@ from libs.walls.wire import Wire
 from schemas.subjects import OPERATOR
 
 _OWN = (OPERATOR, *roles.SERVICES, PROVISION, SERVICES)
-"""Who has a credential in the core account, but agents."""
+"""Holders of credentials in the core account, without agents."""
 
 
 def command(
@@ -79,17 +79,17 @@ def command(
             made = _made(ring, named, _listed(users), _listed(pools), _listed(nodes))
     except ValueError as e:
         raise UsageFault(str(e)) from None
-    # NATS reads JSON as it reads its own form.
+    # NATS reads JSON like its own format.
     config = ring.trust().config(accounts)
     wire = Wire(ring)
-    if named_hosts := _listed(hosts) or wire.names:  # a server that speaks TLS does not unlearn it
+    if named_hosts := _listed(hosts) or wire.names:  # a server with TLS keeps it
         config["tls"], ends = _encrypted(wire, named_hosts, certificates, write, renew)
         hint(
             f"the server's certificate is good until {ends:%Y-%m-%d}; run this again before, and let the server reload"
         )
     text = "\n".join(f"{key}: {json.dumps(value, indent=2)}" for key, value in config.items())
     if write is not None:
-        write.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the server's own key lies there, too
+        write.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the server's own key is there, too
         write.write_text(text + "\n")
     told = {"credentials": [_told(path) for path in made], "config": config, "written": write and str(write)}
     done({**told, "done": "made"}, [text] if write is None else [], output, names=[speaker(path) for path in made])
@@ -97,7 +97,8 @@ def command(
 
 
 def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None, output: Format) -> None:
-    """The operator's, or those of services: who still uses the old ones is cut off. Prints where the new ones are."""
+    """Rotates the operator's credential, or services'. Users of the old ones are cut off. Prints where the new ones
+    are."""
     if unknown := sorted(set(names) - set(_OWN)):
         known = ", ".join(_OWN)
         raise UsageFault(
@@ -112,12 +113,12 @@ def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None
 
 
 def _told(path: Path) -> dict[str, str]:
-    """Where a credential is, and never what is in it: what a command prints may lie in a log."""
+    """A credential's path, never its content: a command's output may end up in a log."""
     return {"credential": speaker(path), "file": str(path)}
 
 
 def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]) -> list[Path]:
-    """A credential for each. Raises ValueError for a name that cannot be."""
+    """Makes a credential for each. Raises ValueError for an invalid name."""
     check_teams(teams)
     check_numbers(teams)
     check_users(users, teams)

@@ -1,4 +1,4 @@
-"""`baton describe job|node ID`: everything about one."""
+"""`baton describe job|node ID`: everything about one job or node."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from schemas.resources import Resources
 
 
 class _Describable(TyperGroup):
-    """What may be described; a name alone does not tell what it is of."""
+    """The group of `describe`; a name without its kind is an error."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
@@ -75,7 +75,7 @@ def job(job: JobArgument, team: Team = None, url: Url = None, output: Output = F
 
 
 async def _why(baton: Baton, job: JobDocument) -> Explanation | None:
-    """Of a job that waits; None when nobody can say now: the rest is told all the same."""
+    """Why a job waits; None when nobody can answer now, and then the rest is shown without it."""
     if job.state is not JobState.QUEUED:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`baton explain JOB`: why it is where it is."""
+"""`baton explain JOB`: why a job is in its state."""
 
 from libs.cli.options import JobArgument, Output, Pool, Team, Url
 from libs.cli.output import Format, document, fields, say, show

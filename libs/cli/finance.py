@@ -1,4 +1,4 @@
-"""`baton finance add|rotate|revoke|list`: who may read all bills, budgets and the ledger that they are of, and do nothing."""
+"""`baton finance add|rotate|revoke|list`: credentials that may read all bills, budgets and ledgers, and nothing else."""
 
 from pathlib import Path
 from typing import Annotated

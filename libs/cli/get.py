@@ -174,7 +174,7 @@ QUEUES = [
 
 
 def _by_type(team: TeamUsage) -> list[str]:
-    """`H100 7/8`: used of limit, and what it holds of types without one."""
+    """`H100 7/8`: used of limit, and use of types without a limit."""
     of = {key: f"/{units.devices(limit)}" for key, limit in team.by_type.items()}
     return [f"{key} {units.devices(used)}{of.get(key, '')}" for key, used in team.used_by_type.items()]
 
@@ -264,7 +264,7 @@ def queues(
 
 
 def indented(shares: Sequence[QueueShare]) -> list[QueueShare]:
-    """Names moved to the right under their parent's."""
+    """Names indented below their parents."""
     depth: dict[str, int] = {}
     rows = []
     for share in shares:

@@ -1,4 +1,4 @@
-"""`baton get pools`: which pools there are, and whether each is in use."""
+"""`baton get pools`: the pools, and whether each is in use."""
 
 import asyncio
 from dataclasses import asdict, dataclass
@@ -18,11 +18,11 @@ from schemas.subjects import OPERATOR
 
 
 class PoolState(StrEnum):
-    """What an operator finds of a pool."""
+    """A pool's state, as an operator sees it."""
 
     UP = "up"
     SILENT = "silent"
-    """Its queries does not answer, or cannot; what else of it runs is not known."""
+    """Its queries service does not answer, or cannot; whether others run is unknown."""
     CLOSED = "closed"
     """See `libs.cli.pools`."""
 

@@ -1,4 +1,4 @@
-"""What to start on this machine: the pools, their nodes, teams and servers (`libs.cli.launch` starts it)."""
+"""What to start on this machine: pools, nodes, teams and servers (`libs.cli.launch` starts them)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ REAL_NODE = ("none", "auto", "nvml", "cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class External:
-    """Servers that run already; Baton is started beside them."""
+    """Servers that already run; Baton is started beside them."""
 
     nats_url: str = field(repr=False)
     redis_url: str = field(repr=False)
@@ -85,7 +85,7 @@ class LaunchOptions:
             if path is not None:
                 from libs.simulation.fleets import check_fleet
 
-                check_fleet(path, pool)  # its agent would say the same, later
+                check_fleet(path, pool)  # its agent would report the same, later
         if self.prices is not None or self.quotas is not None:
             from libs.simulation.start_files import check_prices, check_quotas
 
@@ -96,5 +96,5 @@ class LaunchOptions:
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """All of them, the first pool first."""
+        """All pools, the first one first."""
         return (self.pool, *self.more_pools)

@@ -1,5 +1,5 @@
-"""`baton ledger verify`: every record of a pool's ledger against the invariants, and against the bill; `baton ledger
-export`: the ledger as a file, for whoever wants to verify it without us."""
+"""`baton ledger verify`: checks every record of a pool's ledger against the invariants, and against the bill; `baton
+ledger export`: the ledger as a file, for independent verification."""
 
 import asyncio
 import sys
@@ -202,7 +202,7 @@ def upgrade(
         old += [f"consumer {consumer}" for consumer in await known.unmarked(name)]
         if old and not force:
             raise UsageFault(f"these read an older format and would stop: {', '.join(old)}; upgrade them, or --force")
-        newest = max(NEWEST, await known.format(name))  # never back: a newer `baton` may have been here
+        newest = max(NEWEST, await known.format(name))  # never lower it: a newer `baton` may have set it
         await known.raise_format(name, newest, f"baton ledger upgrade by {process_name()}")
         return {"pool": name, "format": newest, "done": "upgraded"}
 
@@ -213,7 +213,7 @@ def upgrade(
 
 
 def _telling(what: str) -> Callable[[int, int], None]:
-    """Tells on a terminal, every two seconds, how far it is."""
+    """Reports progress every two seconds, on a terminal."""
     told = time.monotonic()
 
     def tell(done: int, of: int) -> None:
@@ -237,7 +237,8 @@ async def _read(
         raise UsageFault(f"{e}; {NAME_THE_ARCHIVE}") from None
     if not with_bill:
         return report, None
-    # The ledger may have grown since: what both have read is compared, so the audit is repeated at the bill's position.
+    # The ledger may have grown since: the audit is repeated at the bill's position, so that both cover the same
+    # records.
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _BILL_CATCHES_UP_S
     while True:

@@ -1,4 +1,4 @@
-"""`baton ledger segments|roll|archive|restore`: the streams that a pool's ledger lies in, and the files that they become."""
+"""`baton ledger segments|roll|archive|restore`: the streams of a pool's ledger, and their archive files."""
 
 import asyncio
 import hashlib
@@ -130,7 +130,7 @@ def restore(
 
 
 def _digest(files: list[Path]) -> str:
-    """SHA-256 over the files, in the order of their names."""
+    """SHA-256 over the files in order of their names."""
     whole = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:

@@ -73,12 +73,12 @@ def dead(
 
 
 def _done(pool: str, node: str, what: str, seq: int | None, **more: str | int) -> dict[str, Any]:
-    """What programs are told: what was done to which node, in which record of the pool's ledger."""
+    """The form for programs: what was done to which node, and the ledger record."""
     return {"pool": pool, "node": node, **more, "done": what, "ledger_seq": seq}
 
 
 async def _life_of(baton: Baton, node: str) -> int:
-    """The life of the node that operators are shown. Raises NotFound, and Unreachable or Failed when nobody shows any."""
+    """The node's present life, as operators see it. Raises NotFound, and Unreachable or Failed when nobody can say."""
     named = f"or name its life: --incarnation N. If N is another one, pool {baton.place.pool} says which it is"
     try:
         nodes = (await baton.nodes()).nodes
@@ -126,7 +126,7 @@ def release(
 
 
 async def _quarantine_of(baton: Baton, node: str, device: str) -> int:
-    """Which quarantine of the device operators are shown, by when it began (us). Raises as `_life_of`."""
+    """The device's present quarantine, by its start (us). Raises as `_life_of`."""
     named = f"or name it: --since-us N. If N is another one, pool {baton.place.pool} says which it is"
     try:
         devices = (await baton.devices(node)).devices
@@ -204,7 +204,7 @@ def revoke(
 
 
 def _tell_of_keys(what: str, pool: str, node: str | None, folder: Path | None, output: Format, *, told: bool) -> None:
-    """Where credentials are, and never what is in them: what a command prints may lie in a log."""
+    """Paths of credentials, never their content: a command's output may end up in a log."""
     value = {"pool": pool, "node": node, "folder": folder and str(folder), "done": what, "broker_told": told}
     named = _named(pool, node)
     done(value, [str(folder or named)], output, names=[named])

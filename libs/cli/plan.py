@@ -1,4 +1,4 @@
-"""`baton plan -f job.yaml`, or `baton plan --gpus H100:4`: what would become of jobs. Nothing is submitted.
+"""`baton plan -f job.yaml`, or `baton plan --gpus H100:4`: what would happen to jobs, without submitting them.
 
 Exit codes: 0 all would run now, 3 some would run later or never, 4 admission would refuse one, 2 the file is wrong.
 """

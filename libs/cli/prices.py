@@ -94,7 +94,7 @@ def apply(
 
 
 async def _told(baton: Baton) -> QueuesReply | None:
-    """What queries tell of the pool's classes, devices and book; None when they are away: the pool decides without them."""
+    """The pool's classes, devices and book, from queries; None when it is unreachable: the pool decides without them."""
     try:
         reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
     except (Unreachable, Failed):
@@ -103,7 +103,7 @@ async def _told(baton: Baton) -> QueuesReply | None:
 
 
 def _foreign(book: RateBook) -> list[str]:
-    """Of classes that are not shipped: whether the pool has them is not known without asking it."""
+    """Classes that are not shipped; only the pool knows whether it has them."""
     shipped = [one.name for one in DEFAULT_CLASSES]
     return [
         f"{'.'.join(map(str, problem.place))}: {problem.value} is not one of the shipped classes ({', '.join(shipped)}); "

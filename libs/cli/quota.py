@@ -75,7 +75,7 @@ def _by_type(given: list[str], url: str | None, pool: str | None) -> dict[str, i
         if key in limits:
             raise UsageFault(f"--type {text}: {key} is limited twice; say it once")
         limits[key] = limit
-    if any(problem_with(key) for key in limits):  # the catalogue does not know it: perhaps the pool has it
+    if any(problem_with(key) for key in limits):  # the catalogue does not know it, but the pool may have it
         devices_there = run(lambda baton: baton.devices(""), OPERATOR, url, pool=pool).devices
         offered = {kind_of(device.model, device.mig_profile) for device in devices_there}
         for key, limit in limits.items():

@@ -1,4 +1,4 @@
-"""`baton restore FOLDER`: a new state directory out of a backup, verified and fenced (`libs.cli.fencing`)."""
+"""`baton restore FOLDER`: a new state directory from a backup, verified and fenced (`libs.cli.fencing`)."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ def command(
     if home.exists() and any(home.iterdir()):
         raise UsageFault(f"{home} is not empty: a backup is restored into a new state directory (--state-dir)")
     gone_s = _time(lost_at) if lost_at else time.time()
-    lease_terms()  # what is wrong with them is said before anything is done
+    lease_terms()  # report invalid terms before doing anything
     began = time.monotonic()
     fenced = asyncio.run(put_into(folder, home, Fence(gone_s, fenced_by), archive))
     with operator_action("restore", str(folder), fenced_by, folder=home, tells=False) as act:

@@ -1,4 +1,4 @@
-"""`baton status`: the pool at a glance, and of what is held and waits, what the asker may see."""
+"""`baton status`: the pool at a glance, and what the asker may see of its jobs."""
 
 from libs.cli import units
 from libs.cli.options import Output, Pool, Team, Url
@@ -42,7 +42,7 @@ def _quarantined(status: PoolStatus) -> str:
 
 
 def _held(status: PoolStatus) -> str:
-    """In whole accelerators, a slice as its part of a board; processors apart."""
+    """Whole accelerators, a slice as its part of a board; processors apart."""
     parts = [
         _of(status.accelerators_used_milli, status.accelerators_milli, "accelerator"),
         _of(status.processors_used_milli, status.processors_milli, "processor device"),

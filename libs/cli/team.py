@@ -1,5 +1,5 @@
-"""`baton team add|rotate|revoke|let-in|list|push`: who may speak at the bus, changed while it runs; `export`: what a team has;
-`suspend|resume`: whether it may work."""
+"""`baton team add|rotate|revoke|let-in|list|push`: the credentials of teams and users, changed at run time; `export`: a
+team's data; `suspend|resume`: whether it may work."""
 
 from pathlib import Path
 from typing import Annotated
@@ -109,7 +109,7 @@ def add(
         return _tell("added", speaker(path), path, output)
     ring = ring_of(folder)
     team = name.partition(".")[0]
-    _check_team(ring, team, returns)  # before a person's name is kept
+    _check_team(ring, team, returns)  # before a person's name is stored
     asked, name = name, _new_person(ring, name, pseudonym)
     with operator_action("team.add", name, reason, folder=ring.folder, url=url) as act:
         path = _checked(ring, name, admin, days)
@@ -171,7 +171,7 @@ def revoke(
 
 
 def _tell(what: str, name: str, file: Path | None, output: Format, *, broker_told: bool = True, **more: object) -> None:
-    """Where a credential is, and never what is in it: what a command prints may lie in a log."""
+    """A credential's path, never its content: a command's output may end up in a log."""
     about = {"team": name.partition(".")[0], "credential": name, "file": file and str(file), "done": what}
     done({**about, "broker_told": broker_told, **more}, [str(file or name)], output, names=[name])
 
@@ -206,7 +206,7 @@ def erase(
     ring, told = ring_of(folder), False
     team, _, user = name.partition(".")
     if user:
-        # Before the book has a line: a name that nobody has here is somebody's all the same.
+        # Before the book has a line: a name unknown here still belongs to a person.
         People(ring.folder).check(team, user)
     with operator_action(
         "team.erase", _person(ring, name), reason, folder=ring.folder, url=url
@@ -274,7 +274,8 @@ def push(folder: KeysFolder = None, url: Url = None, output: Output = Format.TAB
 
 
 def _remove_secrets(team: str, url: str | None) -> bool:
-    """Whether all of the team's are gone. Who is cut off already stays so when vault stays away: it is said what to do."""
+    """Whether all secrets of the team are removed. If vault stays unreachable, the credential is void all the same, and
+    the remedy is printed."""
     try:
         run(lambda baton: team_offboard.remove_secrets(baton, team), OPERATOR, url)
     except ClientError as e:
@@ -284,7 +285,8 @@ def _remove_secrets(team: str, url: str | None) -> bool:
 
 
 def _suspended(url: str | None) -> dict[str, str]:
-    """Team -> in which pools it is suspended, since when and why, in words; a hint for each pool that does not say."""
+    """Team -> the pools where it is suspended, since when and why, in words; prints a hint for each pool that does not
+    answer."""
     try:
         found = run(team_pause.suspended, OPERATOR, url)
     except ClientError as e:
@@ -315,7 +317,7 @@ def _seconds(days: int | None) -> int | None:
 
 
 def _check_team(ring: Keyring, team: str, returns: bool) -> None:
-    """Raises UsageFault for what is no team's name, and for a team that has left and is not said to be back."""
+    """Raises UsageFault for an invalid team name, and for a team that has left, unless it is said to be back."""
     try:
         ring.check_team(team)
         if not returns:
@@ -332,8 +334,8 @@ def _checked(ring: Keyring, name: str, admin: bool, days: int | None) -> Path:
 
 
 def _new_person(ring: Keyring, name: str, asked: bool | None) -> str:
-    """The pseudonym of a person of a team, drawn when there is none; or the name, of a team, of a user who has a credential by
-    that name, or if a plain one is wanted."""
+    """The pseudonym of a person of a team, drawn if there is none. Or the name itself, for a team, for a user who has a
+    credential by that name, or if a plain one is requested."""
     team, dot, user = name.partition(".")
     if (dot and team in ring.teams and name in ring.users(team)) or not People(ring.folder).wanted(asked):
         return _person(ring, name)
@@ -348,8 +350,8 @@ def _new_person(ring: Keyring, name: str, asked: bool | None) -> str:
 
 
 def _who_has_one(ring: Keyring, name: str) -> str:
-    """The team, or the user that a person's name stands for. Raises NoCredential for a user who has none: before anything is
-    written down, since a name that was mistyped, or erased, is a person's, and the book and the ledger keep it for ever."""
+    """The team, or the user behind a person's name. Raises NoCredential for a user without one, before anything is
+    recorded: a mistyped or erased name is a person's, and book and ledger would keep it for ever."""
     name = _person(ring, name)
     if "." in name:
         ring.check_user(name)
@@ -357,6 +359,6 @@ def _who_has_one(ring: Keyring, name: str) -> str:
 
 
 def _person(ring: Keyring, name: str) -> str:
-    """The user that a person's name stands for; any other name as it is."""
+    """The user behind a person's name; any other name unchanged."""
     team, dot, user = name.partition(".")
     return f"{team}.{People(ring.folder).known(team, user)}" if dot else name

@@ -1,4 +1,4 @@
-"""`baton top`: the pool as it is now, again and again: queues, running jobs with their progress, who is next."""
+"""`baton top`: the pool's present state, refreshed: queues, running jobs with progress, who is next."""
 
 import asyncio
 import sys
@@ -61,7 +61,7 @@ def command(
 
 
 class TopView(NamedTuple):
-    """One look."""
+    """One refresh."""
 
     status: PoolStatus
     queues: QueuesReply
@@ -76,7 +76,7 @@ async def _look(baton: Baton) -> TopView:
 
 
 def draw(seen: TopView, output: Format = Format.TABLE, live: bool = False) -> None:
-    """For people; `live`: in the place of the look before."""
+    """For people; `live`: overwrites the previous output."""
     status = seen.status
     if live:
         sys.stdout.write(_CLEAR)

@@ -87,7 +87,7 @@ def _start(since: str | None) -> int | None:
 
 
 def _number(text: str) -> tuple[str, int]:
-    """The pool ("": the one that is asked) and the number of the last event that was handled. Raises UsageFault."""
+    """The pool ("": the default one) and number of the last handled event. Raises UsageFault."""
     pool, equals, number = text.rpartition("=")
     if (equals and not pool) or not number.isdecimal() or len(number) > 18:
         raise UsageFault(f"--after {text}: not understood; write the number of an event, e.g. 4711 or west=4711")
@@ -104,7 +104,7 @@ def _shown(event: JobEvent, output: Format) -> str:
 
 
 def detail(event: JobEvent) -> str:
-    """What is worth saying beside the event's name."""
+    """Details beside the event's name."""
     parts = [event.reason]
     if event.what == "granted":
         parts.append(f"{len(event.devices)} devices on {','.join(in_ranges(event.nodes))}")

@@ -1,7 +1,7 @@
-"""Whether an expectation holds, and what was seen instead. Each answers with one sentence of what is.
+"""Evaluates expectations. Each answer has one sentence about what was seen.
 
-Order, causes and states are what is asked for, not seconds: a machine that is three times slower sees the same. Seconds are
-asked for by `started_within` alone, which holds in virtual time.
+Expectations are about order, causes and states, not seconds, so a machine three times slower gives the same results.
+Only `started_within` is about seconds, and holds in virtual time.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,19 +19,19 @@ from schemas.queries import QueueShare, QueuesQuery, QueuesReply
 from schemas.resources import WHOLE_MILLI
 
 AT_THE_END = frozenset({"never_preempted", "never_above", "started_within"})
-"""They speak of the whole time, and are looked at once."""
+"""Expectations over the whole time, evaluated once at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Whether it holds now; `seen` says what is."""
+    """Whether it holds now; `seen`: the actual state."""
 
     met: bool
     seen: str
 
 
 class Judge:
-    """Looks at one scenario's world. `parents`: queue -> the queue above it."""
+    """Evaluates expectations on one scenario's world. `parents`: queue -> its parent."""
 
     def __init__(
         self, watched: ScenarioWatch, operator: Baton, teams: dict[str, Baton], parents: dict[str, str]
