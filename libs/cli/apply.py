@@ -45,13 +45,13 @@ def command(
     text = _to_apply(file)
 
     async def work(baton: Baton) -> tuple[Difference, dict[str, Any]]:
-        found, apply = await _compared(baton, text, str(file))
+        found, apply = await _difference(baton, text, str(file))
         seq = await apply(reason) if found.changes else None
         what = "applied" if found.changes else NOTHING_DIFFERS
-        return found, {"pool": baton.place.pool, **found.told(), "done": what, "ledger_seq": seq}
+        return found, {"pool": baton.place.pool, **found.document(), "done": what, "ledger_seq": seq}
 
-    found, told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    done(told, found.lines(), output)
+    found, document = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    done(document, found.lines(), output)
     if found.changes:
         hint(f"version {found.version} is applied; {_SHOWN[found.what]}")
     else:
@@ -76,10 +76,10 @@ def compare(
     text = _to_apply(file)
 
     async def work(baton: Baton) -> Difference:
-        return (await _compared(baton, text, str(file)))[0]
+        return (await _difference(baton, text, str(file)))[0]
 
     differs = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    done(differs.told(), differs.lines(), output)
+    done(differs.document(), differs.lines(), output)
     if not differs.changes:
         hint(NOTHING_DIFFERS)
     else:
@@ -95,7 +95,7 @@ class Difference(NamedTuple):
     changes: list[Change]
     warnings: list[str]
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The form for programs."""
         return self._asdict() | {"changes": [change._asdict() for change in self.changes]}
 
@@ -127,18 +127,18 @@ _OTHER_FILES = (
 """Top-level names of other files; no file of queues or budgets has them."""
 
 
-async def _compared(baton: Baton, text: str, name: str) -> tuple[Difference, Apply]:
+async def _difference(baton: Baton, text: str, name: str) -> tuple[Difference, Apply]:
     """The effect of applying a file. Raises UsageFault when the file is invalid."""
     if is_budgets(text):
         standing, wanted, found = await apply_budgets.compared(baton, text, name)
         differs = Difference("budgets", standing.version, wanted.version, found, [])
         return differs, partial(apply_budgets.apply, baton, standing, wanted)
-    told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
+    reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
     try:
-        then = read_tree(text, name, told.classes or None, told.kinds)
+        then = read_tree(text, name, reply.classes or None, reply.kinds)
     except QueueFileError as error:
         raise UsageFault(str(error)) from None
-    before = _tree(told)
+    before = _tree(reply)
     differs = Difference("queues", before.version, then.version, changes(before, then), await _warn(baton, then))
     return differs, partial(apply_tree, baton, before, then)
 
@@ -152,14 +152,14 @@ async def _warn(baton: Baton, tree: QueueTree) -> list[str]:
     return warnings
 
 
-def _tree(told: QueuesReply) -> QueueTree:
+def _tree(reply: QueuesReply) -> QueueTree:
     """The queues, without teams that appear only because nobody has given them a queue."""
     return QueueTree.of(
-        [share.queue for share in told.shares if share.applied],
-        told.version,
-        told.order,
-        told.half_life_s,
-        told.preemption,
+        [share.queue for share in reply.shares if share.applied],
+        reply.version,
+        reply.order,
+        reply.half_life_s,
+        reply.preemption,
     )
 
 
@@ -174,8 +174,8 @@ async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: s
         )
 
     async def applied() -> bool:
-        told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
-        return told.version == then.version and _tree(told) == then
+        document: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
+        return document.version == then.version and _tree(document) == then
 
     said = ApplyQueues(
         version=then.version,

@@ -75,12 +75,12 @@ def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path
     if output in (Format.JSON, Format.YAML):
         document(asdict(done) | {"ok": done.ok, "sum": done.sum and done.sum.model_dump(mode="json")}, output)
     else:
-        _tell(done)
+        _print_result(done)
     if not done.ok:
         raise Ended(Exit.FAILED)
 
 
-def _tell(done: "Checked") -> None:
+def _print_result(done: "Checked") -> None:
     newest = f"{done.sum.number}, up to record {done.sum.upto_seq}, {done.hash}" if done.sum is not None else "none yet"
     fields([("team", done.team), ("lines", done.lines), ("events", done.events), ("in no sum yet", done.unproven),
             ("newest sum", newest), ("device-seconds billed", f"{done.device_seconds:.3f}"),
@@ -317,7 +317,7 @@ async def _prove(ask: Ask, part: OwnPart, done: Checked, noted: Noted | None, wh
         done.unproven = part.count - told.proof.count
         done.noted = Noted(told.sum.number, done.hash, told.proof.count, told.proof.head)
     if noted is not None:
-        done.findings += _goes_on(part, told, noted, where)
+        done.findings += _check_continues(part, told, noted, where)
 
 
 async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
@@ -337,7 +337,7 @@ async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
     return [f"what differs is {after}, up to record {first.upto_seq} of sum {first.number}"]
 
 
-def _goes_on(part: OwnPart, told: AuditPart, noted: Noted, where: str) -> list[str]:
+def _check_continues(part: OwnPart, told: AuditPart, noted: Noted, where: str) -> list[str]:
     """Whether the ledger continues from the last notebook entry."""
     out = []
     links = told.links

@@ -19,7 +19,7 @@ def bar(part: float, width: int = WIDTH) -> str:
 def progress(job: JobDocument) -> str:
     """`####......  42% 13m left`; empty when the job reports none, or does not run."""
     attempt = job.attempts[-1] if job.attempts else None
-    return _of(attempt) if attempt is not None and attempt.closed_us is None else ""
+    return _text(attempt) if attempt is not None and attempt.closed_us is None else ""
 
 
 def progress_in_full(attempt: AttemptDocument) -> str:
@@ -29,7 +29,7 @@ def progress_in_full(attempt: AttemptDocument) -> str:
         return ""
     if told.doubt is not None:
         return f"not believed ({told.doubt.value}) since step {told.step} of {told.steps}"
-    parts = [_of(attempt), f"step {told.step} of {told.steps} at {units.moment(attempt.progress_us)}"]
+    parts = [_text(attempt), f"step {told.step} of {told.steps} at {units.moment(attempt.progress_us)}"]
     left = left_now(told, attempt.progress_us or 0, int(time.time() * 1e6))
     if left is not None and attempt.closed_us is None:
         parts.append(f"at most {units.duration(left.p90_s)} in nine of ten cases")
@@ -38,7 +38,7 @@ def progress_in_full(attempt: AttemptDocument) -> str:
     return ", ".join(parts)
 
 
-def _of(attempt: AttemptDocument) -> str:
+def _text(attempt: AttemptDocument) -> str:
     told = attempt.progress
     if told is None or told.doubt is not None:
         return ""

@@ -72,7 +72,7 @@ def command(
     if forecast and running:
         raise UsageFault("--forecast tells what runs now already; leave --running out")
     centres = centres_of(cost_centres) if cost_centres is not None else {}
-    asked = _when(start, end, time_zone, now_us if forecast else None)
+    asked = _days_asked(start, end, time_zone, now_us if forecast else None)
     asked["group_by"] = {"device": "model", "cost-centre": "team"}.get(by, by)
     asked["open_until_us"] = now_us if running else None
     _query(**asked)  # errors in the question come before any connection
@@ -89,7 +89,7 @@ def command(
             hint(line)
 
 
-def _when(start: str | None, end: str | None, time_zone: str, now_us: int | None) -> dict[str, Any]:
+def _days_asked(start: str | None, end: str | None, time_zone: str, now_us: int | None) -> dict[str, Any]:
     """The days of the question; with `now_us`, also the end of the forecast. Whole UTC days are sent as days, the only
     form that older services know."""
     zone = zone_of(time_zone)

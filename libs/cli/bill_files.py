@@ -130,11 +130,11 @@ def verify(
     if digest != claimed:
         problems.append(f"{file} has another SHA-256 than its metadata says: one of them was changed")
     with ledger_of(ledger, pool, url, archive) as source, scratch_folder() as folder:
-        problems += _lost(source, period, about, told[3])
+        problems += _missing_records(source, period, about, told[3])
         if told[3] <= source.head.seq:
             again = folder / file.name
             _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
-            problems += _compared(json.loads(metadata_of(again).read_text("utf-8")), about)
+            problems += _metadata_differences(json.loads(metadata_of(again).read_text("utf-8")), about)
             if not problems and digest_of(again) != digest:
                 problems.append(f"{file} is not what the ledger comes to, or another version of the writer wrote it")
             problems += _against_seal(source, period, made, told[2])
@@ -257,7 +257,7 @@ def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) ->
         hint(f"--of {of}: no team of that name was ever billed for anything here; there was use of {some}")
 
 
-def _lost(source: FiledLedger, period: tuple[int, int], about: dict[str, Any], upto: int) -> Iterator[str]:
+def _missing_records(source: FiledLedger, period: tuple[int, int], about: dict[str, Any], upto: int) -> Iterator[str]:
     """What the export contains and this ledger does not, e.g. after a restore from a backup older than the export."""
     if upto > source.head.seq:
         yield (
@@ -276,7 +276,7 @@ def _lost(source: FiledLedger, period: tuple[int, int], about: dict[str, Any], u
         yield "the period was closed when it was exported, and this ledger has no seal of it: close it anew, and compare"
 
 
-def _compared(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
+def _metadata_differences(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
     """Differences between the metadata and the ledger. The period may have been closed since the export."""
     return [
         f"{name} is {_short(told.get(name))}, by the ledger it is {_short(made.get(name))}"
@@ -318,7 +318,7 @@ def ledger_of(
         raise UsageFault(
             "--archive is for a pool's ledger: name its files with --ledger, before those that follow them"
         )
-    with scratch_folder() as folder, _cycles_looked_for_seldom():
+    with scratch_folder() as folder, _rare_collections():
         try:
             source = FiledLedger(files) if files else run(
                 lambda baton: of_pool(baton, pool or baton.place.pool, archive, folder / "ledger.jsonl"),
@@ -347,7 +347,7 @@ async def of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> 
 
 
 @contextmanager
-def _cycles_looked_for_seldom() -> Iterator[None]:
+def _rare_collections() -> Iterator[None]:
     """Reduces garbage collection. Bills create millions of small objects without cycles, and the default threshold of
     700 cost a third of an export's time."""
     usual = gc.get_threshold()

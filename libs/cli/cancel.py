@@ -45,7 +45,7 @@ def command(
             error = str(e)
             raise
         finally:
-            told = [_told(job, job.job_id in asked, str(refused.get(job.job_id, error))) for job in found]
+            told = [_as_document(job, job.job_id in asked, str(refused.get(job.job_id, error))) for job in found]
             done(told, [job.job_id for job in found if job.job_id in asked], output)
         not_done: list[ClientError] = [*refused.values(), *over]
         for other in not_done[1:]:
@@ -56,7 +56,7 @@ def command(
     run(cancel, team, url, user=user)
 
 
-def _told(job: JobDocument, asked: bool, error: str) -> dict[str, Any]:
+def _as_document(job: JobDocument, asked: bool, error: str) -> dict[str, Any]:
     """The form for programs: a job's state before the request, and the error, if any."""
     why_not = _ENDED.format(job.state.value) if job.state.terminal else error or "interrupted"
     about = {"job_id": job.job_id, "name": job.name, "team": job.team, "state": job.state.value}

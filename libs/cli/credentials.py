@@ -76,7 +76,7 @@ def command(
     target = " ".join(filter(None, (teams, users, nodes, pools)))
     try:
         with operator_action("credentials.make", target, reason, folder=ring.folder, tells=False):
-            made = _made(ring, named, _listed(users), _listed(pools), _listed(nodes))
+            made = _make_credentials(ring, named, _listed(users), _listed(pools), _listed(nodes))
     except ValueError as e:
         raise UsageFault(str(e)) from None
     # NATS reads JSON like its own format.
@@ -91,7 +91,7 @@ def command(
     if write is not None:
         write.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the server's own key is there, too
         write.write_text(text + "\n")
-    told = {"credentials": [_told(path) for path in made], "config": config, "written": write and str(write)}
+    told = {"credentials": [_as_document(path) for path in made], "config": config, "written": write and str(write)}
     done({**told, "done": "made"}, [text] if write is None else [], output, names=[speaker(path) for path in made])
     hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
 
@@ -108,16 +108,18 @@ def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None
     with operator_action("credentials.rotate", " ".join(names), reason, folder=ring.folder, url=url):
         made = [ring.rotate_own(name) for name in names]
         told = tell_broker(ring, [CORE], folder, url)
-    value = {"credentials": [_told(path) for path in made], "done": "rotated", "broker_told": told}
+    value = {"credentials": [_as_document(path) for path in made], "done": "rotated", "broker_told": told}
     done(value, [str(path) for path in made], output, names=names)
 
 
-def _told(path: Path) -> dict[str, str]:
+def _as_document(path: Path) -> dict[str, str]:
     """A credential's path, never its content: a command's output may end up in a log."""
     return {"credential": speaker(path), "file": str(path)}
 
 
-def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]) -> list[Path]:
+def _make_credentials(
+    ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]
+) -> list[Path]:
     """Makes a credential for each. Raises ValueError for an invalid name."""
     check_teams(teams)
     check_numbers(teams)

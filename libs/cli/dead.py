@@ -128,7 +128,7 @@ def replay(seqs: Sequences, reason: MayReason = "", url: Url = None, output: Out
             for letter, row in zip(letters, rows, strict=True):
                 row["error"] = "interrupted"
                 try:
-                    row |= {"subject": await _again(baton, outbox, letter), "replayed": True, "error": ""}
+                    row |= {"subject": await _resend(baton, outbox, letter), "replayed": True, "error": ""}
                     if output.of_lines:
                         say(f"{letter.seq}\t{row['subject']}")
                 except PoolRefused as error:
@@ -146,7 +146,7 @@ def replay(seqs: Sequences, reason: MayReason = "", url: Url = None, output: Out
         run(send, OPERATOR, url)
 
 
-async def _again(baton: Baton, outbox: "Outbox", letter: Letter) -> str:
+async def _resend(baton: Baton, outbox: "Outbox", letter: Letter) -> str:
     """Sends it, and waits for the pool's decision. Returns the subject. Raises PoolRefused; Failed when the letter
     lacks information."""
     from libs.bus.dead import replayed

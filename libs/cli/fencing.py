@@ -125,10 +125,10 @@ async def fence(nats: Client, pool: str, how: Fence, archive: Path | None = None
     said: list[Outgoing] = []
     for node, incarnation in sorted(lives):
         gone = NodeLost(node=node, incarnation=incarnation, silent_s=silent_s)
-        said.append(_say(gone, subjects.node_inbox("lost", pool, node), f"{node}/{incarnation}"))
+        said.append(_input(gone, subjects.node_inbox("lost", pool, node), f"{node}/{incarnation}"))
     for node in kept:
         dead = NodeDead(node=node, fenced_by=f"restored from a backup: {how.fenced_by}"[:1024])
-        said.append(_say(dead, subjects.declare_dead(pool, "restore"), f"{node}/dead"))
+        said.append(_input(dead, subjects.declare_dead(pool, "restore"), f"{node}/dead"))
     await Outbox(nats.jetstream()).publish_many(said)
     terms = lease_terms()
     longest_s = found.max_lease_s or terms.max_lease_s  # from the ledger, if it names the granter of leases
@@ -136,7 +136,7 @@ async def fence(nats: Client, pool: str, how: Fence, archive: Path | None = None
     return {**head, "nodes": len({node for node, _ in lives}), "not_before_s": not_before_s}
 
 
-def _say(model: NodeLost | NodeDead, subject: str, about: str) -> Outgoing:
+def _input(model: NodeLost | NodeDead, subject: str, about: str) -> Outgoing:
     return outgoing(
         model,
         subject=subject,

@@ -36,7 +36,7 @@ def add(
         except ValueError as e:
             raise UsageFault(str(e)) from None
         told = tell_broker(ring, [CORE, FINANCE], folder, url)
-    _tell("added", name, path, output, told=told)
+    _print("added", name, path, output, told=told)
 
 
 @app.command()
@@ -48,7 +48,7 @@ def rotate(
     with operator_action("finance.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate_finance(name)
         told = tell_broker(ring, [FINANCE], folder, url)
-    _tell("rotated", name, path, output, told=told)
+    _print("rotated", name, path, output, told=told)
 
 
 @app.command()
@@ -60,10 +60,10 @@ def revoke(
     with operator_action("finance.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke_finance(name)
         told = tell_broker(ring, [FINANCE], folder, url)
-    _tell("revoked", name, None, output, told=told)
+    _print("revoked", name, None, output, told=told)
 
 
-def _tell(what: str, name: str, file: Path | None, output: Format, *, told: bool) -> None:
+def _print(what: str, name: str, file: Path | None, output: Format, *, told: bool) -> None:
     value = {"name": name, "file": file and str(file), "done": what, "broker_told": told}
     done(value, [str(file or name)], output, names=[name])
 

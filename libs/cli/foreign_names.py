@@ -55,11 +55,11 @@ def told(error: Any) -> str:
     path = getattr(getattr(error, "ctx", None), "command_path", "")
     if path == "baton secret set" and message.startswith("Got unexpected extra argument"):
         return _NO_VALUE
-    fix = _meant(error, path, message)
+    fix = _replacement(error, path, message)
     return f"{message.rstrip('.')}: {fix}" if fix else message
 
 
-def _meant(error: Any, path: str, message: str) -> str:
+def _replacement(error: Any, path: str, message: str) -> str:
     if (option := getattr(error, "option_name", None)) is not None and path in ("baton submit", "baton plan"):
         return _OPTIONS.get(option, "")
     if path == "baton node" and message.startswith("No such command "):

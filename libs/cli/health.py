@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 _ANSWER_S = 3.0
 _LONGEST = 64 * 1024
-_LOOKED_AT = 256 * 1024
+_LOG_END = 256 * 1024
 """Bytes read at the end of a log."""
 _RESTORE = "baton ledger restore"
 """Mentioned by a service that needs archived records."""
@@ -55,7 +55,7 @@ def last_words(log: Path, began_s: float) -> str:
     """The last error with which a service ended since then, from its log; "" if it did not."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOOKED_AT))
+            file.seek(max(0, log.stat().st_size - _LOG_END))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""

@@ -62,7 +62,7 @@ def dead(
         said = valid(NodeDead, node=node, incarnation=meant, fenced_by=fenced_by, user=who)
         pool = baton.place.pool
         seq = await say_to_pool(baton, pool, said, declare_dead(pool, who), f"{node}:{meant}")
-        return _done(pool, node, "declared dead", seq, incarnation=meant)
+        return _as_document(pool, node, "declared dead", seq, incarnation=meant)
 
     told = run(work, OPERATOR, url, user=user, pool=pool)
     done(told, [node], output)
@@ -72,7 +72,7 @@ def dead(
     )
 
 
-def _done(pool: str, node: str, what: str, seq: int | None, **more: str | int) -> dict[str, Any]:
+def _as_document(pool: str, node: str, what: str, seq: int | None, **more: str | int) -> dict[str, Any]:
     """The form for programs: what was done to which node, and the ledger record."""
     return {"pool": pool, "node": node, **more, "done": what, "ledger_seq": seq}
 
@@ -119,7 +119,7 @@ def release(
         said = valid(QuarantineLifted, node=node, device=device, since_us=meant, reason=reason, user=who)
         pool = baton.place.pool
         seq = await say_to_pool(baton, pool, said, lift_quarantine(pool, who), device)
-        return _done(pool, node, "released", seq, device=device, since_us=meant)
+        return _as_document(pool, node, "released", seq, device=device, since_us=meant)
 
     done(run(work, OPERATOR, url, user=user, pool=pool), [device], output)
     hint("the device may be granted again, whatever uses it")
@@ -161,7 +161,7 @@ def add(
             told = tell_broker(ring, ring.node_accounts(pool, node), folder, url)
     except ValueError as e:
         raise UsageFault(str(e)) from None
-    _tell_of_keys("added", pool, node, path.parent, output, told=told)
+    _print_credentials("added", pool, node, path.parent, output, told=told)
 
 
 @app.command("rotate")
@@ -181,7 +181,7 @@ def rotate(
     with operator_action("node.rotate", _named(pool, node), reason, folder=ring.folder, url=url):
         told = tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
     made = ring.creds / "nodes" / (f"{pool}.{node}" if node else pool)
-    _tell_of_keys("rotated", pool, node, made, output, told=told)
+    _print_credentials("rotated", pool, node, made, output, told=told)
 
 
 @app.command("revoke")
@@ -200,10 +200,12 @@ def revoke(
     ring = ring_of(folder)
     with operator_action("node.revoke", _named(pool, node), reason, folder=ring.folder, url=url, needs_reason=True):
         told = tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
-    _tell_of_keys("revoked", pool, node, None, output, told=told)
+    _print_credentials("revoked", pool, node, None, output, told=told)
 
 
-def _tell_of_keys(what: str, pool: str, node: str | None, folder: Path | None, output: Format, *, told: bool) -> None:
+def _print_credentials(
+    what: str, pool: str, node: str | None, folder: Path | None, output: Format, *, told: bool
+) -> None:
     """Paths of credentials, never their content: a command's output may end up in a log."""
     value = {"pool": pool, "node": node, "folder": folder and str(folder), "done": what, "broker_told": told}
     named = _named(pool, node)
@@ -234,7 +236,7 @@ def cordon(
         who = baton.place.user or "operator"
         said = valid(CordonNode, node=node, reason=reason, user=who)
         pool = baton.place.pool
-        return _done(pool, node, "cordoned", await say_to_pool(baton, pool, said, cordon_node(pool, who), node))
+        return _as_document(pool, node, "cordoned", await say_to_pool(baton, pool, said, cordon_node(pool, who), node))
 
     done(run(work, OPERATOR, url, user=user, pool=pool), [node], output)
     hint("nothing new is granted there; `baton get jobs -o wide` shows what runs there still")
@@ -257,7 +259,9 @@ def uncordon(
         who = baton.place.user or "operator"
         said = valid(UncordonNode, node=node, reason=reason, user=who)
         pool = baton.place.pool
-        return _done(pool, node, "uncordoned", await say_to_pool(baton, pool, said, uncordon_node(pool, who), node))
+        return _as_document(
+            pool, node, "uncordoned", await say_to_pool(baton, pool, said, uncordon_node(pool, who), node)
+        )
 
     done(run(work, OPERATOR, url, user=user, pool=pool), [node], output)
     hint("its devices may be granted again")

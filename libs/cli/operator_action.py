@@ -109,14 +109,14 @@ def tell(
     except Exception as e:
         if aloud or code_of(e) is None:
             raise
-        if (waiting := len(book)) and not _nowhere(e):
+        if (waiting := len(book)) and not _no_baton(e):
             lines, them = ("1 line is", "it") if waiting == 1 else (f"{waiting} lines are", "them")
             hint(f"the ledger was not told yet ({str(e).splitlines()[0]}): {lines} in {book.file}; "
                  f"`baton audit push` tells {them}")  # fmt: skip
         return 0
 
 
-def _nowhere(error: Exception) -> bool:
+def _no_baton(error: Exception) -> bool:
     """No Baton is known; the lines wait until there is one."""
     return getattr(error, "what", "") == "no running Baton is known"
 

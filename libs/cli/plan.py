@@ -79,7 +79,7 @@ def command(
         if output is Format.NAME:
             say(reply.verdict.value)
         elif output in (Format.TABLE, Format.WIDE) and reply.verdict is not PlanVerdict.REFUSED:
-            _tell(request, reply)
+            _print(request, reply)
     for request, reply in zip(requests, replies, strict=True):
         if reply.verdict is PlanVerdict.REFUSED:
             if output in (Format.TABLE, Format.WIDE):
@@ -89,7 +89,7 @@ def command(
         raise Ended(NOT_NOW)
 
 
-def _tell(request: JobRequest, reply: PlanReply) -> None:
+def _print(request: JobRequest, reply: PlanReply) -> None:
     fields(
         [
             ("job", request.spec.name),

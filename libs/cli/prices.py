@@ -68,14 +68,14 @@ def apply(
     text = read_yaml(file)
 
     async def work(baton: Baton) -> dict[str, Any]:
-        told = await _told(baton)
+        told = await _pool_facts(baton)
         book = _checked(text, file, told.kinds, told.classes or None) if told is not None else _checked(text, file)
         about = {"pool": baton.place.pool, "version": book.version, "currency": book.currency}
         if told is not None and told.book == book.digest:
             return {**about, "done": NOTHING_DIFFERS, "ledger_seq": None}
 
         async def applied() -> bool:
-            now = await _told(baton)
+            now = await _pool_facts(baton)
             return now is not None and now.book == book.digest
 
         who = baton.place.user or "operator"
@@ -93,7 +93,7 @@ def apply(
         hint(NOTHING_DIFFERS)
 
 
-async def _told(baton: Baton) -> QueuesReply | None:
+async def _pool_facts(baton: Baton) -> QueuesReply | None:
     """The pool's classes, devices and book, from queries; None when it is unreachable: the pool decides without them."""
     try:
         reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())

@@ -44,13 +44,13 @@ def _quarantined(status: PoolStatus) -> str:
 def _held(status: PoolStatus) -> str:
     """Whole accelerators, a slice as its part of a board; processors apart."""
     parts = [
-        _of(status.accelerators_used_milli, status.accelerators_milli, "accelerator"),
-        _of(status.processors_used_milli, status.processors_milli, "processor device"),
+        _text(status.accelerators_used_milli, status.accelerators_milli, "accelerator"),
+        _text(status.processors_used_milli, status.processors_milli, "processor device"),
     ]
     return ", ".join(part for part in parts if part) or "-"
 
 
-def _of(used_milli: int, total_milli: int, thing: str) -> str:
+def _text(used_milli: int, total_milli: int, thing: str) -> str:
     plural = "" if total_milli == 1000 else "s"
     return f"{units.devices(used_milli)} of {units.devices(total_milli)} {thing}{plural}" if total_milli else ""
 

@@ -106,7 +106,7 @@ def add(
     if not admin and team_admin.asks(folder):
         _keys_only(days, returns)
         path = team_admin.credential("add", name, write, url, pseudonym=pseudonym)
-        return _tell("added", speaker(path), path, output)
+        return _print_credential("added", speaker(path), path, output)
     ring = ring_of(folder)
     team = name.partition(".")[0]
     _check_team(ring, team, returns)  # before a person's name is stored
@@ -126,7 +126,7 @@ def add(
         hint(
             f"{asked} speaks as the user {user}, in subjects and as BATON_USER; with --plain a user is called as it is here"
         )
-    _tell("added", name, path, output, broker_told=told)
+    _print_credential("added", name, path, output, broker_told=told)
 
 
 @app.command()
@@ -144,13 +144,13 @@ def rotate(
     if team_admin.asks(folder):
         _keys_only(days)
         path = team_admin.credential("rotate", name, write, url)
-        return _tell("rotated", speaker(path), path, output)
+        return _print_credential("rotated", speaker(path), path, output)
     ring = ring_of(folder)
     name = _who_has_one(ring, name)
     with operator_action("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name, lasts_s=_seconds(days))
         told = tell_broker(ring, [name.partition(".")[0]], folder, url)
-    _tell("rotated", name, path, output, broker_told=told)
+    _print_credential("rotated", name, path, output, broker_told=told)
 
 
 @app.command()
@@ -160,17 +160,19 @@ def revoke(
     """Cut a user off, or a team with all its users and its secrets. Jobs go on, and `baton team add` lets them in again."""
     if team_admin.asks(folder):
         team_admin.manage("revoke", name, url)
-        return _tell("revoked", name, None, output)
+        return _print_credential("revoked", name, None, output)
     ring = ring_of(folder)
     name = _who_has_one(ring, name)
     with operator_action("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
         told = tell_broker(ring, [name.partition(".")[0]], folder, url)
         removed = None if "." in name else _remove_secrets(name, url)
-    _tell("revoked", name, None, output, broker_told=told, secrets_removed=removed)
+    _print_credential("revoked", name, None, output, broker_told=told, secrets_removed=removed)
 
 
-def _tell(what: str, name: str, file: Path | None, output: Format, *, broker_told: bool = True, **more: object) -> None:
+def _print_credential(
+    what: str, name: str, file: Path | None, output: Format, *, broker_told: bool = True, **more: object
+) -> None:
     """A credential's path, never its content: a command's output may end up in a log."""
     about = {"team": name.partition(".")[0], "credential": name, "file": file and str(file), "done": what}
     done({**about, "broker_told": broker_told, **more}, [str(file or name)], output, names=[name])

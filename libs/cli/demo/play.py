@@ -68,7 +68,7 @@ class Demo:
             self.screen.facts = lambda: follower.facts
             self._follower = follower
             self.screen.phase(f"this machine's node has walls around jobs: {launch.walls()}")
-            async with _ended_together(self._beside):
+            async with _cancelled_at_end(self._beside):
                 await self._story()
             self.screen.phase("read the whole ledger again: verify, bill, report")
             story = await collect(self._clients[OPERATOR])
@@ -216,7 +216,7 @@ class Demo:
 
 
 @contextlib.asynccontextmanager
-async def _ended_together(tasks: Sequence["asyncio.Task[list[str]]"]) -> AsyncIterator[None]:
+async def _cancelled_at_end(tasks: Sequence["asyncio.Task[list[str]]"]) -> AsyncIterator[None]:
     """No task outlives the block, however it ends; an error of the block itself takes precedence."""
     try:
         yield

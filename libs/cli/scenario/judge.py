@@ -62,7 +62,7 @@ class Judge:
 
     def _all(self, names: Iterable[str], state: str) -> Judged:
         seen = {name: self._watched.state(name) for name in names}
-        return Judged(all(one == state for one in seen.values()), _told(seen))
+        return Judged(all(one == state for one in seen.values()), _sentence(seen))
 
     async def _started_in_order(self, names: tuple[str, ...]) -> Judged:
         first = {name: self._first(name) for name in names}
@@ -93,7 +93,7 @@ class Judge:
                 continue
             waited_s = (first.granted_us - job.submitted_us) / 1e6
             good, took[name] = good and waited_s <= limit_s, f"after {waited_s:.1f} s"
-        return Judged(good, _told(took))
+        return Judged(good, _sentence(took))
 
     def _first(self, name: str) -> AttemptFacts | None:
         job = self._watched.job(name)
@@ -119,7 +119,7 @@ class Judge:
             if (job := self._watched.job(name)) is not None
             and (times := sum(attempt.preempting_us > 0 for attempt in job.attempts))
         }
-        return Judged(not gave, _told(gave) or "nobody of them gave way")
+        return Judged(not gave, _sentence(gave) or "nobody of them gave way")
 
     async def _resumed(self, names: Iterable[str]) -> Judged:
         seen = {}
@@ -129,7 +129,7 @@ class Judge:
             resumes = [one.resume for one in job.attempts[1:] if one.resume] if job is not None else []
             good = good and bool(resumes)
             seen[name] = f"went on from step {resumes[-1].step}" if resumes else self._watched.state(name)
-        return Judged(good, _told(seen))
+        return Judged(good, _sentence(seen))
 
     # ------------------------------------------------------------------------------------------------------- the queues
 
@@ -146,12 +146,12 @@ class Judge:
             return Judged(False, str(e))
         found = {one.queue.name: of(one) / WHOLE_MILLI for one in reply.shares}
         seen = {name: f"{found.get(name, 0.0):g}" for name in said}
-        return Judged(all(found.get(name, 0.0) == amount for name, amount in said.items()), _told(seen))
+        return Judged(all(found.get(name, 0.0) == amount for name, amount in said.items()), _sentence(seen))
 
     async def _never_above(self, said: dict[str, int]) -> Judged:
         most = self._watched.held_most(self.parents)
         seen = {name: f"at most {most.get(name, 0) / WHOLE_MILLI:g} at once" for name in said}
-        return Judged(all(most.get(name, 0) <= amount * WHOLE_MILLI for name, amount in said.items()), _told(seen))
+        return Judged(all(most.get(name, 0) <= amount * WHOLE_MILLI for name, amount in said.items()), _sentence(seen))
 
     async def _next(self, name: str) -> Judged:
         try:
@@ -173,7 +173,7 @@ class Judge:
     async def _boosted(self, names: Iterable[str]) -> Judged:
         watched = self._watched
         seen = {n: "is boosted" if watched.ids[n] in watched.ledger.boosted else "is not boosted" for n in names}
-        return Judged(all(one == "is boosted" for one in seen.values()), _told(seen))
+        return Judged(all(one == "is boosted" for one in seen.values()), _sentence(seen))
 
     async def _explain(self, said: Explained) -> Judged:
         watched, job = self._watched, self._watched.job(said.job)
@@ -203,12 +203,12 @@ class Judge:
             seen[name] = (
                 "told nothing" if told is None else f"told step {told.step} of {told.steps}, {told.left_s:g} s left"
             )
-        return Judged(good, _told(seen))
+        return Judged(good, _sentence(seen))
 
     async def _promised(self, names: Iterable[str]) -> Judged:
         promises, ids = self._watched.ledger.promises, self._watched.ids
         seen = {n: "was promised a start" if ids[n] in promises else "was promised nothing" for n in names}
-        return Judged(all(ids[name] in promises for name in names), _told(seen))
+        return Judged(all(ids[name] in promises for name in names), _sentence(seen))
 
     async def _promise_kept(self, names: Iterable[str]) -> Judged:
         seen, good = {}, True
@@ -220,10 +220,10 @@ class Judge:
             early_s = (promise.first_us - job.attempts[promise.attempt].granted_us) / 1e6
             good = good and early_s >= 0
             seen[name] = f"started {abs(early_s):.1f} s {'before' if early_s >= 0 else 'after'} its first promise"
-        return Judged(good, _told(seen))
+        return Judged(good, _sentence(seen))
 
 
-def _told(seen: dict[str, str]) -> str:
+def _sentence(seen: dict[str, str]) -> str:
     return ", ".join(f"{name} {what}" for name, what in seen.items())
 
 
