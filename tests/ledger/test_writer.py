@@ -260,13 +260,13 @@ async def test_few_inputs_are_decided_at_once_and_many_together(world: World, mo
     monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 4)
     monkeypatch.setattr(writer_module, "_ENOUGH_BYTES", 1_000_000)
     writer = world.writer("w1", linger_ms=600_000, batch=16)
-    writer._recent_events = DecayingCount(1e-9)  # each is the first for long
+    writer._batches.recent_events = DecayingCount(1e-9)  # each is the first for long
     world.start(writer)
     for n in range(3):
         await world.put(admitted(n))
         await world.decided(writer)
     assert await world.ledger_last() == 3
-    writer._recent_events = DecayingCount(1e9)  # what came is still felt
+    writer._batches.recent_events = DecayingCount(1e9)  # what came is still felt
     for n in range(3, 43):
         await world.put(admitted(n))
     while writer.counters.inputs < 3 + 16:
