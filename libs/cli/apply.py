@@ -24,7 +24,8 @@ from libs.core.scheduling.queues import Change, beyond_the_pool, changes
 from libs.core.state.queue_tree import QueueTree
 from schemas import subjects
 from schemas.inbox import ApplyQueues
-from schemas.queries import PoolStatus, PoolStatusQuery, QueuesQuery, QueuesReply
+from schemas.pool_status import PoolStatus, PoolStatusQuery
+from schemas.queue_status import QueuesQuery, QueuesReply
 
 QueueFileOption = Annotated[
     Path, typer.Option("--file", "-f", help="A file of queues or budgets, YAML; - for standard input.")

@@ -10,7 +10,7 @@ from libs.core.scheduling.queues import Change
 from schemas import subjects
 from schemas.budgets import BudgetSet, SpendingBudget
 from schemas.inbox import ApplyBudgets
-from schemas.queries import BudgetsReply
+from schemas.queue_status import BudgetsReply
 
 
 async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, BudgetSet, list[Change]]:

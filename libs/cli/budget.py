@@ -19,7 +19,7 @@ from libs.client.errors import ClientError
 from schemas import subjects
 from schemas.budgets import BudgetPeriod, BudgetUnit
 from schemas.inbox import TopUpBudget
-from schemas.queries import BudgetsQuery, BudgetsReply, BudgetStanding
+from schemas.queue_status import BudgetsQuery, BudgetsReply, BudgetStanding
 
 app = typer.Typer(
     help="Budgets: what is spent and held of them; more for one (operators).",

@@ -16,8 +16,10 @@ from libs.cli.session import run, whole_id
 from libs.cli.why import BEHIND, why
 from libs.client import Baton, NotFound
 from libs.client.errors import ClientError
+from schemas.explanations import Explanation
 from schemas.jobs import JobState
-from schemas.queries import AttemptDocument, DeviceView, Explanation, JobDocument, NodeView
+from schemas.pool_status import DeviceView, NodeView
+from schemas.queries import AttemptDocument, JobDocument
 from schemas.resources import Resources
 
 

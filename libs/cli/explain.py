@@ -5,7 +5,7 @@ from libs.cli.output import Format, document, fields, say, show
 from libs.cli.session import run, whole_id
 from libs.cli.why import BEHIND, REMOVED, why
 from libs.client import Baton
-from schemas.queries import Explanation
+from schemas.explanations import Explanation
 
 
 def command(

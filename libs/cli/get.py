@@ -19,7 +19,8 @@ from libs.client import Baton
 from libs.client.asking import ask
 from schemas.billing import TeamUsage
 from schemas.jobs import JobState
-from schemas.queries import BudgetsReply, JobDocument, QueueShare, QueuesQuery, QueuesReply
+from schemas.queries import JobDocument
+from schemas.queue_status import BudgetsReply, QueueShare, QueuesQuery, QueuesReply
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
 app = typer.Typer(

@@ -13,7 +13,7 @@ from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import Failed, Unreachable
 from schemas.jobs import JobState
-from schemas.queries import PoolStatus, PoolStatusQuery
+from schemas.pool_status import PoolStatus, PoolStatusQuery
 from schemas.subjects import OPERATOR
 
 

@@ -10,7 +10,7 @@ from libs.client.errors import ClientError
 from libs.client.where import state_dir
 from libs.core.accelerators.spelling import meant
 from libs.walls.keyring import Keyring
-from schemas.queries import PoolStatusQuery
+from schemas.pool_status import PoolStatusQuery
 
 _ASK_S = 2.0
 

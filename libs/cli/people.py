@@ -11,8 +11,8 @@ from libs.client.errors import ClientError
 from libs.client.where import state_dir
 from libs.walls.keyring import Keyring
 from libs.walls.people import People, is_pseudonym
-from schemas.queries import ManageTeam, TeamManaged
 from schemas.subjects import OPERATOR
+from schemas.team_management import ManageTeam, TeamManaged
 
 Names = dict[tuple[str, str], str]
 """(team, user) -> displayed text, if it differs from the user."""

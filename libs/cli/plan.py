@@ -16,7 +16,7 @@ from libs.cli.session import run
 from libs.cli.submit import requested, team_of
 from libs.cli.why import REMOVED
 from libs.client import Baton, Rejected
-from schemas.queries import PlanReply, PlanVerdict, RightSize
+from schemas.explanations import PlanReply, PlanVerdict, RightSize
 
 NOT_NOW = 3
 

@@ -18,7 +18,8 @@ from libs.cli.output import hint
 from libs.client import Baton
 from schemas import subjects
 from schemas.catalog import BY_TYPE
-from schemas.queries import AdmissionPools, AdmissionPoolsQuery, PoolStatusQuery
+from schemas.pool_status import PoolStatusQuery
+from schemas.queries import AdmissionPools, AdmissionPoolsQuery
 
 _ANSWER_S = 2.0
 _STATUS, _SERVED = BY_TYPE["io.baton.pool.status.query.v1"], BY_TYPE["io.baton.admission.pools.query.v1"]

@@ -22,7 +22,7 @@ from libs.core.billing.prices import unknown_classes
 from schemas import subjects
 from schemas.inbox import ApplyPrices
 from schemas.prices import RateBook
-from schemas.queries import QueuesQuery, QueuesReply
+from schemas.queue_status import QueuesQuery, QueuesReply
 
 app = typer.Typer(help="The pool's price book (operators).", no_args_is_help=True, rich_markup_mode=None)
 

@@ -4,7 +4,7 @@ from libs.cli import units
 from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Format, document, fields
 from libs.cli.session import run
-from schemas.queries import PoolStatus, Quantiles
+from schemas.pool_status import PoolStatus, Quantiles
 
 
 def command(pool: Pool = None, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:

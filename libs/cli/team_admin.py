@@ -37,7 +37,8 @@ from libs.walls.managing import AdminRefused, TeamAdmins
 from libs.walls.resolver import tell
 from schemas import subjects
 from schemas.inbox import BoostJob
-from schemas.queries import ManageTeam, QueuesQuery, QueuesReply, TeamManaged
+from schemas.queue_status import QueuesQuery, QueuesReply
+from schemas.team_management import ManageTeam, TeamManaged
 
 log = logging.getLogger("baton.nodes")
 

@@ -15,7 +15,7 @@ from libs.core.billing.pricing import NO_PRICES, bill
 from libs.core.billing.pricing import days_of as days_asked
 from libs.ledger.records import FiledLedger
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot
-from schemas.queries import PoolStatusQuery
+from schemas.pool_status import PoolStatusQuery
 
 BillAnswerer = Callable[[BillQuery], Awaitable[BillReply]]
 

@@ -42,7 +42,7 @@ from libs.walls.keyring import Keyring
 from libs.walls.people import People
 from libs.walls.resolver import tell
 from schemas.jobs import JobState
-from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
+from schemas.pool_status import PoolStatus, PoolStatusQuery, SuspendedTeam
 from schemas.subjects import OPERATOR
 
 _LOOK_S, _HISTORY_LAGS_S = 0.5, 60.0

@@ -22,7 +22,7 @@ from libs.client.where import state_dir
 from libs.walls.departed_teams import DepartedTeams, TeamIsGone
 from schemas import subjects
 from schemas.inbox import OffboardTeam, ResumeTeam, SuspendTeam
-from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
+from schemas.pool_status import PoolStatus, PoolStatusQuery, SuspendedTeam
 
 TeamName = Annotated[str, typer.Argument(help="A team. It need not have a credential any more.", metavar="TEAM")]
 

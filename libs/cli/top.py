@@ -15,7 +15,9 @@ from libs.cli.session import run, short
 from libs.client import Baton
 from libs.client.asking import ask
 from schemas.jobs import JobState
-from schemas.queries import JobDocument, PoolStatus, QueuedJob, QueuesQuery, QueuesReply
+from schemas.pool_status import PoolStatus
+from schemas.queries import JobDocument
+from schemas.queue_status import QueuedJob, QueuesQuery, QueuesReply
 
 _SHOWN = 15
 _ACTIVE = tuple(state for state in JobState if not state.terminal and state is not JobState.QUEUED)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from libs.cli import units
 from libs.cli.output import Column
 from libs.cli.session import short
-from schemas.queries import ExpectedStart, Explanation, HeldBy
+from schemas.explanations import Explanation, HeldBy
+from schemas.queue_status import ExpectedStart
 
 BEHIND = [
     Column("BEHIND", lambda h: f"{h.name} ({short(h.job_id)})"),

@@ -26,8 +26,8 @@ from libs.ports import clock
 from libs.service.mongo_questions import asks_mongo
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot
 from schemas.jobs import Reason
+from schemas.pool_status import PoolStatusQuery
 from schemas.proofs import LedgerPart, LedgerRead
-from schemas.queries import PoolStatusQuery
 from schemas.subjects import FINANCE, OPERATOR
 from schemas.use import UseQuery, UseReply
 

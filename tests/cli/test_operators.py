@@ -55,19 +55,18 @@ from schemas.ledger import (
     PeriodClosed,
     PricesApplied,
 )
-from schemas.prices import ClosedPeriod
-from schemas.queries import (
+from schemas.pool_status import (
     DeviceList,
     DeviceListQuery,
     DeviceView,
-    JobList,
-    JobListQuery,
     NodeList,
     NodeListQuery,
     NodeView,
     PoolStatusQuery,
-    QueuesReply,
 )
+from schemas.prices import ClosedPeriod
+from schemas.queries import JobList, JobListQuery
+from schemas.queue_status import QueuesReply
 from schemas.subjects import OPERATOR, close_period, declare_dead, inbox_stream
 from schemas.use import UseQuery, UseReply
 from tests.cli.test_command import baton

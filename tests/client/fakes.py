@@ -14,6 +14,7 @@ from libs.bus.messages import Malformed, decode_bare, outgoing
 from libs.bus.queries import AskAgain, NothingFound, serve
 from schemas import subjects
 from schemas.catalog import BY_TYPE
+from schemas.explanations import ExplainQuery, Explanation
 from schemas.ids import content_hash
 from schemas.ids import job_id as job_id_of
 from schemas.jobs import CancelJob, JobEvent, JobLimits, JobRejected, JobState, Reason, SubmitJob
@@ -21,8 +22,6 @@ from schemas.queries import (
     AttemptDocument,
     EventList,
     EventListQuery,
-    ExplainQuery,
-    Explanation,
     JobDocument,
     JobGet,
     JobList,

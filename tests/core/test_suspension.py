@@ -18,7 +18,7 @@ from libs.core.state.formats import FIRST
 from schemas import inbox, ledger
 from schemas.jobs import JobSpec, JobState, SubmitJob
 from schemas.nodes import Action
-from schemas.queries import MOST_SUSPENDED, Quantiles
+from schemas.pool_status import MOST_SUSPENDED, Quantiles
 from tests.core.builders import World, job, node
 
 PAUSE = inbox.SuspendTeam(team="research", reason="unpaid", user="olga")

@@ -15,7 +15,7 @@ from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import NotFound, Unreachable
 from libs.report.facts import AttemptFacts
-from schemas.queries import QueueShare, QueuesQuery, QueuesReply
+from schemas.queue_status import QueueShare, QueuesQuery, QueuesReply
 from schemas.resources import WHOLE_MILLI
 
 AT_THE_END = frozenset({"never_preempted", "never_above", "started_within"})

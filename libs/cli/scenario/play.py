@@ -27,7 +27,7 @@ from libs.simulation.dst.agents import TOLD_STEPS
 from schemas import subjects
 from schemas.inbox import BoostJob
 from schemas.jobs import CheckpointPolicy, JobSpec, Launch, Simulation
-from schemas.queries import QueuesQuery, QueuesReply
+from schemas.queue_status import QueuesQuery, QueuesReply
 from schemas.resources import Resources, Topology, TopologyPolicy
 from schemas.subjects import OPERATOR
 

@@ -22,8 +22,8 @@ from pydantic import ValidationError
 
 from libs.core.placement.throughput import HOUR_S, PriceOf, Throughputs, choose
 from libs.core.state.model import State
+from schemas.explanations import RightSize
 from schemas.jobs import JobSpec, Workload
-from schemas.queries import RightSize
 from schemas.resources import WHOLE_MILLI, Resources
 
 EFFICIENT = 0.5
