@@ -18,6 +18,7 @@ from schemas import (
     proofs,
     queries,
     queue_status,
+    requests,
     secrets,
     subjects,
     team_management,
@@ -150,8 +151,8 @@ _OF_TEAMS = {
 }
 
 CATALOG: tuple[Message, ...] = (
-    _command("submit", jobs.SubmitJob),
-    _command("cancel", jobs.CancelJob),
+    _command("submit", requests.SubmitJob),
+    _command("cancel", requests.CancelJob),
     Message(
         "io.baton.quota.set.v1",
         billing.SetQuota,

@@ -13,7 +13,8 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from schemas.base import Fact, JobId, Micros, Name, Strict, User
-from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobState, Reason, StartPromise, StepProgress
+from schemas.jobs import Checkpoint, JobEvent, JobState, Reason, StartPromise, StepProgress
+from schemas.known_specs import AcceptedSpec
 from schemas.resources import Span
 
 ANSWER_S: Final = 5.0

@@ -31,7 +31,7 @@ from schemas import subjects
 from schemas.billing import SetQuota
 from schemas.explanations import ExplainQuery, Explanation
 from schemas.ids import job_id as job_id_of
-from schemas.jobs import JobEvent, JobSpec, JobState, SubmitJob
+from schemas.jobs import JobEvent, JobSpec, JobState
 from schemas.pool_status import PoolStatus, PoolStatusQuery
 from schemas.queries import (
     LOGS_ANSWER_S,
@@ -45,6 +45,7 @@ from schemas.queries import (
     LogPiece,
     LogQuery,
 )
+from schemas.requests import SubmitJob
 from schemas.secrets import SecretInfo, SecretRekeyed
 
 _ASK_AGAIN_S = 0.02
