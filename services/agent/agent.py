@@ -151,9 +151,7 @@ class Agent:
     async def _heartbeat(self, node: NodeRunner, timeout_s: float) -> str:
         """Renews one lease, or returns the reason for the failure. The lease counts from `sent`, taken before the
         message is built."""
-        if (
-            node.name in self._without_incarnation
-        ):  # nothing can run here, and whoever waits for this node should learn that
+        if node.name in self._without_incarnation:  # nothing can run here; report it to whoever waits
             return f"{node.name} has no life"
         sent, incarnation = now(), node.incarnation
         message = outgoing(
