@@ -163,8 +163,8 @@ def push(
     output: Output = Format.TABLE,
 ) -> None:
     """Tell the pool's ledger the lines of this host's book that it was not told yet. Telling one twice does no harm."""
-    told = tell(book_folder(folder), url, pool=pool, again=again, aloud=True)
-    done({"done": "told", "actions_told": told}, [f"{told} told"], output)
+    count = tell(book_folder(folder), url, pool=pool, again=again, aloud=True)
+    done({"done": "told", "actions_told": count}, [f"{count} told"], output)
 
 
 def _read(files: list[Path] | None, pool: str | None, url: str | None, take: Callable[["AuditLine"], Any]) -> "Audit":

@@ -60,9 +60,9 @@ def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path
 
         path = notebook(place.pool, place.team, await first_sum(asked))
         if not path.exists() and (others := notebooks(place.pool, place.team)):
-            told = ", ".join(map(str, others))
+            names = ", ".join(map(str, others))
             hint(
-                f"this ledger was not checked before, and a new notebook begins; of other ledgers of this name: {told}"
+                f"this ledger was not checked before, and a new notebook begins; of other ledgers of this name: {names}"
             )
         done = await check(
             asked, place.pool, place.team, noted=noted_in(path), prices=book, where=f"the notebook {path}"
@@ -215,9 +215,9 @@ async def check(
 async def first_sum(ask: Ask) -> str:
     """The hash of the ledger's first sum, which identifies the ledger to a team; "" when it is not available (any
     more)."""
-    told: AuditPart = await ask("audit.read", AuditRead(limit=0, since=1))
-    links = told.links
-    if not links or links[0] != told.sum or links[-1].number != 1 or unlinked(links):
+    reply: AuditPart = await ask("audit.read", AuditRead(limit=0, since=1))
+    links = reply.links
+    if not links or links[0] != reply.sum or links[-1].number != 1 or unlinked(links):
         return ""
     return sum_hash(links[-1])
 
@@ -262,14 +262,14 @@ class _Lines:
             await self._next()
 
     async def _next(self) -> None:
-        told: AuditPart = await self._ask("audit.read", AuditRead(after=self._after, limit=MOST_LINES))
+        reply: AuditPart = await self._ask("audit.read", AuditRead(after=self._after, limit=MOST_LINES))
         if not self._after:
-            self._before = told.before
-        last = max((_place_of(text)[0] for text in told.lines), default=self._after)
-        if told.more and last <= self._after:
+            self._before = reply.before
+        last = max((_place_of(text)[0] for text in reply.lines), default=self._after)
+        if reply.more and last <= self._after:
             raise Failed("the lines do not go on", f"after record {self._after} the same ones are told again")
-        self._pending.extend(told.lines)
-        self._after, self._upto, self._more = last, told.ledger_seq, told.more
+        self._pending.extend(reply.lines)
+        self._after, self._upto, self._more = last, reply.ledger_seq, reply.more
 
 
 def _place_of(text: str) -> tuple[int, int]:
@@ -302,30 +302,30 @@ async def _by_attempt(ask: Ask, part: OwnPart, days: list[str], prices: Prices |
 
 
 async def _prove(ask: Ask, part: OwnPart, done: Checked, noted: Noted | None, where: str) -> None:
-    told: AuditPart = await ask("audit.read", AuditRead(limit=0, since=noted.number if noted is not None else None))
-    if told.sum is None:
+    reply: AuditPart = await ask("audit.read", AuditRead(limit=0, since=noted.number if noted is not None else None))
+    if reply.sum is None:
         done.unproven = part.count
         if noted is not None:
             done.findings.append(f"there is no sum (any more), and {where} has sum {noted.number}")
         return
-    done.sum, done.hash = told.sum, sum_hash(told.sum)
-    problem = part.prove(told.sum, told.proof)
+    done.sum, done.hash = reply.sum, sum_hash(reply.sum)
+    problem = part.prove(reply.sum, reply.proof)
     if problem:
         done.findings.append(problem)
-        done.findings += await _narrow(ask, part, told.sum, told.first_sum or 1)
-    elif told.proof is not None:
-        done.unproven = part.count - told.proof.count
-        done.noted = Noted(told.sum.number, done.hash, told.proof.count, told.proof.head)
+        done.findings += await _narrow(ask, part, reply.sum, reply.first_sum or 1)
+    elif reply.proof is not None:
+        done.unproven = part.count - reply.proof.count
+        done.noted = Noted(reply.sum.number, done.hash, reply.proof.count, reply.proof.head)
     if noted is not None:
-        done.findings += _check_continues(part, told, noted, where)
+        done.findings += _check_continues(part, reply, noted, where)
 
 
 async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
     async def proof_of(number: int) -> tuple[Sum, TeamProof | None]:
-        told: AuditPart = await ask("audit.read", AuditRead(limit=0, sum=number))
-        if told.sum is None or told.sum.number != number:
+        reply: AuditPart = await ask("audit.read", AuditRead(limit=0, sum=number))
+        if reply.sum is None or reply.sum.number != number:
             raise Failed(f"sum {number} was asked for, and another one told")
-        return told.sum, told.proof
+        return reply.sum, reply.proof
 
     try:
         good, first = await narrowed(part, oldest, bad, proof_of)
@@ -337,13 +337,13 @@ async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
     return [f"what differs is {after}, up to record {first.upto_seq} of sum {first.number}"]
 
 
-def _check_continues(part: OwnPart, told: AuditPart, noted: Noted, where: str) -> list[str]:
+def _check_continues(part: OwnPart, reply: AuditPart, noted: Noted, where: str) -> list[str]:
     """Whether the ledger continues from the last notebook entry."""
     out = []
-    links = told.links
-    if told.sum is not None and told.sum.number < noted.number:
-        return [f"the newest sum is {told.sum.number}, and {where} has sum {noted.number}: the ledger was cut off"]
-    if not links or links[0] != told.sum or links[-1].number != noted.number:
+    links = reply.links
+    if reply.sum is not None and reply.sum.number < noted.number:
+        return [f"the newest sum is {reply.sum.number}, and {where} has sum {noted.number}: the ledger was cut off"]
+    if not links or links[0] != reply.sum or links[-1].number != noted.number:
         out.append(f"the sums back to {noted.number}, which {where} has, are not told (any more)")
     elif problem := unlinked(links):
         out.append(problem)

@@ -59,14 +59,14 @@ def command(
     if heads is not None:
         for pool, head in heads.items():
             hint(f"pool {pool}: {head['records']} records, verified to {head['seq']}")
-    told = {"folder": str(folder), "bytes": size, "copied_bytes": manifest["copied_bytes"]}
-    told |= {
+    document = {"folder": str(folder), "bytes": size, "copied_bytes": manifest["copied_bytes"]}
+    document |= {
         "taken_us": int(manifest["taken_s"] * 1e6),
         "use_lacks": manifest["use_lacks"],
         "verified": heads,
         "done": "written",
     }
-    done(told, [str(folder)], output)
+    done(document, [str(folder)], output)
 
 
 def _mongo(home: Path, url: str | None, said: str | None) -> str | None:

@@ -168,18 +168,18 @@ async def rehearse(folder: Path, archive: Path | None = None) -> dict[str, dict[
 
 async def put_into(folder: Path, home: Path, how: Fence, archive: Path | None = None) -> dict[str, dict[str, Any]]:
     """Fills the new state directory `home`. Pool -> what was found and ended. Raises NotCopied, NotFenced."""
-    told: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     try:
         async with AsyncExitStack() as stack:
             nats = await _revived(stack, folder, home)
             for pool in _pools(_manifest(folder)):
-                told[pool] = await fence(nats, pool, how, archive)
+                results[pool] = await fence(nats, pool, how, archive)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)  # an incomplete ledger must not be started
         raise
-    not_before_s = max((one["not_before_s"] for one in told.values()), default=0.0)
-    write_private(home / RESTORED, json.dumps({"not_before_s": not_before_s, "pools": told}, indent=1) + "\n")
-    return told
+    not_before_s = max((one["not_before_s"] for one in results.values()), default=0.0)
+    write_private(home / RESTORED, json.dumps({"not_before_s": not_before_s, "pools": results}, indent=1) + "\n")
+    return results
 
 
 async def _revived(stack: AsyncExitStack, folder: Path, home: Path) -> Any:

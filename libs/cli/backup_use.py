@@ -21,8 +21,8 @@ async def copy_use(
 ) -> list[dict[str, Any]]:
     """Copies these pools' hours into the backup; returns its manifest's entries. `before`: those of the previous
     backup. Raises UseAway."""
-    told = {"do": "copy", "pools": pools, "folder": str(folder), "before": before, "now_us": now_us}
-    found: list[dict[str, Any]] = await _done(mongo_url, told)
+    request = {"do": "copy", "pools": pools, "folder": str(folder), "before": before, "now_us": now_us}
+    found: list[dict[str, Any]] = await _done(mongo_url, request)
     return found
 
 

@@ -55,8 +55,8 @@ def close(
         seq = await say_to_pool(baton, pool, said, subjects.close_period(pool, who), about)
         return {"pool": pool, "period": seal, "row_count": rows, "done": "closed", "ledger_seq": seq}
 
-    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    done(told, [f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {rows} rows, {seal.rows}"], output)
+    document = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    done(document, [f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {rows} rows, {seal.rows}"], output)
 
 
 def seal_of(source: FiledLedger, period: tuple[int, int], *, empty: bool) -> tuple[ClosedPeriod, int]:

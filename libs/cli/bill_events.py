@@ -127,12 +127,12 @@ class DeadLetters:
         if not self._whole and self.path.exists():
             _cut_torn(self.path)
         self._whole = True
-        told = {
+        letter = {
             "id": event.id, "team": event.team, "hour": text_of(event.at_us), "why": why, "path": message.path,
             "content_type": message.content_type, "body": message.body.decode(),
         }  # fmt: skip
         with self.path.open("ab") as out:
-            out.write(json.dumps(told, ensure_ascii=False).encode() + b"\n")
+            out.write(json.dumps(letter, ensure_ascii=False).encode() + b"\n")
             out.flush()
             os.fsync(out.fileno())
 
@@ -142,13 +142,13 @@ class DeadLetters:
         taken, seen = 0, set[str]()
         made = self.path.with_name(self.path.name + ".part")
         with made.open("wb") as out:
-            for told in self:
-                if told["id"] in seen:
+            for letter in self:
+                if letter["id"] in seen:
                     continue
-                seen.add(told["id"])
-                why = post(HttpMessage(told["path"], told["content_type"], told["body"].encode()))
+                seen.add(letter["id"])
+                why = post(HttpMessage(letter["path"], letter["content_type"], letter["body"].encode()))
                 if why:
-                    out.write(json.dumps(told | {"why": why}, ensure_ascii=False).encode() + b"\n")
+                    out.write(json.dumps(letter | {"why": why}, ensure_ascii=False).encode() + b"\n")
                 else:
                     taken += 1
             out.flush()
@@ -164,9 +164,10 @@ class DeadLetters:
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    told = json.loads(line)
+                    letter = json.loads(line)
                     yield {
-                        name: str(told[name]) for name in ("id", "team", "hour", "why", "path", "content_type", "body")
+                        name: str(letter[name])
+                        for name in ("id", "team", "hour", "why", "path", "content_type", "body")
                     }
                 except (ValueError, KeyError, TypeError) as error:
                     raise UsageFault(
@@ -177,8 +178,8 @@ class DeadLetters:
 def load(path: Path, fresh: Pushed) -> Pushed:
     """The saved progress, or `fresh`. Raises UsageFault for a file of something else."""
     try:
-        told = json.loads(read_text(path))
-        found = Pushed(**told)
+        saved = json.loads(read_text(path))
+        found = Pushed(**saved)
     except FileNotFoundError:
         return fresh
     except (OSError, ValueError, TypeError) as error:

@@ -85,8 +85,8 @@ def export(
         rows, about = _export(source, file, format, focus_version, period, of=of)
     for line in _unpriced(about):
         hint(line)
-    told = {"file": str(file), "metadata": about, "row_count": rows, "sha256": about["x_Sha256"], "done": "written"}
-    done(told, [f"{rows} rows, {about['x_Sha256']}"], output, names=[str(file)])
+    document = {"file": str(file), "metadata": about, "row_count": rows, "sha256": about["x_Sha256"], "done": "written"}
+    done(document, [f"{rows} rows, {about['x_Sha256']}"], output, names=[str(file)])
 
 
 def _format(file: Path, said: str | None) -> str:
@@ -266,22 +266,22 @@ def _missing_records(source: FiledLedger, period: tuple[int, int], about: dict[s
         )
     else:
         with suppress(KeyError):  # a void message: then the head differs
-            known, told = source.at(upto)[0].hash, str(about.get("x_Head"))
-            if known != told:
+            known, stated = source.at(upto)[0].hash, str(about.get("x_Head"))
+            if known != stated:
                 yield (
-                    f"record {upto} of this ledger is {known[:16]}, and the export is of {told[:16]}: the ledger went on "
+                    f"record {upto} of this ledger is {known[:16]}, and the export is of {stated[:16]}: the ledger went on "
                     f"otherwise after it was restored from a backup, or is another one"
                 )
     if about.get("x_Closed") is True and not any((one.from_us, one.to_us) == period for one in source.closed):
         yield "the period was closed when it was exported, and this ledger has no seal of it: close it anew, and compare"
 
 
-def _metadata_differences(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
+def _metadata_differences(made: dict[str, Any], stated: dict[str, Any]) -> list[str]:
     """Differences between the metadata and the ledger. The period may have been closed since the export."""
     return [
-        f"{name} is {_short(told.get(name))}, by the ledger it is {_short(made.get(name))}"
-        for name in sorted(made.keys() | told.keys())
-        if told.get(name) != made.get(name) and not (name == "x_Closed" and told.get(name) is False)
+        f"{name} is {_short(stated.get(name))}, by the ledger it is {_short(made.get(name))}"
+        for name in sorted(made.keys() | stated.keys())
+        if stated.get(name) != made.get(name) and not (name == "x_Closed" and stated.get(name) is False)
     ]
 
 

@@ -68,8 +68,8 @@ def page(
         )  # fmt: skip
         text = chargeback_page(about, rows_in(charges(source, source.closed, upto_seq=upto), period, of))
     file.write_text(text, "utf-8")
-    told = {"file": str(file), "team": of, "pool": source.pool, "from_us": period[0], "to_us": period[1]}
-    done({**told, "closed": sealed is not None, "ledger_seq": upto, "done": "written"}, [str(file)], output)
+    document = {"file": str(file), "team": of, "pool": source.pool, "from_us": period[0], "to_us": period[1]}
+    done({**document, "closed": sealed is not None, "ledger_seq": upto, "done": "written"}, [str(file)], output)
 
 
 def _people(team: str) -> dict[str, str]:

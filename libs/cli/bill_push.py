@@ -74,17 +74,17 @@ def push(
     dead = DeadLetters(state.with_name(state.name + ".dead"))
     with ledger_of(ledger, pool, url, archive) as source:
         pushed = load(state, Pushed(source.pool, to, endpoint))
-        told = PushFigures(source, pushed)
-        out = Outbound(endpoint, os.environ.get(token_env, ""), None if follow else give_up_s, told.trying)
+        figures = PushFigures(source, pushed)
+        out = Outbound(endpoint, os.environ.get(token_env, ""), None if follow else give_up_s, figures.trying)
         if follow and metrics_port is not None:
-            told.serve(metrics_port)
+            figures.serve(metrics_port)
         if again:
             taken, left = dead.again(out.post)
             say(f"{taken} of {taken + left} that were refused are taken now")
-        with _rows(source, pool, url, every_s if follow else None, told.idle) as found:
+        with _rows(source, pool, url, every_s if follow else None, figures.idle) as found:
             try:
                 push_all(
-                    told.seen(found), pushed, customers=names, post=out.post, bury=dead.bury,
+                    figures.seen(found), pushed, customers=names, post=out.post, bury=dead.bury,
                     save=lambda: save(state, pushed), now_us=lambda: source.wall_us,
                 )  # fmt: skip
             finally:

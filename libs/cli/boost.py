@@ -55,8 +55,8 @@ def command(
         return {"pool": there, "job_id": job_id, **how, "ledger_seq": seq}
 
     speaker = None if by_admin else subjects.OPERATOR
-    told = run(work, speaker, url, user=user, pool=pool, operator=not by_admin)
-    done(told, [told["job_id"]], output)
+    document = run(work, speaker, url, user=user, pool=pool, operator=not by_admin)
+    done(document, [document["job_id"]], output)
     hint(
         "it has the priority of its class again"
         if end

@@ -159,9 +159,9 @@ def top_up(
         seq = await say_to_pool(baton, pool, said, subjects.top_up_budget(pool, who), f"budget:{key}")
         return {"pool": pool, "budget": key, "amount": more, "done": "topped up", "ledger_seq": seq}
 
-    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    key = told["budget"]
-    done(told, [f"{key} has {amount(more)} more until its period ends"], output, names=[key])
+    document = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    key = document["budget"]
+    done(document, [f"{key} has {amount(more)} more until its period ends"], output, names=[key])
 
 
 def _key(reply: BudgetsReply, whose: str, unit: BudgetUnit, period: BudgetPeriod | None) -> str:

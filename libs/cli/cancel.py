@@ -45,8 +45,8 @@ def command(
             error = str(e)
             raise
         finally:
-            told = [_as_document(job, job.job_id in asked, str(refused.get(job.job_id, error))) for job in found]
-            done(told, [job.job_id for job in found if job.job_id in asked], output)
+            documents = [_as_document(job, job.job_id in asked, str(refused.get(job.job_id, error))) for job in found]
+            done(documents, [job.job_id for job in found if job.job_id in asked], output)
         not_done: list[ClientError] = [*refused.values(), *over]
         for other in not_done[1:]:
             tell(other)

@@ -91,8 +91,8 @@ def command(
     if write is not None:
         write.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the server's own key is there, too
         write.write_text(text + "\n")
-    told = {"credentials": [_as_document(path) for path in made], "config": config, "written": write and str(write)}
-    done({**told, "done": "made"}, [text] if write is None else [], output, names=[speaker(path) for path in made])
+    document = {"credentials": [_as_document(path) for path in made], "config": config, "written": write and str(write)}
+    done({**document, "done": "made"}, [text] if write is None else [], output, names=[speaker(path) for path in made])
     hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
 
 
@@ -107,8 +107,8 @@ def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None
     ring = ring_of(folder)
     with operator_action("credentials.rotate", " ".join(names), reason, folder=ring.folder, url=url):
         made = [ring.rotate_own(name) for name in names]
-        told = tell_broker(ring, [CORE], folder, url)
-    value = {"credentials": [_as_document(path) for path in made], "done": "rotated", "broker_told": told}
+        pushed = tell_broker(ring, [CORE], folder, url)
+    value = {"credentials": [_as_document(path) for path in made], "done": "rotated", "broker_told": pushed}
     done(value, [str(path) for path in made], output, names=names)
 
 

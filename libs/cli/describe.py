@@ -57,20 +57,22 @@ def job(job: JobArgument, team: Team = None, url: Url = None, output: Output = F
 
     async def ask(baton: Baton) -> tuple[JobDocument, Names, Explanation | None]:
         found = await baton.get(await whole_id(baton, job))
-        told = await _why(baton, found) if output in (Format.TABLE, Format.WIDE) else None
+        reasons = await _why(baton, found) if output in (Format.TABLE, Format.WIDE) else None
         names = await names_of(baton, [(found.team, found.user)]) if output in (Format.TABLE, Format.WIDE) else {}
-        return found, names, told
+        return found, names, reasons
 
-    found, names, told = run(ask, team, url)
+    found, names, reasons = run(ask, team, url)
     if output in (Format.JSON, Format.YAML):
         document(found, output)
     elif output is Format.NAME:
         say(found.job_id)
     else:
-        fields([*_job_fields(found, shown(names, found.team, found.user)), *(why(told) if told is not None else ())])
-        if told is not None and told.behind:
+        fields(
+            [*_job_fields(found, shown(names, found.team, found.user)), *(why(reasons) if reasons is not None else ())]
+        )
+        if reasons is not None and reasons.behind:
             say("")
-            show(told.behind, BEHIND)
+            show(reasons.behind, BEHIND)
         if found.attempts:
             say("")
             show(found.attempts, _ATTEMPTS)

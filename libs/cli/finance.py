@@ -35,8 +35,8 @@ def add(
             path = ring.finance(name)
         except ValueError as e:
             raise UsageFault(str(e)) from None
-        told = tell_broker(ring, [CORE, FINANCE], folder, url)
-    _print("added", name, path, output, told=told)
+        pushed = tell_broker(ring, [CORE, FINANCE], folder, url)
+    _print("added", name, path, output, pushed=pushed)
 
 
 @app.command()
@@ -47,8 +47,8 @@ def rotate(
     ring = ring_of(folder)
     with operator_action("finance.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate_finance(name)
-        told = tell_broker(ring, [FINANCE], folder, url)
-    _print("rotated", name, path, output, told=told)
+        pushed = tell_broker(ring, [FINANCE], folder, url)
+    _print("rotated", name, path, output, pushed=pushed)
 
 
 @app.command()
@@ -59,12 +59,12 @@ def revoke(
     ring = ring_of(folder)
     with operator_action("finance.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke_finance(name)
-        told = tell_broker(ring, [FINANCE], folder, url)
-    _print("revoked", name, None, output, told=told)
+        pushed = tell_broker(ring, [FINANCE], folder, url)
+    _print("revoked", name, None, output, pushed=pushed)
 
 
-def _print(what: str, name: str, file: Path | None, output: Format, *, told: bool) -> None:
-    value = {"name": name, "file": file and str(file), "done": what, "broker_told": told}
+def _print(what: str, name: str, file: Path | None, output: Format, *, pushed: bool) -> None:
+    value = {"name": name, "file": file and str(file), "done": what, "broker_told": pushed}
     done(value, [str(file or name)], output, names=[name])
 
 

@@ -257,8 +257,8 @@ def queues(
     async def with_budgets(baton: Baton) -> tuple[QueuesReply, BudgetsReply]:
         return await asked(baton), await standing(baton)
 
-    told, budgets = run(with_budgets, team, url, pool=pool)
-    rows = indented(told.shares)
+    reply, budgets = run(with_budgets, team, url, pool=pool)
+    rows = indented(reply.shares)
     spent = tightest(budgets)
     columns = [*QUEUES, Column("BUDGET", lambda share: spent.get(share.queue.name.strip(), ""))] if spent else QUEUES
     show(rows, columns, output, name=lambda share: share.queue.name, header=not no_header)

@@ -68,14 +68,14 @@ async def _found(baton: Baton) -> list[_Pool]:
 
 async def _asked(baton: Baton, pool: str) -> _Pool:
     try:
-        told: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
+        status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
     except (Unreachable, Failed):
         return _Pool(pool, PoolState.SILENT)
-    waiting = told.jobs.get(JobState.QUEUED, 0)
-    ended = sum(count for state, count in told.jobs.items() if JobState(state).terminal)
+    waiting = status.jobs.get(JobState.QUEUED, 0)
+    ended = sum(count for state, count in status.jobs.items() if JobState(state).terminal)
     return _Pool(
-        pool, PoolState.UP, told.nodes_up, told.accelerators_used_milli, told.accelerators_milli, waiting,
-        sum(told.jobs.values()) - waiting - ended, told.ledger_seq,
+        pool, PoolState.UP, status.nodes_up, status.accelerators_used_milli, status.accelerators_milli, waiting,
+        sum(status.jobs.values()) - waiting - ended, status.ledger_seq,
     )  # fmt: skip
 
 

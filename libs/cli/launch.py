@@ -157,7 +157,7 @@ class LocalStack:
         """
         limit_s = self.options.ready_timeout_s if timeout_s is None else timeout_s
         loop, began_s = asyncio.get_running_loop(), time.time()
-        deadline, told, said = loop.time() + limit_s, False, dict[str, str]()
+        deadline, announced, said = loop.time() + limit_s, False, dict[str, str]()
         latest = loop.time() + _MOST_LIMITS * limit_s
         wanted = names or tuple(self.http)
         while True:
@@ -166,9 +166,9 @@ class LocalStack:
             if not waiting:
                 return
             if archived := [f"{name} ({checks.problems})" for name, checks in waiting.items() if checks.archived]:
-                if not told:
+                if not announced:
                     log.warning("waiting until archived records are restored: %s", "; ".join(archived))
-                deadline, told = loop.time() + limit_s, True
+                deadline, announced = loop.time() + limit_s, True
             elif said != (now_said := {name: checks.problems for name, checks in waiting.items()}):
                 deadline, said = min(loop.time() + limit_s, latest), now_said
             if loop.time() > deadline:
@@ -186,10 +186,10 @@ class LocalStack:
         """How long work of the instance from which this one was restored may still run on unreachable nodes, s. Nothing
         is started before (`libs.cli.fencing`)."""
         try:
-            told = json.loads((self.state_dir / RESTORED).read_text())
+            restored = json.loads((self.state_dir / RESTORED).read_text())
         except FileNotFoundError:
             return 0.0
-        return max(0.0, float(told["not_before_s"]) - time.time())
+        return max(0.0, float(restored["not_before_s"]) - time.time())
 
     # ------------------------------------------------------------------------------------------------- starting, stopping
 

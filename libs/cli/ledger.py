@@ -138,9 +138,9 @@ def export(
         raise UsageFault(f"{e}; {NAME_THE_ARCHIVE}") from None
     if there:
         hint(f"{file} follows {there[-1]}: give it behind that and all before")
-    told = {"file": str(file), "follows": str(there[-1]) if there else None, "messages": end.messages}
+    document = {"file": str(file), "follows": str(there[-1]) if there else None, "messages": end.messages}
     line = f"{end.messages} messages; the chain ends with record {end.head.seq} {end.head.hash}"
-    done({**told, "ledger_seq": end.head.seq, "hash": end.head.hash}, [line], output, names=[str(file)])
+    done({**document, "ledger_seq": end.head.seq, "hash": end.head.hash}, [line], output, names=[str(file)])
 
 
 @app.command("readers")
@@ -208,18 +208,18 @@ def upgrade(
 
     what = f"{pool or ''} to format {NEWEST}{' --force' if force else ''}".strip()
     with operator_action("ledger.upgrade", what, reason, url=url, pool=pool, needs_reason=force):
-        told = run(work, OPERATOR, url, pool=pool)
-    done(told, [f"the ledger is written in format {told['format']} from now on"], output)
+        document = run(work, OPERATOR, url, pool=pool)
+    done(document, [f"the ledger is written in format {document['format']} from now on"], output)
 
 
 def _telling(what: str) -> Callable[[int, int], None]:
     """Reports progress every two seconds, on a terminal."""
-    told = time.monotonic()
+    printed = time.monotonic()
 
     def tell(done: int, of: int) -> None:
-        nonlocal told
-        if sys.stderr.isatty() and time.monotonic() - told >= _TOLD_EVERY_S:
-            told = time.monotonic()
+        nonlocal printed
+        if sys.stderr.isatty() and time.monotonic() - printed >= _TOLD_EVERY_S:
+            printed = time.monotonic()
             hint(f"{done:,} {f'of {of:,} ' if of else ''}messages {what}")
 
     return tell

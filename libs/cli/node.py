@@ -64,10 +64,10 @@ def dead(
         seq = await say_to_pool(baton, pool, said, declare_dead(pool, who), f"{node}:{meant}")
         return _as_document(pool, node, "declared dead", seq, incarnation=meant)
 
-    told = run(work, OPERATOR, url, user=user, pool=pool)
-    done(told, [node], output)
+    ended = run(work, OPERATOR, url, user=user, pool=pool)
+    done(ended, [node], output)
     hint(
-        f"life {told['incarnation']} of {node} is over: its jobs wait or run elsewhere; the node kills everything before it "
+        f"life {ended['incarnation']} of {node} is over: its jobs wait or run elsewhere; the node kills everything before it "
         "comes back"
     )
 
@@ -158,10 +158,10 @@ def add(
     try:
         with operator_action("node.add", _named(pool, node), reason, folder=ring.folder, url=url):
             path = ring.node(pool, node)
-            told = tell_broker(ring, ring.node_accounts(pool, node), folder, url)
+            pushed = tell_broker(ring, ring.node_accounts(pool, node), folder, url)
     except ValueError as e:
         raise UsageFault(str(e)) from None
-    _print_credentials("added", pool, node, path.parent, output, told=told)
+    _print_credentials("added", pool, node, path.parent, output, pushed=pushed)
 
 
 @app.command("rotate")
@@ -179,9 +179,9 @@ def rotate(
     Prints the folder that the agent needs. Its jobs run on meanwhile, as long as their leases do."""
     ring = ring_of(folder)
     with operator_action("node.rotate", _named(pool, node), reason, folder=ring.folder, url=url):
-        told = tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
+        pushed = tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
     made = ring.creds / "nodes" / (f"{pool}.{node}" if node else pool)
-    _print_credentials("rotated", pool, node, made, output, told=told)
+    _print_credentials("rotated", pool, node, made, output, pushed=pushed)
 
 
 @app.command("revoke")
@@ -199,15 +199,15 @@ def revoke(
     `baton node add` lets the node in again."""
     ring = ring_of(folder)
     with operator_action("node.revoke", _named(pool, node), reason, folder=ring.folder, url=url, needs_reason=True):
-        told = tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
-    _print_credentials("revoked", pool, node, None, output, told=told)
+        pushed = tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
+    _print_credentials("revoked", pool, node, None, output, pushed=pushed)
 
 
 def _print_credentials(
-    what: str, pool: str, node: str | None, folder: Path | None, output: Format, *, told: bool
+    what: str, pool: str, node: str | None, folder: Path | None, output: Format, *, pushed: bool
 ) -> None:
     """Paths of credentials, never their content: a command's output may end up in a log."""
-    value = {"pool": pool, "node": node, "folder": folder and str(folder), "done": what, "broker_told": told}
+    value = {"pool": pool, "node": node, "folder": folder and str(folder), "done": what, "broker_told": pushed}
     named = _named(pool, node)
     done(value, [str(folder or named)], output, names=[named])
 

@@ -39,10 +39,12 @@ async def names_of(baton: Baton, users: Iterable[tuple[str, str]]) -> Names:
 async def _by_admin(baton: Baton) -> Names:
     """The users of the team that we administer; else none."""
     try:
-        told: TeamManaged = await ask(baton.nats, "team.manage", baton.place, ManageTeam(what="list"), timeout_s=_ASK_S)
+        reply: TeamManaged = await ask(
+            baton.nats, "team.manage", baton.place, ManageTeam(what="list"), timeout_s=_ASK_S
+        )
     except ClientError:
         return {}
-    return {(told.team, user.name.partition(".")[2]): user.person for user in told.users if user.person}
+    return {(reply.team, user.name.partition(".")[2]): user.person for user in reply.users if user.person}
 
 
 def shown(names: Names, team: str, user: str) -> str:

@@ -88,12 +88,12 @@ async def pools_of(baton: Baton) -> KnownPools:
 async def _served(baton: Baton) -> tuple[str, ...] | None:
     """The pools for which admission takes jobs; None while it does not answer."""
     try:
-        told: AdmissionPools = await ask_once(
+        reply: AdmissionPools = await ask_once(
             baton.nats, _SERVED, AdmissionPoolsQuery(), timeout_s=_ANSWER_S, service="admission"
         )
     except NoAnswer:
         return None
-    return told.pools
+    return reply.pools
 
 
 async def _nobody_answers(baton: Baton, pool: str) -> bool:

@@ -48,9 +48,14 @@ def check(file: BookFile, output: Output = Format.TABLE) -> None:
     for line in warnings:
         hint(f"warning: {line}")
     prices, contracts = len(book.prices), len(book.contracts)
-    told = {"version": book.version, "currency": book.currency, "prices": prices, "contracts": contracts}
+    document = {"version": book.version, "currency": book.currency, "prices": prices, "contracts": contracts}
     line = f"version {book.version}: {prices} prices and {contracts} of contracts in {book.currency}"
-    done({"file": str(file), "ok": True, **told, "warnings": warnings, "errors": []}, [line], output, names=[str(file)])
+    done(
+        {"file": str(file), "ok": True, **document, "warnings": warnings, "errors": []},
+        [line],
+        output,
+        names=[str(file)],
+    )
 
 
 @app.command("apply")
@@ -68,10 +73,10 @@ def apply(
     text = read_yaml(file)
 
     async def work(baton: Baton) -> dict[str, Any]:
-        told = await _pool_facts(baton)
-        book = _checked(text, file, told.kinds, told.classes or None) if told is not None else _checked(text, file)
+        facts = await _pool_facts(baton)
+        book = _checked(text, file, facts.kinds, facts.classes or None) if facts is not None else _checked(text, file)
         about = {"pool": baton.place.pool, "version": book.version, "currency": book.currency}
-        if told is not None and told.book == book.digest:
+        if facts is not None and facts.book == book.digest:
             return {**about, "done": NOTHING_DIFFERS, "ledger_seq": None}
 
         async def applied() -> bool:
@@ -82,13 +87,13 @@ def apply(
         said = ApplyPrices(book=book, reason=reason, user=who)
         subject = subjects.apply_prices(baton.place.pool, who)
         seq = await say_to_pool(
-            baton, baton.place.pool, said, subject, f"prices:{book.version}", done=applied if told else None
+            baton, baton.place.pool, said, subject, f"prices:{book.version}", done=applied if facts else None
         )
         return {**about, "done": "applied", "ledger_seq": seq}
 
-    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    differs = told["done"] != NOTHING_DIFFERS
-    done(told, [f"version {told['version']} is applied"] if differs else [], output)
+    document = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    differs = document["done"] != NOTHING_DIFFERS
+    done(document, [f"version {document['version']} is applied"] if differs else [], output)
     if not differs:
         hint(NOTHING_DIFFERS)
 

@@ -177,8 +177,8 @@ async def _count_rejections(operator: Any, outcome: ReplayOutcome) -> Any:
     seen: dict[str, str] = {}
 
     async def heard(message: Any) -> None:
-        told = JobRejected.model_validate_json(message.data)
-        seen[f"{told.team}/{told.client_key}"] = told.reasons[0].field
+        rejection = JobRejected.model_validate_json(message.data)
+        seen[f"{rejection.team}/{rejection.client_key}"] = rejection.reasons[0].field
         outcome.rejections = {f: list(seen.values()).count(f) for f in sorted(set(seen.values()))}
 
     await operator.nats.subscribe(subjects.event("rejected"), cb=heard)
@@ -250,5 +250,5 @@ def _show(console: Console, outcome: ReplayOutcome, path: Path) -> None:
         console.print(violation, style="red", highlight=False, markup=False)
     if outcome.rejected and outcome.rejected == outcome.submitted:
         fields = ", ".join(f"{field} ({n})" for field, n in outcome.rejections.items())
-        told = f"no job was carried: admission refused all {outcome.rejected}, because of {fields}"
-        console.print(told, style="red", highlight=False, markup=False)
+        text = f"no job was carried: admission refused all {outcome.rejected}, because of {fields}"
+        console.print(text, style="red", highlight=False, markup=False)

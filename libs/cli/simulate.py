@@ -106,10 +106,10 @@ def command(
     if page is not None:
         from libs.report.policies import policies_page
 
-        told = {name: [(j.submit_us, j.end_us, j.row.duration_s) for j in run.jobs] for name, run in runs.items()}
+        times = {name: [(j.submit_us, j.end_us, j.row.duration_s) for j in run.jobs] for name, run in runs.items()}
         try:
             page.write_text(
-                policies_page(f"{workload.name} on {fleet.name}", knows.value, found, told), encoding="utf-8"
+                policies_page(f"{workload.name} on {fleet.name}", knows.value, found, times), encoding="utf-8"
             )
         except OSError as error:
             raise UsageFault(

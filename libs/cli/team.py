@@ -120,13 +120,13 @@ def add(
             raise UsageFault(
                 f"{name!r} has a credential that an admin of its team had made: `baton team rotate` makes another"
             )
-        told = tell_broker(ring, [team], folder, url)
+        pushed = tell_broker(ring, [team], folder, url)
     if name != asked:
         user = name.partition(".")[2]
         hint(
             f"{asked} speaks as the user {user}, in subjects and as BATON_USER; with --plain a user is called as it is here"
         )
-    _print_credential("added", name, path, output, broker_told=told)
+    _print_credential("added", name, path, output, pushed=pushed)
 
 
 @app.command()
@@ -149,8 +149,8 @@ def rotate(
     name = _who_has_one(ring, name)
     with operator_action("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name, lasts_s=_seconds(days))
-        told = tell_broker(ring, [name.partition(".")[0]], folder, url)
-    _print_credential("rotated", name, path, output, broker_told=told)
+        pushed = tell_broker(ring, [name.partition(".")[0]], folder, url)
+    _print_credential("rotated", name, path, output, pushed=pushed)
 
 
 @app.command()
@@ -165,17 +165,17 @@ def revoke(
     name = _who_has_one(ring, name)
     with operator_action("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
-        told = tell_broker(ring, [name.partition(".")[0]], folder, url)
+        pushed = tell_broker(ring, [name.partition(".")[0]], folder, url)
         removed = None if "." in name else _remove_secrets(name, url)
-    _print_credential("revoked", name, None, output, broker_told=told, secrets_removed=removed)
+    _print_credential("revoked", name, None, output, pushed=pushed, secrets_removed=removed)
 
 
 def _print_credential(
-    what: str, name: str, file: Path | None, output: Format, *, broker_told: bool = True, **more: object
+    what: str, name: str, file: Path | None, output: Format, *, pushed: bool = True, **more: object
 ) -> None:
     """A credential's path, never its content: a command's output may end up in a log."""
     about = {"team": name.partition(".")[0], "credential": name, "file": file and str(file), "done": what}
-    done({**about, "broker_told": broker_told, **more}, [str(file or name)], output, names=[name])
+    done({**about, "broker_told": pushed, **more}, [str(file or name)], output, names=[name])
 
 
 @app.command("let-in")
@@ -196,8 +196,8 @@ def let_in(
             raise UsageFault(
                 f"{e}; `baton team list` shows until when (`baton team resume` ends a suspension)"
             ) from None
-        told = tell_broker(ring, [team], folder, url)
-    done({"team": team, "done": "let in", "broker_told": told}, [team], output)
+        pushed = tell_broker(ring, [team], folder, url)
+    done({"team": team, "done": "let in", "broker_told": pushed}, [team], output)
 
 
 @app.command()
@@ -205,7 +205,7 @@ def erase(
     name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE
 ) -> None:
     """Forget who a pseudonym was, or all of a team's, and void the credentials. What they did stays under the pseudonym."""
-    ring, told = ring_of(folder), False
+    ring, pushed = ring_of(folder), False
     team, _, user = name.partition(".")
     if user:
         # Before the book has a line: a name unknown here still belongs to a person.
@@ -218,8 +218,8 @@ def erase(
             if team in ring.teams and one in ring.users(team):
                 ring.revoke(one)
         if team in ring.teams:
-            told = tell_broker(ring, [team], folder, url)
-    done({"team": team, "credentials": gone, "done": "erased", "broker_told": told}, gone, output)
+            pushed = tell_broker(ring, [team], folder, url)
+    done({"team": team, "credentials": gone, "done": "erased", "broker_told": pushed}, gone, output)
     hint("older backups still say who it was: erase again after restoring one")
 
 
@@ -269,10 +269,10 @@ def push(folder: KeysFolder = None, url: Url = None, output: Output = Format.TAB
 
     The ledger is told of what was done meanwhile."""
     ring = ring_of(folder)
-    told = tell_broker(ring, ring.accounts, folder, url)
+    pushed = tell_broker(ring, ring.accounts, folder, url)
     actions = tell_ledger(ring.folder, url)
     teams = list(ring.teams)
-    done({"teams": teams, "done": "told", "broker_told": told, "actions_told": actions}, teams, output)
+    done({"teams": teams, "done": "told", "broker_told": pushed, "actions_told": actions}, teams, output)
 
 
 def _remove_secrets(team: str, url: str | None) -> bool:
@@ -294,15 +294,15 @@ def _suspended(url: str | None) -> dict[str, str]:
     except ClientError as e:
         hint(f"whether a team is suspended is not known: {e}")
         return {}
-    told: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
     for pool, teams in found.items():
         if isinstance(teams, ClientError):
             hint(f"whether a team is suspended in pool {pool} is not known: {teams}")
             continue
         for team, how in teams.items():
             left = "" if how.left_us is None else " (it has left)"
-            told.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}{left}")
-    return {team: "; ".join(where) for team, where in sorted(told.items())}
+            lines.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}{left}")
+    return {team: "; ".join(where) for team, where in sorted(lines.items())}
 
 
 def _keys_only(days: int | None, returns: bool = False) -> None:

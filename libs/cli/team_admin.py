@@ -100,11 +100,11 @@ def admin(url: str | None = None) -> bool:
 
 async def priority_of(baton: Baton, pool: str, name: str) -> int:
     """The priority of a class, from an operator's query. Raises UsageFault for an unknown name."""
-    told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
-    if name not in told.priorities:
-        classes = ", ".join(sorted(told.priorities, key=lambda one: -told.priorities[one]))
+    reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
+    if name not in reply.priorities:
+        classes = ", ".join(sorted(reply.priorities, key=lambda one: -reply.priorities[one]))
         raise UsageFault(f"--to {name}: there is no such priority class; there are {classes}")
-    return told.priorities[name]
+    return reply.priorities[name]
 
 
 async def boost(baton: Baton, pool: str, said: BoostJob, to: str) -> int | None:
@@ -138,9 +138,9 @@ async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> 
         return await connect(Address(url, ring.claims_credential(lasting=True), ca=ring.ca), name="floods")
 
     watching = await watch()
-    told, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)
-    admins = TeamAdmins(nats, ring, told, booked=booked, boosts=boosts)
-    floods = Floods(ring, told, booked=booked, say=hint, limits=limits_of(teams_file))
+    push, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)
+    admins = TeamAdmins(nats, ring, push, booked=booked, boosts=boosts)
+    floods = Floods(ring, push, booked=booked, say=hint, limits=limits_of(teams_file))
     await admins.start()
     looking = asyncio.create_task(look(floods, watching, watch), name="who sends too much")
     try:

@@ -113,9 +113,9 @@ async def _offboard(baton: Baton, ring: Keyring, asked: Leaving, output: Format)
         error = str(e) or type(e).__name__
         raise
     finally:
-        told: dict[str, Any] = {"team": asked.team, "folder": str(asked.folder), "steps": steps, "error": error}
-        told |= {"done": "" if error else "offboarded", "pools": in_pools[-1].for_programs()}
-        done(told, [], output, names=[] if error else [asked.team])
+        document: dict[str, Any] = {"team": asked.team, "folder": str(asked.folder), "steps": steps, "error": error}
+        document |= {"done": "" if error else "offboarded", "pools": in_pools[-1].for_programs()}
+        done(document, [], output, names=[] if error else [asked.team])
 
 
 def check_folder(folder: Path, team: str) -> None:
@@ -148,19 +148,19 @@ async def offboard(
     ring: Keyring,
     asked: Leaving,
     show: Callable[[str, str], None],
-    hear: Callable[[ToldToPools], None] = lambda told: None,
+    hear: Callable[[ToldToPools], None] = lambda results: None,
 ) -> ToldToPools:
     """Runs every step in order; `show` gets each result, `hear` the results of commands to all pools. Returns the last
     of these: for each pool the ledger record that tells nodes that the team has left. Raises ClientError; completed
     steps stay."""
     pools, last = await pools_of(baton), ToldToPools()
 
-    def heard(told: ToldToPools) -> ToldToPools:
+    def heard(results: ToldToPools) -> ToldToPools:
         nonlocal last
-        last = told
-        hear(told)
-        told.check()
-        return told
+        last = results
+        hear(results)
+        results.check()
+        return results
 
     steps: dict[str, Callable[[], Awaitable[str]]] = {
         "suspend": lambda: _suspend(baton, asked, pools, heard),
@@ -302,7 +302,7 @@ async def _erase(ring: Keyring, asked: Leaving) -> str:
 
 async def _nodes(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callable[[ToldToPools], ToldToPools]) -> str:
     """A repetition finds the same, in a later record. A closed pool has no nodes to tell."""
-    told = heard(await team_pause.leave(baton, asked.team, asked.reason, pools.in_use))
-    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(told.decided.items()))
+    results = heard(await team_pause.leave(baton, asked.team, asked.reason, pools.in_use))
+    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(results.decided.items()))
     later = f"; not {', '.join(pools.closed)} (closed): say it again when that is opened" if pools.closed else ""
     return f"are told by {said} that its files go{later}"

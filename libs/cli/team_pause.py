@@ -43,8 +43,8 @@ def suspend(
         await warn_of_unknown(baton, team)
         return await pause(baton, team, reason, stop=stop, only=pool)
 
-    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    _say(team, told, output, done="suspended", stop=stop)
+    results = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    _say(team, results, output, done="suspended", stop=stop)
     hint(
         "what runs ends as it would" if not stop else "what runs saves its work: `baton get jobs` shows it waiting then"
     )
@@ -70,12 +70,12 @@ def resume(
             hint(f"team {team} has left, and has no credential: if it is back, `baton team add {team} --returns`")
 
 
-def _say(team: str, told: ToldToPools, output: Format, *, done: str, **more: str | bool) -> None:
+def _say(team: str, results: ToldToPools, output: Format, *, done: str, **more: str | bool) -> None:
     """Prints where it was decided, in any case. Raises what prevented it in some pool."""
-    found = {"team": team, **more, "done": "" if told.errors else done, "pools": told.for_programs()}
-    lines = ["\t".join([team, *told.decided])] if told.decided else []
-    show_done(found, lines, output, names=[] if told.errors else [team])
-    told.check()
+    found = {"team": team, **more, "done": "" if results.errors else done, "pools": results.for_programs()}
+    lines = ["\t".join([team, *results.decided])] if results.decided else []
+    show_done(found, lines, output, names=[] if results.errors else [team])
+    results.check()
 
 
 async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> ToldToPools:
@@ -91,8 +91,8 @@ async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, onl
 
     said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
     pools = KnownPools((only,)) if only else await pools_of(baton)
-    told = await tell_pools(pools.in_use, say_it)
-    return await _store(told, baton, pools.closed, said, team)
+    results = await tell_pools(pools.in_use, say_it)
+    return await _store(results, baton, pools.closed, said, team)
 
 
 async def leave(baton: Baton, team: str, reason: str, pools: Sequence[str]) -> ToldToPools:
@@ -140,21 +140,21 @@ async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None
             return None
 
     said = ResumeTeam(team=team, reason=reason, user=who)
-    told = await tell_pools(found, say_it)
-    decided = {pool: seq for pool, seq in told.decided.items() if pool not in refused}
-    if not decided and not told.errors:
+    results = await tell_pools(found, say_it)
+    decided = {pool: seq for pool, seq in results.decided.items() if pool not in refused}
+    if not decided and not results.errors:
         raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
-    return await _store(replace(told, decided=decided), baton, pools.closed, said, team)
+    return await _store(replace(results, decided=decided), baton, pools.closed, said, team)
 
 
 async def _store(
-    told: ToldToPools, baton: Baton, closed: Sequence[str], said: SuspendTeam | ResumeTeam, team: str
+    results: ToldToPools, baton: Baton, closed: Sequence[str], said: SuspendTeam | ResumeTeam, team: str
 ) -> ToldToPools:
-    """`told`, with results in closed pools, where the command is stored: when they are opened, nothing that was ended
+    """`results`, with results in closed pools, where the command is stored: when they are opened, nothing that was ended
     here may continue there."""
     subject = subjects.suspend_team if isinstance(said, SuspendTeam) else subjects.resume_team
     stored = await tell_pools(closed, lambda pool: store_in_pool(baton, said, subject(pool, said.user), team))
-    return replace(told, stored=tuple(stored.decided), errors={**told.errors, **stored.errors})
+    return replace(results, stored=tuple(stored.decided), errors={**results.errors, **stored.errors})
 
 
 async def suspension(baton: Baton, pool: str, team: str) -> SuspendedTeam | None:

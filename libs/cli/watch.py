@@ -114,12 +114,12 @@ def detail(event: JobEvent) -> str:
         parts.append(f"starts by {units.moment(event.promise.start_us)}")
         if event.promise.cause is not None:
             parts.append(f"moved: {event.promise.cause.value}")
-    if (told := event.progress) is not None:
-        parts.append(f"step {told.step} of {told.steps}")
-        if told.left_s is not None:
-            parts.append(f"{units.duration(told.left_s)} left")
-        if told.doubt is not None:
-            parts.append(f"not believed any more: {told.doubt.value}")
+    if (progress := event.progress) is not None:
+        parts.append(f"step {progress.step} of {progress.steps}")
+        if progress.left_s is not None:
+            parts.append(f"{units.duration(progress.left_s)} left")
+        if progress.doubt is not None:
+            parts.append(f"not believed any more: {progress.doubt.value}")
     if event.exit_code is not None:
         parts.append(f"exit {event.exit_code}")
     return ", ".join(part for part in parts if part) or "-"

@@ -56,10 +56,10 @@ async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[tuple[s
             if not found:
                 break  # the rest was dropped meanwhile
             position = found[-1].seq
-            for at_us, told in told_by(found, pool, allowance):
+            for at_us, sample in told_by(found, pool, allowance):
                 first_us, last_us = first_us or at_us, at_us
-                for one in told.devices:
-                    readings[told.node, one.device].append(reading_of(at_us, one))
+                for one in sample.devices:
+                    readings[sample.node, one.device].append(reading_of(at_us, one))
     finally:
         await tail.close()
     return dict(readings), first_us, last_us

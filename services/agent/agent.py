@@ -378,8 +378,8 @@ class Agent:
     def _followed(self) -> int | None:
         """A ledger record before which every grant with files here was made. None until each node has received the
         desired state of its present life, which began after all grants of earlier ones."""
-        told = [node.view.ledger_seq for node in self.nodes.values()]
-        return None if min(told) < 0 else max(told)
+        seqs = [node.view.ledger_seq for node in self.nodes.values()]
+        return None if min(seqs) < 0 else max(seqs)
 
     def _runs(self) -> set[str]:
         return {

@@ -160,20 +160,20 @@ class Asker:
         )
         if node.incarnation != wanted.incarnation:
             return ""
-        told = pieces[0]
-        if told.up and told.incarnation == node.incarnation:
+        first = pieces[0]
+        if first.up and first.incarnation == node.incarnation:
             wanted.take_state(pieces)
             await self._fetch(node, wanted)
             if node.incarnation == wanted.incarnation:
                 node.follow(wanted.state(node.view.parts))
         elif not node.may_start():
             return ""  # the agent is ending and has already reported that it leaves
-        elif not told.up and told.incarnation >= node.incarnation:
-            reason = f"placement has seen the end of incarnation {told.incarnation}"
-            await self._new_lives([node], reason, {node.name: told.incarnation})
-        elif told.up and told.incarnation > node.incarnation:
+        elif not first.up and first.incarnation >= node.incarnation:
+            reason = f"placement has seen the end of incarnation {first.incarnation}"
+            await self._new_lives([node], reason, {node.name: first.incarnation})
+        elif first.up and first.incarnation > node.incarnation:
             why = (
-                f"{node.name}: incarnation {told.incarnation} is up and ours is {node.incarnation}: another agent uses "
+                f"{node.name}: incarnation {first.incarnation} is up and ours is {node.incarnation}: another agent uses "
                 "the name, or an earlier life of this one has not ended yet"
             )
             if node.parts and not node.dying:
@@ -209,8 +209,8 @@ class Asker:
         )
         for state in reply.states:
             self.follow(state)
-        told = [state.incarnation for state in reply.states if state.node == node.name]
-        if node.incarnation == incarnation and told != [incarnation]:
+        incarnations = [state.incarnation for state in reply.states if state.node == node.name]
+        if node.incarnation == incarnation and incarnations != [incarnation]:
             node.missed += node.known
         return ""
 

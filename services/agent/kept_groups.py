@@ -48,6 +48,8 @@ class KeptGroups:
                 if line.startswith("memory\t"):
                     return int(line.split()[2])
         with suppress(OSError):  # a kernel with cgroups of version 2 only
-            told = dict(line.split() for line in (self._root / "sys/fs/cgroup/cgroup.stat").read_text().splitlines())
-            return sum(int(told.get(name, 0)) for name in ("nr_descendants", "nr_dying_descendants"))
+            counters = dict(
+                line.split() for line in (self._root / "sys/fs/cgroup/cgroup.stat").read_text().splitlines()
+            )
+            return sum(int(counters.get(name, 0)) for name in ("nr_descendants", "nr_dying_descendants"))
         return 0

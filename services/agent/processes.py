@@ -268,8 +268,8 @@ class ProcessPart:
             )
             if loop.time() >= self._checkpoints.rests_until:
                 self._checkpoints.report_news()
-            if progressing is not None and (told := progressing.news(loop.time())) is not None:
-                self.report(told)
+            if progressing is not None and (progress := progressing.news(loop.time())) is not None:
+                self.report(progress)
 
     def _progressing(self) -> Progressing | None:
         """Only for the part with rank 0, which reports for the whole job."""

@@ -36,5 +36,5 @@ class Progressing:
                 if not self._warned:  # a job may write nonsense for ever
                     log.warning("attempt %d of %s: its progress is not understood: %s", self.attempt, self.job_id, e)
                 self._warned = True
-        told = self.gauge.news(now_s)
-        return ProgressSeen(job_id=self.job_id, attempt=self.attempt, progress=told) if told is not None else None
+        news = self.gauge.news(now_s)
+        return ProgressSeen(job_id=self.job_id, attempt=self.attempt, progress=news) if news is not None else None

@@ -49,11 +49,11 @@ def _mounts_and_own() -> tuple[list[str], dict[str, str]]:
         return [], {}
 
 
-def own_groups(told: str) -> dict[str, str]:
+def own_groups(text: str) -> dict[str, str]:
     """Parses a process's cgroups: controller -> group, "" for version 2. Version 1 may have several controllers in one
     tree, e.g. `cpu,cpuacct`. Raises ValueError."""
     found = {}
-    for line in told.splitlines():
+    for line in text.splitlines():
         _, controllers, group = line.split(":", 2)
         found.update(dict.fromkeys(controllers.split(","), group))
     return found
@@ -81,10 +81,10 @@ def _switch_on(group: Path, controllers: Iterable[str]) -> None:
 def _controllers(file: Path, wanted: Iterable[str]) -> list[str]:
     """The wanted controllers that the file names; none without the file."""
     try:
-        told = file.read_text().split()
+        names = file.read_text().split()
     except OSError:
         return []
-    return [one for one in wanted if one in told]
+    return [one for one in wanted if one in names]
 
 
 def cgroup_base() -> Path | None:

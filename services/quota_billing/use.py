@@ -129,8 +129,8 @@ class UseKeeper:
                 known = kept.get((team, hour)) or UseHour(team, hour, {})
                 if not has_slot(known, slot) or (self._since_us is not None and slot * SLOT_US >= self._since_us):
                     kept[team, hour] = with_slot(known, slot, teams.get(team, {}))
-        told = {key: whole(hour) if (hour.hour + 1) * SLOTS <= settled else hour for key, hour in kept.items()}
-        await self._store.save((hour for key, hour in told.items() if hour != before.get(key)), settled)
+        hours = {key: whole(hour) if (hour.hour + 1) * SLOTS <= settled else hour for key, hour in kept.items()}
+        await self._store.save((hour for key, hour in hours.items() if hour != before.get(key)), settled)
 
     async def _read(self) -> None:
         """Reads all available samples. Those that the broker has dropped stay unknown."""

@@ -70,8 +70,8 @@ class Judge:
         good = all(times) and all(a < b for a, b in pairwise(times))
         order = sorted((one.granted_us, name) for name, one in first.items() if one is not None)
         missing = [name for name, one in first.items() if one is None]
-        told = " then ".join(name for _, name in order) or "none has started"
-        return Judged(good, told + (f"; not yet {', '.join(missing)}" if missing and order else ""))
+        text = " then ".join(name for _, name in order) or "none has started"
+        return Judged(good, text + (f"; not yet {', '.join(missing)}" if missing and order else ""))
 
     async def _started_while_running(self, said: Ordered) -> Judged:
         first, other = self._first(said.first), self._watched.job(said.then)
@@ -109,8 +109,8 @@ class Judge:
                 why = self._watched.ledger.reasons.get((attempt.job.id, attempt.beneficiary), "")
                 found[names.get(attempt.beneficiary, attempt.beneficiary)] = why
         good = any(said.by in (None, by) and said.because in why for by, why in found.items())
-        told = "; ".join(f"{said.job} gave way to {by} ({why})" for by, why in found.items())
-        return Judged(good, told or f"{said.job} gave way to nobody, and is {self._watched.state(said.job)}")
+        text = "; ".join(f"{said.job} gave way to {by} ({why})" for by, why in found.items())
+        return Judged(good, text or f"{said.job} gave way to nobody, and is {self._watched.state(said.job)}")
 
     async def _never_preempted(self, names: Iterable[str]) -> Judged:
         gave = {
@@ -180,28 +180,32 @@ class Judge:
         if job is None:
             return Judged(False, f"{said.job} {watched.state(said.job)}")
         try:
-            told = await self._teams[job.team].explain(job.id)
+            found = await self._teams[job.team].explain(job.id)
         except (NotFound, Unreachable) as e:
             return Judged(False, str(e))
-        behind = [watched.names.get(one.job_id, one.name) for one in told.behind]
+        behind = [watched.names.get(one.job_id, one.name) for one in found.behind]
         good = (
-            said.reason in ("", told.reason)
+            said.reason in ("", found.reason)
             and (said.behind is None or said.behind in behind)
-            and said.position in (None, told.position)
-            and (said.start_known is None or said.start_known == (told.start is not None))
-            and (said.suggests is None or said.suggests == bool(told.suggestion))
+            and said.position in (None, found.position)
+            and (said.start_known is None or said.start_known == (found.start is not None))
+            and (said.suggests is None or said.suggests == bool(found.suggestion))
         )
-        parts = [told.reason, f"position {told.position}", f"behind {', '.join(behind) or 'nobody it may know of'}"]
-        parts.append(f"start {'known' if told.start is not None else 'unknown'}")
-        return Judged(good, ", ".join(parts) + f": {told.text}" + (f" ({told.suggestion})" if told.suggestion else ""))
+        parts = [found.reason, f"position {found.position}", f"behind {', '.join(behind) or 'nobody it may know of'}"]
+        parts.append(f"start {'known' if found.start is not None else 'unknown'}")
+        return Judged(
+            good, ", ".join(parts) + f": {found.text}" + (f" ({found.suggestion})" if found.suggestion else "")
+        )
 
     async def _progress(self, names: Iterable[str]) -> Judged:
         seen, good = {}, True
         for name in names:
-            told = self._watched.ledger.progress.get(self._watched.ids[name])
-            good = good and told is not None and told.left_s is not None
+            report = self._watched.ledger.progress.get(self._watched.ids[name])
+            good = good and report is not None and report.left_s is not None
             seen[name] = (
-                "told nothing" if told is None else f"told step {told.step} of {told.steps}, {told.left_s:g} s left"
+                "told nothing"
+                if report is None
+                else f"told step {report.step} of {report.steps}, {report.left_s:g} s left"
             )
         return Judged(good, _sentence(seen))
 

@@ -143,9 +143,9 @@ class _Player:
 
     async def _apply(self, file: QueueFile | None) -> None:
         """Applies these queues in place of any others, as the next version."""
-        told: QueuesReply = await ask(self._operator.nats, "queues.list", self._operator.place, QueuesQuery())
-        before = QueueTree(version=told.version)
-        then = tree_of(file or QueueFile(version=1, queues=()), told.version + 1)
+        reply: QueuesReply = await ask(self._operator.nats, "queues.list", self._operator.place, QueuesQuery())
+        before = QueueTree(version=reply.version)
+        then = tree_of(file or QueueFile(version=1, queues=()), reply.version + 1)
         await apply_tree(self._operator, before, then, "a scenario")
         self._judge.parents = {item.name: item.parent or "" for item in (file.queues if file is not None else ())}
 
@@ -212,12 +212,12 @@ class _Player:
         story = await collect(self._operator)
         audit, bill = story.audit, story.bill
         first = f"; the first: {audit.violations[0]}" if audit.violations else ""
-        told = f"{audit.records} records, {audit.violations_total} violations, {audit.open_attempts} open{first}"
-        self._note("the ledger is verified", "no violation", Judged(audit.ok and not audit.open_attempts, told))
+        text = f"{audit.records} records, {audit.violations_total} violations, {audit.open_attempts} open{first}"
+        self._note("the ledger is verified", "no violation", Judged(audit.ok and not audit.open_attempts, text))
         integral = {team: amount for team, amount in audit.by_team.items() if amount}
         billed = {row.key: row.milli_us for row in bill.rows if row.milli_us}
-        told = f"{bill.total_milli_us} of {audit.milli_us} milli-device-microseconds"
-        self._note("the bill is the ledger's integral", "of each team", Judged(billed == integral, told))
+        text = f"{bill.total_milli_us} of {audit.milli_us} milli-device-microseconds"
+        self._note("the bill is the ledger's integral", "of each team", Judged(billed == integral, text))
 
 
 def spec_of(name: str, job: JobSubmitted, *, live: bool = False) -> JobSpec:

@@ -68,8 +68,8 @@ class TeamSums:
     def load(cls, use: Iterable[Any], jobs: Iterable[Any], attempts: Iterable[Any]) -> "TeamSums":
         """The inverse of `dump`."""
         counted = cls({(day, kind, klass): units for day, kind, klass, units in use})
-        for of, told in ((counted.jobs, jobs), (counted.attempts, attempts)):
-            of.update((kind, Counter({(before, day): n for before, day, n in pairs})) for kind, pairs in told)
+        for of, rows in ((counted.jobs, jobs), (counted.attempts, attempts)):
+            of.update((kind, Counter({(before, day): n for before, day, n in pairs})) for kind, pairs in rows)
         return counted
 
     def recount(self, keys: Iterable[RowKey], unfinished: Callable[[str], bool]) -> dict[str, "DaysOf"]:

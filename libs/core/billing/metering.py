@@ -124,8 +124,8 @@ class Meter:
                     sums[place] += more
         for (name, (job, attempt, day, model, klass, user)), (units, *paid) in sorted(found.items()):
             cost, unpriced, credit = paid
-            told = (cost, unpriced, credit) if posted else None
-            yield UsageRow(name, job, attempt, day, model, klass, units, told, user)
+            posted_values = (cost, unpriced, credit) if posted else None
+            yield UsageRow(name, job, attempt, day, model, klass, units, posted_values, user)
 
     def _used_rows(
         self, team: str | None, of_day: Callable[[int], bool], job_id: str | None
@@ -349,8 +349,8 @@ class Meter:
                 case "recent":
                     recent += rows
                 case "counted":
-                    for team, *told in rows:
-                        counted = meter.counted[team] = TeamSums.load(*told)
+                    for team, *sums in rows:
+                        counted = meter.counted[team] = TeamSums.load(*sums)
                         for (_, model, klass), units in counted.use.items():
                             group = (team, model, klass)
                             meter._sums[group] = meter._sums.get(group, 0) + units

@@ -133,8 +133,8 @@ class OwnPart:
         at = f"sum {one.number} (up to record {one.upto_seq})"
         if proof is None:
             first = self._seqs[0] if self._seqs else None
-            told = first is not None and first <= one.upto_seq
-            return f"{at} has not the lines of the team that were told" if told or not self.whole else ""
+            expected = first is not None and first <= one.upto_seq
+            return f"{at} has not the lines of the team that were told" if expected or not self.whole else ""
         if proof.sum != one:
             return f"the proof is of sum {proof.sum.number}, not of {at}"
         head = bytes.fromhex(proof.head)
@@ -164,7 +164,7 @@ class OwnPart:
 
     # ------------------------------------------------------------------------------------------------------------ bill
 
-    def against(self, told: BillReply, query: BillQuery, prices: Prices | None = None) -> list[str]:
+    def against(self, reply: BillReply, query: BillQuery, prices: Prices | None = None) -> list[str]:
         """Differences between the bill and these lines; with `prices`, of money too. The lines must end at the bill's
         record.
 
@@ -172,23 +172,23 @@ class OwnPart:
         versions only total money is compared, since corrections lie on the day of the later version. Each differing row
         is named. A contract's use of its tiers needs all lines."""
         rows = (row for row in self.meter.usage(self.team) if row.job_id not in self._foreign)
-        own = bill(rows, prices or NO_PRICES, query, told.ledger_seq)
+        own = bill(rows, prices or NO_PRICES, query, reply.ledger_seq)
         mine = {row.key: (row.milli_us, row.cost_micros) for row in own.rows}
         theirs: Counter[str] = Counter()
         cost: Counter[str] = Counter()
         out = []
-        for row in told.rows:
+        for row in reply.rows:
             if row.key.partition(".")[0] in self._foreign:
                 continue
             if row.team != self.team:
                 out.append(f"the bill has a row of team {row.team}: {row.key}")
             theirs[row.key] += row.milli_us
             cost[row.key] += row.cost_micros - row.credit_micros
-        if (told.total_milli_us, told.total_cost_micros) != (
-            sum(row.milli_us for row in told.rows), sum(row.cost_micros for row in told.rows)
+        if (reply.total_milli_us, reply.total_cost_micros) != (
+            sum(row.milli_us for row in reply.rows), sum(row.cost_micros for row in reply.rows)
         ):  # fmt: skip
             out.append("the bill's total is not the sum of its rows")
-        if query.from_day is None and query.to_day is None and sum(row.credit_micros for row in told.rows) > 0:
+        if query.from_day is None and query.to_day is None and sum(row.credit_micros for row in reply.rows) > 0:
             out.append("the bill's credits are above 0: they give nothing back")
         compared = prices is not None
         if self.meter.money.book is not None:

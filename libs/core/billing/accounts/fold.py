@@ -165,8 +165,8 @@ class Accounts:
         """Part of the `idle` balance that fitted no waiting job, in unit-microseconds up to `until_us` (default: the
         last record). Time that turns out not to have been idle is excluded, so it never exceeds the balance."""
         after_us = 0 if until_us is None else until_us - self.t_us
-        told = self._fragmented_unit_us + sum(self.fragmented.values()) * after_us
-        return min(told, self.balances(until_us)[Account.IDLE])
+        total = self._fragmented_unit_us + sum(self.fragmented.values()) * after_us
+        return min(total, self.balances(until_us)[Account.IDLE])
 
     @property
     def calendar(self) -> list[tuple[int, int]]:

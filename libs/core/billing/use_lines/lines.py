@@ -335,15 +335,15 @@ def _line(row: Sequence[Any]) -> AlikeUses:
     return AlikeUses._make([*row[:-1], tuple(map(_triple, row[-1]))])
 
 
-def _parts(told: Iterable[Any]) -> Parts:
-    return tuple(CreditedPart(CreditCause(cause), *more) for cause, *more in told)
+def _parts(values: Iterable[Any]) -> Parts:
+    return tuple(CreditedPart(CreditCause(cause), *more) for cause, *more in values)
 
 
-def _pair(told: Sequence[int]) -> tuple[int, int]:
-    first, second = told
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    first, second = values
     return first, second
 
 
-def _triple(told: Sequence[int]) -> tuple[int, int, int]:
-    first, second, third = told
+def _triple(values: Sequence[int]) -> tuple[int, int, int]:
+    first, second, third = values
     return first, second, third

@@ -60,8 +60,8 @@ class RowsBlock:
     @classmethod
     def load(cls, row: Sequence[Any], with_lines: Sequence[JobIds]) -> "RowsBlock":
         """The inverse of `dump`."""
-        told, days, packed = row
-        jobs = with_lines[told] if isinstance(told, int) else JobIds.load(told)
+        ids, days, packed = row
+        jobs = with_lines[ids] if isinstance(ids, int) else JobIds.load(ids)
         return cls(jobs, {team: tuple(some) for team, some in days}, b64decode(packed))
 
 

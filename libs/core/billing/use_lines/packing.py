@@ -120,8 +120,8 @@ def unpacked_columns(packed: bytes) -> tuple[list[Integers], Any]:
     """The inverse of `packed_columns`; tuples in `beside` become lists."""
     raw = zlib.decompress(packed)
     start = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES])
-    count, told, beside = json.loads(raw[_LENGTH_BYTES:start])
-    large: dict[int, list[int]] = dict(told)
+    count, large_values, beside = json.loads(raw[_LENGTH_BYTES:start])
+    large: dict[int, list[int]] = dict(large_values)
     size = (len(raw) - start) // max(1, count - len(large))
     columns: list[Integers] = []
     for at in range(count):

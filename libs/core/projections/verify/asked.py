@@ -138,14 +138,14 @@ class GrantMatchesRequest(Subject):
         if len(groups) > 1 or topology.level in (Level.NVLINK, Level.DEVICE):
             self._mismatch(job_id, f"devices within one {topology.level.value}", f"{len(rows)} of {len(groups)} groups")
 
-    def _spans(self, job_id: str, told: str, rows: list[tuple[DeviceRow, NodeRow]]) -> None:
+    def _spans(self, job_id: str, recorded: str, rows: list[tuple[DeviceRow, NodeRow]]) -> None:
         """The gang's recorded span. It may be wider than the actual one."""
         islands = {island(row) for row, _ in rows}
         together = len(islands) == 1 and "" not in islands
-        if told in _LEVELS and told not in (Level.NVLINK, Level.DEVICE):
-            together = together or len({group_of(Level(told), node) for _, node in rows}) == 1
+        if recorded in _LEVELS and recorded not in (Level.NVLINK, Level.DEVICE):
+            together = together or len({group_of(Level(recorded), node) for _, node in rows}) == 1
         if not together:
-            self.books.broken("I2", f"{job_id} is told to be within one {told}, and its devices are not")
+            self.books.broken("I2", f"{job_id} is told to be within one {recorded}, and its devices are not")
 
     def _apart(self, job: JobRow, spread: Spread, nodes: set[str]) -> None:
         peers = self._peers.setdefault((job.team, spread.key), {})

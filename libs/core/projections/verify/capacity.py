@@ -48,8 +48,8 @@ class CapacityBooks(Subject):
 
     def split(self, e: led.DevicesFragmented) -> None:
         """The accounts check that it is at most what is idle."""
-        if (told := sum(e.units.values())) > self._units:
-            self.books.broken("I16", f"{told} units are told to be fragmented, and there are {self._units}")
+        if (fragmented := sum(e.units.values())) > self._units:
+            self.books.broken("I16", f"{fragmented} units are told to be fragmented, and there are {self._units}")
         if e.units and not any(job.stage is Stage.WAITING for job in self.books.jobs.values()):
             self.books.broken("I16", "devices are told to be fragmented, and no job waits")
 

@@ -154,8 +154,8 @@ class LedgerTime(Subject):
             broken("I10", f"{on} while no clock ran through, and it is not told as a jump")
         shift_us = step.wall_us - step.on_us
         if abs(shift_us - step.reported_shift_us) > step.allowed_us:
-            told = f"jumps of {step.reported_shift_us / 1e6:g} s are told"
-            broken("I10", f"the wall clock went {shift_us / 1e6:g} s elsewhere than time, and {told}")
+            jumps = f"jumps of {step.reported_shift_us / 1e6:g} s are told"
+            broken("I10", f"the wall clock went {shift_us / 1e6:g} s elsewhere than time, and {jumps}")
 
 
 @dataclass(slots=True)
@@ -193,5 +193,5 @@ def _elapsed_us(before: tuple[BootReading, ...], after: tuple[BootReading, ...])
         return after[0].at_us - before[0].at_us
     known = {reading.boot: reading.at_us for reading in before}
     spans = [reading.at_us - known[reading.boot] for reading in after if reading.boot in known]
-    told = sorted(span for span in spans if span >= 0)
-    return told[(len(told) - 1) // 2] if told else None
+    elapsed = sorted(span for span in spans if span >= 0)
+    return elapsed[(len(elapsed) - 1) // 2] if elapsed else None

@@ -32,10 +32,10 @@ class Guarantees:
         self, queues: Iterable[tuple[str, str, Mapping[str, int], int]], evens_after_s: Fraction | None = None
     ) -> None:
         """Replaces all queues: (name, parent, guaranteed thousandths by key, weight in thousandths)."""
-        told = list(queues)
-        self._parent = {name: parent for name, parent, *_ in told}
-        self._guaranteed = {name: dict(guaranteed) for name, _, guaranteed, _ in told}
-        self._weights = {name: weight for name, *_, weight in told}
+        listed = list(queues)
+        self._parent = {name: parent for name, parent, *_ in listed}
+        self._guaranteed = {name: dict(guaranteed) for name, _, guaranteed, _ in listed}
+        self._weights = {name: weight for name, *_, weight in listed}
         self.evens_after_s = evens_after_s
 
     def line(self, team: str) -> list[tuple[str, frozenset[str]]]:

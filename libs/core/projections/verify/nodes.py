@@ -116,11 +116,11 @@ class Nodes(Subject):
             if silence is not None and job is not None:
                 if silence.kept and job.lease_s:
                     return  # the node's own lease ended; it may be shorter than the class's
-                told = self.books.format is None or silence.ended_lease_s >= job.lease_s
+                recorded = self.books.format is None or silence.ended_lease_s >= job.lease_s
                 # Inputs that waited in the inbox are decided late and together, so ledger time shows a shorter span
                 # than the actual one.
                 shown_s = (self.books.t_us - silence.since_us) / 1e6
-                if told and (e.silent_s if e.silent_s is not None else shown_s) >= job.lease_s:
+                if recorded and (e.silent_s if e.silent_s is not None else shown_s) >= job.lease_s:
                     return  # its own lease was shorter than the node's
         if e.evidence in _LEAVES:
             self._leaves.make(e.node)

@@ -172,8 +172,8 @@ class Outcomes(Subject):
         if e.category is not None and _BOOKED_AS[e.category] is not e.outcome:
             self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value} of kind {e.category.value}")
         elif should is not None and self.books.format is not None and e.category is not (kind := _category(job.closed)):
-            told = e.category.value if e.category is not None else "nothing"
-            self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as of kind {told}, it was {kind.value}")
+            recorded = e.category.value if e.category is not None else "nothing"
+            self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as of kind {recorded}, it was {kind.value}")
         lost = e.outcome in _LOST
         ran_us = job.closed.ended_us - job.closed.running_us if job.closed.running_us else 0
         job.failures += e.outcome is Outcome.FAILED

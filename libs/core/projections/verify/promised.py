@@ -117,8 +117,8 @@ class PromisedStarts(Subject):
             self._counted_on[e.job_id] = []
             self._own_delay.pop(e.job_id, None)
         if e.stays is not None:
-            told = _CountedOn(e.promise.start_us, frozenset(e.stays))
-            self._counted_on[e.job_id][led.MOST_COUNTED_ON - 1 :] = [told]
+            expected = _CountedOn(e.promise.start_us, frozenset(e.stays))
+            self._counted_on[e.job_id][led.MOST_COUNTED_ON - 1 :] = [expected]
 
     def _since(self, cause: PromiseCause, priority: int | None) -> int:
         if cause is not PromiseCause.HIGHER_CLASS:
@@ -131,8 +131,8 @@ class PromisedStarts(Subject):
         books, found = self.books, self._own_delay.get(e.job_id)
         if e.own_delay_us != found:
             was = "of nobody" if found is None else f"of its own team since {found} us"
-            told = "of nobody" if e.own_delay_us is None else f"of its own team since {e.own_delay_us} us"
-            books.broken("I18", f"{e.job_id} starts late for jobs {was} alone, and is told to for jobs {told}")
+            recorded = "of nobody" if e.own_delay_us is None else f"of its own team since {e.own_delay_us} us"
+            books.broken("I18", f"{e.job_id} starts late for jobs {was} alone, and is told to for jobs {recorded}")
         self.over(e)
         if (job := books.jobs.get(e.job_id)) is not None and job.open is not None:
             self._open[job.team].add(e.job_id)

@@ -58,7 +58,7 @@ class _BudgetRow:
     more: int = 0
     """Carried over and topped up."""
     spent: int = 0
-    told: str = ""
+    reported: str = ""
     """The last reported level."""
 
     @property
@@ -162,7 +162,7 @@ class Spending(Subject):
             self.books.broken("I19", f"{e.budget} is topped up, and there is no such budget with a hard limit")
             return
         row.more += e.amount * row.scale
-        row.told = ""
+        row.reported = ""
 
     def began(self, e: led.BudgetPeriodBegan) -> None:
         zone = (_zone(self._set.time_zone) if self._set is not None else None) or ZoneInfo("UTC")
@@ -188,7 +188,7 @@ class Spending(Subject):
                 row.more = min(row.about.carry_over * row.scale, row.allowed - row.spent)
             else:
                 row.more = 0
-            row.spent, row.from_us, row.to_us, row.told = 0, e.from_us, e.to_us, ""
+            row.spent, row.from_us, row.to_us, row.reported = 0, e.from_us, e.to_us, ""
 
     def reached(self, e: led.BudgetReached) -> None:
         row = self._rows.get(e.budget)
@@ -205,9 +205,9 @@ class Spending(Subject):
         teams = {name for name in self._tree.parent if row.about.queue in self._tree.above(name)} | {row.about.queue}
         if set(e.teams) != ({row.about.team} if row.about.team is not None else teams):
             self.books.broken("I19", f"that {e.budget} has reached its {e.level} limit is told to {', '.join(e.teams)}")
-        if row.told in ("hard", e.level):
+        if row.reported in ("hard", e.level):
             self.books.broken("I19", f"that {e.budget} has reached its {e.level} limit is told again")
-        row.told = e.level
+        row.reported = e.level
         if max(0, limit if e.level == "soft" else limit // row.scale) != e.limit:
             self.books.broken("I19", f"{e.budget} has another {e.level} limit than {e.limit}")
 
