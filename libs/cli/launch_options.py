@@ -26,17 +26,16 @@ class External:
 class LaunchOptions:
     """What to run.
 
-    `pool` is the first pool; `more_pools` are further ones, each with a file of simulated nodes. Each pool has services of
-    its own (those of a further one are called e.g. `placement.west`), admission is one for all. `users` are those, as
-    `<team>.<user>`, that get a credential of their own beside their team's.
+    `pool` is the first pool. `more_pools`: further pools, each with a file of simulated nodes. Each pool has its own
+    services (e.g. `placement.west`); admission is one for all. `users`, as `<team>.<user>`, get their own credential
+    beside their team's.
 
-    `fleet` is a file of simulated nodes; `real_node` offers this machine's own devices (auto: its GPUs, else its
-    processors). `env` adds variables to a process by its name or its service's ("*": all). `replicas` runs every service
-    several times, in every pool, `copies` those that it names (they are called `placement`, `placement-2`,
-    `placement.west-2`). `keep_jobs`: what runs on this machine runs on when all of this is stopped, until it is started
-    again. `brokers` is how many NATS servers there are (1, 3 or 5), each with a copy of every stream. `scale` multiplies the
-    storage limits of the streams, `insecure` lets `external` be a broker that anybody may use, `sync_always` waits for the
-    disk before each acknowledgement.
+    `fleet`: a file of simulated nodes. `real_node`: offers this machine's own devices (auto: its GPUs, else its
+    processors). `env`: process or service name ("*": all) -> further variables. `replicas`: copies of every service in
+    every pool; `copies`: of the named ones (`placement`, `placement-2`, `placement.west-2`). `keep_jobs`: jobs on this
+    machine continue while everything is stopped, until the next start. `brokers`: number of NATS servers (1, 3 or 5),
+    each with a copy of every stream. `scale`: factor for the streams' storage limits. `insecure`: `external` may be a
+    broker that anybody may use. `sync_always`: waits for the disk before each acknowledgement.
     """
 
     state_dir: Path = Path(".baton")

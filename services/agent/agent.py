@@ -32,8 +32,9 @@ from services.agent.asking import Asker
 from services.agent.departed_teams import DepartedTeamFiles
 from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
-from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
+from services.agent.launcher import Launcher
 from services.agent.node import NodeRunner
+from services.agent.pruning import make_room, prune, remove_unsaved
 from services.agent.reconcile import Phase
 from services.agent.reports import Reports
 from services.agent.running_part import RunningPart

@@ -51,7 +51,7 @@ class AttemptLaunch:
     group: Path | None = None
     """Its own cgroup, to be created."""
     adopted: Mapping[str, Any] | None = None
-    behind: Callable[[], dict[str, Any] | None] = lambda: None
+    walls: Callable[[], dict[str, Any] | None] = lambda: None
     """Gives its folders to its team, and returns the description of its walls, if any. Raises OSError or NotServed."""
     watched: Watched | None = None
     """Its limits on this machine, and its use."""
@@ -86,7 +86,7 @@ class AttemptLaunch:
             **({} if self.watched is None else self.watched.limits.start_fields()),
             "log_limit": self.log_limit,
             "remove": str(self.secrets_folder or ""),
-            "walls": self.behind(),
+            "walls": self.walls(),
             "ranks": [
                 {
                     "rank": command.rank,

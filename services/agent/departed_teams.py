@@ -26,8 +26,9 @@ from pydantic import ValidationError
 from libs.bus.queries import NoAnswer, NobodyAnswers, QueryError, ask
 from schemas.catalog import BY_TYPE
 from schemas.nodes import STATE_ANSWER_S, TEAMS_PER_QUESTION, TeamsLeft, TeamsLeftQuery
-from services.agent.launcher import Launcher, prune
+from services.agent.launcher import Launcher
 from services.agent.owners import TEAM, Removal
+from services.agent.pruning import prune
 
 log = logging.getLogger("baton.agent")
 

@@ -126,7 +126,7 @@ class JobWalls:
         new.replace(self._file)
         self._teams = teams
 
-    def behind(
+    def around(
         self,
         team: str,
         folders: Sequence[Path],

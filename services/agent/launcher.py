@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +18,13 @@ from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.attempt_launch import AttemptLaunch, ProcessCommand, no_secrets
 from services.agent.failures import why_not_prepared
-from services.agent.folders import disk_used, files_below, remove_tree
 from services.agent.gangports import PortsHad
 from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
 from services.agent.limits import AttemptLimits, Watched, limits_of
-from services.agent.logs import OWN, LogStore, make_folder
+from services.agent.logs import LogStore, make_folder
 from services.agent.node import NodeRunner
 from services.agent.owners import Owners
 from services.agent.part_end import COULD_NOT_START
@@ -40,8 +39,6 @@ from services.agent.variables import BadEnvironment, Paths, addresses_of, master
 
 log = logging.getLogger("baton.agent")
 
-_FREE = 10
-"""A tenth of the disk is kept free of ended attempts' files."""
 SEARCH_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
 """Search path for jobs' commands: Baton's own interpreter first, so that `python` has what the examples need."""
 
@@ -299,7 +296,7 @@ class Launcher:
             log_limit=self.log_limit,
             early_s=early_s(part.lease_s, node.lease_s),
             may_run=lambda: node.lease.valid(node.now()),
-            behind=lambda: self.walls.behind(
+            walls=lambda: self.walls.around(
                 part.team,
                 own,
                 node.layer.files(devices),
@@ -355,59 +352,3 @@ def _could_not_start(part: DesiredPart, error: Exception) -> Released:
         own_exit=True,
         category=why_not_prepared(error),
     )
-
-
-def make_room(root: Path, ended: Callable[[], Sequence[Path]]) -> None:
-    """While the disk of `root` has less than a tenth of its bytes or files free, removes what ended attempts left
-    there, the largest first, so that small ones stay. Blocks: call it in a thread."""
-    if not (lacks := _lacks(root)):
-        return
-    left = files_below if lacks == _FILES else _bytes_below
-    for folder in sorted(ended(), key=left, reverse=True):
-        log.warning(
-            "the disk of %s has less than a tenth of %s free: %s of an ended attempt is removed", root, lacks, folder
-        )
-        remove_tree(folder)
-        if not _lacks(root):
-            return
-
-
-_ROOM, _FILES = "its room", "its files"
-
-
-def _lacks(root: Path) -> str:
-    """What is nearly exhausted on the disk; "": nothing, or unknown. On most disks the number of files is limited
-    whatever their size."""
-    try:
-        found = os.statvfs(root)
-    except OSError as e:  # the next user of the disk gets the error; running work goes on
-        log.error("it is not known how full the disk of %s is: %s", root, e)
-        return ""
-    if found.f_bavail < found.f_blocks // _FREE:
-        return _ROOM
-    return _FILES if found.f_favail < found.f_files // _FREE else ""
-
-
-def _bytes_below(folder: Path) -> int:
-    return disk_used([folder], sys.maxsize)
-
-
-def prune(folders: Sequence[Path]) -> None:
-    """Removes folders of old attempts. Those of other owners stay if they cannot be removed. Blocks: call it in a
-    thread."""
-    for folder in folders:
-        remove_tree(folder)
-        if folder.parent.name != OWN:
-            with suppress(OSError):  # another attempt is still there
-                folder.parent.rmdir()
-
-
-def remove_unsaved(checkpoints: Path, pruned: Sequence[Path], kept: Collection[str]) -> list[str]:
-    """Removes empty checkpoint folders of jobs whose last attempt here was pruned; returns these jobs. Runs on the
-    event loop, so that no attempt can begin meanwhile and find its folder gone."""
-    gone: list[str] = []
-    for job_id in {folder.name.partition(".")[0] for folder in pruned}.difference(kept):
-        with suppress(OSError):  # something was saved
-            os.rmdir(checkpoints / job_id)
-            gone.append(job_id)
-    return gone
