@@ -35,7 +35,7 @@ _FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN = 3 / 4, 7 / 8, 3 / 4
 """Above these fractions of a total the largest user is ended, if its share is significant:"""
 _WORTH = 64
 _OF_A_TEAM, _USUAL = 4, 2
-"""A team may hold as many gang ports as four attempts, and two per attempt beyond."""
+"""A team's attempts may have had four times the limit of one attempt in gang ports, plus two for each attempt."""
 _HALF = 2
 """An attempt may have half of the socket memory; a machine's unread data is seldom that much."""
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}

@@ -214,8 +214,8 @@ class OwnPart:
 async def narrowed(
     part: OwnPart, oldest: int, bad: Sum, ask: Callable[[int], Awaitable[tuple[Sum, TeamProof | None]]]
 ) -> tuple[Sum | None, Sum]:
-    """The last sum that the lines agree with (None if not even `oldest`), and the first that they do not. `bad` is
-    known to disagree."""
+    """The last sum from `oldest` on that the lines agree with (None if none does), and the first that they do not.
+    `bad` is known to disagree."""
     good: Sum | None = None
     first, low, high = bad, oldest, bad.number
     while low < high:

@@ -30,8 +30,8 @@ RATE = 500
 """Two clocks may differ by one part in this many."""
 UNTICKED_US = 300_000_000
 UNTICKED_BEFORE_US = DAY_US
-"""Without any tick, a moment is past this long after it by the records' own time; the same in ledgers from before ticks
-had marks. The granter of leases ticks, so without ticks nothing runs for long."""
+"""Without any tick, a moment is past `UNTICKED_US` after it by the records' own time, and `UNTICKED_BEFORE_US` in ledgers
+from before ticks reported clocks. The granter of leases ticks, so without ticks nothing runs for long."""
 
 
 class LedgerTime(Subject):
