@@ -15,8 +15,7 @@ from libs.bus.decaying_count import DecayingCount
 from libs.bus.outbox import Outbox
 from libs.core.state import catching_up, clock
 from libs.core.state.formats import FIRST, NEWEST
-from libs.ledger import timing
-from libs.ledger import batches
+from libs.ledger import batches, timing
 from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
 from libs.ledger.inputs import InboxItem
