@@ -213,10 +213,12 @@ def erase(
     with operator_action(
         "team.erase", _person(ring, name), reason, folder=ring.folder, url=url
     ):  # never the name itself
-        gone = [f"{team}.{one}" for one in People(ring.folder).erase(team, user)]
+        people = People(ring.folder)
+        gone = [f"{team}.{one}" for one in people.called(team, user)]
         for one in gone:
             if team in ring.teams and one in ring.users(team):
                 ring.revoke(one)
+        people.erase(team, user)  # last: nobody could say any more whose credential was to be void
         if team in ring.teams:
             pushed = tell_broker(ring, [team], folder, url)
     done({"team": team, "credentials": gone, "done": "erased", "broker_told": pushed}, gone, output)

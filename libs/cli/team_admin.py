@@ -28,6 +28,7 @@ from libs.client.asking import ask
 from libs.client.errors import ClientError, Denied, NeedsOperator
 from libs.client.sending import valid
 from libs.client.where import Place, check_operator, find, read_instance, shown_credential, state_dir
+from libs.core.state.queue_tree import QueueTree
 from libs.embedded.records import write_private
 from libs.walls import claims
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
@@ -98,12 +99,17 @@ def admin(url: str | None = None) -> bool:
     return bool(dot) and owner != subjects.OPERATOR
 
 
-async def priority_of(baton: Baton, pool: str, name: str) -> int:
-    """The priority of a class, from an operator's query. Raises UsageFault for an unknown name."""
+async def priority_of(baton: Baton, pool: str, name: str, by_admin_of: str = "") -> int:
+    """The priority of a class, from an operator's query. Raises UsageFault for an unknown name, and for a class that the team
+    of an admin may not use."""
     reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
     if name not in reply.priorities:
         classes = ", ".join(sorted(reply.priorities, key=lambda one: -reply.priorities[one]))
         raise UsageFault(f"--to {name}: there is no such priority class; there are {classes}")
+    tree = QueueTree.of(tuple(share.queue for share in reply.shares if share.applied), reply.version)
+    if by_admin_of and (allowed := tree.classes(by_admin_of)) is not None and name not in allowed:
+        may = f"it may use {', '.join(allowed)}" if allowed else "it may use none"
+        raise UsageFault(f"--to {name}: the queue of team {by_admin_of} may not use that class; {may}; ask an operator")
     return reply.priorities[name]
 
 
@@ -128,7 +134,7 @@ async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> 
     async def boosts(pool: str, said: BoostJob, to: str) -> int | None:
         baton, subject = Baton(nats, place), subjects.boost_job(pool, said.user, said.team)
         try:
-            priority = await priority_of(baton, pool, to) if to else 0
+            priority = await priority_of(baton, pool, to, by_admin_of=said.team) if to else 0
             ranked = said.model_copy(update={"priority": priority})
             return await say_to_pool(baton, pool, ranked, subject, said.job_id)
         except (ClientError, UsageFault) as e:

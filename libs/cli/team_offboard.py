@@ -4,8 +4,8 @@ where it was ended: a step looks at what is there, and does what is left.
     suspend    in every pool: nothing new of it is taken or starts (and never again, unless somebody resumes it)
     jobs       cancelled with --cancel, or waited for
     export     FOLDER: jobs, events, bills, quotas, with the hash of each file
-    secrets    removed in every version
     revoke     every credential of it; that it has left is noted beside the keys, so that nobody else gets its name unwarned
+    secrets    removed in every version: only now can none of its people set another
     erase      who its users were: the names of pseudonyms
     nodes      in every pool: it has left, so nodes remove what they keep of it
 """
@@ -81,7 +81,7 @@ def command(
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """A team leaves: suspended, its jobs ended, all of its own exported, secrets removed, credentials void. May be repeated.
+    """A team leaves: suspended, its jobs ended, all of its own exported, credentials void, secrets removed. May be repeated.
 
     What is kept of it stays under its name: `baton team add` refuses that from then on, unless the same team --returns."""
     ring = ring_of(folder)
@@ -166,8 +166,8 @@ async def offboard(
         "suspend": lambda: _suspend(baton, asked, pools, heard),
         "jobs": lambda: _end_jobs(baton, asked, pools),
         "export": lambda: _export(baton, asked),
-        "secrets": lambda: _secrets(baton, asked),
         "revoke": lambda: _revoke(baton, ring, asked),
+        "secrets": lambda: _secrets(baton, asked),
         "erase": lambda: _erase(ring, asked),
         "nodes": lambda: _nodes(baton, asked, pools, heard),
     }
@@ -279,10 +279,6 @@ async def _has_secrets(baton: Baton, team: str) -> bool:
     return bool(found.state.subjects)
 
 
-async def _secrets(baton: Baton, asked: Leaving) -> str:
-    return f"{await remove_secrets(baton, asked.team)} removed"
-
-
 async def _revoke(baton: Baton, ring: Keyring, asked: Leaving) -> str:
     """The note is written first: otherwise anyone could add the revoked team again by mistake."""
     await asyncio.to_thread(DepartedTeams(ring.folder).note, asked.team, time.time())
@@ -293,6 +289,10 @@ async def _revoke(baton: Baton, ring: Keyring, asked: Leaving) -> str:
         ring.revoke(asked.team)
     await tell(baton.place.address.url, ring, [asked.team])
     return f"{len(users)} credentials are void"
+
+
+async def _secrets(baton: Baton, asked: Leaving) -> str:
+    return f"{await remove_secrets(baton, asked.team)} removed"
 
 
 async def _erase(ring: Keyring, asked: Leaving) -> str:

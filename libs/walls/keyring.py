@@ -203,15 +203,18 @@ class Keyring:
                 if name in owner.users:
                     self._void(owner, name)
 
-    def sign(self, name: str, public_key: str) -> str:
+    def sign(self, name: str, public_key: str, by: str) -> str:
         """The claim of the user `<team>.<user>` with a key that was made elsewhere; an earlier credential of that user is void
-        once the broker is told. Raises ValueError for another name, NoCredential for no team, TooManyUsers."""
+        once the broker is told. `by`: the admin who asks for it. Raises ValueError for another name, NoCredential for no team,
+        or when that is no admin of it any more, TooManyUsers."""
         team, dot, user = name.partition(".")
         if not dot:
             raise ValueError(f"{name!r} is no user of a team: write <team>.<user>")
         token(user)
         with self._changing() as keys:
             owner = _team(keys, team)
+            if by not in set(owner.admins) & owner.users.keys():  # void since it was looked at, by another process
+                raise NoCredential(f"{by} is no admin of {team}")
             if name in owner.users:
                 self._void(owner, name)
             _room(owner, team)

@@ -45,6 +45,8 @@ log = logging.getLogger("baton.team")
 
 CHANGES_AT_ONCE, CHANGES_PER_S = 1_000.0, 1 / 30
 """Of the users of one team, by its admins: each is kept for good, here and in the ledger of each pool."""
+ASKED_AT_ONCE, ASKED_PER_S = 2_000.0, 5.0
+"""Requests of one team, also those that change nothing: each reads all keys, in the process that looks after much else."""
 AUDIT_FILE = "team-admins.jsonl"
 _MESSAGE = BY_TYPE["io.baton.team.manage.query.v1"]
 _QUEUE = "keys"
@@ -81,6 +83,7 @@ class TeamAdmins:
         self._book = Book(keyring.folder)
         self._lines = asyncio.Event()
         self._changed: dict[str, Bucket] = {}  # of teams that have an admin
+        self._asked: dict[str, Bucket] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -108,6 +111,12 @@ class TeamAdmins:
 
     async def _heard(self, message: Msg) -> None:
         team = subjects.read(_MESSAGE.subject, message.subject)["team"]
+        at_us = int(self._now() * 1e6)
+        asked = self._asked.setdefault(team, Bucket(ASKED_AT_ONCE, at_us))
+        if wait_s := asked.take(ASKED_AT_ONCE, ASKED_PER_S, at_us):
+            often = f"{ASKED_PER_S:g} times a second, {ASKED_AT_ONCE:g} at once"
+            why = f"admins of team {team} may ask {often}: ask again in {wait_s:.1f} s"
+            return await _answer(message, FAILED, QueryFailed(status=FAILED, message=why))
         if team in self._busy:
             return await _answer(
                 message, FAILED, QueryFailed(status=FAILED, message=f"team {team} has asked already: ask again")
@@ -162,16 +171,24 @@ class TeamAdmins:
         was asked as well, as it is kept: by a pseudonym, if the instance has them."""
         self._may(team, user, asked)
         if asked.what == "list":
-            return asked, self._carry_out(team, asked)
+            return asked, self._carry_out(team, user, asked)
         self._slowly(team)
+        drawn = False
         if asked.what == "add" and self._people.wanted(asked.pseudonym):
+            people = self._people.of(team)
+            drawn = asked.user not in people and asked.user not in people.values()
             asked = asked.model_copy(update={"user": self._pseudonym(team, asked.user)})
         said = {
             "what": f"team-admin.{asked.what}", "target": f"{team}.{asked.user}", "reason": "",
             "at_us": int(self._now() * 1e6), "host": socket.gethostname()[:255], "login": "", "tool": "",
         }  # fmt: skip
         with self._book.entry(said) as more:
-            done = self._carry_out(team, asked)
+            try:
+                done = self._carry_out(team, user, asked)
+            except NoCredential:
+                if drawn:
+                    self._people.erase(team, asked.user)
+                raise
             more["detail"] = f"by {team}.{user}" + (f", key {asked.public_key}" if asked.public_key else "")
         return asked, done
 
@@ -219,10 +236,10 @@ class TeamAdmins:
         elif asked.what == "revoke" and name not in ring.users(team):
             raise AdminRefused("user: has no credential")
 
-    def _carry_out(self, team: str, asked: ManageTeam) -> TeamManaged:
+    def _carry_out(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
         ring, name, token = self._keyring, f"{team}.{asked.user}", ""
         if asked.what in ("add", "rotate"):
-            token = ring.sign(name, asked.public_key)
+            token = ring.sign(name, asked.public_key, by=f"{team}.{user}")
         elif asked.what == "revoke":
             ring.revoke(name)
         admins, people = set(ring.admins(team)), self._people.of(team)

@@ -87,14 +87,16 @@ class People:
         if name not in people and name not in people.values():
             raise _nobody(team, name)
 
+    def called(self, team: str, name: str = "") -> list[str]:
+        """The pseudonyms that stand for that person, or, without a name, for all of the team. Raises NoSuchPerson for a name
+        that is not there."""
+        return _called(self._read(), team, name)
+
     def erase(self, team: str, name: str = "") -> list[str]:
-        """Forgets who a pseudonym is, or, without a name, all of the team's. Returns the pseudonyms. Raises NoSuchPerson for a
-        name that is not there."""
+        """Forgets whose they are. Returns them and raises as `called`."""
         with changing(self._file, self._read) as mapping:
+            gone = _called(mapping, team, name)
             people = mapping.teams.get(team, {})
-            gone = [one for one, known in people.items() if not name or name in (known, one)]
-            if name and not gone:
-                raise _nobody(team, name)
             for one in gone:
                 del people[one]
             if not people:
@@ -106,6 +108,13 @@ class People:
             return _Mapping.model_validate_json(self._file.read_text())
         except FileNotFoundError:
             return _Mapping()
+
+
+def _called(mapping: _Mapping, team: str, name: str) -> list[str]:
+    found = [one for one, known in mapping.teams.get(team, {}).items() if not name or name in (known, one)]
+    if name and not found:
+        raise _nobody(team, name)
+    return found
 
 
 def _nobody(team: str, name: str) -> NoSuchPerson:

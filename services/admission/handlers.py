@@ -156,8 +156,11 @@ def _submit(asked: _Asked) -> Handled:
     is_new = home_of(job, asked.pools, asked.recent) is None
     is_limited = is_new and not asked.recent.is_counted(job)
     if is_limited:
-        open_jobs = sum(pool.fleet.open_jobs(asked.team) for pool in asked.pools.values())
-        over = asked.intake.submit(asked.team, len(received.payload), open_jobs, received.time_us)
+        fleets = [pool.fleet for pool in asked.pools.values()]
+        over = asked.intake.submit(
+            asked.team, len(received.payload), sum(fleet.open_jobs(asked.team) for fleet in fleets), received.time_us,
+            open_bytes=sum(fleet.open_bytes(asked.team) for fleet in fleets),
+        )  # fmt: skip
         if over is not None:
             return _limited(asked, over, request.client_key)
     routed = route(request, asked.team, asked.pools, asked.recent, received.time_us)

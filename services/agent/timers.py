@@ -1,7 +1,7 @@
 """Simulated work: thousands of parts as entries of one heap, with one timer of the event loop for the earliest.
 
 A timer part runs for the rest of its duration: `resume.step` counts milliseconds already done. With a checkpoint policy
-it saves every `interval_s`, and at once on request; without one, a request to save stops it.
+it saves every `interval_s`, at most once a second, and at once on request; without one, a request to save stops it.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from schemas.jobs import Checkpoint
 from schemas.nodes import DesiredPart
 
 SIGTERM_EXIT = 128 + 15
+LEAST_INTERVAL_S = 1.0
+"""One with an interval of a nanosecond would save all the time, and no other part of the agent's would have its turn."""
 Observe = Callable[[Observation], None]
 
 
@@ -76,7 +78,8 @@ class TimerPart:
         self._job_id, self._attempt = part.job_id, part.attempt
         self._exit_code = simulation.exit_code
         self._done_ms = part.resume.step if part.resume else 0
-        self._interval_s = part.spec.checkpoint.interval_s if part.spec.checkpoint and part.node_rank == 0 else 0.0
+        policy = part.spec.checkpoint if part.node_rank == 0 else None
+        self._interval_s = max(LEAST_INTERVAL_S, policy.interval_s) if policy is not None else 0.0
         self._over = False
         self._began = timers.now()
         report(Started(job_id=part.job_id, attempt=part.attempt))

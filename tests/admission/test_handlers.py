@@ -239,6 +239,27 @@ def test_level_names_reach_the_reasons() -> None:
     assert Level.LEAF.value in rejection(handled).reasons[0].problem
 
 
+def test_a_job_is_refused_for_now_while_open_jobs_have_more_bytes_than_they_may() -> None:
+    intake = Intake({"research": IntakeLimits(open_bytes=4_000)})
+    context = AdmissionContext(FleetShape(), limits.room)
+    context.fleet.apply(record(*TWO_LEAVES), 1)
+
+    def judged_by(key: str, data: str = "") -> Handled:
+        body = {"client_key": key, "job": GOOD["job"] | {"env": {"DATA": data}}}
+        return handle(received(body), {"main": context}, None, intake)
+
+    admitted = JobAdmitted.model_validate_json(judged_by("run-1", "x" * 4_000).out[0].payload)
+    said = admitted.model_dump(include=set(led.JobQueued.model_fields) - {"kind"})
+    queued = led.JobQueued.model_validate(said)
+    context.fleet.apply(record(queued), 2)
+    told = rejection(other := judged_by("run-2"))
+    assert other.result is AdmissionResult.LIMITED
+    assert "open_bytes" in told.reasons[0].problem
+    assert told.retry_after_s is not None
+    context.fleet.apply(record(led.JobFinished(job_id=queued.job_id, state=JobState.SUCCEEDED)), 3)
+    assert judged_by("run-2").result is AdmissionResult.ADMITTED
+
+
 def test_a_job_of_one_kind_too_many_is_refused_for_now() -> None:
     """Seen: each of ten thousand jobs of one team asked for something else, and a device that was free again took placement
     1.2 s of the processor."""

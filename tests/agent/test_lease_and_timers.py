@@ -124,6 +124,18 @@ def test_checkpoints_are_taken_at_intervals_by_the_master_alone(clock, timers):
     assert [type(s) for s in other] == [Started, Released]
 
 
+def test_a_job_that_saves_without_end_does_so_once_a_second(clock, timers):
+    seen = []
+
+    def hear(observation):
+        seen.append(observation)
+        assert len(seen) < 100, "it would go on for ever"
+
+    TimerPart(part(simulated(3.5, checkpoint=CheckpointPolicy(interval_s=1e-300))), timers, hear)
+    clock.run_to(4.0)
+    assert [s.checkpoint.step for s in seen if isinstance(s, CheckpointTaken)] == [1000, 2000, 3000]
+
+
 def test_thousands_of_timers_end_in_order_with_one_timer_of_the_loop(clock, timers):
     ended = []
     for i in reversed(range(5000)):

@@ -154,7 +154,8 @@ BURSTS = (
     f"it is {usual(AdmissionSettings, 'undecided_alone')} (`BATON_ADMISSION_UNDECIDED_ALONE`)",
     f"and {round(out_of_order._LEAST_ROOM * table.WAITING_OF_A_SENDER)} at the least (`OutOfOrder.held_back`)",
     f"evenly, within {out_of_order._BACK_S:.0f} s",
-    f"each team may have {SHIPPED.open_jobs:,} open jobs of {SHIPPED.open_kinds:,} kinds, {SHIPPED.submits_per_s:,.0f} submits "
+    f"each team may have {SHIPPED.open_jobs:,} open jobs of {SHIPPED.open_kinds:,} kinds, "
+    f"{(SHIPPED.open_bytes or 0) / MIB:.0f} MiB of their specs, {SHIPPED.submits_per_s:,.0f} submits "
     f"and 1 MB a second, {SHIPPED.burst:,} and 64 MB at once",
     f"{intake.IDLE_CANCELS} at once and one a second, because each of them",
     f"{request_throttle.AT_ONCE:.0f} at once, {request_throttle.PER_S:.0f} a second for ever",

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from libs.core.billing.accounts import Accounts
 from libs.core.placement import mig
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider
 from libs.core.state.ended import DAY_US
 from libs.core.state.formats import NEWEST
+from libs.core.state.model import State
 from libs.ledger.audited import reconciled
 from schemas import inbox
 from schemas.ids import job_id
@@ -189,4 +192,21 @@ class World:
         assert report.violations == []
         parts = list(self.decider.dump())
         assert parts == list(self.replica.dump())
-        assert list(Decider.load(parts).dump()) == parts
+        loaded = Decider.load(parts)
+        assert list(loaded.dump()) == parts
+        keys = [{job.id: job.queue for job in one.state.jobs.values()} for one in (self.decider, self.replica, loaded)]
+        assert keys[0] == keys[1] == keys[2]
+        claims = [_claims_of(one.state) for one in (self.decider, self.replica, loaded)]
+        assert claims[0] == claims[1] == claims[2]
+
+
+def _claims_of(state: State) -> list[Any]:
+    """What each team holds, and until when what is held whole is."""
+    fleet, nothing = state.fleet, np.zeros(len(state.fleet.up), dtype=np.bool_)
+    held = {team: state.team_claims.of(fleet, team, but=nothing) for team in state.used}
+    whole = np.flatnonzero(fleet.end_us)
+    of_teams = {
+        team: sorted(zip(*(column.tolist() for column in one), strict=True)) if one is not None else None
+        for team, one in held.items()
+    }
+    return [of_teams, whole.tolist(), fleet.since_us[whole].tolist(), fleet.end_us[whole].tolist()]

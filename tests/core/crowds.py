@@ -212,8 +212,12 @@ class Crowd:
             name=name,
             command=("true",),
             resources=ask(which, amount % 7),
-            checkpoint=CheckpointPolicy(),
+            checkpoint=CheckpointPolicy(grace_s=1),
             retry=RetryPolicy(on_failure=1, on_lost=2),
+            stop_grace_s=1,
+            time_limit_s=(0, 5, 60, 400)[
+                self.count % 4
+            ],  # gangs are promised starts, and what ends before may go before
         )
         return inbox.JobAdmitted(
             job_id=job_id(team, name),

@@ -246,14 +246,14 @@ def out_of_use() -> World:
     """An operator takes a node out of use while a job runs there; devices are kept free for a gang; nodes come back."""
     w = World(node("n0", 2), node("n1", 2))
     for n in range(4):
-        w.started(w.submit(job(f"small{n}")))
+        w.started(w.submit(job(f"small{n}", team="blue")))
     gang = w.submit(job("gang", 2))
     w.send(inbox.Tick(), after_us=70 * S)
-    (first,) = w.nodes_of(job_id("research", "small0"))
+    (first,) = w.nodes_of(job_id("blue", "small0"))
     w.send(inbox.CordonNode(node=first, reason="a fan", user="olga"))
     w.send(inbox.Tick(), after_us=S)
     for n in range(4):
-        w.released(job_id("research", f"small{n}"))
+        w.released(job_id("blue", f"small{n}"))
     w.started(gang)
     w.submit(job("more"))
     w.send(inbox.UncordonNode(node=first, reason="mended", user="olga"))

@@ -47,6 +47,12 @@ def test_another_teams_cancel_cancels_nothing(world: World) -> None:
     assert kinds(world.send(job("j", submitted_us=5))) == ["job.queued", "job.granted"]
 
 
+def test_another_teams_cancel_does_not_take_the_place_of_the_teams_own(world: World) -> None:
+    """A job's id follows from its team and its client key, which others may guess."""
+    world.send(cancel("j", 7), cancel("j", 8, team="other"))
+    assert kinds(world.send(job("j", submitted_us=5))) == ["job.queued", "job.finished"]
+
+
 def test_a_cancel_of_a_job_that_ended_is_not_remembered(world: World) -> None:
     world.send(job("j"))
     world.send(cancel("j", 3))

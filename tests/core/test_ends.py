@@ -11,6 +11,8 @@ from libs.core.explain.waiting import explain, queue_view
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence.remaining import remaining, remaining_each
 from libs.core.state.model import running
+from schemas import inbox
+from schemas.jobs import CheckpointPolicy
 from tests.core.builders import World, job, node
 
 
@@ -69,3 +71,23 @@ def test_what_remains_of_many_is_what_remains_of_each() -> None:
         w.released(jobs[n].id)
     jobs = running(w.decider.state)
     assert remaining_each(turns, jobs, w.now_us) == [remaining(turns, one, w.now_us) for one in jobs]
+
+
+def test_who_stops_ends_by_the_graces_that_it_has() -> None:
+    """A job said that it saves within a millisecond, and a gang was promised devices on which it was five minutes later."""
+    saves = CheckpointPolicy(grace_s=0.001)
+    told = job("patient", 8)
+    told = told.model_copy(update={"spec": told.spec.model_copy(update={"stop_grace_s": 300.0, "checkpoint": saves})})
+
+    def left(*said: Any) -> tuple[float, float]:
+        w = World(node("n0"))
+        w.started(w.submit(told))
+        w.send(*said)
+        return remaining(w.decider.turns, running(w.decider.state)[0], w.now_us)[:2]
+
+    cancel = inbox.CancelRequested(
+        job_id=told.job_id, team=told.team, reason="not any more", user="ann", requested_us=2
+    )
+    assert left(cancel) == (300.0, 300.0)
+    suspend = inbox.SuspendTeam(team=told.team, reason="it owes", stop=True, user="olga")
+    assert left(suspend) == (0.001, 300.001), "it is asked to save, and then to stop"

@@ -116,7 +116,7 @@ def test_who_waits_for_his_limit_alone_or_for_nodes_that_are_not_there_makes_no_
 def test_what_is_kept_or_out_of_use_is_not_idle_and_so_no_fragment() -> None:
     world = World(node("n0", 2), node("n1", 1))
     world.send(inbox.CordonNode(node="n1", reason="a fan", user="olga"))
-    world.started(world.submit(job("half")))
+    world.started(world.submit(job("half", team="blue")))
     world.submit(job("gang", 2))
     assert told(world) == [{"H100": DEVICE_UNITS}]
     world.send(inbox.Tick(), after_us=70 * S)

@@ -191,6 +191,39 @@ def test_a_kind_with_roles_counts_as_many() -> None:
     assert intake.kind("a", nested, (nested, plain)) is None, "it is open already"
 
 
+def test_what_open_jobs_ask_for_has_room_for_so_many_bytes() -> None:
+    intake = Intake({"a": IntakeLimits(open_bytes=1_000)})
+    assert intake.submit("a", 900, 7, 0, open_bytes=999) is None
+    full = intake.submit("a", 1, 7, 0, open_bytes=1_000)
+    assert full is not None
+    assert ("open_bytes" in full.limit, full.value, full.wait_s is not None) == (True, "1000 bytes", True)
+
+
+def test_bytes_of_open_jobs_are_counted_from_the_ledger_and_kept_in_snapshots() -> None:
+    """A hundred thousand jobs that wait, of 64 KB each, were six gigabytes in each process that follows the ledger."""
+    world, shape = World(node("a", 8)), FleetShape()
+    large = job("large", 8)
+    large = large.model_copy(update={"spec": large.spec.model_copy(update={"env": {"DATA": "x" * 4000}})})
+    first, second = world.submit(large), world.submit(job("small", 8))
+
+    def size() -> int:
+        done = shape.inbox_seq
+        for seq, record in enumerate(world.records, 1):
+            if record.inbox_seq > done:
+                shape.apply(record, seq)
+        assert FleetShape.load(shape.dump()).open_bytes("research") == shape.open_bytes("research")
+        return shape.open_bytes("research")
+
+    both = size()
+    assert 5000 < both < 6000
+    world.started(first)
+    world.released(first)
+    assert 0 < size() < both - 4000
+    world.started(second)
+    world.released(second)
+    assert size() == 0
+
+
 def test_open_kinds_are_counted_from_the_ledger_and_kept_in_snapshots() -> None:
     world = World(node("a", 8))
     first = world.submit(job("k0", 8))

@@ -108,7 +108,7 @@ def test_readers_of_before_keep_a_node_in_use() -> None:
 
 def test_what_is_kept_free_for_a_gang_is_reserved_until_it_begins() -> None:
     world = World(node("n0", 2))
-    running = [world.submit(job(f"half{n}")) for n in range(2)]
+    running = [world.submit(job(f"half{n}", team="blue")) for n in range(2)]
     gang = world.submit(job("gang", 2))
     for one in running:
         world.started(one)
@@ -136,7 +136,7 @@ def test_the_example_of_the_documentation() -> None:
 
     world.now_us = T0_US
     at(0, inbox.NodeRegistered(incarnation=1, inventory=node("n0", 2), lease_s=10))
-    at(10, half := job("half", submitted_us=T0_US))
+    at(10, half := job("half", team="blue", submitted_us=T0_US))
     at(10, gang := job("gang", 2, submitted_us=T0_US))
     at(80, inbox.Tick())
     at(100, inbox.CordonNode(node="n0", reason="a fan", user="olga"))
@@ -153,7 +153,7 @@ def test_the_example_of_the_documentation() -> None:
 
 def test_a_gang_that_is_cancelled_keeps_nothing() -> None:
     world = World(node("n0", 2))
-    world.started(world.submit(job("half")))
+    world.started(world.submit(job("half", team="blue")))
     gang = world.submit(job("gang", 2))
     world.send(inbox.Tick(), after_us=70 * S)
     reserved = balances(world, world.now_us + S)

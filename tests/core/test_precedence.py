@@ -292,7 +292,7 @@ def test_what_is_kept_of_who_falls_due_is_bounded_by_who_waits() -> None:
 
 def test_for_a_single_device_that_waited_for_too_long_one_is_kept_and_that_is_told() -> None:
     world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=OrderKnobs(age_s=60.0))
-    world.run(job("runs", 8))
+    world.run(job("runs", 8, team="blue"))
     aged = world.submit(job("aged", 1))
     world.send(after_us=120_000_000)
     told = [e for _ in range(2) for e in world.send(inbox.Tick(), after_us=1_000_000) if isinstance(e, DevicesReserved)]

@@ -73,6 +73,23 @@ def test_what_is_kept_is_bounded_and_who_ended_nothing_for_the_longest_goes_firs
     assert list(again.dump()) == list(known.dump())
 
 
+def test_a_team_whose_jobs_all_have_other_names_pushes_out_what_is_known_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(history, "KEYS", 40)
+    known = filled(("ann", "train", 100.0))
+    for number in range(500):
+        letters = "".join(chr(ord("a") + int(digit)) for digit in str(number))  # digits are folded
+        known.ended(similar_to("red", f"u{number}", letters), 1, 1.0)
+    assert known.foretold(ANN, 1) == (100.0, 100.0)
+    assert len(list(known.dump())[1:]) == 40
+    again = RunHistory()
+    again.load(list(known.dump()))
+    for one in (known, again):
+        one.ended(similar_to("red", "last", "last"), 1, 1.0)
+    assert list(again.dump()) == list(known.dump())
+
+
 def test_nine_of_ten_jobs_are_within_their_p90_on_the_second_half() -> None:
     chance, known = random.Random(5), RunHistory()
     kinds = [(f"u{u}", f"n{n}", chance.lognormvariate(8, 1.5)) for u in range(6) for n in range(4)]

@@ -676,7 +676,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a node is put into use that was": (OUT, left_out("node.cordoned"), "I8"),
     "a node is taken out of use that never joined": (OUT, changed("node.cordoned", with_(node="n9")), "I8"),
     "a job that runs has devices reserved": (
-        OUT, changed("devices.reserved", with_(gang=job_id("research", "small0"))), "I11"
+        OUT, changed("devices.reserved", with_(gang=job_id("blue", "small0"))), "I11"
     ),
     "an unknown device is reserved": (OUT, changed("devices.reserved", with_(devices=("ghost",))), "I11"),
     "a device is reserved twice": (OUT, changed("devices.reserved", lambda e: with_(devices=e.devices * 2)(e)), "I11"),

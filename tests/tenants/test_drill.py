@@ -160,9 +160,16 @@ async def leaves(cluster: LocalStack, export: Path, ana: str, key: Path) -> None
     """The team's one running job is ended; said twice, the second time finds nothing to do."""
     asked = Leaving("red", export, "its contract has ended", cancel=True, wait_s=60)
     steps: list[tuple[str, str]] = []
+    users: dict[str, list[str]] = {}
+
+    def show(name: str, found: str) -> None:
+        steps.append((name, found))
+        users[name] = cluster.keyring.users("red")
+
     async with await connect(cluster.address(OPERATOR)) as operator:
         assert People(cluster.state_dir).of("red") == {ana: PERSON}
-        records = await offboard(operator, cluster.keyring, asked, lambda *step: steps.append(step))
+        records = await offboard(operator, cluster.keyring, asked, show)
+    assert (users["export"], users["secrets"]) == (["red", f"red.{ana}"], []), "else one of them could set another"
     words = ("team", "offboard", "red", "--export", str(export), "--reason", "its contract has ended", "-o", "json")
     result = await baton(*words, BATON_STATE_DIR=str(cluster.state_dir))
     assert result.code == 0, result.err
@@ -172,7 +179,7 @@ async def leaves(cluster: LocalStack, export: Path, ana: str, key: Path) -> None
     again = told.pop("steps")
     assert told == {"team": "red", "folder": str(export), "error": "", "done": "offboarded"}
     assert all(f"{name}\t{found}" in result.err for name, found in again.items()), "people see each when it is done"
-    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "secrets", "revoke", "erase", "nodes"]
+    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "revoke", "secrets", "erase", "nodes"]
     found = dict(steps)
     assert (found["suspend"], found["jobs"], found["secrets"]) == ("in main", "1 have ended", "1 removed")
     assert found["erase"].startswith("1 names are forgotten")

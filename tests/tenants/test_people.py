@@ -59,6 +59,20 @@ async def test_the_command_knows_people_by_their_names(tmp_path: Path) -> None:
         assert (await team("add", "red.ben")).out == plain.out, "who has a credential by its name keeps it"
 
 
+async def test_who_is_erased_is_not_forgotten_before_the_credential_is_void(tmp_path: Path) -> None:
+    """The name went first: when the keys could not be changed then, nobody could say any more whose credential stood on."""
+    ring, people = Keyring(tmp_path), People(tmp_path)
+    ring.team(f"red.{people.pseudonym('red', 'ana')}")
+    written = json.loads((tmp_path / "keys.json").read_text())
+    (tmp_path / "keys.json").write_text(json.dumps({**written, "version": 99}))
+    refused = await baton("team", "erase", "red.ana", BATON_STATE_DIR=str(tmp_path))
+    assert refused.code != 0
+    assert list(people.of("red").values()) == ["ana"]
+    (tmp_path / "keys.json").write_text(json.dumps(written))
+    erased = await baton("team", "erase", "red.ana", BATON_STATE_DIR=str(tmp_path))
+    assert (erased.code, people.of("red"), ring.users("red")) == (0, {}, []), erased.err
+
+
 async def test_the_name_of_a_person_of_no_team_is_not_kept(tmp_path: Path) -> None:
     """It was refused, and stood in people.json for ever."""
     Keyring(tmp_path).team("red")

@@ -4,7 +4,8 @@ import asyncio
 import json
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from libs.cli.team_admin import answering
 from libs.walls import claims, managing
 from libs.walls.book import Book
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
-from libs.walls.keyring import Keyring
-from libs.walls.managing import AUDIT_FILE
+from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.managing import AUDIT_FILE, TeamAdmins
 from libs.walls.names import check_numbers
 from libs.walls.people import People
 from libs.walls.resolver import tell
@@ -28,7 +29,8 @@ from schemas import ledger, subjects
 from schemas.audit import ActionOutcome
 from schemas.catalog import BY_TYPE
 from schemas.ids import team_uid
-from schemas.inbox import BoostJob
+from schemas.inbox import ApplyQueues, BoostJob
+from schemas.queues import Queue
 from schemas.team_management import ManageTeam, TeamManaged
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
@@ -242,6 +244,50 @@ async def test_an_admin_who_is_revoked_is_out_and_what_it_made_stays(house: Hous
     assert "blue.gina" not in house.ring.admins("blue")
 
 
+async def test_an_admin_that_asks_without_end_is_answered_at_a_rate(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """460 lists a second took 40 % of a processor, in the process that looks after services and floods."""
+    monkeypatch.setattr(managing, "ASKED_AT_ONCE", 3.0)
+    monkeypatch.setattr(managing, "ASKED_PER_S", 1e-6)
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    for _ in range(3):
+        await manage(ana, "blue.ana", "list")
+    with pytest.raises(QueryError, match="3 at once: ask again in"):
+        await manage(ana, "blue.ana", "list")
+    eve = await house.of(house.ring.team("green.eve"), "green.eve")
+    assert (await manage(eve, "green.eve", "list")).team == "green"
+    await close(ana)
+    await close(eve)
+
+
+async def test_what_is_asked_while_a_team_leaves_leaves_no_user_and_no_name(tmp_path: Path) -> None:
+    """The admin was looked at, then all of its team was made void, and then its user was signed, for good."""
+    ring, people, began = Keyring(tmp_path), People(tmp_path), False
+    ring.team("red.ana", admin=True)
+
+    def now() -> float:
+        """It is asked for once who asks has been looked at."""
+        nonlocal began
+        if not began:
+            began = True
+            ring.revoke("red")
+            people.erase("red")
+        return time.time()
+
+    async def told(accounts: Sequence[str]) -> None:
+        pass
+
+    async def boosts(pool: str, boost: BoostJob, to: str) -> None:
+        pass
+
+    admins = TeamAdmins(Client(), ring, told, now, boosts=boosts)
+    asked = ManageTeam(what="add", user="mallory", public_key=a_key().public, pseudonym=True)
+    with pytest.raises(NoCredential, match=r"red\.ana is no admin of red"):
+        await admins.manage("red", "ana", asked)
+    assert (ring.users("red"), people.of("red")) == ([], {})
+
+
 async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Path) -> None:
     other = Keyring(tmp_path / "other")
     Wire(other).make(["127.0.0.1"])
@@ -329,6 +375,15 @@ async def test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks(
             team, _, name = asker.partition(".")
             with pytest.raises(QueryError, match=why):
                 await ask(nats, MANAGE, asked, timeout_s=20, team=team, user=name)
+        queues = (Queue(name="blue", classes=("experiment", "production")),)
+        await world.put(ApplyQueues(version=1, queues=queues, user="olga"))
+        await world.event(ledger.QueuesApplied)
+        above = await said("blue.ana", own.job_id, "--to", "serving", "--for", "1h")
+        assert (above.code, "may not use that class; it may use experiment, production" in above.err) == (2, True), (
+            above.err
+        )
+        below = await said("blue.ana", own.job_id, "--to", "production", "--for", "1h")
+        assert below.code == 0, below.err
         user, ended = await asyncio.gather(said("blue.ben", own.job_id, "--end"), said("blue.ana", own.job_id, "--end"))
         assert (user.code, ended.code) == (4, 0), ended.err
         assert (await world.event(ledger.BoostEnded, job_id=own.job_id)).team == "blue"

@@ -612,6 +612,16 @@ ATTEMPTS = (
     Attempt(0, _TEAM, "... and a fault anywhere moves the promise meanwhile", "the first promise counts on",
             "tests/core/test_own_delay.py::"
             "test_a_fault_elsewhere_does_not_hide_that_its_own_job_is_what_it_waits_for"),
+    Attempt(0, _TEAM, "a pool for the price of a device: one job without end, and a gang as wide as the pool that waits for it",
+            "what is kept for such a gang, others may use",
+            "tests/core/test_own_reservation.py::"
+            "test_others_use_what_a_gang_could_not_have_before_its_own_teams_job_ends"),
+    Attempt(0, _TEAM, "... or its job has processors, memory, power or places of a spread that the gang needs", "the same",
+            "tests/core/test_own_reservation.py::"
+            "test_whatever_its_own_teams_job_keeps_from_a_gang_others_may_run_beside", "processors"),
+    Attempt(0, _TEAM, "... or many such gangs, so that no gang of others has anything kept for it", "they take nobody's place",
+            "tests/core/test_own_reservation.py::"
+            "test_gangs_that_wait_for_their_own_teams_jobs_leave_others_their_reservations"),
     Attempt(2, _JOB, "all processors, by many processes that compute, each with a session of its own, so that others wait",
             "each attempt has its share, by a cgroup",
             f"{_SHARES}::test_a_job_that_computes_in_many_processes_leaves_others_their_share", "os.setsid()"),
@@ -679,6 +689,30 @@ ATTEMPTS = (
             "baton.qry.node.v1.left.main.n2"),
     Attempt(0, _JOB, "a link from its checkpoints to others' files, so that these go with its team's", "no link is followed",
             "tests/agent/test_departed_teams.py::test_links_are_not_followed_and_what_resists_is_told", "symlink_to(outside)"),
+    # a careless or hostile team, over its life
+    Attempt(0, _TEAM, "a hundred thousand jobs that wait, of 64 KB each: gigabytes in each process that follows the ledger",
+            "256 MiB of a team (`open_bytes`)",
+            "tests/admission/test_handlers.py::test_a_job_is_refused_for_now_while_open_jobs_have_more_bytes_than_they_may"),
+    Attempt(0, _TEAM, "jobs of thousands of names, so that nothing is kept of how long others' run",
+            "who has most of what is kept makes room",
+            "tests/core/test_run_history.py::"
+            "test_a_team_whose_jobs_all_have_other_names_pushes_out_what_is_known_of_no_other"),
+    Attempt(0, _TEAM, "a job that says that it saves in a millisecond, and stops in five minutes: a gang is promised too much",
+            "each grace that it has counts", "tests/core/test_ends.py::test_who_stops_ends_by_the_graces_that_it_has"),
+    Attempt(0, _TEAM, "a job on simulated devices that saves all the time, so that their agent does nothing else",
+            "once a second",
+            "tests/agent/test_lease_and_timers.py::test_a_job_that_saves_without_end_does_so_once_a_second"),
+    Attempt(0, _TEAM, "a secret that it sets behind the step that removes all, while it leaves",
+            "its credentials are void before", "tests/tenants/test_drill.py::test_all_is_lost_but_the_backup",
+            "else one of them could set another"),
+    Attempt(0, _ADMIN, "a user for whom it asks while all of its team is made void",
+            "it is looked at again as the user is signed",
+            "tests/tenants/test_team_admins.py::test_what_is_asked_while_a_team_leaves_leaves_no_user_and_no_name"),
+    Attempt(0, _ADMIN, "requests without end, for each of which all keys are read", "2,000 at once, then five a second",
+            "tests/tenants/test_team_admins.py::test_an_admin_that_asks_without_end_is_answered_at_a_rate"),
+    Attempt(0, _ADMIN, "a boost to a class that its team may not use", "the holder of the keys looks",
+            "tests/tenants/test_team_admins.py::test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks",
+            "may not use that class"),
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.forms import packed_hash, unpacked_hash
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import QueueKey
+from libs.core.state.model import QueueKey, limit_class_of
 from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.shape import NO_SPREAD, Shape, shape_of
@@ -89,9 +89,11 @@ class FleetShape:
         """The last message of the pool's inbox that the ledger has decided."""
         self.ended = EndedJobs()
         self._jobs: ByJob[bytes] = ByJob()
-        """Jobs that have not ended: spec hash, team and kind (`_packed`)."""
+        """Jobs that have not ended: spec hash, team, kind and size (`_packed`)."""
         self._open: dict[str, int] = {}
         """Team -> how many those are."""
+        self._bytes: dict[str, int] = {}
+        """Team -> what their specs take, as JSON. Of jobs of a snapshot that does not say it, nothing."""
         self._kinds: dict[str, dict[int, int]] = {}
         """Team -> kind (`job_kinds`) -> how many of those are of it."""
         self._cache: dict[Need, Capacity] = {}
@@ -132,31 +134,38 @@ class FleetShape:
         kind = self.kind_of(
             event.team, event.user, event.spec, network=event.network, priority=event.priority, preempts=event.preempts
         )
-        self._add_job(event.job_id, event.spec_hash, event.team, kind)
+        size = len(event.spec.__pydantic_serializer__.to_json(event.spec))
+        self._add_job(event.job_id, event.spec_hash, event.team, kind, size)
 
-    def _add_job(self, job_id: str, spec_hash: str, team: str, kind: int) -> None:
-        self._jobs[job_id] = _packed(spec_hash, team, kind)
+    def _add_job(self, job_id: str, spec_hash: str, team: str, kind: int, size: int) -> None:
+        self._jobs[job_id] = _packed(spec_hash, team, kind, size)
         self._open[team] = self._open.get(team, 0) + 1
+        self._bytes[team] = self._bytes.get(team, 0) + size
         kinds = self._kinds.setdefault(team, {})
         kinds[kind] = kinds.get(kind, 0) + 1
 
     def _job_finished(self, event: led.JobFinished, t_us: int) -> None:
         if (known := self._jobs.pop(event.job_id, None)) is not None:
-            spec_hash, team, kind = _unpacked(known)
+            spec_hash, team, kind, size = _unpacked(known)
             self.ended.add(event.job_id, spec_hash, t_us)
             kinds = self._kinds[team]
             if not (left := kinds[kind] - 1):
                 del kinds[kind]
             else:
                 kinds[kind] = left
+            self._bytes[team] -= size
             if left := self._open[team] - 1:
                 self._open[team] = left
             else:
-                del self._open[team], self._kinds[team]
+                del self._open[team], self._kinds[team], self._bytes[team]
 
     def open_jobs(self, team: str) -> int:
         """How many jobs of the team wait or run."""
         return self._open.get(team, 0)
+
+    def open_bytes(self, team: str) -> int:
+        """What the specs of these jobs take, as JSON."""
+        return self._bytes.get(team, 0)
 
     def open_kinds(self, team: str) -> Collection[int]:
         """The kinds of the team's jobs that wait or run."""
@@ -165,7 +174,8 @@ class FleetShape:
     def kind_of(self, team: str, user: str, spec: JobSpec, *, network: Network, priority: int, preempts: bool) -> int:
         """Of such a job, which kind it is."""
         whose = user if self.tree.by_user(team) else ""
-        return kind_of(QueueKey(priority, team, shape_of(spec, network), preempts, whose))
+        limit_class = limit_class_of(spec.time_limit_s)
+        return kind_of(QueueKey(priority, team, shape_of(spec, network), preempts, whose, limit_class))
 
     def owner(self, job_id: str) -> str | None:
         """The team of a job that waits or runs; None when there is none of that id."""
@@ -328,10 +338,9 @@ class FleetShape:
                 for packed in rows:
                     shape._join(Inventory.model_validate_json(zlib.decompress(b64decode(packed))))
             elif table == "jobs":
-                for job_id, spec_hash, team, *kind in rows:
-                    shape._add_job(
-                        job_id, spec_hash, team, kind[0] if kind else 0
-                    )  # written before there were any: all one kind
+                for job_id, spec_hash, team, *later in rows:
+                    kind, size = (*later, 0, 0)[:2]  # written before there were any: all one kind, of no size
+                    shape._add_job(job_id, spec_hash, team, kind, size)
             else:
                 ended += rows
         shape.ended = EndedJobs.of_rows(ended)
@@ -357,14 +366,14 @@ class FleetShape:
         self.allowed.clear()
 
 
-def _packed(spec_hash: str, team: str, kind: int) -> bytes:
+def _packed(spec_hash: str, team: str, kind: int, size: int) -> bytes:
     """A third of what two strings take."""
-    return marshal.dumps((packed_hash(spec_hash), team, kind), 2)
+    return marshal.dumps((packed_hash(spec_hash), team, kind, size), 2)
 
 
-def _unpacked(packed: bytes) -> tuple[str, str, int]:
-    spec_hash, team, kind = marshal.loads(packed)
-    return unpacked_hash(spec_hash), team, kind
+def _unpacked(packed: bytes) -> tuple[str, str, int, int]:
+    spec_hash, team, kind, size = marshal.loads(packed)
+    return unpacked_hash(spec_hash), team, kind, size
 
 
 _FOLD: dict[type, Callable[[FleetShape, Any, int], None]] = {

@@ -1,7 +1,7 @@
 """Rate limits and quotas on a team's requests, from an operator's file, and one that everybody has. Pure; time is the
 broker's.
 
-    Intake(limits).submit(team, size, open_jobs, at_us) -> None, or the limit that is reached and when to retry
+    Intake(limits).submit(team, size, open, at_us)      -> None, or the limit that is reached and when to retry
     Intake(limits).kind(team, kind, open_kinds)         -> likewise
     Intake(limits).cancel(team, job_id, open, at_us)    -> likewise
     Intake(limits).queued(event)                        counts a job that the ledger shows, whichever process admitted it
@@ -50,6 +50,12 @@ class IntakeLimits(Strict):
     seconds allow."""
 
     open_jobs: int | None = Field(default=None, ge=1, le=100_000_000, description="jobs that wait or run")
+    open_bytes: int | None = Field(
+        default=None,
+        ge=256,
+        le=1 << 50,
+        description="of the specs of those, as JSON: who follows the ledger keeps them",
+    )
     open_kinds: int | None = Field(
         default=None,
         ge=1,
@@ -69,6 +75,8 @@ class IntakeLimits(Strict):
             (self.bytes_per_s, self.burst_bytes, "bytes a second"),
         )
         said = [f"{self.open_jobs:,} open jobs"] if self.open_jobs is not None else []
+        if self.open_bytes is not None:
+            said.append(f"of {self.open_bytes:,} bytes")
         if self.open_kinds is not None:
             said.append(f"of {self.open_kinds:,} different shapes in a pool")
         for per_s, burst, what in rates:
@@ -84,8 +92,8 @@ class IntakeLimits(Strict):
 
 
 SHIPPED: Final = IntakeLimits(
-    open_jobs=100_000, open_kinds=1_000, submits_per_s=1_000, burst=100_000, bytes_per_s=1_000_000, burst_bytes=64_000_000,
-    request_bytes=256 * 1024,
+    open_jobs=100_000, open_bytes=256 << 20, open_kinds=1_000, submits_per_s=1_000, burst=100_000, bytes_per_s=1_000_000,
+    burst_bytes=64_000_000, request_bytes=256 * 1024,
 )  # fmt: skip
 """What every team may ask for unless an operator says otherwise: more than a team of people needs, and less than fills a ledger
 in a day."""
@@ -176,8 +184,9 @@ class Intake:
         self._buckets: Buckets[tuple[str, str]] = Buckets()
         self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def submit(self, team: str, size: int, open_jobs: int, at_us: int) -> OverLimit | None:
-        """Counts a submit of a job that is not known, of `size` bytes, which the broker stored at `at_us`."""
+    def submit(self, team: str, size: int, open_jobs: int, at_us: int, *, open_bytes: int = 0) -> OverLimit | None:
+        """Counts a submit of a job that is not known, of `size` bytes, which the broker stored at `at_us`. `open_jobs`,
+        `open_bytes`: of the team, that wait or run."""
         if (limits := self._of(team)) is None:
             return None
         if limits.request_bytes is not None and size > limits.request_bytes:
@@ -186,6 +195,10 @@ class Intake:
         if limits.open_jobs is not None and open_jobs >= limits.open_jobs:
             limit = f"team {team} may have {limits.open_jobs} jobs that wait or run (open_jobs)"
             return OverLimit("job", f"{open_jobs} jobs", limit, "wait until some have ended", FULL_QUEUE_WAIT_S)
+        if limits.open_bytes is not None and open_bytes >= limits.open_bytes:
+            limit = f"jobs of team {team} that wait or run may have {limits.open_bytes} bytes of specs (open_bytes)"
+            fix = "put large arguments in files, or wait until some have ended"
+            return OverLimit("job", f"{open_bytes} bytes", limit, fix, FULL_QUEUE_WAIT_S)
         found = [(rate, self._bucket(team, rate.name, rate.most, at_us)) for rate in _rates(limits)]
         for rate, bucket in found:
             amount = float(size) if rate.of_bytes else 1.0

@@ -8,7 +8,7 @@ devices, how much of their nodes or of them, how many.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -102,9 +102,13 @@ def diagnose(
     most: int = _MOST,
     *,
     seen_by: str = OPERATOR,
+    limit_in_time_s: int = 0,
 ) -> Diagnosis:
-    """Why `job` got `outcome`, as `seen_by` may know it. Changes are tried on `view`; `most` of them are offered."""
-    changes = tuple(islice(_changes(state, job, outcome, view, context), most)) or _fallback(state, job, outcome, view)
+    """Why `job` got `outcome`, as `seen_by` may know it. Changes are tried on `view`; `most` of them are offered.
+    `limit_in_time_s`: the time limit with which it would go before a gang, if there is one."""
+    in_time = (f"set time_limit_s to {limit_in_time_s}",) if limit_in_time_s else ()
+    tried = chain(in_time, _changes(state, job, outcome, view, context))
+    changes = tuple(islice(tried, most)) or _fallback(state, job, outcome, view)
     removed = outcome.removed if seen_by == OPERATOR else _summed(outcome.removed)
     return Diagnosis(
         outcome.reason,

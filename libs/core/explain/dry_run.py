@@ -152,7 +152,8 @@ def _with(state: State, job: Job) -> State:
 def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: str) -> PlanReply:
     before = JobsAhead(state, t_us, inputs.policy)
     ahead = before.count(job, "" if seen_by == OPERATOR else seen_by)
-    placed, outcome, view = _now(state, job, t_us, inputs)
+    reasons = Reasons(state, inputs.policy, t_us)
+    placed, outcome, view = _now(state, job, t_us, inputs, reasons)
     if placed is not None:
         where = _where(state, placed)
         text = f"it would run now, on {counted(len(placed.rows), 'device')} of {counted(len(where), 'node')}"
@@ -162,7 +163,8 @@ def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: st
         )  # fmt: skip
     assert outcome is not None
     context = context_of(state, job, t_us)
-    found = diagnose(state, job, outcome, view, context, seen_by=seen_by)
+    limit_s = reasons.limit_in_time_s(job)
+    found = diagnose(state, job, outcome, view, context, seen_by=seen_by, limit_in_time_s=limit_s)
     reply = PlanReply(
         verdict=PlanVerdict.UNKNOWN,
         reason=outcome.reason.value,
@@ -178,12 +180,13 @@ def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: st
     return reply.model_copy(update=_later(state, job, t_us, inputs, before, seen_by))
 
 
-def _now(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> tuple[Placed | None, Blocked | None, View]:
+def _now(
+    state: State, job: Job, t_us: int, inputs: DryRunInputs, reasons: Reasons
+) -> tuple[Placed | None, Blocked | None, View]:
     """The job's place in a cycle at `t_us`, or why it gets none; and the view on which changes are to be tried.
 
     Queues that wait have been tried by the last cycle, so of them only those matter whose gangs keep devices.
     """
-    reasons = Reasons(state, inputs.policy, t_us)
     gangs = {one.queue for one in reasons.kept if one.queue.priority >= job.priority}
     queues = {key: state.queues[key] for key in {job.queue, *gangs}}
     view = open_view(state, inputs.chooser)
@@ -197,7 +200,7 @@ def _now(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> tuple[Place
         roles = np.array([names.index(claim.role) for claim in grant.claims]) if names else None
         view.take(rows, grant.job.shape, roles)
     outcome = result.waiting.get(job.queue) or Blocked(BlockReason.BUSY, (), 0)
-    keep_ahead(view, reasons.rank_of(job), kept(view.copy(), state, t_us, inputs.policy, result.waiting))
+    keep_ahead(view, reasons.rank_of(job), job, t_us, kept(view.copy(), state, t_us, inputs.policy, result.waiting))
     return None, outcome, view
 
 

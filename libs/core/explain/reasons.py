@@ -24,6 +24,12 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import KeptRows, keep_ahead, kept
 from libs.core.state.holds import hold_code
 from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.team_claims import longest_us
+
+_MINUTE_S = 60
+_MINUTE_US = _MINUTE_S * 1_000_000
+_SUBMIT_US = _MINUTE_US
+"""People take that long to submit a job with another limit."""
 
 
 class Reasons:
@@ -46,11 +52,28 @@ class Reasons:
 
     def view_of(self, job: Job) -> View:
         """What is free for a waiting job: without what gangs ahead of it keep."""
-        return self._view(self.rank_of(job))
+        return self._view(self.rank_of(job), job)
 
     def rank_of(self, job: Job) -> JobRank:
         """Where it comes in the order, while nothing is granted."""
         return rank(job, self._shares, self.t_us, self.policy)
+
+    def limit_in_time_s(self, job: Job) -> int:
+        """The longest time limit, in whole minutes, with which a waiting job would run now on what is kept for gangs ahead of
+        it, s; 0: none would do."""
+        request, here = self.tally.room(job).request, self.rank_of(job)
+        if request is None or not any(one.closed_to(here, job, self.t_us) for one in self.kept):
+            return 0
+        rest_us = longest_us(job.spec.model_copy(update={"time_limit_s": _MINUTE_S})) - _MINUTE_US
+        for until_us in sorted({one.kept.until_us for one in self.kept}, reverse=True):
+            minutes = (until_us - self.t_us - rest_us - _SUBMIT_US) // _MINUTE_US
+            if minutes < 1:
+                break
+            shorter = job.but(spec=job.spec.model_copy(update={"time_limit_s": float(minutes * _MINUTE_S)}))
+            context = context_of(self.state, job, self.t_us)
+            if isinstance(find(self._view(here, shorter), request, NOBODY, context), Placed):
+                return int(minutes) * _MINUTE_S
+        return 0
 
     @cached_property
     def kept(self) -> list[KeptRows]:
@@ -61,9 +84,9 @@ class Reasons:
     def _open(self) -> View:
         return open_view(self.state, self.policy.chooser)
 
-    def _view(self, here: JobRank) -> View:
+    def _view(self, here: JobRank, job: Job) -> View:
         view = replace(self._open, blocked=np.zeros(len(self._open.blocked), dtype=np.bool_))
-        keep_ahead(view, here, self.kept)
+        keep_ahead(view, here, job, self.t_us, self.kept)
         return view
 
     def _outcome(self, key: QueueKey) -> Blocked | None:
@@ -83,15 +106,15 @@ class Reasons:
             return room.outcome
         context = context_of(self.state, job, self.t_us)
         if job.id in self.state.holds:
-            view = self._view(reach).copy()
+            view = self._view(reach, job).copy()
             release_host_resources_of(self.state, view, job.id)
             return find(view, request, hold_code(self.state, job.id), context)
         waits = bool(request.widen_us) or any(role.widen_us for role in request.roles)
-        ahead = sum(one.rank < reach for one in self.kept)
+        ahead = tuple(n for n, one in enumerate(self.kept) if one.closed_to(reach, job, self.t_us))
         asked = (request, ahead, context if waits else replace(context, waited_us=0))
         found = self._searched.get(asked)
         if found is None:
-            found = self._searched[asked] = find(self._view(reach), request, NOBODY, context)
+            found = self._searched[asked] = find(self._view(reach, job), request, NOBODY, context)
         return found
 
 

@@ -72,7 +72,8 @@ def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Exp
     if outcome is None:
         text = "it fits now and is granted with the next decision"
         return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead, position=ahead + 1)
-    found_out = diagnose(state, job, outcome, view, context, most=1, seen_by=seen_by)
+    limit_s = reasons.limit_in_time_s(job)
+    found_out = diagnose(state, job, outcome, view, context, most=1, seen_by=seen_by, limit_in_time_s=limit_s)
     limit = kept_back(state, job, reasons.policy)
     users = user_shares(state, job.team)
     behind = holders(state, job, reasons.policy.precedence, seen_by=seen_by)

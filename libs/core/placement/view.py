@@ -10,6 +10,7 @@ import numpy.typing as npt
 from libs.core.placement.throughput import Chooser
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.shape import Shape
+from libs.core.state.team_claims import Held
 from schemas.resources import WHOLE_MILLI, Runtime
 
 Costs = tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]
@@ -63,8 +64,8 @@ class View:
     free_host: Ints
     """Per node, shape (N,), MiB."""
     blocked: Bools
-    """Devices reserved for a gang that has waited long: nobody else is placed there in this cycle, not even a job for which
-    others are held. No device is both held and reserved."""
+    """Devices reserved for a gang that has waited long, and kept from the job that is looked at: it is not placed there, even
+    if others are held for it. No device is both held and reserved."""
     scorer: Scores | None = None
     """Says what a placement costs the requests to come; without one the tightest fit is taken."""
     chooser: Chooser | None = None
@@ -84,6 +85,29 @@ class View:
             scorer=fleet.scorer,
             chooser=chooser,
         )
+
+    @classmethod
+    def of_empty(cls, fleet: Fleet) -> "View":
+        """What would be free if nothing were held, nor kept for anybody."""
+        devices = len(fleet.up)
+        return cls(
+            fleet,
+            np.full(devices, WHOLE_MILLI, dtype=np.int64),
+            fleet.memory_mib.copy(),
+            np.full(devices, NOBODY, dtype=np.int64),
+            fleet.epoch.copy(),
+            fleet.cpu_milli.copy(),
+            fleet.host_mib.copy(),
+            np.zeros(devices, dtype=np.bool_),
+        )
+
+    def hold(self, held: Held) -> None:
+        """Takes what a team holds out of what is free."""
+        rows, milli, mib, cpu_milli, host_mib = held
+        self.free_milli[rows] -= milli
+        self.free_mib[rows] -= mib
+        np.subtract.at(self.free_cpu, self.fleet.node[rows], cpu_milli)
+        np.subtract.at(self.free_host, self.fleet.node[rows], host_mib)
 
     def take_processors(self, node: int, cpu_milli: int, host_mib: int) -> None:
         """Takes a request without devices; negative amounts give one back."""

@@ -19,6 +19,7 @@ from libs.core.placement.view import NOBODY, View, processors_among
 from libs.core.scheduling.changes import Changes
 from libs.core.scheduling.order import due_us, front, is_due
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.reservation import KeptDevices
 from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.model import Job, QueueKey, State
 from libs.core.state.shape import Shape
@@ -50,8 +51,8 @@ class Backlog:
         """What was decided since the last cycle. The reactions note it here."""
         self.waiting: dict[QueueKey, Blocked] = {}
         """Why each queue waits, as of the last time that it was tried."""
-        self.reserved: dict[str, Ints] = {}
-        """Gang -> rows that the last cycle kept for it."""
+        self.reserved: dict[str, KeptDevices] = {}
+        """Gang -> what the last cycle kept for it."""
         self._tried: dict[QueueKey, _Tried] = {}
         self._untried: set[QueueKey] = set()
         self._now: dict[QueueKey, _Tried] = {}
@@ -116,7 +117,7 @@ class Backlog:
         for gang in list(self.reserved):
             job = state.jobs.get(gang)
             if job is None or all(other.id != gang for other in front(state, job.queue, policy)):
-                rows = self.reserved.pop(gang)
+                rows = self.reserved.pop(gang).rows
                 self._retry(self._usable(state.fleet, rows, state.fleet.free_milli, state.fleet.held))
 
     # --------------------------------------------------------------------------------------------------- in a cycle

@@ -82,6 +82,11 @@ def _devices_went(
     changes.moved = True
 
 
+def _promised(changes: Changes, state: State, event: led.GangPromised) -> None:
+    """What is kept for the gang is open to jobs that end before its start."""
+    changes.moved = True
+
+
 def _limit_set(changes: Changes, state: State, event: led.QuotaSet) -> None:
     changes.teams.add(event.team)
 
@@ -141,7 +146,7 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.AttemptStarting: _nothing,
     led.AttemptRunning: _nothing,
     led.AttemptCheckpointed: _nothing,
-    led.GangPromised: _nothing,
+    led.GangPromised: _promised,
     led.AttemptProgress: _nothing,  # of one that runs
     led.AttemptPreempting: _nothing,  # its devices are freed by what their nodes see
     led.AttemptStopping: _nothing,

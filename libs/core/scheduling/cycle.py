@@ -98,6 +98,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
                         context = replace(
                             context, search_budget=search_budgets.setdefault(job.team, SearchBudget(SEARCH_BUDGET))
                         )
+                    reservations.show_to(job)
                 outcome = known or _search(state, view, job, request, context)
             if isinstance(outcome, Placed) and tally.uncovered(job, outcome.rows.tolist()) is not None:
                 outcome = OVER_BUDGET

@@ -293,7 +293,11 @@ class Decider:
         """Tells what the cycle keeps free for gangs, where that is not what was told last: of the accounts it is a state of its
         own. With ticks, because it may move with each device that is freed."""
         state, names = self.state, self.state.fleet.devices.names
-        kept = {gang: tuple(names[row] for row in rows.tolist()) for gang, rows in self._backlog.reserved.items()}
+        kept = {
+            gang: tuple(names[row] for row in one.rows.tolist())
+            for gang, one in self._backlog.reserved.items()
+            if not one.team  # what is kept from its own team only is idle: others may use it
+        }
         for gang in sorted(kept.keys() | state.reserved.keys()):
             job, devices = state.jobs.get(gang), kept.get(gang, ())
             if job is None or job.state is not JobState.QUEUED or devices == state.reserved.get(gang, ()):

@@ -31,7 +31,7 @@ from schemas.nodes import (
 from schemas.resources import Claim
 
 _ACTIONS = {AttemptState.PREEMPTING: Action.CHECKPOINT, AttemptState.STOPPING: Action.STOP}
-_SAVES = frozenset({Cause.SUSPENDED, Cause.BUDGET_SPENT})
+SAVES_FIRST = frozenset({Cause.SUSPENDED, Cause.BUDGET_SPENT})
 """Causes of a stop before which an attempt saves its work."""
 
 _NAME, _RANK = 72, 384
@@ -189,7 +189,7 @@ def _about(job: Job, node: str) -> dict[str, Any]:
         "job_id": job.id,
         "attempt": attempt.number,
         "team": job.team,
-        "action": Action.CHECKPOINT if attempt.cause in _SAVES else _ACTIONS.get(attempt.state, Action.RUN),
+        "action": Action.CHECKPOINT if attempt.cause in SAVES_FIRST else _ACTIONS.get(attempt.state, Action.RUN),
         "ranks": seating.ranks[node],
         "world_size": len(attempt.claims),
         "node_rank": seating.node_rank[node],

@@ -22,25 +22,25 @@ class EarlyCancel(NamedTuple):
 
 
 class EarlyCancels:
-    """Cancels by job id, oldest first."""
+    """Cancels by job id and team, oldest first: who guesses another team's client key cancels nothing of it, nor its cancel."""
 
     def __init__(self) -> None:
-        self._cancels: dict[str, EarlyCancel] = {}
+        self._cancels: dict[tuple[str, str], EarlyCancel] = {}
         self._of_team: dict[str, dict[str, None]] = {}
 
     def note(self, job_id: str, cancel: EarlyCancel) -> None:
-        self.forget(job_id)
+        self.forget(job_id, cancel.team)
         own = self._of_team.setdefault(cancel.team, {})
         if len(own) >= PER_TEAM:
-            self.forget(next(iter(own)))
-        self._cancels[job_id] = cancel
+            self.forget(next(iter(own)), cancel.team)
+        self._cancels[job_id, cancel.team] = cancel
         self._of_team.setdefault(cancel.team, {})[job_id] = None
         while len(self) > IN_ALL or self._oldest().requested_us < cancel.requested_us - KEPT_US:
-            self.forget(next(iter(self._cancels)))
+            self.forget(*next(iter(self._cancels)))
 
-    def forget(self, job_id: str) -> None:
-        """The job has come."""
-        gone = self._cancels.pop(job_id, None)
+    def forget(self, job_id: str, team: str) -> None:
+        """The job of that team has come."""
+        gone = self._cancels.pop((job_id, team), None)
         if gone is not None:
             own = self._of_team[gone.team]
             del own[job_id]
@@ -49,8 +49,8 @@ class EarlyCancels:
 
     def of(self, job_id: str, team: str, submitted_us: int) -> EarlyCancel | None:
         """The cancel of a job that `team` submitted at `submitted_us` by the broker's clock, if it came after that."""
-        known = self._cancels.get(job_id)
-        if known is None or known.team != team or known.requested_us < submitted_us:
+        known = self._cancels.get((job_id, team))
+        if known is None or known.requested_us < submitted_us:
             return None
         return known
 
@@ -61,14 +61,14 @@ class EarlyCancels:
         return isinstance(other, EarlyCancels) and self.rows() == other.rows()
 
     def rows(self) -> list[list[object]]:
-        return [[job_id, *cancel] for job_id, cancel in self._cancels.items()]
+        return [[job_id, *cancel] for (job_id, _), cancel in self._cancels.items()]
 
     @classmethod
     def of_rows(cls, rows: Iterable[list[Any]]) -> "EarlyCancels":
         """The inverse of `rows`."""
         made = cls()
         for job_id, *cancel in rows:
-            made._cancels[job_id] = EarlyCancel(*cancel)
+            made._cancels[job_id, cancel[0]] = EarlyCancel(*cancel)
             made._of_team.setdefault(cancel[0], {})[job_id] = None
         return made
 

@@ -116,6 +116,8 @@ def boards_of(inventory: Inventory) -> set[str]:
 
 
 _NO_ROW = -1
+NEVER_US = 1 << 61
+"""Later than all times that a ledger has; two of them added are still an int64."""
 
 
 class Fleet:
@@ -124,9 +126,11 @@ class Fleet:
     Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes;
     `domain` is the NVLink island, which a fabric joins over nodes, or -1), `runtime` (code), `memory_mib` (usable),
     `power_w` (board limit), `index`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (granted only to jobs that name it),
-    `held` (position of its
-    beneficiary in `State.holds`, or -1), `torus` (code of a TPU chip's torus, or -1) and its coordinates `t0`, `t1`, `t2`
-    (0 along axes that the torus has not).
+    `held` (position of its beneficiary in `State.holds`, or -1), `torus` (code of a TPU chip's torus, or -1) and its
+    coordinates `t0`, `t1`, `t2` (0 along axes that the torus has not).
+    Of those that are held whole (`libs.core.state.team_claims`): `holder` (number of the team, 0: nobody holds it whole),
+    `since_us` (when it was granted), `end_us` (by when it is given back; 0: nobody holds it whole, `NEVER_US` or more: its
+    job has no time limit), `beside_cpu` and `beside_host` (what is held of its node beside it).
     Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1), `cpu_milli` and `host_mib`
     (what the node has), `free_cpu` and `free_host` (what of it no claim holds), `rack_w` (the power cap that it declares
     for its leaf, watts, 0: none, or it is not up), `fetch_mib_s`.
@@ -178,6 +182,11 @@ class Fleet:
     free_milli: Ints
     free_mib: Ints
     epoch: Ints
+    holder: Ints
+    beside_cpu: Ints
+    beside_host: Ints
+    since_us: Ints
+    end_us: Ints
     up: Bools
     cpu: Bools
     held: Ints
@@ -476,6 +485,11 @@ _DEVICE_COLUMNS: dict[str, type] = {
     "free_milli": np.int64,
     "free_mib": np.int64,
     "epoch": np.int64,
+    "holder": np.int64,
+    "beside_cpu": np.int64,
+    "beside_host": np.int64,
+    "since_us": np.int64,
+    "end_us": np.int64,
     "up": np.bool_,
     "cpu": np.bool_,
     "held": np.int64,

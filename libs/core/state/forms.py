@@ -18,6 +18,7 @@ OWN = ("name", "command", "env", "workdir", "stop_grace_s", "time_limit_s", "sim
 _SHARED = tuple(name for name in JobSpec.model_fields if name not in OWN)
 Rest = tuple[Any, ...]
 """What is a job's own but its name, in the order of `OWN`; of a simulation its duration and exit code."""
+_TIME_LIMIT = OWN[1:].index("time_limit_s")
 _HASH_BYTES = 32
 _MARSHAL = 2
 """Of this version equal values have equal bytes."""
@@ -94,6 +95,12 @@ def rest_of(form: Form) -> Rest:
     """The rest of the form's first job."""
     rest: Rest = marshal.loads(form.rest)
     return rest
+
+
+def time_limit_of(rest: Rest) -> float:
+    """Seconds; 0: none."""
+    limit_s: float = rest[_TIME_LIMIT]
+    return limit_s
 
 
 def written(rest: Rest) -> list[Any]:

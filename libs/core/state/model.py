@@ -21,6 +21,7 @@ from libs.core.state.past_use import PastUse, UsersPastUse
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.recent_preemptions import RecentPreemptions
 from libs.core.state.shape import Shape
+from libs.core.state.team_claims import TeamClaims
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import UNSAID_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
@@ -121,6 +122,18 @@ class QueueKey(NamedTuple):
     when two classes have the same priority."""
     user: str = ""
     """Whose jobs these are, where the users of the team share (`QueueTree.by_user`): one's jobs do not block another's."""
+    limit_class: int = 0
+    """Of their time limits (`limit_class_of`): what is too long to go before a gang does not block what is not."""
+
+
+def limit_class_of(time_limit_s: float) -> int:
+    """0: no time limit; 1: a minute at the most; each further class has limits up to four times as long."""
+    if not time_limit_s:
+        return 0
+    found, most_s = 1, 60
+    while time_limit_s > most_s:
+        found, most_s = found + 1, most_s * 4
+    return found
 
 
 class JobTerms(NamedTuple):
@@ -134,8 +147,8 @@ class JobTerms(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _queue_key(priority: int, team: str, shape: Shape, preempts: bool, user: str) -> QueueKey:
-    return QueueKey(priority, team, shape, preempts, user)
+def _queue_key(priority: int, team: str, shape: Shape, preempts: bool, user: str, limit_class: int) -> QueueKey:
+    return QueueKey(priority, team, shape, preempts, user, limit_class)
 
 
 @lru_cache(maxsize=4096)
@@ -233,16 +246,18 @@ class Job:
         self.form = form_of(spec)
         self.own = kept(self.form, spec, spec_hash)
         self.terms = _terms(network, lease_s, latency, user, by_user)
-        self.queue = _queue_key(priority, team, shape, preempts, user if by_user else "")
+        limit_class = limit_class_of(spec.time_limit_s)
+        self.queue = _queue_key(priority, team, shape, preempts, user if by_user else "", limit_class)
         """Where it stands while it waits."""
         self.current: Attempt | None = None
         self.past = _NOTHING
         self._spec: JobSpec | None = None
 
-    def like(self, id: str, own: bytes, submitted_us: int, queued_us: int) -> "Job":
-        """Another one with the same form, terms and queue, that waits and has not run."""
+    def like(self, id: str, own: bytes, limit_class: int, submitted_us: int, queued_us: int) -> "Job":
+        """Another one with the same form, terms, and queue but for its `limit_class`, that waits and has not run."""
         job = Job.__new__(Job)
-        job.id, job.form, job.own, job.terms, job.queue = id, self.form, own, self.terms, self.queue
+        job.id, job.form, job.own, job.terms = id, self.form, own, self.terms
+        job.queue = _queue_key(*self.queue[:-1], limit_class)
         job.submitted_us, job.queued_us, job.state = submitted_us, queued_us, JobState.QUEUED
         job.current, job.past, job._spec = None, _NOTHING, None
         return job
@@ -307,12 +322,12 @@ class Job:
 
     def ranks(self, priority: int) -> None:
         """From here on it is of this priority. It must stand in no queue meanwhile."""
-        self.queue = _queue_key(priority, self.team, self.shape, self.preempts, self.queue.user)
+        self.queue = _queue_key(priority, *self.queue[1:])
 
     def shares(self, by_user: bool) -> None:
         """From here on the users of its team share, or not. It must stand in no queue meanwhile."""
         self.terms = _terms(*self.terms[:-1], by_user)
-        self.queue = _queue_key(*self.queue[:-1], self.user if by_user else "")
+        self.queue = _queue_key(*self.queue[:-2], self.user if by_user else "", self.queue.limit_class)
 
     def but(self, *, shape: Shape | None = None, spec: JobSpec | None = None) -> "Job":
         """A copy of another shape, or with another spec."""
@@ -321,6 +336,7 @@ class Job:
             job.queue = self.queue._replace(shape=shape)
         if spec is not None:
             job.form, job._spec = form_of(spec), None
+            job.queue = job.queue._replace(limit_class=limit_class_of(spec.time_limit_s))
             job.own = kept(job.form, spec, self.spec_hash)
         return job
 
@@ -414,6 +430,8 @@ class State:
     """Team -> kind of device -> thousandths of devices that its attempts hold. No entry is zero."""
     used_by: dict[str, dict[str, int]] = field(default_factory=dict)
     """The same of each user (`user_of`)."""
+    team_claims: TeamClaims = field(default_factory=TeamClaims)
+    """The same of each team, device by device."""
     past_use_by: UsersPastUse = field(default_factory=UsersPastUse)
     """What users held lately, where the tree of queues has a half-life."""
     spread_peers: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)

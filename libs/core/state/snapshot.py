@@ -25,11 +25,22 @@ from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
-from libs.core.state.forms import Form, Rest, own_again, own_of, read, rest_of, spec_of, written
+from libs.core.state.forms import Form, Rest, own_again, own_of, read, rest_of, spec_of, time_limit_of, written
 from libs.core.state.holds import mark_holds
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import Attempt, Job, JobTerms, NodePart, Quarantine, QueueKey, Silence, State, grant_order
+from libs.core.state.model import (
+    Attempt,
+    Job,
+    JobTerms,
+    NodePart,
+    Quarantine,
+    QueueKey,
+    Silence,
+    State,
+    grant_order,
+    limit_class_of,
+)
 from libs.core.state.past_use import PastUse, UsersPastUse, user_of
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.recent_preemptions import RecentPreemptions
@@ -215,13 +226,16 @@ def _index(state: State) -> None:
             enqueue(state, job)
     state.on_node = {name: {} for name in state.fleet.nodes}
     for job in sorted(jobs, key=grant_order):
-        if job.current and job.shape.spread[0]:
+        if job.current is None:
+            continue
+        if job.shape.spread[0]:
             state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
-        for part in job.current.parts.values() if job.current else ():
+        for part in job.current.parts.values():
             if not part.freed:
                 state.on_node[part.node][job.id] = None
                 count_parts(state, part.node)
                 state.fleet.occupy_hosts(part.claims)
+                state.team_claims.take(state.fleet, job.team, part.claims, job.current.granted_us, job.spec)
                 _count_user(state, job, part)
 
 
@@ -290,7 +304,9 @@ class _JobRow(NamedTuple):
 
 def _row_of(_: str, job: Job) -> _JobRow:
     more = None if job.waits_only else _more_of(job)
-    return _JobRow((job.form, job.terms, job.queue), job.id, job.own, job.submitted_us, job.queued_us, more)
+    return _JobRow(
+        (job.form, job.terms, job.queue._replace(limit_class=0)), job.id, job.own, job.submitted_us, job.queued_us, more
+    )
 
 
 def _join_jobs(rows: Iterable[_JobRow]) -> bytes:
@@ -367,9 +383,11 @@ def _load_jobs(part: dict[str, Any], tree: QueueTree, known: _Kinds) -> Iterator
     kinds = [_kind_again(raw, tree, known) for raw in part["kinds"]]
     for number, id, spec_hash, name, submitted_us, queued_us, rest, more in part["jobs"]:
         first, own = kinds[number]
+        limit_class = first.queue.limit_class
         if rest is not None:
             own = read(rest, first.form)
-        job = first.like(id, own_again(spec_hash, name, own), submitted_us, queued_us)
+            limit_class = limit_class_of(time_limit_of(own if own is not None else rest_of(first.form)))
+        job = first.like(id, own_again(spec_hash, name, own), limit_class, submitted_us, queued_us)
         if more is not None:
             _load_more(job, more)
         yield job

@@ -20,7 +20,8 @@ from libs.core.scheduling.precedence.learned import WIDTHS, width_class
 LAST = 64
 """Run times of a key that are kept: what jobs did long ago says less."""
 KEYS = 4096
-"""Of a pool. Of more the one is dropped that ended nothing for the longest."""
+"""Of a pool. Of more one of the team is dropped that has most of them: the one that ended nothing for the longest. So a team
+whose jobs all have other names pushes out none of the others'."""
 ENOUGH = 10
 """Run times that a quantile needs: the P90 of fewer is none that was seen."""
 MOST_PATTERN = 64
@@ -59,25 +60,35 @@ class RunHistory:
     """Bounded: `KEYS` keys of `LAST` run times each."""
 
     def __init__(self) -> None:
-        self._of: dict[_Key, _Runs] = {}
-        """Who ended something last is the last."""
+        self._of: dict[str, dict[_Key, _Runs]] = {}
+        """By team; of its keys who ended something last is the last."""
+        self._count = 0
         self._ended = [0] * WIDTHS
 
     def ended(self, kin: SimilarJobs, devices: int, run_s: float) -> None:
         """A job ended by itself after running for so long."""
         self._ended[width_class(devices)] += 1
+        own = self._of.setdefault(kin.team, {})
         for key in _keys(kin, devices):
-            runs = self._of.pop(key, None) or _Runs()
+            runs = own.pop(key, None)
+            if runs is None:
+                runs = _Runs()
+                self._count += 1
             runs.count += 1
             runs.last_s = [*runs.last_s[1 - LAST :], run_s]
-            self._of[key] = runs
-        while len(self._of) > KEYS:
-            del self._of[next(iter(self._of))]
+            own[key] = runs
+        while self._count > KEYS:
+            team, most = max(self._of.items(), key=lambda one: len(one[1]))
+            del most[next(iter(most))]
+            if not most:
+                del self._of[team]
+            self._count -= 1
 
     def foretold(self, kin: SimilarJobs, devices: int, ran_s: float = 0.0) -> tuple[float, float] | None:
         """P50 and P90 of how long a job runs in all that has run for `ran_s`, s; None: too little is known of its kin."""
+        own = self._of.get(kin.team, {})
         for key in _keys(kin, devices):
-            runs = self._of.get(key)
+            runs = own.get(key)
             if runs is None or runs.count == self._ended[width_class(devices)]:
                 continue
             last_s = sorted(runs.last_s)
@@ -89,14 +100,16 @@ class RunHistory:
     def dump(self) -> Iterator[list[Any]]:
         """Rows for a snapshot, as JSON takes them: first how many ended of each width."""
         yield list(self._ended)
-        for key, runs in self._of.items():
-            yield [*key, runs.count, list(runs.last_s)]
+        for own in self._of.values():
+            for key, runs in own.items():
+                yield [*key, runs.count, list(runs.last_s)]
 
     def load(self, rows: Sequence[list[Any]]) -> None:
         """The inverse of `dump`, into an empty one."""
         self._ended = list(rows[0])
         for team, user, pattern, width, count, last_s in rows[1:]:
-            self._of[team, user, pattern, width] = _Runs(count, last_s)
+            self._of.setdefault(team, {})[team, user, pattern, width] = _Runs(count, last_s)
+            self._count += 1
 
 
 def _keys(kin: SimilarJobs, devices: int) -> tuple[_Key, ...]:

@@ -10,6 +10,7 @@ from libs.core.scheduling.precedence.learned import Floats, cells_of
 from libs.core.scheduling.precedence.rules import classes_of
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.scheduling.progress import left_now
+from libs.core.state.desired import SAVES_FIRST
 from libs.core.state.model import Job
 from schemas.jobs import JobState
 
@@ -70,8 +71,11 @@ def _of_its_own(precedence: Precedence, job: Job, t_us: int) -> Remaining | floa
     attempt, spec = job.current, job.spec
     assert attempt is not None
     if job.state in (JobState.STOPPING, JobState.PREEMPTING):
-        grace_s = spec.checkpoint.grace_s if spec.checkpoint else spec.stop_grace_s
-        return Remaining(grace_s, grace_s, Basis.STOPPING)
+        saves = spec.checkpoint is not None and (job.state is JobState.PREEMPTING or attempt.cause in SAVES_FIRST)
+        if spec.checkpoint is None or not saves:
+            return Remaining(spec.stop_grace_s, spec.stop_grace_s, Basis.STOPPING)
+        grace_s = spec.checkpoint.grace_s  # one that does not answer is told to stop then, and has that grace as well
+        return Remaining(grace_s, grace_s + spec.stop_grace_s, Basis.STOPPING)
     ran_s = max(0.0, (t_us - (attempt.running_us or t_us)) / 1e6)
     limit_s = max(0.0, spec.time_limit_s - ran_s) if spec.time_limit_s else float("inf")
     if spec.simulation is not None:

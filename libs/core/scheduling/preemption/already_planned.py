@@ -10,6 +10,7 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.preemption.index import Candidates, Holdings
 from libs.core.scheduling.queues import Reclaim
+from libs.core.scheduling.reservation import Reservations
 from libs.core.state.fleet import Bools
 from libs.core.state.model import Job, QueueKey, State
 from libs.core.state.shape import Shape
@@ -31,6 +32,8 @@ class AlreadyPlanned:
     """Priority -> those of lower classes who do not give way yet."""
     _askable: dict[tuple[int, str], Candidates] = field(default_factory=dict)
     """Priority and team -> those whom such a job may ask at all."""
+    reservations: Reservations | None = None
+    """What gangs keep beside `devices`."""
     full: bool = False
     """Too many gave way lately for one of the beneficiaries. Nobody gives way to those behind it, which would keep it so."""
 
@@ -53,6 +56,10 @@ class AlreadyPlanned:
             if job is not None:
                 planned.takes(state, job, rows, victims)
         return planned
+
+    def closed_to(self, job: Job) -> Bools:
+        """The devices that a job may not count on, mask of shape (D,). Not to be written to."""
+        return self.devices if self.reservations is None else self.reservations.closed_to(job)
 
     def takes(self, state: State, job: Job, rows: list[int], victims: Collection[Job]) -> None:
         """`job` gets these devices, those of `victims` when they have gone."""

@@ -117,7 +117,7 @@ def choices(
     """
     planned = AlreadyPlanned.by(state, pending)
     holdings = Holdings(state, t_us, guard)
-    kept = Reservations(state, replace(holdings.empty, blocked=planned.devices), t_us, policy)
+    kept = planned.reservations = Reservations(state, replace(holdings.empty, blocked=planned.devices), t_us, policy)
     order, last = Order(state, t_us, policy, _considered(state, t_us, policy, planned)), state.jobs.get(until)
     while (job := order.next()) is not None:
         if job.id in planned.beneficiaries:
@@ -184,7 +184,7 @@ def _spared_until_us(state: State, t_us: int) -> int:
 def _place(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> tuple[Placed | None, VictimChoice | None]:
     """Where the job goes: without victims (then the next cycle grants it), or else after its victims."""
     view = holdings.empty.copy()  # processors and memory that are kept for others are not free
-    view.blocked |= planned.devices
+    view.blocked |= planned.closed_to(job)
     now = find(view, job.shape, context=holdings.first_search(job))
     if isinstance(now, Placed):
         return now, None
@@ -273,7 +273,7 @@ def _fits_without_all(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> 
     who borrowed what: that takes long with many that run."""
     state, asked = holdings.state, planned.askable(holdings, job)
     least = job.but(shape=shrink(job.shape, job.shape.least) or job.shape)
-    possible = usable(View.of(state.fleet), least.shape) & ~planned.devices & (state.fleet.held < 0)
+    possible = usable(View.of(state.fleet), least.shape) & ~planned.closed_to(job) & (state.fleet.held < 0)
     return VictimIndex(least, asked, possible).might_fit()
 
 
@@ -313,7 +313,7 @@ def _best(
     """The victims, of `candidates`, of the lowest classes that suffice, on the nearest level where those do."""
     holdings = candidates.holdings
     state = holdings.state
-    possible = usable(View.of(state.fleet), job.shape) & ~planned.devices & (state.fleet.held < 0)
+    possible = usable(View.of(state.fleet), job.shape) & ~planned.closed_to(job) & (state.fleet.held < 0)
     everyone = VictimIndex(job, candidates, possible, admitted, room)
     if not everyone.victims or not everyone.might_fit():
         return None

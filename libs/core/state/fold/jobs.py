@@ -47,7 +47,7 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
         latency=e.latency, lease_s=e.lease_s, network=e.network, user=e.user, by_user=state.tree.by_user(e.team),
     )  # fmt: skip
     state.jobs[e.job_id] = job
-    state.early_cancels.forget(e.job_id)
+    state.early_cancels.forget(e.job_id, e.team)
     enqueue(state, job)
 
 
@@ -56,6 +56,7 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     if e.attempt != job.attempts + 1:
         raise lifecycle.Forbidden(f"{e.job_id}: attempt {e.attempt} follows attempt {job.attempts}")
     state.fleet.take(e.claims)
+    state.team_claims.take(state.fleet, job.team, e.claims, t_us, job.spec)
     state.reserved.pop(e.job_id, None)
     dequeue(state, job)
     by_node: dict[str, list[Claim]] = {}
@@ -137,6 +138,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
         if e.evidence in CAUSES:
             attempt.cause, attempt.reason = CAUSES[e.evidence], e.reason
     state.fleet.give_back(part.claims)
+    state.team_claims.give_back(state.fleet, job.team, part.claims)
     state.on_node[e.node].pop(job.id, None)
     count_parts(state, e.node)
     _count_use(state, job, part.claims, -1, t_us)
