@@ -32,7 +32,7 @@ class Phase(IntEnum):
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPart:
     """A part known here: its share of each device, and its phase."""
 
     milli: Mapping[str, int]
@@ -49,7 +49,7 @@ class Running:
     devices: Set[str]
     simulated: bool = False
     ledger_seq: int = -1
-    parts: dict[Key, Held] = field(default_factory=dict)
+    parts: dict[Key, HeldPart] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     quarantined: Mapping[str, str] = field(default_factory=dict)
     """Device -> what else still uses it."""
@@ -146,7 +146,7 @@ def follow(view: Running, desired: DesiredState, actions: Iterable[NodeAction]) 
                 del view.parts[key]
 
 
-def _toward_end(key: Key, held: Held, part: DesiredPart | None) -> NodeAction | None:
+def _toward_end(key: Key, held: HeldPart, part: DesiredPart | None) -> NodeAction | None:
     if held.phase is Phase.ENDED:
         return Forget(key) if part is None else None
     if part is None or part.action is nodes.Action.STOP:
@@ -156,7 +156,7 @@ def _toward_end(key: Key, held: Held, part: DesiredPart | None) -> NodeAction | 
     return None
 
 
-def _occupied(parts: Iterable[Held]) -> dict[str, int]:
+def _occupied(parts: Iterable[HeldPart]) -> dict[str, int]:
     occupied: dict[str, int] = {}
     for held in parts:
         if held.phase is not Phase.ENDED:
@@ -193,4 +193,4 @@ def enter(view: Running, part: DesiredPart, phase: Phase) -> None:
     for rank in part.ranks:
         milli[rank.device] = milli.get(rank.device, 0) + rank.milli
         view.epochs[rank.device] = max(view.epochs.get(rank.device, 0), rank.epoch)
-    view.parts[part.job_id, part.attempt] = Held(milli, phase)
+    view.parts[part.job_id, part.attempt] = HeldPart(milli, phase)
