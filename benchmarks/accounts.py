@@ -13,7 +13,8 @@ from libs.core.billing.metering import Meter
 from schemas import ledger as led
 from schemas.attempts import Evidence, Outcome
 from schemas.ids import job_id
-from schemas.jobs import AcceptedSpec, JobState
+from schemas.jobs import JobState
+from schemas.known_specs import AcceptedSpec
 from schemas.resources import Claim, Device, Inventory
 
 NODES, DEVICES = 64, 8

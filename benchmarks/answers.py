@@ -17,9 +17,10 @@ from libs.core.explain.dry_run import DryRunInputs
 from libs.core.scheduling.decider import Decider
 from schemas import inbox
 from schemas.billing import Price, PriceBook
+from schemas.explanations import ExplainQuery, PlanQuery
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, JobState
-from schemas.queries import ExplainQuery, PlanQuery, QueueListQuery
+from schemas.queue_status import QueueListQuery
 from schemas.resources import Device, Inventory, Position, Resources
 from schemas.subjects import OPERATOR
 from services.queries.answers import Answers, AskedBy

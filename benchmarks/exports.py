@@ -28,7 +28,8 @@ from libs.ledger.tail import Stored
 from schemas import ledger as led
 from schemas.attempts import Evidence, Outcome
 from schemas.ids import job_id
-from schemas.jobs import AcceptedSpec, JobState
+from schemas.jobs import JobState
+from schemas.known_specs import AcceptedSpec
 from schemas.prices import ContractRate, ListRate, RateBook, RateTier, Term
 from schemas.resources import Claim, Device, Inventory
 

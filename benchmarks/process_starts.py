@@ -105,7 +105,7 @@ async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int, walls:
         "ranks": [{"rank": r, "environment": environment, "log": str(folder / f"{name}-{r}")} for r in range(ranks)],
     }
     if walls is not None:
-        message["walls"] = walls.behind("blue", own, (), 1 << 30)
+        message["walls"] = walls.around("blue", own, (), 1 << 30)
     asked = time.perf_counter()
     await keeper.start(attempt, message)
     await attempt.ended.wait()

@@ -7,7 +7,23 @@ each stream keeps.
 import re
 from dataclasses import dataclass
 
-from schemas import billing, inbox, jobs, ledger, nodes, proofs, queries, secrets, subjects, use
+from schemas import (
+    billing,
+    explanations,
+    inbox,
+    jobs,
+    ledger,
+    nodes,
+    pool_status,
+    proofs,
+    queries,
+    queue_status,
+    requests,
+    secrets,
+    subjects,
+    team_management,
+    use,
+)
 from schemas.base import Fact, Strict
 
 Model = type[Fact] | type[Strict]
@@ -135,8 +151,8 @@ _OF_TEAMS = {
 }
 
 CATALOG: tuple[Message, ...] = (
-    _command("submit", jobs.SubmitJob),
-    _command("cancel", jobs.CancelJob),
+    _command("submit", requests.SubmitJob),
+    _command("cancel", requests.CancelJob),
     Message(
         "io.baton.quota.set.v1",
         billing.SetQuota,
@@ -223,12 +239,19 @@ CATALOG: tuple[Message, ...] = (
     _query("job", "get", queries.JobGet, "history", queries.JobDocument, of_pool=False),
     _query("job", "list", queries.JobListQuery, "history", queries.JobList, of_pool=False),
     _query("event", "list", queries.EventListQuery, "history", queries.EventList, of_pool=False),
-    _query("job", "explain", queries.ExplainQuery, "queries", queries.Explanation),
-    _query("job", "plan", queries.PlanQuery, "queries", queries.PlanReply),
-    _query("queue", "list", queries.QueueListQuery, "queries", queries.QueueList),
-    _query("queues", "list", queries.QueuesQuery, "queries", queries.QueuesReply),
-    _query("budgets", "list", queries.BudgetsQuery, "queries", queries.BudgetsReply),
-    _query("pool", "status", queries.PoolStatusQuery, "queries", queries.PoolStatus, "A pool's figures at a glance."),
+    _query("job", "explain", explanations.ExplainQuery, "queries", explanations.Explanation),
+    _query("job", "plan", explanations.PlanQuery, "queries", explanations.PlanReply),
+    _query("queue", "list", queue_status.QueueListQuery, "queries", queue_status.QueueList),
+    _query("queues", "list", queue_status.QueuesQuery, "queries", queue_status.QueuesReply),
+    _query("budgets", "list", queue_status.BudgetsQuery, "queries", queue_status.BudgetsReply),
+    _query(
+        "pool",
+        "status",
+        pool_status.PoolStatusQuery,
+        "queries",
+        pool_status.PoolStatus,
+        "A pool's figures at a glance.",
+    ),
     _of_node("desired", nodes.DesiredQuery, nodes.DesiredReply),
     _of_node("state", nodes.NodeStateQuery, nodes.NodeState),
     _of_node("specs", nodes.NodeSpecsQuery, nodes.NodeSpecs),
@@ -238,8 +261,8 @@ CATALOG: tuple[Message, ...] = (
     _query("secret", "list", secrets.SecretListQuery, "vault", secrets.SecretList, of_pool=False),
     _query("secret", "remove", secrets.SecretRemove, "vault", secrets.SecretRemoved, of_pool=False),
     _query("secret", "rekey", secrets.SecretRekey, "vault", secrets.SecretRekeyed, of_pool=False, asker="operators"),
-    _query("node", "list", queries.NodeListQuery, "telemetry", queries.NodeList),
-    _query("device", "list", queries.DeviceListQuery, "telemetry", queries.DeviceList),
+    _query("node", "list", pool_status.NodeListQuery, "telemetry", pool_status.NodeList),
+    _query("device", "list", pool_status.DeviceListQuery, "telemetry", pool_status.DeviceList),
     _query("bill", "get", billing.BillQuery, "quota_billing", billing.BillReply),
     _query(
         "use",
@@ -252,19 +275,19 @@ CATALOG: tuple[Message, ...] = (
     _query(
         "quota",
         "list",
-        queries.PoolStatusQuery,
+        pool_status.PoolStatusQuery,
         "quota_billing",
         billing.QuotaSnapshot,
         "A team's quota and use; the operator is told all teams'.",
     ),
     Message(
         "io.baton.team.manage.query.v1",
-        queries.ManageTeam,
+        team_management.ManageTeam,
         subjects.fill(subjects.QUESTION, entity="team", what="manage"),
         "",
         "operators",
         ("keys",),
-        queries.TeamManaged,
+        team_management.TeamManaged,
         "Of users by an admin of their team, whose role alone may ask it.",
     ),
     _query(

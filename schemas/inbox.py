@@ -19,13 +19,13 @@ from schemas.jobs import (
     LEASE_SAYS,
     NETWORK_SAYS,
     UNSAID_LEASE_S,
-    AcceptedSpec,
     Checkpoint,
     JobRejected,
     Latency,
     Network,
     StepProgress,
 )
+from schemas.known_specs import AcceptedSpec
 from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
 from schemas.queues import LONGEST_BOOST_S, HalfLife, PreemptionLimits, QueueOrder, Queues, QueuesVersion

@@ -5,20 +5,20 @@
     running -> preempting -> queued            same job, next attempt, resumes from its checkpoint, keeps its age
     granted | starting | running -> lost -> queued | failed                            by the job's retry policy
 
-A job is a request, an attempt is one run of it; devices and money belong to attempts. `SubmitJob` and `CancelJob` are
-commands of teams to admission (stream REQUESTS). `JobRejected` (admission) and `JobEvent` (history) are facts for the
-team (stream EVENTS).
+A job is a request, an attempt is one run of it; devices and money belong to attempts. `SubmitJob` and `CancelJob`
+(`schemas.requests`) are commands of teams to admission (stream REQUESTS). `JobRejected` (admission) and `JobEvent` (history)
+are facts for the team (stream EVENTS).
 """
 
-import marshal
 from enum import StrEnum
-from typing import Annotated, Any, cast
+from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import Field, model_validator
 
 from schemas.base import Fact, JobId, Micros, Name, Strict, User
-from schemas.ids import content_hash, is_job_id
-from schemas.resources import MOST_MIB, Precision, Resources
+from schemas.ids import is_job_id
+from schemas.model_shape import ModelShape
+from schemas.resources import MOST_MIB, Resources
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Argument = Annotated[str, Field(max_length=4096)]
@@ -107,56 +107,6 @@ class RetryPolicy(Strict):
     on_failure: int = Field(
         default=0, ge=0, le=100, description="further attempts after it failed itself: exit code, memory, missing input"
     )
-
-
-class Workload(StrEnum):
-    """What the memory estimate assumes beside the weights: gradients and optimizer, adapters, or a KV cache."""
-
-    TRAINING = "training"
-    LORA = "lora"
-    INFERENCE = "inference"
-
-
-class Optimizer(StrEnum):
-    """Which optimizer state the memory estimate counts per trainable parameter."""
-
-    ADAMW = "adamw"
-    ADAMW_8BIT = "adamw-8bit"
-    ADAMW_NO_MASTER = "adamw-no-master"
-    SGD = "sgd"
-    NONE = "none"
-
-
-class ModelShape(Strict):
-    """Optional: the model, so that admission can estimate memory per device and refuse what cannot fit."""
-
-    workload: Workload = Workload.TRAINING
-    parameters_b: float = Field(gt=0, le=100_000, description="parameters, billions (10^9)")
-    precision: Precision = Precision.BF16
-    optimizer: Optimizer = Optimizer.ADAMW
-    layers: int = Field(default=0, ge=0, le=4096, description="transformer layers; 0: left out of the estimate")
-    hidden: int = Field(default=0, ge=0, le=1_000_000, description="hidden size; 0: left out of the estimate")
-    sequence: int = Field(default=0, ge=0, le=100_000_000, description="tokens per sequence")
-    batch: int = Field(
-        default=1, ge=1, le=1_000_000, description="micro-batch (training) or sequences held (inference)"
-    )
-    kv_heads_fraction: float = Field(default=1.0, gt=0, le=1, description="KV heads / attention heads (GQA)")
-    tensor_parallel: int = Field(default=1, ge=1, le=4096)
-    pipeline_parallel: int = Field(default=1, ge=1, le=4096)
-    zero_stage: int = Field(default=0, ge=0, le=3, description="ZeRO / FSDP stage: what is sharded over data-parallel")
-    activation_checkpointing: bool = Field(default=True, description="recompute activations instead of keeping them")
-    lora_fraction: float = Field(default=0.01, gt=0, le=1, description="trainable share of the parameters, for lora")
-    vocabulary: int = Field(
-        default=0, ge=0, le=100_000_000, description="words whose logits a training keeps; 0: left out of the estimate"
-    )
-    gated_mlp: bool = Field(
-        default=False, description="gated MLP with grouped-query attention (Llama): its layers keep more activations"
-    )
-
-    @property
-    def devices_per_replica(self) -> int:
-        """Devices that one replica of the model is split over: a job's devices must be a multiple of it."""
-        return self.tensor_parallel * self.pipeline_parallel
 
 
 class Simulation(Strict):
@@ -249,126 +199,6 @@ class JobSpec(Strict):
         if not self.command and self.simulation is None:
             raise ValueError("command is empty: give the argv list to run, e.g. [python, train.py]")
         return self
-
-
-_KNOWN_SPECS = 256
-_KNOWN_BYTES = 4096
-_KNOWN_PARTS = 1024
-_known: dict[bytes, JobSpec] = {}
-_known_parts: dict[tuple[str, bytes], Any] = {}
-"""What a field of a spec was read as, by its name and how it was written."""
-_known_sets: dict[frozenset[str], set[str]] = {}
-_NO_ENV: dict[str, str] = {}
-
-
-def _any_fields(value: Any, _strict: ValidatorFunctionWrapHandler) -> JobSpec:
-    """Most jobs of a team have the spec of another one: those seen last are validated once, and are one object."""
-    if not (written := _written(value)):
-        return JobSpec.model_validate(value, extra="ignore")
-    if (spec := _known.get(written)) is None:
-        spec = _of_known_parts(value)
-        if len(_known) >= _KNOWN_SPECS:
-            _known.clear()
-        _known[written] = spec
-    return spec
-
-
-def _of_known_parts(value: dict[str, Any]) -> JobSpec:
-    """What differs is mostly the name or the command. Parts seen before are not validated again, and are the same objects:
-    a hundred thousand specs take a third of the memory that they would take one by one."""
-    marks = {
-        field: (field, marshal.dumps(part, 2))
-        for field, part in value.items()
-        if part and isinstance(part, dict | list)
-    }
-    known = {field: _known_parts[mark] for field, mark in marks.items() if mark in _known_parts}
-    models = {field: part for field, part in known.items() if isinstance(part, BaseModel)}
-    spec = JobSpec.model_validate(value | models, extra="ignore")
-    fields = spec.__dict__
-    for field, mark in marks.items():
-        if field in fields:
-            if len(_known_parts) >= _KNOWN_PARTS:
-                _known_parts.clear()
-            fields[field] = _known_parts.setdefault(mark, fields[field])
-    if not fields["env"]:
-        fields["env"] = _NO_ENV
-    given = frozenset(spec.model_fields_set)
-    if len(_known_sets) >= _KNOWN_SPECS:
-        _known_sets.clear()
-    object.__setattr__(spec, "__pydantic_fields_set__", _known_sets.setdefault(given, spec.model_fields_set))
-    return spec
-
-
-AcceptedSpec = Annotated[JobSpec, WrapValidator(_any_fields)]
-"""A spec inside a fact. Admission has refused misspelt fields already, so what a reader does not know here was written
-by a newer service: it is ignored like any other new field of a fact."""
-
-
-_SUBMITTED_SPECS = 64  # one whose defaults are its own takes 19 KB
-_submitted: dict[bytes, JobSpec] = {}
-
-
-def _as_before(value: Any, strict: ValidatorFunctionWrapHandler) -> JobSpec:
-    """A spec that was read before, written alike, is the same object; one that is refused is read anew each time."""
-    written = _written(value)
-    if not written:
-        return cast(JobSpec, strict(value))
-    if (spec := _submitted.get(written)) is None:
-        spec = strict(value)
-        if len(_submitted) >= _SUBMITTED_SPECS:
-            _submitted.clear()
-        _submitted[written] = spec
-    return spec
-
-
-def _written(value: Any) -> bytes:
-    """By which a spec is known again; b"" where it is too large for that, or of objects."""
-    try:
-        written = marshal.dumps(value, 2) if isinstance(value, dict) else b""
-    except ValueError:  # a dictionary that holds models
-        return b""
-    return written if len(written) <= _KNOWN_BYTES else b""
-
-
-class SubmitJob(Strict):
-    """A team asks for a job to be run. Sent by pipelines, the client and the CLI; owned by admission.
-
-    Team and user are the subject's last tokens (the broker checks them against the credential); a team inside the
-    payload could be forged and there is none. The same key with the same body is the same job; with another body it is
-    refused.
-    """
-
-    client_key: str = Field(
-        min_length=1, max_length=256, description="the sender's own name for this job, unique in its team"
-    )
-    job: Annotated[JobSpec, WrapValidator(_as_before)]
-
-    def spec_hashes(self) -> tuple[str, ...]:
-        """By which of these its job is known: the first is what it is admitted as, with `env` and labels in order (maps have
-        none, and many languages send them in any); a release of before took the body as it was sent, the last."""
-        job = self.job
-        env, labels = dict(sorted(job.env.items())), dict(sorted(job.resources.labels.items()))
-        as_sent = _hash_of(self)
-        if list(env) == list(job.env) and list(labels) == list(job.resources.labels):
-            return (as_sent,)
-        resources = job.resources.model_copy(update={"labels": labels})
-        in_order = job.model_copy(update={"env": env, "resources": resources})
-        return _hash_of(self.model_copy(update={"job": in_order})), as_sent
-
-
-def _hash_of(request: SubmitJob) -> str:
-    return content_hash(request.model_dump_json().encode())
-
-
-class CancelJob(Strict):
-    """A team no longer wants a job. Sent by pipelines, the client and the CLI; owned by admission."""
-
-    job_id: JobId
-    reason: str = Field(default="cancelled by its team", max_length=512)
-    pool: Name | None = Field(
-        default=None,
-        description="which has the job, as its document says: refused when admission serves no such pool, since it is closed",
-    )
 
 
 class Checkpoint(Fact):

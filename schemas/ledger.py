@@ -23,7 +23,6 @@ from schemas.jobs import (
     LEASE_SAYS,
     NETWORK_SAYS,
     UNSAID_LEASE_S,
-    AcceptedSpec,
     Checkpoint,
     JobState,
     Latency,
@@ -31,6 +30,7 @@ from schemas.jobs import (
     StartPromise,
     StepProgress,
 )
+from schemas.known_specs import AcceptedSpec
 from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
 from schemas.queues import HalfLife, PreemptionLimits, QueueOrder, Queues, QueuesVersion

@@ -15,7 +15,8 @@ from pydantic import Field, StringConstraints
 
 from schemas.base import IN_64_BITS, DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.clock import BootReading
-from schemas.jobs import LEASE_SAYS, NETWORK_SAYS, UNSAID_LEASE_S, AcceptedSpec, Checkpoint, Network
+from schemas.jobs import LEASE_SAYS, NETWORK_SAYS, UNSAID_LEASE_S, Checkpoint, Network
+from schemas.known_specs import AcceptedSpec
 from schemas.resources import Recut
 
 

@@ -1,4 +1,5 @@
-"""`baton apply -f FILE` and `baton diff -f FILE`: the queues of a pool, or its budgets, from a file, all or nothing."""
+"""`baton apply -f FILE` and `baton diff -f FILE`: replaces a pool's queues, or its budgets, with those of a file, all
+or nothing."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -23,7 +24,8 @@ from libs.core.scheduling.queues import Change, beyond_the_pool, changes
 from libs.core.state.queue_tree import QueueTree
 from schemas import subjects
 from schemas.inbox import ApplyQueues
-from schemas.queries import PoolStatus, PoolStatusQuery, QueuesQuery, QueuesReply
+from schemas.pool_status import PoolStatus, PoolStatusQuery
+from schemas.queue_status import QueuesQuery, QueuesReply
 
 QueueFileOption = Annotated[
     Path, typer.Option("--file", "-f", help="A file of queues or budgets, YAML; - for standard input.")
@@ -44,13 +46,13 @@ def command(
     text = _to_apply(file)
 
     async def work(baton: Baton) -> tuple[Difference, dict[str, Any]]:
-        found, apply = await _compared(baton, text, str(file))
+        found, apply = await _difference(baton, text, str(file))
         seq = await apply(reason) if found.changes else None
         what = "applied" if found.changes else NOTHING_DIFFERS
-        return found, {"pool": baton.place.pool, **found.told(), "done": what, "ledger_seq": seq}
+        return found, {"pool": baton.place.pool, **found.document(), "done": what, "ledger_seq": seq}
 
-    found, told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    done(told, found.lines(), output)
+    found, document = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    done(document, found.lines(), output)
     if found.changes:
         hint(f"version {found.version} is applied; {_SHOWN[found.what]}")
     else:
@@ -75,10 +77,10 @@ def compare(
     text = _to_apply(file)
 
     async def work(baton: Baton) -> Difference:
-        return (await _compared(baton, text, str(file)))[0]
+        return (await _difference(baton, text, str(file)))[0]
 
     differs = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    done(differs.told(), differs.lines(), output)
+    done(differs.document(), differs.lines(), output)
     if not differs.changes:
         hint(NOTHING_DIFFERS)
     else:
@@ -86,7 +88,7 @@ def compare(
 
 
 class Difference(NamedTuple):
-    """What applying a file would change: the version that is applied (0: none is), that of the file, and each change."""
+    """The effect of applying a file: the version in force (0: none), the file's version, and each change."""
 
     what: str
     applied: int
@@ -94,21 +96,21 @@ class Difference(NamedTuple):
     changes: list[Change]
     warnings: list[str]
 
-    def told(self) -> dict[str, Any]:
-        """For programs."""
+    def document(self) -> dict[str, Any]:
+        """The form for programs."""
         return self._asdict() | {"changes": [change._asdict() for change in self.changes]}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The lines for people."""
         return [change.text() for change in self.changes]
 
 
 Apply = Callable[[str], Awaitable[int | None]]
-"""Applies a file, for a reason: in which ledger record that was decided."""
+"""Applies a file for a reason; returns the ledger record that decided it."""
 
 
 def _to_apply(file: Path) -> str:
-    """The text of the file. Raises UsageFault for one that is given to another command."""
+    """The text of the file. Raises UsageFault if the file belongs to another command."""
     text = read_yaml(file)
     for names, what, use in _OTHER_FILES:
         if not names.isdisjoint(top_names(text)):
@@ -123,27 +125,27 @@ _OTHER_FILES = (
     ({"groups"}, "a fleet file", "write baton up --fleet {file}"),
     ({"teams"}, "a file of teams", "write baton up --quotas {file}, or see `baton quota set`"),
 )
-"""By the names at their tops: no file of queues or of budgets has one of them."""
+"""Top-level names of other files; no file of queues or budgets has them."""
 
 
-async def _compared(baton: Baton, text: str, name: str) -> tuple[Difference, Apply]:
-    """What applying the text of a file would change. Raises UsageFault when the file is wrong."""
+async def _difference(baton: Baton, text: str, name: str) -> tuple[Difference, Apply]:
+    """The effect of applying a file. Raises UsageFault when the file is invalid."""
     if is_budgets(text):
         standing, wanted, found = await apply_budgets.compared(baton, text, name)
         differs = Difference("budgets", standing.version, wanted.version, found, [])
         return differs, partial(apply_budgets.apply, baton, standing, wanted)
-    told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
+    reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
     try:
-        then = read_tree(text, name, told.classes or None, told.kinds)
+        then = read_tree(text, name, reply.classes or None, reply.kinds)
     except QueueFileError as error:
         raise UsageFault(str(error)) from None
-    before = _tree(told)
+    before = _tree(reply)
     differs = Difference("queues", before.version, then.version, changes(before, then), await _warn(baton, then))
     return differs, partial(apply_tree, baton, before, then)
 
 
 async def _warn(baton: Baton, tree: QueueTree) -> list[str]:
-    """Of guarantees that the pool as it is could not keep."""
+    """Warns of guarantees that the present pool could not keep."""
     status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery())
     warnings = beyond_the_pool(tree, status.kinds)
     for line in warnings:
@@ -151,19 +153,19 @@ async def _warn(baton: Baton, tree: QueueTree) -> list[str]:
     return warnings
 
 
-def _tree(told: QueuesReply) -> QueueTree:
-    """Without teams that only stand where they are because nobody has given them a queue."""
+def _tree(reply: QueuesReply) -> QueueTree:
+    """The queues, without teams that appear only because nobody has given them a queue."""
     return QueueTree.of(
-        [share.queue for share in told.shares if share.applied],
-        told.version,
-        told.order,
-        told.half_life_s,
-        told.preemption,
+        [share.queue for share in reply.shares if share.applied],
+        reply.version,
+        reply.order,
+        reply.half_life_s,
+        reply.preemption,
     )
 
 
 async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> int | None:
-    """The pool has the queues `then` when it returns, by which ledger record; `before` are those that it had."""
+    """Gives the pool the queues `then` in place of `before`; returns the ledger record."""
     who = baton.place.user or "operator"
     if then.version <= before.version:
         raise Failed(
@@ -173,8 +175,8 @@ async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: s
         )
 
     async def applied() -> bool:
-        told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
-        return told.version == then.version and _tree(told) == then
+        document: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
+        return document.version == then.version and _tree(document) == then
 
     said = ApplyQueues(
         version=then.version,

@@ -10,27 +10,27 @@ from libs.core.scheduling.queues import Change
 from schemas import subjects
 from schemas.budgets import BudgetSet, SpendingBudget
 from schemas.inbox import ApplyBudgets
-from schemas.queries import BudgetsReply
+from schemas.queue_status import BudgetsReply
 
 
 async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, BudgetSet, list[Change]]:
-    """The budgets that there are, those of the file, and each change. Raises UsageFault when the file is wrong."""
-    told = await standing(baton)
+    """Present budgets, the file's, and each change. Raises UsageFault when the file is invalid."""
+    reply = await standing(baton)
     try:
-        then = read_budgets(text, name, told.queues)
+        then = read_budgets(text, name, reply.queues)
     except BudgetsFileError as error:
         raise UsageFault(str(error)) from None
-    return told, then, changes(_set(told), then)
+    return reply, then, changes(_set(reply), then)
 
 
-async def apply(baton: Baton, told: BudgetsReply, then: BudgetSet, reason: str) -> int | None:
-    """In which ledger record it was decided. Raises Failed when the file's version is not above the one that is applied."""
+async def apply(baton: Baton, reply: BudgetsReply, then: BudgetSet, reason: str) -> int | None:
+    """Returns the ledger record that decided it. Raises Failed when the file's version is not above the present one."""
     who = baton.place.user or "operator"
-    if then.version <= told.version:
+    if then.version <= reply.version:
         raise Failed(
-            f"version {then.version} is not above {told.version}, which is applied",
+            f"version {then.version} is not above {reply.version}, which is applied",
             "another file was applied, or this one was changed without raising its version",
-            f"look at the lines of `baton diff`, then write `version: {told.version + 1}`",
+            f"look at the lines of `baton diff`, then write `version: {reply.version + 1}`",
         )
 
     async def applied() -> bool:
@@ -41,19 +41,19 @@ async def apply(baton: Baton, told: BudgetsReply, then: BudgetSet, reason: str) 
     return await say_to_pool(baton, baton.place.pool, said, subject, f"budgets:{then.version}", done=applied)
 
 
-def _set(told: BudgetsReply) -> BudgetSet | None:
-    if not told.version:
+def _set(reply: BudgetsReply) -> BudgetSet | None:
+    if not reply.version:
         return None
     return BudgetSet(
-        version=told.version,
-        time_zone=told.time_zone,
-        renewal_s=told.renewal_s,
-        budgets=tuple(one.budget for one in told.budgets),
+        version=reply.version,
+        time_zone=reply.time_zone,
+        renewal_s=reply.renewal_s,
+        budgets=tuple(one.budget for one in reply.budgets),
     )
 
 
 def changes(before: BudgetSet | None, after: BudgetSet) -> list[Change]:
-    """Each difference, but of the version; none: nothing differs."""
+    """All differences except the version's; empty if there are none."""
     found: list[Change] = []
     if before is not None and before.time_zone != after.time_zone:
         found.append(Change("(the pool)", "time_zone", before.time_zone, after.time_zone))

@@ -1,5 +1,5 @@
-"""`baton audit`: who asked for what, what became of it, and why; `verify`: that nothing of it was changed; `push`: the
-ledger is told of actions that it has not heard of."""
+"""`baton audit`: who did what, with outcome and reason; `verify`: that nothing of it was changed; `push`: sends actions
+to the ledger that it does not have yet."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -119,7 +119,7 @@ def verify(
     mine = Book(home).lines()
     lying_here, whole = {mine[0].book: mine} if mine else {}, not audit.skipped
     problems = [str(one) for one in compare(audit.told, lying_here, whole=whole)]
-    waiting = {} if audit.broken else untold(audit.told, lying_here, whole=whole)  # nothing behind a break is read
+    waiting = {} if audit.broken else untold(audit.told, lying_here, whole=whole)  # nothing beyond a break is read
     ok = not audit.broken and not problems
     books = {action.book for _, action in audit.told}
     if output in (Format.JSON, Format.YAML):
@@ -163,8 +163,8 @@ def push(
     output: Output = Format.TABLE,
 ) -> None:
     """Tell the pool's ledger the lines of this host's book that it was not told yet. Telling one twice does no harm."""
-    told = tell(book_folder(folder), url, pool=pool, again=again, aloud=True)
-    done({"done": "told", "actions_told": told}, [f"{told} told"], output)
+    count = tell(book_folder(folder), url, pool=pool, again=again, aloud=True)
+    done({"done": "told", "actions_told": count}, [f"{count} told"], output)
 
 
 def _read(files: list[Path] | None, pool: str | None, url: str | None, take: Callable[["AuditLine"], Any]) -> "Audit":
@@ -212,7 +212,7 @@ def _names(actor: str) -> Iterator[str]:
 
 
 def _moment(text: str, option: str) -> int | None:
-    """Microseconds since 1970 of a time in UTC, or of so long ago; None for "". Raises UsageFault."""
+    """Microseconds since 1970 of a UTC time or an age; None for "". Raises UsageFault."""
     if not text:
         return None
     try:

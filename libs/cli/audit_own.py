@@ -1,8 +1,8 @@
-"""`baton audit verify --team`: a team checks its own part of the ledger, and its bill by it, with what it may read
+"""`baton audit verify --team`: a team checks its own part of the ledger, and its bill against it, with what it may read
 (docs/proofs.md).
 
-What is believed without proof is little: that the newest sum is one that stands in the ledger. So its number and hash are kept
-in a notebook from time to time: a later check must lead back to it, and other teams, and auditors, can compare theirs.
+One thing is trusted without proof: that the newest sum is in the ledger. So its number and hash are recorded in a
+notebook. A later check must lead back to it, and other teams and auditors can compare theirs.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ from schemas.yamlfile import Broken, plain
 
 
 def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path | None, output: Format) -> None:
-    """Checks, tells and notes. Exits with 1 when something is wrong; then nothing is noted."""
+    """Checks, reports and updates the notebook. Exits with 1 when something is wrong; then the notebook stays as it
+    was."""
     text = _text(prices) if prices is not None else None
     try:
         known = prices_of(text, str(prices)) if text is not None else None
@@ -59,9 +60,9 @@ def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path
 
         path = notebook(place.pool, place.team, await first_sum(asked))
         if not path.exists() and (others := notebooks(place.pool, place.team)):
-            told = ", ".join(map(str, others))
+            names = ", ".join(map(str, others))
             hint(
-                f"this ledger was not checked before, and a new notebook begins; of other ledgers of this name: {told}"
+                f"this ledger was not checked before, and a new notebook begins; of other ledgers of this name: {names}"
             )
         done = await check(
             asked, place.pool, place.team, noted=noted_in(path), prices=book, where=f"the notebook {path}"
@@ -74,12 +75,12 @@ def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path
     if output in (Format.JSON, Format.YAML):
         document(asdict(done) | {"ok": done.ok, "sum": done.sum and done.sum.model_dump(mode="json")}, output)
     else:
-        _tell(done)
+        _print_result(done)
     if not done.ok:
         raise Ended(Exit.FAILED)
 
 
-def _tell(done: "Checked") -> None:
+def _print_result(done: "Checked") -> None:
     newest = f"{done.sum.number}, up to record {done.sum.upto_seq}, {done.hash}" if done.sum is not None else "none yet"
     fields([("team", done.team), ("lines", done.lines), ("events", done.events), ("in no sum yet", done.unproven),
             ("newest sum", newest), ("device-seconds billed", f"{done.device_seconds:.3f}"),
@@ -108,9 +109,9 @@ def _text(path: Path) -> str:
 
 
 def prices_of(text: str, name: str, offered: Collection[str] = ()) -> Prices | RateBook:
-    """A price book with versions, or the file by which a pool without one in its ledger bills (deploy/prices.yaml).
+    """A price book with versions, or the price file of a pool without a book in its ledger (deploy/prices.yaml).
 
-    Raises PricesFileError as `baton prices check` does; UsageFault when a file of the other kind is wrong."""
+    Raises PricesFileError as `baton prices check` does; UsageFault when a price file is invalid."""
     try:
         said = plain(text)
     except Broken:
@@ -125,7 +126,7 @@ def prices_of(text: str, name: str, offered: Collection[str] = ()) -> Prices | R
 
 
 def _only_devices(error: PricesFileError) -> bool:
-    """Whether only kinds of device are wrong: perhaps the pool has one that the catalogue does not know."""
+    """Whether all problems are unknown kinds of device: the pool may have kinds that the catalogue lacks."""
     return all(problem.field.endswith(".device") for problem in error.problems)
 
 
@@ -133,12 +134,12 @@ Ask = Callable[[str, Any], Awaitable[Any]]
 """`ask("audit.read", AuditRead(...))`."""
 
 _WAIT_S = 15.0
-"""For lines up to the bill's record: history writes them a moment after quota_billing has billed them."""
+"""How long to wait for lines up to the bill's record: history writes them just after quota_billing bills them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What a check ended with: the newest sum, and the team's lines up to it."""
+    """The end of a check: the newest sum, and the team's lines up to it."""
 
     number: int
     hash: str
@@ -148,7 +149,7 @@ class Noted:
 
 @dataclass(slots=True)
 class Checked:
-    """What a check found. `ok`: nothing that is wrong; `unproven`: lines that are in no sum yet."""
+    """The result of a check. `ok`: nothing is wrong; `unproven`: lines that are in no sum yet."""
 
     team: str
     pool: str
@@ -166,7 +167,7 @@ class Checked:
     priced: bool = False
     """Money was compared, too."""
     book: bool = False
-    """A book of versions was given."""
+    """A book with versions was given."""
     uncompared_jobs: int = 0
 
     @property
@@ -183,8 +184,8 @@ async def check(
     prices: Prices | RateBook | None = None,
     where: str = "the notebook",
 ) -> Checked:
-    """Reads all of the team's lines, proves them in the newest sum, and compares the bill. `where`: what people call `noted`.
-    Raises what `ask` raises; Failed when history does not keep up with the bill."""
+    """Reads all of the team's lines, proves them in the newest sum, and compares the bill. `where`: the name of `noted`
+    for people. Raises what `ask` raises; Failed when history does not catch up with the bill."""
     book = prices if isinstance(prices, RateBook) else None
     prices = None if isinstance(prices, RateBook) else prices
     part, done, lines = OwnPart(pool, team, book), Checked(team, pool, book=book is not None), _Lines(ask)
@@ -195,7 +196,7 @@ async def check(
     if first is None or first.number == 1:
         await lines.take(part, bill.ledger_seq)
         done.findings += part.against(bill, by_day, prices)
-    else:  # of the days before, and of jobs that ran over midnight, not all lines are kept
+    else:  # lines of earlier days, and of jobs that ran over midnight, are incomplete
         day = (first.wall_us or first.t_us) // DAY_US
         for row in bill.rows:
             if row.key > day_text(day):
@@ -212,10 +213,11 @@ async def check(
 
 
 async def first_sum(ask: Ask) -> str:
-    """The hash of the ledger's first sum, which says to a team which ledger it is; "" when that is not told (any more)."""
-    told: AuditPart = await ask("audit.read", AuditRead(limit=0, since=1))
-    links = told.links
-    if not links or links[0] != told.sum or links[-1].number != 1 or unlinked(links):
+    """The hash of the ledger's first sum, which identifies the ledger to a team; "" when it is not available (any
+    more)."""
+    reply: AuditPart = await ask("audit.read", AuditRead(limit=0, since=1))
+    links = reply.links
+    if not links or links[0] != reply.sum or links[-1].number != 1 or unlinked(links):
         return ""
     return sum_hash(links[-1])
 
@@ -230,7 +232,7 @@ class _Lines:
         self._after, self._upto, self._more = 0, 0, True
 
     async def first(self) -> OwnRecord | None:
-        """The oldest that is kept; None when there is none, or it cannot be read."""
+        """The oldest kept line; None when there is none or it is unreadable."""
         await self._next()
         try:
             return read(self._pending[0]) if self._pending else None
@@ -238,7 +240,7 @@ class _Lines:
             return None
 
     async def take(self, part: OwnPart, upto: int | None) -> None:
-        """Into `part`, those of records up to `upto`; None: all that there are."""
+        """Takes lines of records up to `upto` into `part`; None: all lines."""
         end = asyncio.get_running_loop().time() + _WAIT_S
         while True:
             while self._pending:
@@ -260,18 +262,18 @@ class _Lines:
             await self._next()
 
     async def _next(self) -> None:
-        told: AuditPart = await self._ask("audit.read", AuditRead(after=self._after, limit=MOST_LINES))
+        reply: AuditPart = await self._ask("audit.read", AuditRead(after=self._after, limit=MOST_LINES))
         if not self._after:
-            self._before = told.before
-        last = max((_place_of(text)[0] for text in told.lines), default=self._after)
-        if told.more and last <= self._after:
+            self._before = reply.before
+        last = max((_place_of(text)[0] for text in reply.lines), default=self._after)
+        if reply.more and last <= self._after:
             raise Failed("the lines do not go on", f"after record {self._after} the same ones are told again")
-        self._pending.extend(told.lines)
-        self._after, self._upto, self._more = last, told.ledger_seq, told.more
+        self._pending.extend(reply.lines)
+        self._after, self._upto, self._more = last, reply.ledger_seq, reply.more
 
 
 def _place_of(text: str) -> tuple[int, int]:
-    """The record and the number of a line, as it says; zeros when it cannot be read."""
+    """Record and number stated by a line; zeros when it is unreadable."""
     try:
         line = read(text)
     except ValueError:
@@ -280,7 +282,7 @@ def _place_of(text: str) -> tuple[int, int]:
 
 
 async def _of_day(ask: Ask, part: OwnPart, lines: _Lines, day: str, prices: Prices | None) -> list[str]:
-    """What one day's bill has otherwise, by attempt."""
+    """Differences in one day's bill, by attempt."""
     query = BillQuery(group_by="attempt", from_day=day, to_day=day)
     bill: BillReply = await ask("bill.get", query)
     await lines.take(part, bill.ledger_seq)
@@ -288,7 +290,7 @@ async def _of_day(ask: Ask, part: OwnPart, lines: _Lines, day: str, prices: Pric
 
 
 async def _by_attempt(ask: Ask, part: OwnPart, days: list[str], prices: Prices | None) -> list[str]:
-    """Which attempts of these days are billed otherwise."""
+    """Attempts with differences in the bills of these days."""
     out: list[str] = []
     for day in days[:5]:
         query = BillQuery(group_by="attempt", from_day=day, to_day=day)
@@ -300,30 +302,30 @@ async def _by_attempt(ask: Ask, part: OwnPart, days: list[str], prices: Prices |
 
 
 async def _prove(ask: Ask, part: OwnPart, done: Checked, noted: Noted | None, where: str) -> None:
-    told: AuditPart = await ask("audit.read", AuditRead(limit=0, since=noted.number if noted is not None else None))
-    if told.sum is None:
+    reply: AuditPart = await ask("audit.read", AuditRead(limit=0, since=noted.number if noted is not None else None))
+    if reply.sum is None:
         done.unproven = part.count
         if noted is not None:
             done.findings.append(f"there is no sum (any more), and {where} has sum {noted.number}")
         return
-    done.sum, done.hash = told.sum, sum_hash(told.sum)
-    problem = part.prove(told.sum, told.proof)
+    done.sum, done.hash = reply.sum, sum_hash(reply.sum)
+    problem = part.prove(reply.sum, reply.proof)
     if problem:
         done.findings.append(problem)
-        done.findings += await _narrow(ask, part, told.sum, told.first_sum or 1)
-    elif told.proof is not None:
-        done.unproven = part.count - told.proof.count
-        done.noted = Noted(told.sum.number, done.hash, told.proof.count, told.proof.head)
+        done.findings += await _narrow(ask, part, reply.sum, reply.first_sum or 1)
+    elif reply.proof is not None:
+        done.unproven = part.count - reply.proof.count
+        done.noted = Noted(reply.sum.number, done.hash, reply.proof.count, reply.proof.head)
     if noted is not None:
-        done.findings += _goes_on(part, told, noted, where)
+        done.findings += _check_continues(part, reply, noted, where)
 
 
 async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
     async def proof_of(number: int) -> tuple[Sum, TeamProof | None]:
-        told: AuditPart = await ask("audit.read", AuditRead(limit=0, sum=number))
-        if told.sum is None or told.sum.number != number:
+        reply: AuditPart = await ask("audit.read", AuditRead(limit=0, sum=number))
+        if reply.sum is None or reply.sum.number != number:
             raise Failed(f"sum {number} was asked for, and another one told")
-        return told.sum, told.proof
+        return reply.sum, reply.proof
 
     try:
         good, first = await narrowed(part, oldest, bad, proof_of)
@@ -335,13 +337,13 @@ async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
     return [f"what differs is {after}, up to record {first.upto_seq} of sum {first.number}"]
 
 
-def _goes_on(part: OwnPart, told: AuditPart, noted: Noted, where: str) -> list[str]:
-    """Whether what is told goes on from what was noted earlier."""
+def _check_continues(part: OwnPart, reply: AuditPart, noted: Noted, where: str) -> list[str]:
+    """Whether the ledger continues from the last notebook entry."""
     out = []
-    links = told.links
-    if told.sum is not None and told.sum.number < noted.number:
-        return [f"the newest sum is {told.sum.number}, and {where} has sum {noted.number}: the ledger was cut off"]
-    if not links or links[0] != told.sum or links[-1].number != noted.number:
+    links = reply.links
+    if reply.sum is not None and reply.sum.number < noted.number:
+        return [f"the newest sum is {reply.sum.number}, and {where} has sum {noted.number}: the ledger was cut off"]
+    if not links or links[0] != reply.sum or links[-1].number != noted.number:
         out.append(f"the sums back to {noted.number}, which {where} has, are not told (any more)")
     elif problem := unlinked(links):
         out.append(problem)
@@ -357,20 +359,20 @@ def _goes_on(part: OwnPart, told: AuditPart, noted: Noted, where: str) -> list[s
 
 
 def notebook(pool: str, team: str, ledger: str) -> Path:
-    """Where the last check of a ledger is noted. Its first sum is in the name: pools of one name there are many. A ledger whose
-    first sum is not told is taken for the one that was checked last, since whoever has cut it off would tell none."""
+    """The notebook of a ledger. Its name contains the ledger's first sum, since pool names are not unique. Without a
+    first sum it is assumed to be the ledger checked last, because a forger would withhold the sum."""
     kept = notebooks(pool, team)
     if not ledger and kept:
         return kept[-1]
     mine = _proofs() / f"{pool}.{team}.{ledger[:16] or 'unnamed'}.json"
     before = _proofs() / f"{pool}.{team}.json"
-    if mine not in kept and before in kept:  # of a release that named no ledger
+    if mine not in kept and before in kept:  # written by a release whose names had no ledger
         before.replace(mine)
     return mine
 
 
 def notebooks(pool: str, team: str) -> list[Path]:
-    """Of all ledgers that were checked; that of the last check comes last."""
+    """Notebooks of all checked ledgers; the last checked comes last."""
     return sorted(_proofs().glob(f"{pool}.{team}.*json"), key=lambda path: path.stat().st_mtime)
 
 
@@ -380,7 +382,7 @@ def _proofs() -> Path:
 
 
 def noted_in(path: Path) -> Noted | None:
-    """What the notebook says; None when there is none. Raises Invalid when it cannot be read."""
+    """The notebook's content; None if it does not exist. Raises Invalid when it is unreadable."""
     try:
         return Noted(**json.loads(read_text(path)))
     except FileNotFoundError:
@@ -390,7 +392,7 @@ def noted_in(path: Path) -> Noted | None:
 
 
 def note(path: Path, noted: Noted) -> None:
-    """Keeps it, in place of what was noted before."""
+    """Replaces the notebook's content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(json.dumps(asdict(noted)), "utf-8")

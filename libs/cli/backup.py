@@ -44,7 +44,7 @@ def command(
     check_folder(folder)
     home = state or state_dir()
     address, began = _address(home, url), time.monotonic()
-    with operator_action("backup", str(folder), "", folder=home, tells=False):  # it has all keys
+    with operator_action("backup", str(folder), "", folder=home, tells=False):  # it contains all keys
         manifest = asyncio.run(write(home, folder, address, _mongo(home, url, mongo_url)))
     took_s, size = time.monotonic() - began, sum(one["bytes"] for one in manifest["streams"])
     hint(
@@ -59,18 +59,18 @@ def command(
     if heads is not None:
         for pool, head in heads.items():
             hint(f"pool {pool}: {head['records']} records, verified to {head['seq']}")
-    told = {"folder": str(folder), "bytes": size, "copied_bytes": manifest["copied_bytes"]}
-    told |= {
+    document = {"folder": str(folder), "bytes": size, "copied_bytes": manifest["copied_bytes"]}
+    document |= {
         "taken_us": int(manifest["taken_s"] * 1e6),
         "use_lacks": manifest["use_lacks"],
         "verified": heads,
         "done": "written",
     }
-    done(told, [str(folder)], output)
+    done(document, [str(folder)], output)
 
 
 def _mongo(home: Path, url: str | None, said: str | None) -> str | None:
-    """Where MongoDB is. Of another broker than the running instance's it must be said."""
+    """MongoDB's address. It must be given for another broker than the running instance's."""
     if found := said or os.environ.get("BATON_MONGO_URL"):
         return found
     if url or os.environ.get("BATON_NATS_URL"):
@@ -80,8 +80,8 @@ def _mongo(home: Path, url: str | None, said: str | None) -> str | None:
 
 
 def _address(home: Path, url: str | None) -> Address:
-    """The broker, by the keys. Raises NeedsOperator where there are none, and the credential is another's; Unreachable where no
-    broker is known."""
+    """The broker's address, with the keys. Raises NeedsOperator without keys and with another's credential; Unreachable
+    if no broker is known."""
     ring = Keyring(home)
     if not ring.exists:
         check_operator(shown_credential())

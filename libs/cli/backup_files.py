@@ -1,19 +1,20 @@
-"""What a backup consists of, how it is written while Baton runs, and how it becomes a state directory again.
+"""The content of a backup: writing it while Baton runs, and restoring a state directory from it.
 
-    manifest.json        what is there, with the SHA-256 of each file; written last, so that it never names half a backup
-    streams/             each stream as the broker had it at one moment: ledger, inboxes, requests, events, cursors, snapshots
-    state/               keys.json, creds/ and what else the state directory has that nothing can make again
-    use/                 hours of use, which MongoDB alone has (`services.quota_billing.use_files`)
+    manifest.json        all files with their SHA-256; written last, so it never describes half a backup
+    streams/             each stream as of one moment: ledger, inboxes, requests, events, cursors, snapshots
+    state/               keys.json, creds/ and whatever else of the state directory cannot be recreated
+    use/                 hours of use, which only MongoDB has (`services.quota_billing.use_files`)
 
-Redis, what else is in MongoDB, bills and what queries know are folds of the ledger: services make them again. What is in the
-folder can make any credential: its files are 0600, and the folder 0700.
+Redis, the rest of MongoDB, bills and the state of queries are folds of the ledger: services recompute them. The folder
+contains what can create any credential, so its files are 0600 and the folder 0700.
 
-**Consistent.** Streams are copied one after another while they are written, so their order makes the whole right. What says how
-far somebody is (cursors, readers, snapshots) comes before what it speaks of. Requests come before the ledger: one that is in
-both is admitted a second time, which changes nothing. Events come before the ledger, which has then decided all that was told.
-The inbox comes last: what the ledger has decided is in it, so that no new input gets an old one's number.
+**Consistent.** Streams are copied one after another while they are written to, so the order must make the whole
+consistent. Positions (cursors, readers, snapshots) come before the streams that they refer to. Requests come before the
+ledger: one that is in both is admitted again, which changes nothing. Events come before the ledger, which then contains
+the decisions behind all of them. The inbox comes last: it contains everything the ledger has decided, so no new input
+reuses a sequence.
 
-**Incremental.** A sealed segment of the ledger never changes: a backup into the same folder leaves its file as it is.
+**Incremental.** A sealed segment of the ledger never changes: another backup into the same folder keeps its file.
 """
 
 import json
@@ -46,28 +47,28 @@ from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
 MANIFEST = "manifest.json"
 VERSION = 1
 STATE = (KEYS_FILE, "creds", "tls", PEOPLE_FILE, DEPARTED_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
-"""What of a state directory nothing can make again."""
+"""Parts of a state directory that cannot be recreated."""
 _SNAPSHOTS = (f"OBJ_{SNAPSHOTS_BUCKET}", *(f"OBJ_{snapshots_of(service)}" for service in SNAPSHOTS_MIB))
 _FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", *_SNAPSHOTS, REQUESTS, EVENTS)
 _LEDGER = re.compile(r"LEDGER-.+|SEGMENT-.+-\d{20}")
 _SCRATCH_BYTES = 1 << 40
-"""What a broker of a restore lets streams reserve; the disk is not asked for it."""
+"""Storage that streams may reserve in a restore's broker, which does not check the disk for it."""
 
 
 # ------------------------------------------------------------------------------------------------------------- to a folder
 
 
 def check_folder(folder: Path) -> None:
-    """It becomes the owner's alone, and what is not of the backup is removed from it. Raises UsageFault unless it is new, empty
-    or of a backup, also one that was cut off."""
+    """Makes the folder private to its owner, and removes foreign files. Raises UsageFault unless it is new, empty or
+    has a backup, even an incomplete one."""
     ours = (MANIFEST, f"{MANIFEST}.new", "streams", "state", FOLDER, "rehearsal", "lost+found")
     if folder.exists() and not (folder.is_dir() and all(path.name in ours for path in folder.iterdir())):
         raise UsageFault(f"{folder} has something else in it: name a new folder, or that of an earlier backup")
 
 
 async def write(home: Path, folder: Path, address: Address, mongo_url: str | None = None) -> dict[str, Any]:
-    """The backup's manifest. `mongo_url`: where hours of use are. Without it, or when it does not answer, those of the backup
-    before stay, and `use_lacks` says why. Raises NotCopied, BusUnavailable, OSError."""
+    """Writes the backup; returns its manifest. `mongo_url`: where the hours of use are. Without it, or when it does not
+    answer, those of the previous backup stay, and `use_lacks` says why. Raises NotCopied, BusUnavailable, OSError."""
     _private_folder(folder)
     _private_folder(folder / "streams")
     there = _manifest(folder, missing={"streams": []})
@@ -90,7 +91,7 @@ async def write(home: Path, folder: Path, address: Address, mongo_url: str | Non
     if mongo_url is not None:
         try:
             use, lacks = await copy_use(mongo_url, _pools({"streams": done}), folder, use, int(taken_s * 1e6)), ""
-        except UseAway as e:  # the ledger is worth more than what MongoDB has
+        except UseAway as e:  # the ledger matters more than MongoDB's part
             lacks = f"MongoDB does not answer: {e}"
     manifest = {
         "version": VERSION,
@@ -111,13 +112,14 @@ async def write(home: Path, folder: Path, address: Address, mongo_url: str | Non
 
 
 def _same(known: dict[str, Any], info: dict[str, Any]) -> bool:
-    """A sealed stream never changes; one that was made anew has another birthday."""
+    """Whether a sealed stream's file is current. Such a stream never changes, and a recreated one has another creation
+    time."""
     sealed = bool(info["config"].get("sealed"))
     return sealed and known["created"] == info["created"] and known["state"]["last_seq"] == info["state"]["last_seq"]
 
 
 async def _in_order(nats: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Every stream of the broker that is Baton's, in the order in which they are copied."""
+    """All of Baton's streams on the broker, in copying order."""
     found: dict[str, dict[str, Any]] = {}
     while True:
         asked = json.dumps({"offset": len(found)}).encode()
@@ -134,7 +136,7 @@ async def _in_order(nats: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _copy_state(home: Path, folder: Path) -> list[dict[str, Any]]:
-    """The files of `STATE`, as they are now."""
+    """Copies the files of `STATE`."""
     into = folder / "state"
     shutil.rmtree(into, ignore_errors=True)
     done = []
@@ -153,7 +155,7 @@ def _copy_state(home: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 async def rehearse(folder: Path, archive: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Puts the backup into a broker that is thrown away, and verifies each pool's ledger there. Pool -> its head."""
+    """Restores the backup into a temporary broker, and verifies each pool's ledger there. Pool -> head."""
     scratch = folder / "rehearsal"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -165,23 +167,23 @@ async def rehearse(folder: Path, archive: Path | None = None) -> dict[str, dict[
 
 
 async def put_into(folder: Path, home: Path, how: Fence, archive: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Fills the new state directory `home`. Pool -> what was found and ended there. Raises NotCopied, NotFenced."""
-    told: dict[str, dict[str, Any]] = {}
+    """Fills the new state directory `home`. Pool -> what was found and ended. Raises NotCopied, NotFenced."""
+    results: dict[str, dict[str, Any]] = {}
     try:
         async with AsyncExitStack() as stack:
             nats = await _revived(stack, folder, home)
             for pool in _pools(_manifest(folder)):
-                told[pool] = await fence(nats, pool, how, archive)
+                results[pool] = await fence(nats, pool, how, archive)
     except BaseException:
-        shutil.rmtree(home, ignore_errors=True)  # half of a ledger must not be started
+        shutil.rmtree(home, ignore_errors=True)  # an incomplete ledger must not be started
         raise
-    not_before_s = max((one["not_before_s"] for one in told.values()), default=0.0)
-    write_private(home / RESTORED, json.dumps({"not_before_s": not_before_s, "pools": told}, indent=1) + "\n")
-    return told
+    not_before_s = max((one["not_before_s"] for one in results.values()), default=0.0)
+    write_private(home / RESTORED, json.dumps({"not_before_s": not_before_s, "pools": results}, indent=1) + "\n")
+    return results
 
 
 async def _revived(stack: AsyncExitStack, folder: Path, home: Path) -> Any:
-    """A connection to a broker in `home` that has the streams of the backup, and trusts who its keys trust."""
+    """A connection to a broker in `home` with the backup's streams and its keys' accounts."""
     manifest = _manifest(folder)
     _check_files(folder, manifest)
     _put_state(folder, home, manifest)
@@ -231,7 +233,7 @@ def _manifest(folder: Path, missing: dict[str, Any] | None = None) -> dict[str, 
 
 
 def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
-    """Raises NotCopied for a file that is not as it was written: before anything is made of it."""
+    """Raises NotCopied for a file that was changed after it was written, before anything is restored."""
     files = [(folder / one["file"], one["sha256"]) for one in manifest["streams"]]
     files += [(folder / "state" / one["file"], one["sha256"]) for one in manifest["state"]]
     files += [(folder / one["file"], one["sha256"]) for one in manifest.get("use", ())]

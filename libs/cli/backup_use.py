@@ -1,4 +1,4 @@
-"""Hours of use in a backup and out of it: the process that does it (`services.quota_billing.use_files`)."""
+"""Copies hours of use into and out of a backup, in a separate process (`services.quota_billing.use_files`)."""
 
 import asyncio
 import json
@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "use"
-"""Of a backup, and of a state directory that was restored and not yet started."""
+"""A folder of a backup, and of a restored state directory before its first start."""
 _MODULE = "services.quota_billing.use_files"
 
 
 class UseAway(Exception):
-    """MongoDB, which alone has the hours of use, does not answer."""
+    """MongoDB, which has the only copy of the hours of use, does not answer."""
 
 
 async def copy_use(
     mongo_url: str, pools: list[str], folder: Path, before: list[dict[str, Any]], now_us: int
 ) -> list[dict[str, Any]]:
-    """Copies the hours of these pools into the backup; returns what is there, for its manifest. `before`: the same of the
-    backup before. Raises UseAway."""
-    told = {"do": "copy", "pools": pools, "folder": str(folder), "before": before, "now_us": now_us}
-    found: list[dict[str, Any]] = await _done(mongo_url, told)
+    """Copies these pools' hours into the backup; returns its manifest's entries. `before`: those of the previous
+    backup. Raises UseAway."""
+    request = {"do": "copy", "pools": pools, "folder": str(folder), "before": before, "now_us": now_us}
+    found: list[dict[str, Any]] = await _done(mongo_url, request)
     return found
 
 
 async def take_in_use(mongo_url: str, home: Path) -> int:
-    """Puts restored hours into MongoDB; how many. Raises UseAway: they stay where they are."""
+    """Loads restored hours into MongoDB; returns their number. Raises UseAway, and then they stay where they are."""
     if not (home / FOLDER).exists():
         return 0
     taken: int = await _done(mongo_url, {"do": "take in", "home": str(home)})

@@ -72,10 +72,10 @@ def command(
     if forecast and running:
         raise UsageFault("--forecast tells what runs now already; leave --running out")
     centres = centres_of(cost_centres) if cost_centres is not None else {}
-    asked = _when(start, end, time_zone, now_us if forecast else None)
+    asked = _days_asked(start, end, time_zone, now_us if forecast else None)
     asked["group_by"] = {"device": "model", "cost-centre": "team"}.get(by, by)
     asked["open_until_us"] = now_us if running else None
-    _query(**asked)  # what is wrong is told before anybody is asked
+    _query(**asked)  # errors in the question come before any connection
 
     async def ask(baton: Baton) -> tuple[BillReply, list[str]]:
         query = _query(**asked, job_id=await whole_id(baton, job) if job else None)
@@ -89,9 +89,9 @@ def command(
             hint(line)
 
 
-def _when(start: str | None, end: str | None, time_zone: str, now_us: int | None) -> dict[str, Any]:
-    """The days of the question; `now_us`: and up to when a forecast goes. Days of UTC are said as days: a service of before
-    knows nothing else."""
+def _days_asked(start: str | None, end: str | None, time_zone: str, now_us: int | None) -> dict[str, Any]:
+    """The days of the question; with `now_us`, also the end of the forecast. Whole UTC days are sent as days, the only
+    form that older services know."""
     zone = zone_of(time_zone)
     first, last = days_between(start, end, zone)
     asked: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def _columns(by: str, bill: BillReply) -> list[Column]:
 
 
 def _whole(bill: BillReply, rows: Sequence[Any]) -> Any:
-    """What JSON and YAML tell: the answer, with rows by cost centre where these were asked for."""
+    """The document for JSON and YAML: the answer, with rows by cost centre if requested."""
     return bill if rows is bill.rows else bill.model_dump() | {"rows": [asdict(row) for row in rows]}
 
 

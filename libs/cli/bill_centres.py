@@ -1,4 +1,4 @@
-"""Cost centres of an ERP, and bills by them. Which team belongs to which, a file says: the pool does not know."""
+"""Cost centres of an ERP, and bills by them. A file maps teams to centres; the pool does not know them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ NO_CENTRE = "(none)"
 
 @dataclass(slots=True)
 class CentreRow:
-    """What the rows of a centre's teams come to; the fields are a bill's."""
+    """The sum of a centre's teams, with a bill's fields."""
 
     key: str
     jobs: int = 0
@@ -27,7 +27,7 @@ class CentreRow:
 
 
 def by_centre(rows: Iterable[BillRow], centres: Mapping[str, str]) -> list[CentreRow]:
-    """Sums of a bill by team."""
+    """A bill by team, summed by cost centre."""
     found: dict[str, CentreRow] = {}
     for row in rows:
         key = centre_of(centres, row.team)
@@ -38,7 +38,7 @@ def by_centre(rows: Iterable[BillRow], centres: Mapping[str, str]) -> list[Centr
 
 
 def centre_of(centres: Mapping[str, str], team: str) -> str:
-    """Of a team."""
+    """A team's cost centre."""
     return centres.get(team, NO_CENTRE)
 
 

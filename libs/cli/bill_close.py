@@ -1,4 +1,4 @@
-"""`baton bill close`: a period's seal, made of the ledger and written into it."""
+"""`baton bill close`: computes a period's seal from the ledger and writes it into the ledger."""
 
 import time
 from typing import Annotated, Any
@@ -55,13 +55,13 @@ def close(
         seq = await say_to_pool(baton, pool, said, subjects.close_period(pool, who), about)
         return {"pool": pool, "period": seal, "row_count": rows, "done": "closed", "ledger_seq": seq}
 
-    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    done(told, [f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {rows} rows, {seal.rows}"], output)
+    document = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    done(document, [f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {rows} rows, {seal.rows}"], output)
 
 
 def seal_of(source: FiledLedger, period: tuple[int, int], *, empty: bool) -> tuple[ClosedPeriod, int]:
-    """And how many rows are in it. Periods follow each other without a gap, so the first one is looked at with care: what is
-    before it is in no seal, ever. Raises UsageFault."""
+    """The seal, and its number of rows. Periods follow each other without a gap, so the first one is checked carefully:
+    nothing before it can ever be sealed. Raises UsageFault."""
     sealing, before, first_us = Sealing(), 0, None
     for charge in charges(source, source.closed):
         if period[0] <= charge.billed_us < period[1]:
@@ -84,7 +84,7 @@ def seal_of(source: FiledLedger, period: tuple[int, int], *, empty: bool) -> tup
 
 
 def _check_first(period: tuple[int, int], rows: int, before: int, first_us: int | None, *, empty: bool) -> None:
-    """Raises UsageFault for a first period that leaves something out for good, or in which nothing is."""
+    """Raises UsageFault for a first period that leaves something out for good, or is empty."""
     begins = "nothing was billed yet" if first_us is None else f"the first that was billed is of {text_of(first_us)}"
     if before and first_us is not None:
         raise UsageFault(

@@ -1,11 +1,11 @@
-"""How `baton bill push` sends events over HTTP, and what it remembers.
+"""Sends events of `baton bill push` over HTTP, and records what was sent.
 
-An answer is one of four: taken (or known already); not now (408, 425, 429, 5xx, none: tried again, when `Retry-After` says or
-longer each time); refused for what the event is (400, 413, 422 and the like: a dead letter, with the reason); refused for how
-the command is set up (a credential, an address, a redirect: nothing is skipped for that).
+An answer is one of four: accepted (or known already); temporary failure (408, 425, 429, 5xx, none: retried after
+`Retry-After` or with growing pauses); the event is refused (400, 413, 422 and the like: a dead letter, with the
+reason); the configuration is wrong (a credential, an address, a redirect: the command fails, and nothing is skipped).
 
-What was sent is remembered in a file after each answer, a dead letter before that. So who is killed at any moment sends at most
-one event again, under the same id.
+Progress is stored in a file after each answer, a dead letter before it. So a crash at any moment repeats at most one
+event, under the same id.
 """
 
 import json
@@ -30,7 +30,7 @@ from libs.core.state.moments import text_of
 
 FIRST_S, LONGEST_S = 0.5, 30.0
 ASKED_S = 3600.0
-"""No `Retry-After` is waited for longer."""
+"""The longest `Retry-After` that is honoured."""
 _ANSWER_BYTES = 65_536
 _NOT_NOW = (408, 425, 429)
 _SET_UP = (401, 402, 403, 404, 405, 407, 410, 421, 426)
@@ -38,7 +38,7 @@ _SET_UP = (401, 402, 403, 404, 405, 407, 410, 421, 426)
 
 @dataclass(slots=True)
 class Pushed:
-    """How far it is: `done` rows of the ledger are dealt with."""
+    """Progress: `done` rows of the ledger are finished."""
 
     pool: str
     to: str
@@ -51,8 +51,8 @@ class Pushed:
 
 @dataclass(slots=True)
 class Outbound:
-    """Where events go. `give_up_s`: how long one is tried; None: until it is taken. `trying`: told why one waits, None when it
-    does not any more."""
+    """The endpoint. `give_up_s`: how long to retry one event; None: until it is accepted. `trying`: called with the
+    reason of a retry, and with None when it is over."""
 
     endpoint: str
     token: str
@@ -60,8 +60,8 @@ class Outbound:
     trying: Callable[[str | None], None] = lambda why: None
 
     def post(self, message: HttpMessage) -> str:
-        """Posts until there is an answer that will not change: "" when it was taken, else why not. Raises Failed when that
-        takes too long, and for what is wrong with the endpoint or the credential and not with the event."""
+        """Posts until the answer is final: "" when accepted, else the reason for refusal. Raises Failed when that takes
+        too long, and when the endpoint or credential is wrong."""
         began, wait_s = time.monotonic(), FIRST_S
         while True:
             status, why, text, asked_s = _answer(self.endpoint, message, self.token, self.give_up_s)
@@ -94,7 +94,7 @@ def push_all(
     save: Callable[[], None],
     now_us: Callable[[], int],
 ) -> None:
-    """Posts what is not done yet, in the order of the ledger. Raises what `post` raises; what was done before is saved."""
+    """Posts all unfinished rows in ledger order. Raises what `post` raises; finished rows are saved."""
     for number, charge in enumerate(found):
         if number < pushed.done:
             continue
@@ -115,7 +115,8 @@ def push_all(
 
 
 class DeadLetters:
-    """Events that were refused, a line each: id, team, hour, why, and what was posted. Written before it counts as done."""
+    """Refused events, one per line: id, team, hour, reason, and the posted body. Written before the event counts as
+    finished."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -126,27 +127,28 @@ class DeadLetters:
         if not self._whole and self.path.exists():
             _cut_torn(self.path)
         self._whole = True
-        told = {
+        letter = {
             "id": event.id, "team": event.team, "hour": text_of(event.at_us), "why": why, "path": message.path,
             "content_type": message.content_type, "body": message.body.decode(),
         }  # fmt: skip
         with self.path.open("ab") as out:
-            out.write(json.dumps(told, ensure_ascii=False).encode() + b"\n")
+            out.write(json.dumps(letter, ensure_ascii=False).encode() + b"\n")
             out.flush()
             os.fsync(out.fileno())
 
     def again(self, post: Callable[[HttpMessage], str]) -> tuple[int, int]:
-        """Posts each once more; (taken, refused still). Those are left. Raises what `post` raises: then all are left."""
+        """Posts each once more; returns (accepted, still refused). The latter stay. Raises what `post` raises, and then
+        all stay."""
         taken, seen = 0, set[str]()
         made = self.path.with_name(self.path.name + ".part")
         with made.open("wb") as out:
-            for told in self:
-                if told["id"] in seen:
+            for letter in self:
+                if letter["id"] in seen:
                     continue
-                seen.add(told["id"])
-                why = post(HttpMessage(told["path"], told["content_type"], told["body"].encode()))
+                seen.add(letter["id"])
+                why = post(HttpMessage(letter["path"], letter["content_type"], letter["body"].encode()))
                 if why:
-                    out.write(json.dumps(told | {"why": why}, ensure_ascii=False).encode() + b"\n")
+                    out.write(json.dumps(letter | {"why": why}, ensure_ascii=False).encode() + b"\n")
                 else:
                     taken += 1
             out.flush()
@@ -155,16 +157,17 @@ class DeadLetters:
         return taken, len(seen) - taken
 
     def __iter__(self) -> Iterator[dict[str, str]]:
-        """Raises UsageFault for a line that is not what was written."""
+        """Raises UsageFault for a damaged line."""
         if not self.path.exists():
             return
         _cut_torn(self.path)
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    told = json.loads(line)
+                    letter = json.loads(line)
                     yield {
-                        name: str(told[name]) for name in ("id", "team", "hour", "why", "path", "content_type", "body")
+                        name: str(letter[name])
+                        for name in ("id", "team", "hour", "why", "path", "content_type", "body")
                     }
                 except (ValueError, KeyError, TypeError) as error:
                     raise UsageFault(
@@ -173,10 +176,10 @@ class DeadLetters:
 
 
 def load(path: Path, fresh: Pushed) -> Pushed:
-    """What was saved, or `fresh`. Raises UsageFault for a file of something else."""
+    """The saved progress, or `fresh`. Raises UsageFault for a file of something else."""
     try:
-        told = json.loads(read_text(path))
-        found = Pushed(**told)
+        saved = json.loads(read_text(path))
+        found = Pushed(**saved)
     except FileNotFoundError:
         return fresh
     except (OSError, ValueError, TypeError) as error:
@@ -197,7 +200,7 @@ def save(path: Path, pushed: Pushed) -> None:
 
 
 def seconds_of(text: str, now: datetime) -> float:
-    """Of a `Retry-After`: seconds, or a date (RFC 9110, section 10.2.3); 0 for anything else."""
+    """Parses `Retry-After`: seconds, or a date (RFC 9110, section 10.2.3); 0 for anything else."""
     if text.isascii() and text.isdigit():
         return min(ASKED_S, float(text[:9]))
     try:
@@ -209,7 +212,7 @@ def seconds_of(text: str, now: datetime) -> float:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """A credential goes to the endpoint that was named, and nowhere else."""
+    """Refuses redirects: a credential goes only to the configured endpoint."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -218,7 +221,7 @@ class _NoRedirect(HTTPRedirectHandler):
 def _answer(
     endpoint: str, message: HttpMessage, token: str, give_up_s: float | None
 ) -> tuple[int | None, str, str, float]:
-    """(status, why it was not taken, what the answer says, for how long it asks to wait). "": it was taken."""
+    """(status, reason, body, requested pause). Reason "": accepted."""
     headers = {"content-type": message.content_type} | ({"authorization": f"Bearer {token}"} if token else {})
     request = Request(endpoint.rstrip("/") + message.path, message.body, headers, method="POST")
     timeout_s = LONGEST_S if give_up_s is None else max(1.0, min(LONGEST_S, give_up_s))
@@ -239,7 +242,7 @@ def _answer(
 
 
 def _cut_torn(path: Path) -> None:
-    """Takes off a last line that was not written whole: its event was not done, and comes again."""
+    """Removes an incomplete last line: its event was not finished, and comes again."""
     with path.open("r+b") as file:
         size = at = file.seek(0, os.SEEK_END)
         while at:

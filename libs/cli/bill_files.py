@@ -1,6 +1,6 @@
-"""`baton bill export|verify|statement`: bills that anybody who has the ledger can make again, to the byte.
+"""`baton bill export|verify|statement`: bills that anyone with the ledger can reproduce byte for byte.
 
-They read the ledger: of the pool, which is written into a file first, or files of `baton ledger export`.
+They read the ledger: the pool's, which is written to a file first, or files of `baton ledger export`.
 """
 
 import gc
@@ -50,9 +50,9 @@ LedgerFiles = Annotated[
 ]
 _LOOK_AFTER = 200_000
 _MOST_TEAMS = 20
-"""Are named to who asks for one that there is not."""
+"""The most teams listed for someone who asks for an unknown one."""
 _LATEST_US = month_us(2100, 1)[1]
-"""No period that people write ends later, in any zone."""
+"""Later than the end of any period, in any zone."""
 OfTeam = Annotated[str | None, typer.Option("--of", help="Only this team's rows.")]
 
 
@@ -85,12 +85,12 @@ def export(
         rows, about = _export(source, file, format, focus_version, period, of=of)
     for line in _unpriced(about):
         hint(line)
-    told = {"file": str(file), "metadata": about, "row_count": rows, "sha256": about["x_Sha256"], "done": "written"}
-    done(told, [f"{rows} rows, {about['x_Sha256']}"], output, names=[str(file)])
+    document = {"file": str(file), "metadata": about, "row_count": rows, "sha256": about["x_Sha256"], "done": "written"}
+    done(document, [f"{rows} rows, {about['x_Sha256']}"], output, names=[str(file)])
 
 
 def _format(file: Path, said: str | None) -> str:
-    """What is said, or how the file's name ends where that is a format; else CSV. Raises UsageFault."""
+    """The given format, or the one of the file name's ending; else CSV. Raises UsageFault."""
     if said is None:
         ending = file.suffix[1:].lower()
         if ending not in FORMATS:
@@ -130,11 +130,11 @@ def verify(
     if digest != claimed:
         problems.append(f"{file} has another SHA-256 than its metadata says: one of them was changed")
     with ledger_of(ledger, pool, url, archive) as source, scratch_folder() as folder:
-        problems += _lost(source, period, about, told[3])
+        problems += _missing_records(source, period, about, told[3])
         if told[3] <= source.head.seq:
             again = folder / file.name
             _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
-            problems += _compared(json.loads(metadata_of(again).read_text("utf-8")), about)
+            problems += _metadata_differences(json.loads(metadata_of(again).read_text("utf-8")), about)
             if not problems and digest_of(again) != digest:
                 problems.append(f"{file} is not what the ledger comes to, or another version of the writer wrote it")
             problems += _against_seal(source, period, made, told[2])
@@ -199,7 +199,7 @@ def _export(
     of: str | None,
     upto_seq: int | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    """Writes file and metadata; (rows, the metadata's own part)."""
+    """Writes the file and its metadata; returns (rows, the metadata)."""
     sealing, currency, columns = Sealing(), source.currency or NO_CURRENCY, columns_of(version)
     sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
     upto = upto_seq if upto_seq is not None else sealed.upto_seq if sealed is not None else source.head.seq
@@ -242,8 +242,8 @@ def _export(
 
 
 def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) -> Iterator[Charge]:
-    """Those of a period, and of one team if it is named. One that has none at any time is told: its name may be misspelt, and
-    an empty bill looks like a team that used nothing."""
+    """Rows of a period, and of one team if named. A team without rows at any time is reported: its name may be
+    misspelt, and an empty bill would look like no use."""
     teams: set[str] = set()
     for charge in found:
         if of is not None:
@@ -257,8 +257,8 @@ def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) ->
         hint(f"--of {of}: no team of that name was ever billed for anything here; there was use of {some}")
 
 
-def _lost(source: FiledLedger, period: tuple[int, int], about: dict[str, Any], upto: int) -> Iterator[str]:
-    """What the export knows and this ledger does not, as after one was restored from a backup that is older than the export."""
+def _missing_records(source: FiledLedger, period: tuple[int, int], about: dict[str, Any], upto: int) -> Iterator[str]:
+    """What the export contains and this ledger does not, e.g. after a restore from a backup older than the export."""
     if upto > source.head.seq:
         yield (
             f"the ledger ends with record {source.head.seq}, and the export is of record {upto}: the ledger was restored from "
@@ -266,22 +266,22 @@ def _lost(source: FiledLedger, period: tuple[int, int], about: dict[str, Any], u
         )
     else:
         with suppress(KeyError):  # a void message: then the head differs
-            known, told = source.at(upto)[0].hash, str(about.get("x_Head"))
-            if known != told:
+            known, stated = source.at(upto)[0].hash, str(about.get("x_Head"))
+            if known != stated:
                 yield (
-                    f"record {upto} of this ledger is {known[:16]}, and the export is of {told[:16]}: the ledger went on "
+                    f"record {upto} of this ledger is {known[:16]}, and the export is of {stated[:16]}: the ledger went on "
                     f"otherwise after it was restored from a backup, or is another one"
                 )
     if about.get("x_Closed") is True and not any((one.from_us, one.to_us) == period for one in source.closed):
         yield "the period was closed when it was exported, and this ledger has no seal of it: close it anew, and compare"
 
 
-def _compared(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
-    """What the metadata tells otherwise than the ledger. A period may have been closed since it was made."""
+def _metadata_differences(made: dict[str, Any], stated: dict[str, Any]) -> list[str]:
+    """Differences between the metadata and the ledger. The period may have been closed since the export."""
     return [
-        f"{name} is {_short(told.get(name))}, by the ledger it is {_short(made.get(name))}"
-        for name in sorted(made.keys() | told.keys())
-        if told.get(name) != made.get(name) and not (name == "x_Closed" and told.get(name) is False)
+        f"{name} is {_short(stated.get(name))}, by the ledger it is {_short(made.get(name))}"
+        for name in sorted(made.keys() | stated.keys())
+        if stated.get(name) != made.get(name) and not (name == "x_Closed" and stated.get(name) is False)
     ]
 
 
@@ -312,13 +312,13 @@ def _unpriced(about: dict[str, Any]) -> list[str]:
 def ledger_of(
     files: list[Path] | None, pool: str | None, url: str | None, archive: Path | None = None
 ) -> Iterator[FiledLedger]:
-    """The ledger, read once: of these files, or of the pool, with what is not there any more from the folder `archive`. Raises
-    UsageFault for files that are no whole ledger, OSError for those that cannot be read."""
+    """The ledger, read once: from these files, or from the pool, with archived parts from the folder `archive`. Raises
+    UsageFault for files that are no complete ledger, OSError for unreadable ones."""
     if files and archive is not None:
         raise UsageFault(
             "--archive is for a pool's ledger: name its files with --ledger, before those that follow them"
         )
-    with scratch_folder() as folder, _cycles_looked_for_seldom():
+    with scratch_folder() as folder, _rare_collections():
         try:
             source = FiledLedger(files) if files else run(
                 lambda baton: of_pool(baton, pool or baton.place.pool, archive, folder / "ledger.jsonl"),
@@ -332,8 +332,7 @@ def ledger_of(
 
 
 async def of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> FiledLedger:
-    """The ledger of a pool, of which what is on the broker is written into the file `rest`. Raises as `ledger_of`, and
-    RecordsArchived."""
+    """A pool's ledger; the broker's part is written to the file `rest`. Raises as `ledger_of`, and RecordsArchived."""
     from libs.cli.ledger_by_parts import ledger_by_parts
     from libs.ledger.archive import archived
     from libs.ledger.verify import export as write_ledger
@@ -348,9 +347,9 @@ async def of_pool(baton: Baton, pool: str, archive: Path | None, rest: Path) -> 
 
 
 @contextmanager
-def _cycles_looked_for_seldom() -> Iterator[None]:
-    """Bills make millions of small things that go by themselves, and no cycles: to look for those after every 700 things took a
-    third of an export's time."""
+def _rare_collections() -> Iterator[None]:
+    """Reduces garbage collection. Bills create millions of small objects without cycles, and the default threshold of
+    700 cost a third of an export's time."""
     usual = gc.get_threshold()
     gc.set_threshold(_LOOK_AFTER, *usual[1:])
     try:
@@ -361,7 +360,7 @@ def _cycles_looked_for_seldom() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """On a terminal a line that counts rows; elsewhere nothing."""
+    """A counter of rows on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda rows: None
         return

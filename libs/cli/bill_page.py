@@ -1,4 +1,4 @@
-"""`baton bill page`: a team's period as one page, of its bill, what of it was used, and what is credited."""
+"""`baton bill page`: a team's period as one page: its bill, its actual use, and its credits."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -68,24 +68,24 @@ def page(
         )  # fmt: skip
         text = chargeback_page(about, rows_in(charges(source, source.closed, upto_seq=upto), period, of))
     file.write_text(text, "utf-8")
-    told = {"file": str(file), "team": of, "pool": source.pool, "from_us": period[0], "to_us": period[1]}
-    done({**told, "closed": sealed is not None, "ledger_seq": upto, "done": "written"}, [str(file)], output)
+    document = {"file": str(file), "team": of, "pool": source.pool, "from_us": period[0], "to_us": period[1]}
+    done({**document, "closed": sealed is not None, "ledger_seq": upto, "done": "written"}, [str(file)], output)
 
 
 def _people(team: str) -> dict[str, str]:
-    """Pseudonym -> name, of the team. Raises UsageFault where there are no keys."""
+    """The team's users: pseudonym -> name. Raises UsageFault without keys."""
     return {user: f"{name} ({user})" for user, name in People(ring_of(None).folder).of(team).items()}
 
 
 class Kept(NamedTuple):
-    """What is kept of a team's use in a period."""
+    """Stored use of a team in a period."""
 
     seen: "Mapping[UsedBy, DeviceUseSums]"
     days: Sequence[UseRow]
 
 
 async def kept_of(baton: Baton, of: str, period: tuple[int, int], zone: str) -> Kept:
-    """What quota_billing keeps of a team's use; nothing where it cannot be had, and then nothing is known of it."""
+    """Quota_billing's stored use of a team; nothing, meaning unknown, if it is unavailable."""
     from libs.report.team_story import seen_by
 
     def query(by: str) -> UseQuery:
@@ -95,7 +95,7 @@ async def kept_of(baton: Baton, of: str, period: tuple[int, int], zone: str) -> 
         days = (await baton.use(query("day"))).rows
         try:
             return Kept(seen_by((await baton.use(query("job"))).rows, "job"), days)
-        except Invalid:  # there are too many jobs for one answer
+        except Invalid:  # too many jobs for one answer
             return Kept(seen_by((await baton.use(query("user"))).rows, "user"), days)
     except ClientError as error:
         hint(f"what is kept of use cannot be read ({error}): what was used is told as unknown")

@@ -1,4 +1,4 @@
-"""Periods of bills: from a day or moment to another, in a time zone with its daylight saving."""
+"""Periods of bills: from one day or moment to another, in a time zone with daylight saving."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -9,7 +9,7 @@ from libs.core.billing.wall import HOUR_US, us_of
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """A time zone by its name, e.g. Europe/Berlin. Raises UsageFault."""
+    """A time zone by name, e.g. Europe/Berlin. Raises UsageFault."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -19,10 +19,10 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def period_of(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -> tuple[int, int]:
-    """[start, end) in microseconds since the epoch; without either, the month of `now_us` in the zone.
+    """[start, end) in microseconds since the epoch; by default the month of `now_us` in the zone.
 
-    A day is its first moment in the zone; `2026-11` is the whole month. A day or month that is named as the end is included, a
-    moment is the end itself. Raises UsageFault.
+    A day means its first moment in the zone; `2026-11` the whole month. A day or month as the end is included, a moment
+    is excluded. Raises UsageFault.
     """
     if start is not None:
         first, said = _moment("--from", start, zone)
@@ -39,7 +39,7 @@ def period_of(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -
 
 
 def days_between(start: str | None, end: str | None, zone: ZoneInfo) -> tuple[int | None, int | None]:
-    """As `period_of`, but what is not said has no end."""
+    """As `period_of`, but an omitted end is open."""
     first = None if start is None else _moment("--from", start, zone)[0]
     last = None if end is None else _end_of(*_moment("--to", end, zone), zone)
     if first is not None and last is not None:
@@ -48,7 +48,7 @@ def days_between(start: str | None, end: str | None, zone: ZoneInfo) -> tuple[in
 
 
 def forecast_end(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -> int:
-    """Up to when a forecast goes: the end that is said, or that of the month of `now_us`. Raises UsageFault."""
+    """The end of a forecast: as given, or that of the month of `now_us`. Raises UsageFault."""
     first, last = days_between(start, end, zone)
     if last is not None:
         return last
@@ -89,7 +89,7 @@ def _moment(flag: str, text: str, zone: ZoneInfo) -> tuple[datetime, TimeForm]:
 
 
 def _end_of(first: datetime, said: TimeForm, zone: ZoneInfo) -> datetime:
-    """Of the month or day that begins then; a moment is its own end."""
+    """The end of the month or day that begins then; a moment is its own end."""
     match said:
         case TimeForm.MONTH:
             return _next_month(first)

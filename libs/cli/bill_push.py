@@ -1,7 +1,8 @@
-"""`baton bill push`: use as events to a billing system of others, each counted once, however often it is sent.
+"""`baton bill push`: sends use as events to an external billing system, where each counts once, however often it is
+sent.
 
-`--follow` stays: it copies what the ledger got since the last look, and sends what follows from that. The fold of the ledger
-goes on where it is, so a look costs as much as what is new.
+With `--follow` it keeps running: it copies the ledger's new records, and sends the events that follow. The fold
+continues where it is, so each round costs as much as the new records.
 """
 
 import os
@@ -31,7 +32,7 @@ from libs.ledger.records import FiledLedger
 from schemas.subjects import OPERATOR
 
 _FILES = 64
-"""Of what was copied are joined into one."""
+"""This many copied files are merged into one."""
 
 
 def push(
@@ -73,17 +74,17 @@ def push(
     dead = DeadLetters(state.with_name(state.name + ".dead"))
     with ledger_of(ledger, pool, url, archive) as source:
         pushed = load(state, Pushed(source.pool, to, endpoint))
-        told = PushFigures(source, pushed)
-        out = Outbound(endpoint, os.environ.get(token_env, ""), None if follow else give_up_s, told.trying)
+        figures = PushFigures(source, pushed)
+        out = Outbound(endpoint, os.environ.get(token_env, ""), None if follow else give_up_s, figures.trying)
         if follow and metrics_port is not None:
-            told.serve(metrics_port)
+            figures.serve(metrics_port)
         if again:
             taken, left = dead.again(out.post)
             say(f"{taken} of {taken + left} that were refused are taken now")
-        with _rows(source, pool, url, every_s if follow else None, told.idle) as found:
+        with _rows(source, pool, url, every_s if follow else None, figures.idle) as found:
             try:
                 push_all(
-                    told.seen(found), pushed, customers=names, post=out.post, bury=dead.bury,
+                    figures.seen(found), pushed, customers=names, post=out.post, bury=dead.bury,
                     save=lambda: save(state, pushed), now_us=lambda: source.wall_us,
                 )  # fmt: skip
             finally:
@@ -96,7 +97,7 @@ def push(
 
 
 class PushFigures:
-    """How far behind a push is, for people and for Prometheus."""
+    """How far a push is behind, for people and Prometheus."""
 
     def __init__(self, source: FiledLedger, pushed: Pushed) -> None:
         self._source, self._pushed = source, pushed
@@ -110,11 +111,11 @@ class PushFigures:
             yield charge
 
     def idle(self) -> None:
-        """All that is known is dealt with."""
+        """Everything known is finished."""
         self._seq = self._source.head.seq
 
     def trying(self, why: str | None) -> None:
-        """`why`: an event is not taken. A new reason is told."""
+        """`why`: the reason an event is not accepted. New reasons are printed."""
         if why is None:
             self._since, self._why = None, ""
             return
@@ -125,16 +126,16 @@ class PushFigures:
 
     @property
     def behind(self) -> int:
-        """Ledger records that are not dealt with."""
+        """Number of unfinished ledger records."""
         return max(0, self._source.head.seq - self._seq)
 
     @property
     def waiting_s(self) -> float:
-        """How long the event that is sent now has been refused."""
+        """How long the present event has been refused."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     def serve(self, port: int) -> int:
-        """Serves `/metrics` on 127.0.0.1 in a thread; the port. Raises UsageFault when it is taken."""
+        """Serves `/metrics` on 127.0.0.1 in a thread; returns the port. Raises UsageFault when it is in use."""
         from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
         registry, labels = CollectorRegistry(), {"pool": self._pushed.pool, "to": self._pushed.to}
@@ -158,7 +159,7 @@ class PushFigures:
 def _rows(
     source: FiledLedger, pool: str | None, url: str | None, every_s: float | None, idle: Callable[[], None]
 ) -> Iterator[Iterator[Charge]]:
-    """The ledger's rows; with `every_s` they go on for as long as the ledger does."""
+    """The ledger's rows; with `every_s`, continues as long as the ledger does."""
     if every_s is None:
         yield charges(source, source.closed)
         return
@@ -180,7 +181,7 @@ def _rows(
 
 
 def grown(source: FiledLedger, target: Path, pool: str | None, url: str | None) -> bool:
-    """Adds what the ledger got since the last look, if anything. A server that is away is told and asked again."""
+    """Copies new records of the ledger, if any. An unreachable server is reported and asked again."""
     from libs.ledger.export import FileStart
     from libs.ledger.segments import last_seq
     from libs.ledger.verify import export

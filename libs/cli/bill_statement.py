@@ -1,4 +1,4 @@
-"""What a period comes to, by what people ask for: sums of the rows of an export, and what is still to come."""
+"""A period's sums by any grouping, from the rows of an export, with a forecast."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class StatementLine:
 
 
 def grouping_of(by: str, zone: ZoneInfo, centres: Mapping[str, str]) -> "Grouping":
-    """Raises UsageFault for a grouping that there is not."""
+    """Raises UsageFault for an unknown grouping."""
     if by not in _GROUPS:
         raise UsageFault(f"--by {by}: not known; use {', '.join(_GROUPS)}")
     return Grouping(by, days_of_zone(zone.key), centres)
@@ -69,7 +69,7 @@ def add_forecast(
     of: str | None,
     grouping: "Grouping",
 ) -> None:
-    """Adds what is held at the ledger's end, as if it were held, at today's prices, until the period ends."""
+    """Adds devices held at the ledger's end, as if held at today's prices until the period ends."""
     meter = Meter(credits=False)
     for seq, record in source():
         meter.apply(record, seq)
@@ -83,7 +83,7 @@ def _line(lines: dict[str, StatementLine], key: str) -> StatementLine:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """In which line something is: of `by`, on the days of a zone."""
+    """Maps rows to lines: by `by`, on the days of a zone."""
 
     by: str
     day_of: DayOf
@@ -101,7 +101,7 @@ class Grouping:
 
 
 def shown(found: Mapping[str, StatementLine], by: str, output: Format, currency: str) -> None:
-    """The table, or the whole as a document. `currency` empty: no book is in the ledger."""
+    """Prints the table, or the whole as a document. `currency` empty: the ledger has no price book."""
     lines = [found[key] for key in sorted(found)]
     total = StatementLine("total")
     for name in StatementLine.__slots__[1:]:
@@ -127,7 +127,7 @@ def shown(found: Mapping[str, StatementLine], by: str, output: Format, currency:
 
 
 def unpriced_text(units: int, whose: str = "") -> str:
-    """What a bill says of use without a price; `units` negative: it was posted in a period before."""
+    """Text about use without a price; negative `units` were posted in an earlier period."""
     seconds = f"{abs(units) / 1e9:.3f} device-seconds{whose}"
     if units < 0:
         return f"priced now: {seconds} were told to be unpriced in a period before"

@@ -1,4 +1,4 @@
-"""`baton bill used`: what jobs held against what their devices did, of the hours that quota_billing keeps."""
+"""`baton bill used`: what jobs held and what their devices did, from the hours that quota_billing stores."""
 
 from typing import Annotated
 

@@ -1,5 +1,5 @@
-"""`baton boost JOB`: a job comes before its class for a time, within its team's budget. An operator says it to the pool, an
-admin of the job's team asks the holder of the keys to."""
+"""`baton boost JOB`: raises a job above its class for a time, within its team's budget. An operator commands the pool;
+an admin of the job's team asks the holder of the keys."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ def command(
         job_id = await whole_id(baton, job)
         there = pool or (await baton.get(job_id)).pool or baton.place.pool
         who = baton.place.user or "operator"
-        known = end or by_admin  # to who holds the keys
+        known = end or by_admin  # the holder of the keys accepts it
         priority = 0 if known else await team_admin.priority_of(baton, there, to)
         said = BoostJob(job_id=job_id, priority=priority, for_s=for_s, reason=reason, user=who)
         if by_admin:
@@ -55,8 +55,8 @@ def command(
         return {"pool": there, "job_id": job_id, **how, "ledger_seq": seq}
 
     speaker = None if by_admin else subjects.OPERATOR
-    told = run(work, speaker, url, user=user, pool=pool, operator=not by_admin)
-    done(told, [told["job_id"]], output)
+    document = run(work, speaker, url, user=user, pool=pool, operator=not by_admin)
+    done(document, [document["job_id"]], output)
     hint(
         "it has the priority of its class again"
         if end

@@ -15,7 +15,7 @@ from libs.walls.resolver import NotTold, tell
 
 
 def ring_of(folder: Path | None) -> Keyring:
-    """Raises UsageFault where there are no keys, or NeedsOperator when who asks shows another's credential."""
+    """Raises UsageFault without keys, or NeedsOperator when another's credential is in use."""
     ring = Keyring(folder or state_dir())
     if not ring.exists:
         check_operator(shown_credential())
@@ -26,8 +26,8 @@ def ring_of(folder: Path | None) -> Keyring:
 
 
 def staying(ring: Keyring, names: Iterable[str]) -> list[str]:
-    """Those of `names`, teams and users, whose team has not left. Of each team that has it is said: a list that names it still
-    is no reason not to start, and none to give it a credential again."""
+    """Those of `names` (teams and users) whose team has not left. Teams that have left are reported: a list that still
+    names one is no reason to refuse the start, nor to issue credentials."""
     departed, gone = DepartedTeams(ring.folder), set[str]()
     out = []
     for name in names:
@@ -43,17 +43,17 @@ def staying(ring: Keyring, names: Iterable[str]) -> list[str]:
 
 
 def served(ring: Keyring, named: Iterable[str]) -> list[str]:
-    """The teams that are here: those that were `named`, and those of the keys, which earlier starts and `baton team add` made;
-    none that has left."""
+    """The present teams: those `named`, and those of the keys from earlier starts and `baton team add`; none that has
+    left."""
     try:
         gone = DepartedTeams(ring.folder).left()
-    except TeamIsGone:  # it cannot be read, as `staying` says of each
+    except TeamIsGone:  # unreadable; `staying` reports each
         gone = frozenset()
     return sorted({*named, *ring.teams} - gone)
 
 
 def tell_broker(ring: Keyring, accounts: Sequence[str], folder: Path | None, url: str | None) -> bool:
-    """Pushes the accounts to the running broker. False if none runs here: it reads them when it is started."""
+    """Pushes the accounts to the running broker. False if none runs here; then it reads them at its start."""
     try:
         address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder or state_dir())["url"])
     except Unreachable:

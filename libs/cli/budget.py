@@ -1,4 +1,4 @@
-"""`baton budget`: what budgets have, and more for one of them."""
+"""`baton budget`: lists budgets, and tops one up."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -19,7 +19,7 @@ from libs.client.errors import ClientError
 from schemas import subjects
 from schemas.budgets import BudgetPeriod, BudgetUnit
 from schemas.inbox import TopUpBudget
-from schemas.queries import BudgetsQuery, BudgetsReply, BudgetStanding
+from schemas.queue_status import BudgetsQuery, BudgetsReply, BudgetStanding
 
 app = typer.Typer(
     help="Budgets: what is spent and held of them; more for one (operators).",
@@ -50,7 +50,7 @@ def _note(one: BudgetStanding) -> str:
 
 
 def columns(zone: str) -> list[Column]:
-    """Of a table of budgets; moments are of this time zone."""
+    """Columns of a table of budgets; times are in this zone."""
     day: Callable[[int], str] = lambda us: datetime.fromtimestamp(us // 1_000_000, ZoneInfo(zone)).strftime("%Y-%m-%d")  # noqa: E731
     return [
         Column("BUDGET", _whose),
@@ -71,7 +71,7 @@ def columns(zone: str) -> list[Column]:
 
 
 def tightest(reply: BudgetsReply) -> dict[str, str]:
-    """Of each team and queue the budget that has the least left of what it may spend: `812/1000 gpu-hours a month`."""
+    """Team or queue -> its budget with the least left: `812/1000 gpu-hours a month`."""
     found: dict[str, tuple[float, str]] = {}
     for one in reply.budgets:
         about = one.budget
@@ -88,13 +88,13 @@ def tightest(reply: BudgetsReply) -> dict[str, str]:
 
 
 async def standing(baton: Baton, timeout_s: float = 5.0) -> BudgetsReply:
-    """What queries says of budgets."""
+    """The budgets, from queries."""
     reply: BudgetsReply = await ask(baton.nats, "budgets.list", baton.place, BudgetsQuery(), timeout_s=timeout_s)
     return reply
 
 
 async def overdrawn(baton: Baton) -> list[str]:
-    """A line for each overdrawn budget, for a bill; none while nobody answers: the bill does not wait for it."""
+    """A line for each overdrawn budget, to go with a bill; none without an answer, since the bill does not wait for it."""
     try:
         reply = await standing(baton, timeout_s=1.0)
     except ClientError:
@@ -159,13 +159,13 @@ def top_up(
         seq = await say_to_pool(baton, pool, said, subjects.top_up_budget(pool, who), f"budget:{key}")
         return {"pool": pool, "budget": key, "amount": more, "done": "topped up", "ledger_seq": seq}
 
-    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    key = told["budget"]
-    done(told, [f"{key} has {amount(more)} more until its period ends"], output, names=[key])
+    document = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    key = document["budget"]
+    done(document, [f"{key} has {amount(more)} more until its period ends"], output, names=[key])
 
 
 def _key(reply: BudgetsReply, whose: str, unit: BudgetUnit, period: BudgetPeriod | None) -> str:
-    """The one budget that is meant. Raises UsageFault: there is none, or more than one."""
+    """The selected budget. Raises UsageFault when there is none, or more than one."""
     kind, colon, name = whose.partition(":")
     scope = f"{kind}:{name}" if colon else f"team:{whose}"
     found = [

@@ -36,7 +36,7 @@ _AMOUNTS = ("soft", "hard", "carry_over")
 
 
 def read_amount(text: Any) -> int:
-    """Millionths of a decimal as it is written. Raises ValueError with the fix."""
+    """Millionths of a decimal text. Raises ValueError with the fix."""
     return millionths(text, "an amount", "leave it out for none", "1000 or 12.5")
 
 
@@ -70,12 +70,12 @@ class BudgetsFileError(WrongFile):
 
 
 def is_budgets(text: str) -> bool:
-    """Whether a file that may be applied is about budgets."""
+    """Whether a file for `apply` contains budgets."""
     return "budgets" in top_names(text)
 
 
 def top_names(text: str) -> Collection[str]:
-    """The fields of a file's first document; none when that is no mapping."""
+    """The fields of a file's first document; empty if it is no mapping."""
     try:
         documents = read(text)
     except Broken:

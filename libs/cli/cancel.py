@@ -28,7 +28,7 @@ def command(
     if one's pool is closed."""
 
     async def cancel(baton: Baton) -> None:
-        # All are looked up before the first is cancelled: a mistyped id must not leave half of them ended.
+        # Look up all before cancelling the first: a mistyped id must not leave half of them ended.
         found = [await baton.get(await whole_id(baton, job)) for job in jobs]
         over = [AlreadyOver(job.job_id, job.state.value) for job in found if job.state.terminal]
         why = reason or f"cancelled by {'an operator' if baton.team == OPERATOR else 'its team'}"
@@ -45,8 +45,8 @@ def command(
             error = str(e)
             raise
         finally:
-            told = [_told(job, job.job_id in asked, str(refused.get(job.job_id, error))) for job in found]
-            done(told, [job.job_id for job in found if job.job_id in asked], output)
+            documents = [_as_document(job, job.job_id in asked, str(refused.get(job.job_id, error))) for job in found]
+            done(documents, [job.job_id for job in found if job.job_id in asked], output)
         not_done: list[ClientError] = [*refused.values(), *over]
         for other in not_done[1:]:
             tell(other)
@@ -56,8 +56,8 @@ def command(
     run(cancel, team, url, user=user)
 
 
-def _told(job: JobDocument, asked: bool, error: str) -> dict[str, Any]:
-    """What programs are told of a job: its state before it was asked for, and why it was not."""
+def _as_document(job: JobDocument, asked: bool, error: str) -> dict[str, Any]:
+    """The form for programs: a job's state before the request, and the error, if any."""
     why_not = _ENDED.format(job.state.value) if job.state.terminal else error or "interrupted"
     about = {"job_id": job.job_id, "name": job.name, "team": job.team, "state": job.state.value}
     return {**about, "cancel_asked": asked, "error": "" if asked else why_not}

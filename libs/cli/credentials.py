@@ -22,7 +22,7 @@ from libs.walls.wire import Wire
 from schemas.subjects import OPERATOR
 
 _OWN = (OPERATOR, *roles.SERVICES, PROVISION, SERVICES)
-"""Who has a credential in the core account, but agents."""
+"""Holders of credentials in the core account, without agents."""
 
 
 def command(
@@ -76,28 +76,29 @@ def command(
     target = " ".join(filter(None, (teams, users, nodes, pools)))
     try:
         with operator_action("credentials.make", target, reason, folder=ring.folder, tells=False):
-            made = _made(ring, named, _listed(users), _listed(pools), _listed(nodes))
+            made = _make_credentials(ring, named, _listed(users), _listed(pools), _listed(nodes))
     except ValueError as e:
         raise UsageFault(str(e)) from None
-    # NATS reads JSON as it reads its own form.
+    # NATS reads JSON like its own format.
     config = ring.trust().config(accounts)
     wire = Wire(ring)
-    if named_hosts := _listed(hosts) or wire.names:  # a server that speaks TLS does not unlearn it
+    if named_hosts := _listed(hosts) or wire.names:  # a server with TLS keeps it
         config["tls"], ends = _encrypted(wire, named_hosts, certificates, write, renew)
         hint(
             f"the server's certificate is good until {ends:%Y-%m-%d}; run this again before, and let the server reload"
         )
     text = "\n".join(f"{key}: {json.dumps(value, indent=2)}" for key, value in config.items())
     if write is not None:
-        write.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the server's own key lies there, too
+        write.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the server's own key is there, too
         write.write_text(text + "\n")
-    told = {"credentials": [_told(path) for path in made], "config": config, "written": write and str(write)}
-    done({**told, "done": "made"}, [text] if write is None else [], output, names=[speaker(path) for path in made])
+    document = {"credentials": [_as_document(path) for path in made], "config": config, "written": write and str(write)}
+    done({**document, "done": "made"}, [text] if write is None else [], output, names=[speaker(path) for path in made])
     hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
 
 
 def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None, output: Format) -> None:
-    """The operator's, or those of services: who still uses the old ones is cut off. Prints where the new ones are."""
+    """Rotates the operator's credential, or services'. Users of the old ones are cut off. Prints where the new ones
+    are."""
     if unknown := sorted(set(names) - set(_OWN)):
         known = ", ".join(_OWN)
         raise UsageFault(
@@ -106,18 +107,20 @@ def _rotated(names: list[str], reason: str, folder: Path | None, url: str | None
     ring = ring_of(folder)
     with operator_action("credentials.rotate", " ".join(names), reason, folder=ring.folder, url=url):
         made = [ring.rotate_own(name) for name in names]
-        told = tell_broker(ring, [CORE], folder, url)
-    value = {"credentials": [_told(path) for path in made], "done": "rotated", "broker_told": told}
+        pushed = tell_broker(ring, [CORE], folder, url)
+    value = {"credentials": [_as_document(path) for path in made], "done": "rotated", "broker_told": pushed}
     done(value, [str(path) for path in made], output, names=names)
 
 
-def _told(path: Path) -> dict[str, str]:
-    """Where a credential is, and never what is in it: what a command prints may lie in a log."""
+def _as_document(path: Path) -> dict[str, str]:
+    """A credential's path, never its content: a command's output may end up in a log."""
     return {"credential": speaker(path), "file": str(path)}
 
 
-def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]) -> list[Path]:
-    """A credential for each. Raises ValueError for a name that cannot be."""
+def _make_credentials(
+    ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]
+) -> list[Path]:
+    """Makes a credential for each. Raises ValueError for an invalid name."""
     check_teams(teams)
     check_numbers(teams)
     check_users(users, teams)

@@ -1,6 +1,6 @@
-"""`baton dead list|show|replay`: messages that could not be processed, read from the stream DEAD itself.
+"""`baton dead list|show|replay`: messages that could not be processed, read from the stream DEAD.
 
-Nothing is removed: the stream forgets by age, and a message that was replayed keeps its dead letter as a record.
+Nothing is removed: the stream expires by age, and a replayed message keeps its dead letter as a record.
 """
 
 import uuid
@@ -33,7 +33,7 @@ Sequences = Annotated[list[int], typer.Argument(help="Sequence numbers of `baton
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter. `at_us` is when it was laid there."""
+    """A dead letter, stored at `at_us`."""
 
     seq: int
     origin: str
@@ -46,7 +46,7 @@ class Letter:
     payload: bytes
 
     def plain(self) -> dict[str, object]:
-        """For JSON and YAML."""
+        """The form for JSON and YAML."""
         return {
             "seq": self.seq, "origin": self.origin, "subject": self.subject, "stream": self.stream,
             "stream_seq": self.stream_seq, "reason": self.reason, "at_us": self.at_us, "headers": self.headers,
@@ -117,7 +117,7 @@ def replay(seqs: Sequences, reason: MayReason = "", url: Url = None, output: Out
     async def send(baton: Baton) -> None:
         from libs.bus.outbox import Outbox
 
-        letters = [await _one(baton, seq) for seq in seqs]  # all are there, or none is sent
+        letters = [await _one(baton, seq) for seq in seqs]  # all must exist before any is sent
         outbox = Outbox(baton.nats.jetstream(), give_up_s=15.0)
         rows: list[dict[str, Any]] = [
             {"seq": letter.seq, "subject": letter.subject, "replayed": False, "error": "not tried"}
@@ -128,7 +128,7 @@ def replay(seqs: Sequences, reason: MayReason = "", url: Url = None, output: Out
             for letter, row in zip(letters, rows, strict=True):
                 row["error"] = "interrupted"
                 try:
-                    row |= {"subject": await _again(baton, outbox, letter), "replayed": True, "error": ""}
+                    row |= {"subject": await _resend(baton, outbox, letter), "replayed": True, "error": ""}
                     if output.of_lines:
                         say(f"{letter.seq}\t{row['subject']}")
                 except PoolRefused as error:
@@ -146,8 +146,9 @@ def replay(seqs: Sequences, reason: MayReason = "", url: Url = None, output: Out
         run(send, OPERATOR, url)
 
 
-async def _again(baton: Baton, outbox: "Outbox", letter: Letter) -> str:
-    """Sends it, and waits for what a pool decides. Returns its subject. Raises PoolRefused; Failed when it says too little."""
+async def _resend(baton: Baton, outbox: "Outbox", letter: Letter) -> str:
+    """Sends it, and waits for the pool's decision. Returns the subject. Raises PoolRefused; Failed when the letter
+    lacks information."""
     from libs.bus.dead import replayed
 
     try:
@@ -164,7 +165,7 @@ async def _again(baton: Baton, outbox: "Outbox", letter: Letter) -> str:
 
 
 async def _newest(baton: Baton, limit: int) -> AsyncIterator[Letter]:
-    """Newest first. Sequences may have gaps, where the stream forgot by age."""
+    """Newest first. Sequences may have gaps, because the stream expires by age."""
     js = baton.nats.jetstream()
     state = (await js.stream_info(DEAD)).state
     seq, found = state.last_seq, 0

@@ -1,4 +1,4 @@
-"""`baton describe job|node ID`: everything about one."""
+"""`baton describe job|node ID`: everything about one job or node."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -16,13 +16,15 @@ from libs.cli.session import run, whole_id
 from libs.cli.why import BEHIND, why
 from libs.client import Baton, NotFound
 from libs.client.errors import ClientError
+from schemas.explanations import Explanation
 from schemas.jobs import JobState
-from schemas.queries import AttemptDocument, DeviceView, Explanation, JobDocument, NodeView
+from schemas.pool_status import DeviceView, NodeView
+from schemas.queries import AttemptDocument, JobDocument
 from schemas.resources import Resources
 
 
 class _Describable(TyperGroup):
-    """What may be described; a name alone does not tell what it is of."""
+    """The group of `describe`; a name without its kind is an error."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
@@ -55,27 +57,29 @@ def job(job: JobArgument, team: Team = None, url: Url = None, output: Output = F
 
     async def ask(baton: Baton) -> tuple[JobDocument, Names, Explanation | None]:
         found = await baton.get(await whole_id(baton, job))
-        told = await _why(baton, found) if output in (Format.TABLE, Format.WIDE) else None
+        reasons = await _why(baton, found) if output in (Format.TABLE, Format.WIDE) else None
         names = await names_of(baton, [(found.team, found.user)]) if output in (Format.TABLE, Format.WIDE) else {}
-        return found, names, told
+        return found, names, reasons
 
-    found, names, told = run(ask, team, url)
+    found, names, reasons = run(ask, team, url)
     if output in (Format.JSON, Format.YAML):
         document(found, output)
     elif output is Format.NAME:
         say(found.job_id)
     else:
-        fields([*_job_fields(found, shown(names, found.team, found.user)), *(why(told) if told is not None else ())])
-        if told is not None and told.behind:
+        fields(
+            [*_job_fields(found, shown(names, found.team, found.user)), *(why(reasons) if reasons is not None else ())]
+        )
+        if reasons is not None and reasons.behind:
             say("")
-            show(told.behind, BEHIND)
+            show(reasons.behind, BEHIND)
         if found.attempts:
             say("")
             show(found.attempts, _ATTEMPTS)
 
 
 async def _why(baton: Baton, job: JobDocument) -> Explanation | None:
-    """Of a job that waits; None when nobody can say now: the rest is told all the same."""
+    """Why a job waits; None when nobody can answer now, and then the rest is shown without it."""
     if job.state is not JobState.QUEUED:
         return None
     try:

@@ -1,7 +1,9 @@
-"""Exit codes, and how errors are told: what happened, why, what to do; on stderr; never a traceback for the user's own.
+"""Exit codes, and the form of errors: what happened, why, what to do; on stderr; never a traceback for a user's error.
 
-0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers, or busy   7 cancelled   8 lost
-130 interrupted   141 nobody reads; and of `baton wait` and `baton submit --wait` whatever the job ended with
+    0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers, or busy
+    7 cancelled   8 lost   130 interrupted   141 output not read
+
+`baton wait` and `baton submit --wait` also return the job's own exit code.
 """
 
 import errno
@@ -14,7 +16,7 @@ from libs.cli.output import hint
 
 
 class Exit(IntEnum):
-    """What the shell gets to know."""
+    """The exit code of a command."""
 
     OK = 0
     FAILED = 1
@@ -24,16 +26,16 @@ class Exit(IntEnum):
     CONFLICT = 5
     UNREACHABLE = 6
     CANCELLED = 7
-    """The job that was waited for was cancelled."""
+    """The awaited job was cancelled."""
     LOST = 8
-    """The job that was waited for ended with its node or a device, and had no further attempt."""
+    """The awaited job ended with its node or a device, and had no further attempt."""
     INTERRUPTED = 130
     NOT_READ = 141
-    """Whoever read the output has gone (`| head`): what a shell says of tools that end by SIGPIPE."""
+    """The reader of the output has gone (`| head`): a shell's code for tools that end by SIGPIPE."""
 
 
 class Ended(Exception):
-    """A command is over with this code; what there was to say has been said."""
+    """Ends a command with this code; everything has been printed."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit {code}")
@@ -41,18 +43,18 @@ class Ended(Exception):
 
 
 class UsageFault(Exception):
-    """The command line or the job file is wrong; the text says what and what to do, one line for each problem."""
+    """The command line or the job file is wrong. The text gives each problem with its fix, one per line."""
 
 
 def code_of(error: BaseException) -> int | None:
-    """The exit code of an error that has an explanation for the user; None for one of ours (a bug)."""
+    """The exit code of an error that users can understand; None for a bug."""
     if isinstance(error, Ended):
         return error.code
     if isinstance(error, (KeyboardInterrupt, BrokenPipeError)):
         return Exit.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Exit.NOT_READ
     if _credential_refused(error):
         return Exit.DENIED
-    # By name, so that `baton --help` need not load what these come from; the nearest known ancestor decides.
+    # By name, so that `baton --help` need not import them; the nearest known ancestor decides.
     for kind in type(error).__mro__:
         if kind.__name__ in _CODES:
             return _CODES[kind.__name__]
@@ -64,8 +66,8 @@ def code_of(error: BaseException) -> int | None:
 
 
 def _credential_refused(error: BaseException) -> bool:
-    """Whether a broker answers, and takes the credential not, or no longer: to the bus it is one that cannot be reached, and
-    only its text says more (`libs.bus.connect`)."""
+    """Whether a broker answers but refuses the credential. The bus reports that as unreachable; only the text tells
+    (`libs.bus.connect`)."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return bool(kinds & {"Unreachable", "BusUnavailable"}) and "refused the credential" in str(error)
 
@@ -82,7 +84,7 @@ _WRONG_PATH = {
     errno.EEXIST: "name a new one",
     errno.ENOTEMPTY: "name a new one",
 }
-"""Why a path will not do, and what to do. An error does not say whether it was to be read or written."""
+"""Why a path is unusable, and what to do. The error does not say whether it was to be read or written."""
 
 _NOT_WRITTEN = {
     errno.ENOSPC: "make room, or name a folder that has it",
@@ -93,7 +95,7 @@ _NOT_WRITTEN = {
 
 
 _CODES: dict[str, int] = {
-    # libs.client.errors; Conflict stands before Rejected in its own line of descent
+    # libs.client.errors; Conflict precedes Rejected, its ancestor
     "Conflict": Exit.CONFLICT, "Rejected": Exit.DENIED, "NotCancelled": Exit.DENIED, "Denied": Exit.DENIED,
     "NotFound": Exit.NOT_FOUND, "Invalid": Exit.USAGE, "Busy": Exit.UNREACHABLE,
     "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "TimeoutError": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
@@ -114,21 +116,21 @@ _CODES: dict[str, int] = {
 
 
 def tell(error: BaseException) -> None:
-    """The error on stderr."""
+    """Prints the error on stderr."""
     if isinstance(error, Ended):
         return
     if isinstance(error, KeyboardInterrupt):
         hint("interrupted")
         return
     if isinstance(error, BrokenPipeError):
-        # Whoever read us has gone; point stdout elsewhere so that the interpreter's last flush does not complain.
+        # The reader has gone; redirect stdout so that the interpreter's last flush does not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     if isinstance(error, UnicodeDecodeError):
         hint(f"baton: the file is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8")
         return
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
-        where = error.filename2 or error.filename or "the disk"  # of a copy the second: the first could be read
+        where = error.filename2 or error.filename or "the disk"  # for a copy, the second name: the first could be read
         hint(f"baton: {where}: {error.strerror}: {_NOT_WRITTEN[error.errno]}")
         return
     if isinstance(error, OSError) and error.filename is not None:
@@ -143,7 +145,7 @@ def tell(error: BaseException) -> None:
         hint(f"baton: {late if isinstance(error, TimeoutError) else error}")
         return
     causes = getattr(error, "causes", (why,) if why else ())
-    if any(fix in cause for cause in causes):  # who found it has said so already
+    if any(fix in cause for cause in causes):  # the error already contains the fix
         fix = ""
     hint("\n  ".join([f"baton: {what}", *_lines("because", causes), *_lines("try", (fix,) if fix else ())]))
 

@@ -1,11 +1,11 @@
-"""`baton explain JOB`: why it is where it is."""
+"""`baton explain JOB`: why a job is in its state."""
 
 from libs.cli.options import JobArgument, Output, Pool, Team, Url
 from libs.cli.output import Format, document, fields, say, show
 from libs.cli.session import run, whole_id
 from libs.cli.why import BEHIND, REMOVED, why
 from libs.client import Baton
-from schemas.queries import Explanation
+from schemas.explanations import Explanation
 
 
 def command(

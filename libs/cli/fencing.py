@@ -1,12 +1,12 @@
-"""What makes a restored ledger safe to go on with: it knows nothing of what was decided after its backup.
+"""Makes a restored ledger safe to continue: it lacks everything decided after its backup.
 
-A job that waits in it may be running on a node; a device that is free in it may be in use; epochs of devices, numbers of
-attempts and sequences will come a second time. All of that is bounded by a *life* of a node: an agent that begins a new one has
-killed everything before, and starts with an empty view. So each life that the ledger, or an input that waits behind it, knows
-is ended by the first new inputs. And nothing is decided before every lease that the old instance may have granted has surely
-ended, with its work; then an agent that cannot reach the new instance runs nothing either.
+A job that waits in it may be running on a node; a device that is free in it may be in use; epochs of devices, numbers
+of attempts and sequences will be reused. All of that is bounded by a *life* of a node: an agent that begins a new one
+has killed everything before, and starts with an empty view. So the first new inputs end each life that appears in the
+ledger, or in an input that waits behind it. And nothing is decided before every lease that the old instance may have
+granted has surely ended, with its work. By then an agent that cannot reach the new instance runs nothing either.
 
-Kept work (its class says `lease: keep`) ends by no silence, so somebody has to say how the nodes were fenced.
+Kept work (its class says `lease: keep`) does not end in silence, so an operator must say how the nodes were fenced.
 """
 
 import time
@@ -36,24 +36,25 @@ _PAGE, _WAIT_S = 512, 2.0
 
 
 class NotFenced(LedgerStopped):
-    """Work may still run that no silence ends; the text says where."""
+    """Kept work may still run. The text says where."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """When the old instance surely stopped, s since 1970, and how it was made sure that no node runs anything; "": not."""
+    """When the old instance surely stopped, s since 1970; and how it was ensured that no node runs anything, "" if it
+    was not."""
 
     gone_s: float
     fenced_by: str = ""
 
 
 class LivesToEnd:
-    """Feed it every valid record: which lives of nodes go on, which work is kept, how long leases may be."""
+    """Feed it every valid record: collects live lives of nodes, kept work, and the longest leases."""
 
     def __init__(self) -> None:
         self.up: dict[str, int] = {}
         self.kept: dict[str, set[str]] = {}
-        """Node -> jobs on it that no silence ends."""
+        """Node -> its jobs that do not end in silence."""
         self.max_lease_s = 0.0
         self.inbox_seq = 0
         self.t_us = 0
@@ -83,7 +84,7 @@ class LivesToEnd:
 async def verified(
     nats: Client, pool: str, archive: Path | None = None, lives: LivesToEnd | None = None
 ) -> dict[str, Any]:
-    """The head of the pool's ledger, when chain and checker find nothing wrong. Raises LedgerStopped."""
+    """The head of the pool's ledger, if chain and checker find no violation. Raises LedgerStopped."""
     found = lives or LivesToEnd()
     report = await verify(nats.jetstream(), pool, archive, also=found.apply)
     if not report.ok:
@@ -99,7 +100,7 @@ async def verified(
 
 
 def lease_terms() -> Terms:
-    """What leases goes by, from the same variables. Raises UsageFault."""
+    """The terms of leases, from the service's environment variables. Raises UsageFault."""
     try:
         return LeaseTerms().terms()
     except ValidationError as error:
@@ -107,8 +108,9 @@ def lease_terms() -> Terms:
 
 
 async def fence(nats: Client, pool: str, how: Fence, archive: Path | None = None) -> dict[str, Any]:
-    """Verifies the ledger, and ends every life in it: `nodes`, how many, and `not_before_s`, when it may be gone on with,
-    beside what `verified` tells. Raises NotFenced when kept work may run and nobody says that it does not."""
+    """Verifies the ledger, and ends every life in it. Adds to the result of `verified`: `nodes`, their number, and
+    `not_before_s`, the earliest time to continue. Raises NotFenced when kept work may run and nobody says that it does
+    not."""
     found = LivesToEnd()
     head = await verified(nats, pool, archive, found)
     kept = sorted(node for node, jobs in found.kept.items() if jobs)
@@ -123,18 +125,18 @@ async def fence(nats: Client, pool: str, how: Fence, archive: Path | None = None
     said: list[Outgoing] = []
     for node, incarnation in sorted(lives):
         gone = NodeLost(node=node, incarnation=incarnation, silent_s=silent_s)
-        said.append(_say(gone, subjects.node_inbox("lost", pool, node), f"{node}/{incarnation}"))
+        said.append(_input(gone, subjects.node_inbox("lost", pool, node), f"{node}/{incarnation}"))
     for node in kept:
         dead = NodeDead(node=node, fenced_by=f"restored from a backup: {how.fenced_by}"[:1024])
-        said.append(_say(dead, subjects.declare_dead(pool, "restore"), f"{node}/dead"))
+        said.append(_input(dead, subjects.declare_dead(pool, "restore"), f"{node}/dead"))
     await Outbox(nats.jetstream()).publish_many(said)
     terms = lease_terms()
-    longest_s = found.max_lease_s or terms.max_lease_s  # as the ledger says, where it names who granted leases
+    longest_s = found.max_lease_s or terms.max_lease_s  # from the ledger, if it names the granter of leases
     not_before_s = 0.0 if how.fenced_by else how.gone_s + terms.patience(longest_s)
     return {**head, "nodes": len({node for node, _ in lives}), "not_before_s": not_before_s}
 
 
-def _say(model: NodeLost | NodeDead, subject: str, about: str) -> Outgoing:
+def _input(model: NodeLost | NodeDead, subject: str, about: str) -> Outgoing:
     return outgoing(
         model,
         subject=subject,
@@ -145,7 +147,7 @@ def _say(model: NodeLost | NodeDead, subject: str, about: str) -> Outgoing:
 
 
 async def _registered_since(nats: Client, pool: str, inbox_seq: int) -> set[tuple[str, int]]:
-    """LivesToEnd that begin with inputs which the ledger has not decided."""
+    """The lives begun by inputs that the ledger has not decided, as LivesToEnd."""
     js, found = nats.jetstream(), set[tuple[str, int]]()
     state = (await js.stream_info(subjects.inbox_stream(pool))).state
     tail = Tail(js, subjects.inbox_stream(pool), max(inbox_seq, state.first_seq - 1), may_expire=True)

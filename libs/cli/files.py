@@ -1,4 +1,4 @@
-"""Files that a command is given. Of what it reads no more is taken than can be used; what it writes takes no device's name."""
+"""Files given to commands. Input is read up to a limit; output replaces regular files only."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ from schemas.yamlfile import text_of
 
 
 def read_text(path: Path) -> str:
-    """Of a file or a pipe, `-` being standard input. Raises OSError, UnicodeDecodeError."""
+    """Reads a file or a pipe; `-` is standard input. Raises OSError, UnicodeDecodeError."""
     if str(path) == "-":
         return text_of(sys.stdin)
     with path.open(encoding="utf-8") as file:
@@ -22,7 +22,7 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(file: Path) -> str:
-    """The text of a YAML file that a command was given. Raises UsageFault."""
+    """The text of a YAML file given to a command. Raises UsageFault."""
     try:
         return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
@@ -30,16 +30,16 @@ def read_yaml(file: Path) -> str:
 
 
 def why_not(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read or written, for who is told its name anyway."""
+    """Why a file cannot be read or written, without its name."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is no UTF-8 text ({error.reason} at byte {error.start})"
     return error.strerror or str(error)
 
 
 def check_target(path: Path) -> None:
-    """Of a file that gets its name when it is whole: whatever has the name is gone then.
+    """Checks a target that appears under its name when complete, replacing what has the name.
 
-    Raises UsageFault where that is no regular file, or there is no folder.
+    Raises UsageFault if that is no regular file, or the folder does not exist.
     """
     if str(path) == "-":
         raise UsageFault("- is no file: name one, which gets its name when all is written")
@@ -53,8 +53,8 @@ def check_target(path: Path) -> None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder that is gone when the block ends, also where the command is ended by a signal: that raises SystemExit within."""
-    if threading.current_thread() is not threading.main_thread():  # it gets no signals
+    """A temporary folder, also removed when a signal ends the command: the signal raises SystemExit inside the block."""
+    if threading.current_thread() is not threading.main_thread():  # other threads get no signals
         with TemporaryDirectory() as folder:
             yield Path(folder)
         return

@@ -1,4 +1,4 @@
-"""`baton finance add|rotate|revoke|list`: who may read all bills, budgets and the ledger that they are of, and do nothing."""
+"""`baton finance add|rotate|revoke|list`: credentials that may read all bills, budgets and ledgers, and nothing else."""
 
 from pathlib import Path
 from typing import Annotated
@@ -35,8 +35,8 @@ def add(
             path = ring.finance(name)
         except ValueError as e:
             raise UsageFault(str(e)) from None
-        told = tell_broker(ring, [CORE, FINANCE], folder, url)
-    _tell("added", name, path, output, told=told)
+        pushed = tell_broker(ring, [CORE, FINANCE], folder, url)
+    _print("added", name, path, output, pushed=pushed)
 
 
 @app.command()
@@ -47,8 +47,8 @@ def rotate(
     ring = ring_of(folder)
     with operator_action("finance.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate_finance(name)
-        told = tell_broker(ring, [FINANCE], folder, url)
-    _tell("rotated", name, path, output, told=told)
+        pushed = tell_broker(ring, [FINANCE], folder, url)
+    _print("rotated", name, path, output, pushed=pushed)
 
 
 @app.command()
@@ -59,12 +59,12 @@ def revoke(
     ring = ring_of(folder)
     with operator_action("finance.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke_finance(name)
-        told = tell_broker(ring, [FINANCE], folder, url)
-    _tell("revoked", name, None, output, told=told)
+        pushed = tell_broker(ring, [FINANCE], folder, url)
+    _print("revoked", name, None, output, pushed=pushed)
 
 
-def _tell(what: str, name: str, file: Path | None, output: Format, *, told: bool) -> None:
-    value = {"name": name, "file": file and str(file), "done": what, "broker_told": told}
+def _print(what: str, name: str, file: Path | None, output: Format, *, pushed: bool) -> None:
+    value = {"name": name, "file": file and str(file), "done": what, "broker_told": pushed}
     done(value, [str(file or name)], output, names=[name])
 
 

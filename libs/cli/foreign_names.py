@@ -11,7 +11,7 @@ COMMANDS = {
     "salloc": "baton submit", "events": "baton watch", "drain": "baton node cordon", "cordon": "baton node cordon",
     "uncordon": "baton node uncordon",
 }  # fmt: skip
-"""Of commands of `baton` itself."""
+"""Other tools' commands for `baton` itself."""
 
 _OF_NODES = {
     "drain": "baton node cordon", "resume": "baton node uncordon", "undrain": "baton node uncordon",
@@ -40,7 +40,7 @@ _OPTIONS = {
     "--requeue": "write --retries N", "--signal": "write --checkpoint-grace", "--time-limit": "write --time",
     "--error": "Baton keeps what a job writes: see `baton logs`", "--follow": "write --logs",
 }  # fmt: skip
-"""Of `baton submit`, and where they are there of `baton plan`."""
+"""Other tools' options of `baton submit`, and of `baton plan` if it has them."""
 
 
 _NO_VALUE = (
@@ -49,17 +49,17 @@ _NO_VALUE = (
 
 
 def told(error: Any) -> str:
-    """What a usage error says, with what to write in place of the option or the command that it names, where that is known.
-    A secret that stood on the command line is not repeated."""
+    """The text of a usage error, with the replacement for a foreign option or command, if known. Never repeats a secret
+    from the command line."""
     message = str(getattr(error, "message", "")).removeprefix("Value error, ")
     path = getattr(getattr(error, "ctx", None), "command_path", "")
     if path == "baton secret set" and message.startswith("Got unexpected extra argument"):
         return _NO_VALUE
-    fix = _meant(error, path, message)
+    fix = _replacement(error, path, message)
     return f"{message.rstrip('.')}: {fix}" if fix else message
 
 
-def _meant(error: Any, path: str, message: str) -> str:
+def _replacement(error: Any, path: str, message: str) -> str:
     if (option := getattr(error, "option_name", None)) is not None and path in ("baton submit", "baton plan"):
         return _OPTIONS.get(option, "")
     if path == "baton node" and message.startswith("No such command "):

@@ -19,7 +19,8 @@ from libs.client import Baton
 from libs.client.asking import ask
 from schemas.billing import TeamUsage
 from schemas.jobs import JobState
-from schemas.queries import BudgetsReply, JobDocument, QueueShare, QueuesQuery, QueuesReply
+from schemas.queries import JobDocument
+from schemas.queue_status import BudgetsReply, QueueShare, QueuesQuery, QueuesReply
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
 app = typer.Typer(
@@ -174,7 +175,7 @@ QUEUES = [
 
 
 def _by_type(team: TeamUsage) -> list[str]:
-    """`H100 7/8`: used of limit, and what it holds of types without one."""
+    """`H100 7/8`: used of limit, and use of types without a limit."""
     of = {key: f"/{units.devices(limit)}" for key, limit in team.by_type.items()}
     return [f"{key} {units.devices(used)}{of.get(key, '')}" for key, used in team.used_by_type.items()]
 
@@ -256,15 +257,15 @@ def queues(
     async def with_budgets(baton: Baton) -> tuple[QueuesReply, BudgetsReply]:
         return await asked(baton), await standing(baton)
 
-    told, budgets = run(with_budgets, team, url, pool=pool)
-    rows = indented(told.shares)
+    reply, budgets = run(with_budgets, team, url, pool=pool)
+    rows = indented(reply.shares)
     spent = tightest(budgets)
     columns = [*QUEUES, Column("BUDGET", lambda share: spent.get(share.queue.name.strip(), ""))] if spent else QUEUES
     show(rows, columns, output, name=lambda share: share.queue.name, header=not no_header)
 
 
 def indented(shares: Sequence[QueueShare]) -> list[QueueShare]:
-    """Names moved to the right under their parent's."""
+    """Names indented below their parents."""
     depth: dict[str, int] = {}
     rows = []
     for share in shares:

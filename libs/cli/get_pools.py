@@ -1,4 +1,4 @@
-"""`baton get pools`: which pools there are, and whether each is in use."""
+"""`baton get pools`: the pools, and whether each is in use."""
 
 import asyncio
 from dataclasses import asdict, dataclass
@@ -13,16 +13,16 @@ from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import Failed, Unreachable
 from schemas.jobs import JobState
-from schemas.queries import PoolStatus, PoolStatusQuery
+from schemas.pool_status import PoolStatus, PoolStatusQuery
 from schemas.subjects import OPERATOR
 
 
 class PoolState(StrEnum):
-    """What an operator finds of a pool."""
+    """A pool's state, as an operator sees it."""
 
     UP = "up"
     SILENT = "silent"
-    """Its queries does not answer, or cannot; what else of it runs is not known."""
+    """Its queries service does not answer, or cannot; whether others run is unknown."""
     CLOSED = "closed"
     """See `libs.cli.pools`."""
 
@@ -68,14 +68,14 @@ async def _found(baton: Baton) -> list[_Pool]:
 
 async def _asked(baton: Baton, pool: str) -> _Pool:
     try:
-        told: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
+        status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
     except (Unreachable, Failed):
         return _Pool(pool, PoolState.SILENT)
-    waiting = told.jobs.get(JobState.QUEUED, 0)
-    ended = sum(count for state, count in told.jobs.items() if JobState(state).terminal)
+    waiting = status.jobs.get(JobState.QUEUED, 0)
+    ended = sum(count for state, count in status.jobs.items() if JobState(state).terminal)
     return _Pool(
-        pool, PoolState.UP, told.nodes_up, told.accelerators_used_milli, told.accelerators_milli, waiting,
-        sum(told.jobs.values()) - waiting - ended, told.ledger_seq,
+        pool, PoolState.UP, status.nodes_up, status.accelerators_used_milli, status.accelerators_milli, waiting,
+        sum(status.jobs.values()) - waiting - ended, status.ledger_seq,
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""The short forms that people type: devices, sizes, durations, topology. Each error says what was given and what to
-write instead."""
+"""Short forms that people type: devices, sizes, durations, topology. Each error repeats the input and gives the correct
+form."""
 
 import math
 import re
@@ -26,7 +26,7 @@ _ROLE_KEYS = ("min", "topology", "types", "cpus", "host-memory")
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What a device request says; `memory_mib` is 0 where it says nothing about memory."""
+    """A parsed device request; `memory_mib` is 0 if it does not mention memory."""
 
     devices: int
     types: tuple[str, ...] = ()
@@ -34,9 +34,9 @@ class Gpus:
 
 
 def parse_gpus(text: str) -> Gpus:
-    """`[type:]count[@memory]`, also with Slurm's `gpu:` in front: `4`, `H100:4`, `gpu:a100:8`, `H100:2@40GiB`.
+    """`[type:]count[@memory]`, optionally after Slurm's `gpu:`: `4`, `H100:4`, `gpu:a100:8`, `H100:2@40GiB`.
 
-    A type written in small letters is taken as devices are named: `h100` is H100, `v5p` stays v5p. Raises ValueError.
+    A type in lower case becomes the device's name: `h100` is H100, `v5p` stays v5p. Raises ValueError.
     """
     given = text.strip()
     short = given[4:] if given.lower().startswith("gpu:") else given
@@ -56,8 +56,8 @@ def parse_gpus(text: str) -> Gpus:
 
 
 def parse_limit(text: str) -> tuple[str, str]:
-    """What a limit counts and how many, `TYPE=N` or as of `--gpus` `TYPE:N`: `H100=8`, `h100:8`, `H100:1g.10gb=7`. The number
-    is as it stands. Raises ValueError."""
+    """What a limit counts, and how many: `TYPE=N`, or `TYPE:N` as in `--gpus`: `H100=8`, `h100:8`, `H100:1g.10gb=7`.
+    The number is returned as text. Raises ValueError."""
     match = _LIMIT.fullmatch(text.strip())
     if match is None:
         raise ValueError("not understood; write TYPE=N, e.g. H100=8 or H100:1g.10gb=7")
@@ -87,12 +87,13 @@ def parse_duration(text: str) -> float:
 
 
 def whole_seconds(said: Any) -> Any:
-    """Of a duration in a file, `90s` say; what is no text is left to who checks it."""
+    """Converts a duration in a file, e.g. `90s`; leaves values other than text to the schema."""
     return round(parse_duration(said)) if isinstance(said, str) else said
 
 
 def parse_topology(text: str) -> dict[str, Any]:
-    """`level[:required|preferred[:wait]]`, e.g. `node:required`, `leaf:preferred:10m` (wait so long before going wider).
+    """`level[:required|preferred[:wait]]`, e.g. `node:required`, `leaf:preferred:10m` (wait that long before going
+    wider).
 
     Raises ValueError.
     """
@@ -179,7 +180,7 @@ def parse_share(text: str) -> int:
 
 
 def parse_pairs(items: list[str]) -> dict[str, str]:
-    """`NAME=VALUE` items, environment variables or labels; the last of a name counts. Raises ValueError."""
+    """`NAME=VALUE` items, environment variables or labels; the last of a name wins. Raises ValueError."""
     out = {}
     for item in items:
         name, separator, value = item.partition("=")
@@ -190,7 +191,7 @@ def parse_pairs(items: list[str]) -> dict[str, str]:
 
 
 def _type_name(text: str) -> str:
-    """A type as devices are named: the catalogue's name of one in small letters, else capitals."""
+    """The device's name for a type: the catalogue's spelling of one in lower case, else upper case."""
     if text != text.lower():
         return text
     known = find_model(text)
@@ -198,7 +199,7 @@ def _type_name(text: str) -> str:
 
 
 def _example(text: str) -> str:
-    """The likeliest correction of a device request. A word that is no device is not repeated."""
+    """The likeliest correction of a device request. Words that are no device are not repeated."""
     if re.fullmatch(r"[0-9]*\.[0-9]+", text):
         return "2 for two whole devices, or 1 and a share (--share 0.5) for a part of one"
     if (turned := re.fullmatch(r"(?P<type>[A-Za-z][A-Za-z0-9_-]*)[x*=](?P<count>[0-9]+)", text)) is not None:

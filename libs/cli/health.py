@@ -1,4 +1,4 @@
-"""Asking a service whether it is ready, on plain sockets: starting Baton imports no HTTP client."""
+"""Asks services whether they are ready, on plain sockets, since importing an HTTP client would slow the start."""
 
 import asyncio
 import contextlib
@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 
 _ANSWER_S = 3.0
 _LONGEST = 64 * 1024
-_LOOKED_AT = 256 * 1024
-"""Bytes at the end of a log."""
+_LOG_END = 256 * 1024
+"""Bytes read at the end of a log."""
 _RESTORE = "baton ledger restore"
-"""Said by who needs records that were archived."""
+"""Mentioned by a service that needs archived records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What a service said: `checks` are name -> "ok" or the problem."""
+    """A service's answer: `checks` are name -> "ok" or the problem."""
 
     ready: bool
     checks: Mapping[str, str] = field(default_factory=dict)
@@ -31,13 +31,13 @@ class Checks:
 
     @property
     def archived(self) -> bool:
-        """Whether it waits for records of the ledger that were archived."""
+        """Whether it waits for archived records of the ledger."""
         return any(_RESTORE in text for text in self.checks.values())
 
 
 class NotReady(RuntimeError):
-    """Services that were not ready in time; the text names each check that is not ok, with what error a service ended that does
-    not answer, if it has since `began_s` (seconds since 1970), and where the logs are."""
+    """Services were not ready in time. The text names each failed check; for a service that does not answer, the error
+    with which it ended since `began_s` (seconds since 1970), if any; and where the logs are."""
 
     def __init__(self, waiting: Mapping[str, Checks], limit_s: float, logs: Path, began_s: float) -> None:
         reasons = {
@@ -52,10 +52,10 @@ class NotReady(RuntimeError):
 
 
 def last_words(log: Path, began_s: float) -> str:
-    """The error with which a service ended last since then, as it wrote it; "" where it did not."""
+    """The last error with which a service ended since then, from its log; "" if it did not."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOOKED_AT))
+            file.seek(max(0, log.stat().st_size - _LOG_END))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
@@ -70,7 +70,7 @@ def last_words(log: Path, began_s: float) -> str:
 
 
 async def readiness(url: str, token: str) -> Checks:
-    """The answer of `<url>/readyz` to whoever has the `token`; not ready when nobody answers."""
+    """The answer of `<url>/readyz`, with `token`; not ready when nobody answers."""
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(_ANSWER_S):

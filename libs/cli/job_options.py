@@ -1,4 +1,4 @@
-"""Options that say what a job asks for, of `baton submit` and `baton plan`."""
+"""Options for a job's request, shared by `baton submit` and `baton plan`."""
 
 from typing import Annotated
 

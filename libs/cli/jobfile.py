@@ -42,7 +42,7 @@ _OTHER_FILES = {
     "client_key": _MESSAGE, "job": _MESSAGE,
     "jobs": "write each job as a document of its own, with a line `---` between two",
 }  # fmt: skip
-"""Fields at the top that tell that the file was written for something else."""
+"""Top-level fields of files for other commands."""
 
 _MAX_KEY = 256
 _SHOWN = 50
@@ -50,7 +50,7 @@ _SHOWN = 50
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """One job of a file. `key` and `team` are empty where the file does not say."""
+    """One job of a file. `key` and `team` are empty if the file has none."""
 
     spec: JobSpec
     key: str = ""
@@ -58,7 +58,7 @@ class JobRequest:
 
 
 class JobFileError(Exception):
-    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
+    """The file is wrong. `problems` has all of them in file order; the text has a line for each."""
 
     def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
         self.name = name
@@ -93,7 +93,7 @@ def read_jobs(text: str, name: str = "job file") -> list[JobRequest]:
 
 
 def _job(document: Document) -> JobRequest | None:
-    """The job of a document; what is wrong is added to `document.problems`."""
+    """The job of a document; problems are added to `document.problems`."""
     if not isinstance(document.data, dict):
         fix = "write e.g. `command: [python, train.py]`; several jobs are several documents with a line `---` between them"
         _tell(document, (), "a job is a mapping of fields", fix)
@@ -121,7 +121,7 @@ def _job(document: Document) -> JobRequest | None:
 
 
 def _in_seconds(path: Path, value: Any) -> str:
-    """The fix for a duration with a unit where seconds are wanted; empty for anything else."""
+    """The fix for a duration with a unit where seconds are required; empty for anything else."""
     if not (isinstance(value, str) and str(path[-1]).endswith("_s")):
         return ""
     try:
@@ -155,8 +155,8 @@ def _word(document: Document, data: dict[str, Any], name: str, limit: int) -> st
 
 
 def _secrets(data: dict[str, Any]) -> None:
-    """`secret: NAME`, a name alone in `secrets`, and `VARIABLE: {secret: NAME}` in `env`. Of what is none of these, the
-    schema says what is wrong."""
+    """Expands `secret: NAME`, a bare name in `secrets`, and `VARIABLE: {secret: NAME}` in `env`. The schema reports any
+    other form."""
     uses = data.get("secrets", [])
     if not isinstance(uses, list):
         return
@@ -171,7 +171,7 @@ def _secrets(data: dict[str, Any]) -> None:
 
 
 def _short_forms(document: Document, data: dict[str, Any]) -> None:
-    """Replaces `gpus`, `memory` and what is short for `secrets` by the fields they stand for."""
+    """Replaces `gpus`, `memory` and the short forms of `secrets` by the full fields."""
     _secrets(data)
     resources = data.get("resources", {})
     if not isinstance(resources, dict):
@@ -217,7 +217,7 @@ def _expand(document: Document, path: Path, resources: dict[str, Any], fields: d
 
 
 def _nearest(path: Path) -> str:
-    """The fix for an unknown field: what it is probably called."""
+    """The fix for an unknown field: its likely name."""
     name, known = str(path[-1]), _names_at(path[:-1])
     if len(path) == 1 and name in _OTHER_FILES:
         return _OTHER_FILES[name]

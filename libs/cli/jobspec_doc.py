@@ -1,4 +1,4 @@
-"""Writes docs/job-spec.md from the schema: `python -m libs.cli.jobspec_doc`. A test says when it is out of date."""
+"""Writes docs/job-spec.md from the schema: `python -m libs.cli.jobspec_doc`. A test fails when it is out of date."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from schemas.jobs import JobSpec
 
-_ANY_TEXT = 65_536  # what every text is limited to; not worth repeating in each line
+_ANY_TEXT = 65_536  # the limit of every text, not worth repeating in each line
 PAGE = Path(__file__).parents[2] / "docs/job-spec.md"
 
 _HEAD = """# Job files
@@ -142,7 +142,7 @@ def page() -> str:
 
 
 def _sections(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[str]:
-    """A table for the job and one for each object in it, in the order in which they are met."""
+    """A table for the job and one for each object in it, in order of appearance."""
     waiting: list[tuple[str, Mapping[str, Any]]] = [("", schema)]
     seen = set()
     while waiting:
@@ -164,14 +164,14 @@ def _sections(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iter
 
 
 def _object(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The object that a field holds, itself or as items of a list; None when it holds none."""
+    """The object in a field, directly or as a list's items; None if there is none."""
     node = _target(field, definitions)
     node = _target(node.get("items", {}), definitions) if node.get("type") == "array" else node
     return node if "properties" in node else None
 
 
 def _target(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a field holds: of a reference what it refers to, of a value that may be null the value."""
+    """The schema of a field's value: resolves references and optional values."""
     for branch in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
         if "$ref" in branch:
             found: Mapping[str, Any] = definitions[branch["$ref"].rpartition("/")[2]]

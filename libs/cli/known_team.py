@@ -1,5 +1,4 @@
-"""Whether anybody here knows a team. What an operator says of one is taken also before it comes; but a slip of the name should
-be noticed."""
+"""Warns of unknown teams. An operator may name a team before it exists, but a typo should be noticed."""
 
 import asyncio
 from dataclasses import replace
@@ -11,14 +10,14 @@ from libs.client.errors import ClientError
 from libs.client.where import state_dir
 from libs.core.accelerators.spelling import meant
 from libs.walls.keyring import Keyring
-from schemas.queries import PoolStatusQuery
+from schemas.pool_status import PoolStatusQuery
 
 _ASK_S = 2.0
 
 
 async def warn_of_unknown(baton: Baton, team: str) -> None:
-    """A hint when `team` has no account in the keys here, no job and no quota. It is for before anything is said of the team,
-    which would be known then. Who does not answer may know it, and what is no name is refused by who is told it."""
+    """Prints a hint when `team` has no account in the keys here, no job and no quota. Call it before sending anything
+    about the team, which would make it known. Without an answer there is no hint; the recipient rejects invalid names."""
     try:
         if team in (keys := Keyring(state_dir()).teams):
             return

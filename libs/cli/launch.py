@@ -1,8 +1,8 @@
 """A whole Baton on this machine: `async with Launch(LaunchOptions(...)) as cluster:`.
 
-Servers, then streams, then every service as a process of its own under the same supervisor, then `client.json`, which
-tells clients where it is. Demo, replay, benchmarks and fault tests start Baton through this, so they run what users
-run. A service is restarted when it dies, by its supervisor; whether it is *ready* is asked of its own /readyz.
+Starts servers, then streams, then every service as its own process under the same supervisor, then writes
+`client.json`, which gives clients the address. Demo, replay, benchmarks and fault tests use it, so they run what users
+run. The supervisor restarts a service that dies; readiness comes from the service's own /readyz.
 """
 
 import asyncio
@@ -57,21 +57,21 @@ from schemas.subjects import OPERATOR
 log = logging.getLogger("baton.launch")
 
 FOR_ALL_POOLS = "admission"
-"""The one service that serves every pool; each pool has the others for itself."""
+"""The one service that serves every pool; each pool has its own of the others."""
 SIMULATED, REAL = "agent-sim", "agent"
 ROOT = forking.ROOT
 
 VAULT_FOLDER = "vault"
-"""In the state directory: where the master key of secrets lies."""
+"""The folder of the master key of secrets, in the state directory."""
 RESTORED = "restored.json"
-"""In a state directory that was restored from a backup: before which moment nothing may be started on it."""
+"""A file in a restored state directory with the earliest time to start anything."""
 
 _MOST_LIMITS = 10
-"""So many times as long a start may take in all, as long as it gets on."""
+"""A start that makes progress may take up to this many times the limit."""
 
 
 class LocalStack:
-    """See above. After `async with`, everything is ready; at its end, everything is stopped in reverse order."""
+    """Starts everything in `async with`, ready on entry; stops it in reverse order at the end."""
 
     def __init__(
         self, options: LaunchOptions | None = None, on_event: Callable[[ProcessEvent], None] | None = None
@@ -82,7 +82,7 @@ class LocalStack:
         self.keyring = Keyring(self.state_dir)
         self.http: dict[str, str] = {}
         self.http_tokens: dict[str, str] = {}
-        """By process: whoever asks one for its state or metrics must show its own."""
+        """Process -> the token that its state and metrics require."""
         self._servers: Servers | None = None
         self._resources = contextlib.AsyncExitStack()
 
@@ -95,17 +95,18 @@ class LocalStack:
 
     @property
     def servers(self) -> Servers:
-        """The embedded servers (none of them runs when they are external)."""
+        """The embedded servers; none runs when they are external."""
         return self._running()
 
     @property
     def nats_url(self) -> str:
-        """Of the broker; of a cluster all, separated by commas. It names nobody: see `address`."""
+        """The broker's URL without a credential; for a cluster all, separated by commas. See `address`."""
         return self.options.external.nats_url if self.options.external else self._running().nats_url
 
     def address(self, who: str = ADMIN) -> Address:
-        """The broker, and the credential of `who`: a team or a user `<team>.<user>` of the options, `operator` (every team's
-        commands and questions, streams, dead letters; not the ledger), a service, or by default who may do everything.
+        """The broker with the credential of `who`: a team or a user `<team>.<user>` of the options, `operator` (every
+        team's commands and questions, streams, dead letters; not the ledger), a service, or by default one that may do
+        everything.
 
         Raises KeyError when it is none of these.
         """
@@ -142,21 +143,21 @@ class LocalStack:
         return self.supervisor.processes()
 
     async def readiness(self) -> dict[str, Checks]:
-        """What each service says about itself: check -> "ok" or the problem."""
+        """Each service's readiness: check -> "ok" or the problem."""
         names = list(self.http)
         answers = await asyncio.gather(*(readiness(self.http[name], self.http_tokens[name]) for name in names))
         return dict(zip(names, answers, strict=True))
 
     async def wait_ready(self, *names: str, timeout_s: float | None = None) -> None:
-        """Until the named processes (default: all services and agents) say that they are ready.
+        """Waits until the named processes (default: all services and agents) are ready.
 
-        Raises NotReady, naming each check that is not ok, when `timeout_s` (default: the options') have passed since they said
-        something new, as who reads a long ledger does, or ten times as much in all. As long as one waits for archived records,
-        which an operator restores meanwhile, nothing is given up.
+        Raises NotReady, naming each failed check, when nothing has changed for `timeout_s` (default: the options'), or
+        after ten times as much in all; a service that reads a long ledger reports changes. While one waits for archived
+        records, which an operator can restore meanwhile, there is no limit.
         """
         limit_s = self.options.ready_timeout_s if timeout_s is None else timeout_s
         loop, began_s = asyncio.get_running_loop(), time.time()
-        deadline, told, said = loop.time() + limit_s, False, dict[str, str]()
+        deadline, announced, said = loop.time() + limit_s, False, dict[str, str]()
         latest = loop.time() + _MOST_LIMITS * limit_s
         wanted = names or tuple(self.http)
         while True:
@@ -165,9 +166,9 @@ class LocalStack:
             if not waiting:
                 return
             if archived := [f"{name} ({checks.problems})" for name, checks in waiting.items() if checks.archived]:
-                if not told:
+                if not announced:
                     log.warning("waiting until archived records are restored: %s", "; ".join(archived))
-                deadline, told = loop.time() + limit_s, True
+                deadline, announced = loop.time() + limit_s, True
             elif said != (now_said := {name: checks.problems for name, checks in waiting.items()}):
                 deadline, said = min(loop.time() + limit_s, latest), now_said
             if loop.time() > deadline:
@@ -175,25 +176,25 @@ class LocalStack:
             await asyncio.sleep(0.1)
 
     def walls(self) -> str:
-        """What keeps the jobs of this machine's node apart, as its agent says; "" without one."""
+        """The isolation of jobs on this machine's node, from its agent; "" without one."""
         try:
             return (self.state_dir / "services" / REAL / "agent" / "walls").read_text()
         except OSError:
             return ""
 
     def fenced_s(self) -> float:
-        """How long work of the instance that this one was restored from may still run on nodes that cannot be reached, s:
-        nothing is started before (`libs.cli.fencing`)."""
+        """How long work of the instance from which this one was restored may still run on unreachable nodes, s. Nothing
+        is started before (`libs.cli.fencing`)."""
         try:
-            told = json.loads((self.state_dir / RESTORED).read_text())
+            restored = json.loads((self.state_dir / RESTORED).read_text())
         except FileNotFoundError:
             return 0.0
-        return max(0.0, float(told["not_before_s"]) - time.time())
+        return max(0.0, float(restored["not_before_s"]) - time.time())
 
     # ------------------------------------------------------------------------------------------------- starting, stopping
 
     async def start(self) -> None:
-        """Start everything; returns when every service is ready.
+        """Starts everything; returns when every service is ready.
 
         Raises what `Servers.start` raises, StartFailed (a process ended before it answered), NotReady.
         """
@@ -227,7 +228,7 @@ class LocalStack:
             self._resources = undo.pop_all()
 
     async def stop(self) -> None:
-        """Stop agents and services, then the servers. Safe to repeat."""
+        """Stops agents and services, then the servers. Safe to repeat."""
         await self._resources.aclose()
 
     async def __aenter__(self) -> Self:
@@ -242,7 +243,7 @@ class LocalStack:
     # ------------------------------------------------------------------------------------------------------- internals
 
     async def _take_in_use(self) -> None:
-        """What was restored. Nothing waits for it: the next start tries again."""
+        """Loads restored hours of use. Nothing waits for it; the next start tries again."""
         try:
             if taken := await take_in_use(self.mongo_url, self.state_dir):
                 log.info("restored: %d hours of use are in MongoDB again", taken)
@@ -256,7 +257,7 @@ class LocalStack:
 
     def _server_options(self) -> ServerOptions:
         if self.options.external:
-            return ServerOptions(run=())  # still takes the state directory, so that two instances never share one
+            return ServerOptions(run=())  # it still locks the state directory, so that two instances never share one
         nats = NatsOptions(
             port=self.options.nats_port,
             servers=self.options.brokers,
@@ -265,13 +266,13 @@ class LocalStack:
         )
         needed = 2 * reserved_bytes(
             self.options.pools, scale=self.options.scale
-        )  # twice: limits grow, and never shrink
+        )  # twice, because limits grow and never shrink
         nats = replace(nats, max_file_store_bytes=max(nats.max_file_store_bytes, needed))
         valkey = ValkeyOptions(users=redis_users(self.options.pools))
         return ServerOptions(run=(NATS, VALKEY, MONGO), nats=nats, valkey=valkey)
 
     def _make_credentials(self) -> None:
-        """Those of the options, but of teams that have left; teams that were added at run time keep theirs."""
+        """Makes the options' credentials, except for teams that have left. Teams added at run time keep theirs."""
         if self.options.external and not self.keyring.exists:
             return
         for who in staying(self.keyring, (*self.options.teams, *self.options.users, OPERATOR)):
@@ -280,7 +281,7 @@ class LocalStack:
             self.keyring.nodes(pool)
 
     async def _provision(self) -> Callable[[], Awaitable[None]]:
-        """Makes the streams, and keeps room in that of requests until what it returns is called."""
+        """Makes the streams, and reserves room in the stream of requests until the returned function is called."""
         client = await connect(self.address(OPERATOR), name="provision", inbox_prefix=f"_INBOX_{OPERATOR}")
         if not self.options.insecure:
             refuse_shared(self.address(OPERATOR))
@@ -325,7 +326,7 @@ class LocalStack:
         return forking.shared((*options.services, *agents))
 
     def _replicas(self, name: str, service: str, undo: contextlib.AsyncExitStack, pool: str = "") -> list[ProcessSpec]:
-        """The first is called as the service is, the others have a number."""
+        """The first has the service's name, the others a number."""
         options = self.options
         alone = service == FOR_ALL_POOLS and len(options.pools) > 1  # two could send a job to two pools
         count = options.copies.get(service, 1 if alone else options.replicas)
@@ -372,7 +373,7 @@ class LocalStack:
                 **(options.env.get(service, {}) if service in SERVICES else {}),
                 **options.env.get(name, {}),
             },
-            # Alive, not ready: a service whose database is away must be left alone, not killed and started again.
+            # Alive, not ready: a service whose database is unreachable must not be killed and restarted.
             ready=http_ok(lease.port, "/livez"),
             ready_timeout_s=options.ready_timeout_s,
             stop_timeout_s=20.0,
@@ -381,8 +382,8 @@ class LocalStack:
         )
 
     def _stores(self, service: str, pool: str) -> dict[str, str]:
-        """The URLs of the stores that the service uses, of its own user where the servers are ours. An agent, which runs jobs,
-        has none of them."""
+        """The URLs of the stores that the service uses, with its own user on embedded servers. An agent, which runs
+        jobs, gets none."""
         external, found = self.options.external, {}
         if service in REDIS_RIGHTS:
             own = external.redis_url if external else self._running().redis_url_of(redis_user(service, pool))

@@ -1,4 +1,4 @@
-"""What to start on this machine: the pools, their nodes, teams and servers (`libs.cli.launch` starts it)."""
+"""What to start on this machine: pools, nodes, teams and servers (`libs.cli.launch` starts them)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ REAL_NODE = ("none", "auto", "nvml", "cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class External:
-    """Servers that run already; Baton is started beside them."""
+    """Servers that already run; Baton is started beside them."""
 
     nats_url: str = field(repr=False)
     redis_url: str = field(repr=False)
@@ -26,17 +26,16 @@ class External:
 class LaunchOptions:
     """What to run.
 
-    `pool` is the first pool; `more_pools` are further ones, each with a file of simulated nodes. Each pool has services of
-    its own (those of a further one are called e.g. `placement.west`), admission is one for all. `users` are those, as
-    `<team>.<user>`, that get a credential of their own beside their team's.
+    `pool` is the first pool. `more_pools`: further pools, each with a file of simulated nodes. Each pool has its own
+    services (e.g. `placement.west`); admission is one for all. `users`, as `<team>.<user>`, get their own credential
+    beside their team's.
 
-    `fleet` is a file of simulated nodes; `real_node` offers this machine's own devices (auto: its GPUs, else its
-    processors). `env` adds variables to a process by its name or its service's ("*": all). `replicas` runs every service
-    several times, in every pool, `copies` those that it names (they are called `placement`, `placement-2`,
-    `placement.west-2`). `keep_jobs`: what runs on this machine runs on when all of this is stopped, until it is started
-    again. `brokers` is how many NATS servers there are (1, 3 or 5), each with a copy of every stream. `scale` multiplies the
-    storage limits of the streams, `insecure` lets `external` be a broker that anybody may use, `sync_always` waits for the
-    disk before each acknowledgement.
+    `fleet`: a file of simulated nodes. `real_node`: offers this machine's own devices (auto: its GPUs, else its
+    processors). `env`: process or service name ("*": all) -> further variables. `replicas`: copies of every service in
+    every pool; `copies`: of the named ones (`placement`, `placement-2`, `placement.west-2`). `keep_jobs`: jobs on this
+    machine continue while everything is stopped, until the next start. `brokers`: number of NATS servers (1, 3 or 5),
+    each with a copy of every stream. `scale`: factor for the streams' storage limits. `insecure`: `external` may be a
+    broker that anybody may use. `sync_always`: waits for the disk before each acknowledgement.
     """
 
     state_dir: Path = Path(".baton")
@@ -85,7 +84,7 @@ class LaunchOptions:
             if path is not None:
                 from libs.simulation.fleets import check_fleet
 
-                check_fleet(path, pool)  # its agent would say the same, later
+                check_fleet(path, pool)  # its agent would report the same, later
         if self.prices is not None or self.quotas is not None:
             from libs.simulation.start_files import check_prices, check_quotas
 
@@ -96,5 +95,5 @@ class LaunchOptions:
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """All of them, the first pool first."""
+        """All pools, the first one first."""
         return (self.pool, *self.more_pools)

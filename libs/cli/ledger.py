@@ -1,5 +1,5 @@
-"""`baton ledger verify`: every record of a pool's ledger against the invariants, and against the bill; `baton ledger
-export`: the ledger as a file, for whoever wants to verify it without us."""
+"""`baton ledger verify`: checks every record of a pool's ledger against the invariants, and against the bill; `baton
+ledger export`: the ledger as a file, for independent verification."""
 
 import asyncio
 import sys
@@ -138,9 +138,9 @@ def export(
         raise UsageFault(f"{e}; {NAME_THE_ARCHIVE}") from None
     if there:
         hint(f"{file} follows {there[-1]}: give it behind that and all before")
-    told = {"file": str(file), "follows": str(there[-1]) if there else None, "messages": end.messages}
+    document = {"file": str(file), "follows": str(there[-1]) if there else None, "messages": end.messages}
     line = f"{end.messages} messages; the chain ends with record {end.head.seq} {end.head.hash}"
-    done({**told, "ledger_seq": end.head.seq, "hash": end.head.hash}, [line], output, names=[str(file)])
+    done({**document, "ledger_seq": end.head.seq, "hash": end.head.hash}, [line], output, names=[str(file)])
 
 
 @app.command("readers")
@@ -202,24 +202,24 @@ def upgrade(
         old += [f"consumer {consumer}" for consumer in await known.unmarked(name)]
         if old and not force:
             raise UsageFault(f"these read an older format and would stop: {', '.join(old)}; upgrade them, or --force")
-        newest = max(NEWEST, await known.format(name))  # never back: a newer `baton` may have been here
+        newest = max(NEWEST, await known.format(name))  # never lower it: a newer `baton` may have set it
         await known.raise_format(name, newest, f"baton ledger upgrade by {process_name()}")
         return {"pool": name, "format": newest, "done": "upgraded"}
 
     what = f"{pool or ''} to format {NEWEST}{' --force' if force else ''}".strip()
     with operator_action("ledger.upgrade", what, reason, url=url, pool=pool, needs_reason=force):
-        told = run(work, OPERATOR, url, pool=pool)
-    done(told, [f"the ledger is written in format {told['format']} from now on"], output)
+        document = run(work, OPERATOR, url, pool=pool)
+    done(document, [f"the ledger is written in format {document['format']} from now on"], output)
 
 
 def _telling(what: str) -> Callable[[int, int], None]:
-    """Tells on a terminal, every two seconds, how far it is."""
-    told = time.monotonic()
+    """Reports progress every two seconds, on a terminal."""
+    printed = time.monotonic()
 
     def tell(done: int, of: int) -> None:
-        nonlocal told
-        if sys.stderr.isatty() and time.monotonic() - told >= _TOLD_EVERY_S:
-            told = time.monotonic()
+        nonlocal printed
+        if sys.stderr.isatty() and time.monotonic() - printed >= _TOLD_EVERY_S:
+            printed = time.monotonic()
             hint(f"{done:,} {f'of {of:,} ' if of else ''}messages {what}")
 
     return tell
@@ -237,7 +237,8 @@ async def _read(
         raise UsageFault(f"{e}; {NAME_THE_ARCHIVE}") from None
     if not with_bill:
         return report, None
-    # The ledger may have grown since: what both have read is compared, so the audit is repeated at the bill's position.
+    # The ledger may have grown since: the audit is repeated at the bill's position, so that both cover the same
+    # records.
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _BILL_CATCHES_UP_S
     while True:

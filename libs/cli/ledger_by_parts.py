@@ -1,4 +1,4 @@
-"""The ledger as finance gets it: asked for part by part, and written into a file like one that `baton ledger export` makes."""
+"""The ledger for finance: requested part by part, and written to a file like that of `baton ledger export`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +11,7 @@ from libs.ledger.records import FiledLedger
 
 
 async def ledger_by_parts(baton: Baton, archive: Path | None, rest: Path) -> FiledLedger:
-    """The pool's ledger; what the broker does not keep any more from the folder `archive`. Raises BadLedgerFile, client
-    errors."""
+    """The pool's ledger, with archived parts from the folder `archive`. Raises BadLedgerFile, client errors."""
     source = await archived_by_parts(baton, archive)
     await export_by_parts(baton, rest, FileStart(baton.place.pool, source.last_seq + 1, source.head))
     source.add(rest)
@@ -20,10 +19,10 @@ async def ledger_by_parts(baton: Baton, archive: Path | None, rest: Path) -> Fil
 
 
 async def archived_by_parts(baton: Baton, archive: Path | None) -> FiledLedger:
-    """What lies in the files of the folder and not on the broker any more; without a folder nothing."""
+    """Records in the folder's files that the broker no longer has; none without a folder."""
     if archive is None:
         return FiledLedger([])
-    end = await baton.ledger_after(2**53)  # nothing follows it: where the ledger begins and ends
+    end = await baton.ledger_after(2**53)  # beyond the end: gives where the ledger begins and ends
     return FiledLedger(list(before(archive, baton.place.pool, end.first_seq)))
 
 

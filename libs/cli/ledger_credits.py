@@ -1,4 +1,4 @@
-"""`baton ledger credits`: what attempts paid for and got nothing from, by the ledger and a policy."""
+"""`baton ledger credits`: time that attempts paid for without benefit, by the ledger and a policy."""
 
 from collections import Counter
 from collections.abc import Mapping

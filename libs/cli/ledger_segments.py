@@ -1,4 +1,4 @@
-"""`baton ledger segments|roll|archive|restore`: the streams that a pool's ledger lies in, and the files that they become."""
+"""`baton ledger segments|roll|archive|restore`: the streams of a pool's ledger, and their archive files."""
 
 import asyncio
 import hashlib
@@ -78,7 +78,7 @@ def archive(
             found = run(work, OPERATOR, url, pool=pool)
             act["detail"] = ", ".join(one.segment.name for one in found if not one.kept)[:1024]
     lines = [f"{one.segment.name}\t{one.path}\t{f'kept: {one.kept}' if one.kept else 'deleted'}" for one in found]
-    told = [
+    documents = [
         {
             "name": one.segment.name,
             "first": one.segment.first,
@@ -88,7 +88,7 @@ def archive(
         }
         for one in found
     ]
-    done(told, lines, output, names=[str(one.path) for one in found])
+    done(documents, lines, output, names=[str(one.path) for one in found])
     if not found:
         hint("no segment is sealed: `baton ledger roll` seals the one that is open")
 
@@ -116,8 +116,8 @@ def restore(
                 if output.of_lines:
                     say(f"{segment.name}\t{segment.first} to {segment.last}")
         finally:
-            told = [{"name": one.name, "first": one.first, "last": one.last} for one in back]
-            done(told, [], output, names=[one.name for one in back])
+            documents = [{"name": one.name, "first": one.first, "last": one.last} for one in back]
+            done(documents, [], output, names=[one.name for one in back])
 
     for path in files:
         if not path.is_file():
@@ -130,7 +130,7 @@ def restore(
 
 
 def _digest(files: list[Path]) -> str:
-    """SHA-256 over the files, in the order of their names."""
+    """SHA-256 over the files in order of their names."""
     whole = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:

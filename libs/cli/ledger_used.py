@@ -1,4 +1,4 @@
-"""`baton ledger used`: what jobs held against what their devices did, by the ledger and the samples that are kept (an hour)."""
+"""`baton ledger used`: what jobs held and what their devices did, from the ledger and the stored samples (an hour)."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ _COLUMNS = [
 
 
 class UsedGrouping(StrEnum):
-    """What a row is of."""
+    """The grouping of rows."""
 
     TEAM = "team"
     USER = "user"

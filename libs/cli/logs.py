@@ -1,4 +1,4 @@
-"""`baton logs JOB`: what a rank of a job wrote."""
+"""`baton logs JOB`: the output of a job's rank."""
 
 import sys
 from typing import Annotated
@@ -39,7 +39,7 @@ async def show_output(
     every: bool = False,
     raw: bool = False,
 ) -> None:
-    """On stdout, what a rank of the job writes. As `Baton.logs`."""
+    """Prints the output of a job's rank. Arguments as for `Baton.logs`."""
     unchanged = raw or not sys.stdout.isatty()
     async for piece in baton.logs(job_id, rank, attempt=attempt, follow=follow, every=every):
         text = piece.text if unchanged else clean(piece.text, keep_newlines=True)

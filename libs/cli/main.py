@@ -1,6 +1,6 @@
-"""The `baton` command: every command, in the order in which people meet them.
+"""The `baton` command: every command, in the order in which people need them.
 
-Each lives in a module of its own that is imported when it is called, so that `baton --help` is instant.
+Each has its own module, imported when it is called, so that `baton --help` is instant.
 """
 
 import gc
@@ -17,7 +17,7 @@ try:
     from libs.cli import foreign_names
     from libs.cli.exits import Exit, code_of, tell
     from libs.cli.output import open_stdout, say
-except KeyboardInterrupt:  # most of the time that a command takes to begin; `main` tells what comes later
+except KeyboardInterrupt:  # imports take most of a command's start; `main` handles later ones
     sys.exit(130)
 
 
@@ -87,7 +87,7 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 confli
 
 
 class Lazy(TyperCommand):
-    """Stands for a command until it is called."""
+    """Represents a command until it is called."""
 
     def __init__(self, name: str, entry: CommandEntry) -> None:
         super().__init__(name=name, help=entry.help, short_help=entry.help)
@@ -104,7 +104,7 @@ class Lazy(TyperCommand):
 
 def load(module: str) -> Any:
     """The command in `libs.cli.<module>`: its `app` of subcommands, or its one function `command`."""
-    gc.disable()  # imports leave next to nothing to collect; looking for it is a tenth of what they cost
+    gc.disable()  # imports leave next to nothing to collect, but collection takes a tenth of their time
     try:
         loaded = import_module(f"libs.cli.{module}")
     finally:
@@ -117,7 +117,7 @@ def load(module: str) -> Any:
 
 
 class Commands(TyperGroup):
-    """The table above as a group."""
+    """The group of all commands above."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -139,7 +139,7 @@ app = typer.Typer(
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 120,
-    },  # else 80, however wide a terminal is
+    },  # the default is 80, however wide a terminal is
 )
 
 
@@ -163,7 +163,7 @@ def _root(
 def main() -> None:
     """The entry point."""
     open_stdout()
-    logging.getLogger("baton").setLevel(logging.CRITICAL)  # libraries' warnings come to people as errors of ours
+    logging.getLogger("baton").setLevel(logging.CRITICAL)  # people get libraries' warnings as errors of ours
     try:
         code = _run(sys.argv[1:])
     except BaseException as error:
@@ -172,7 +172,7 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> Any:
-    """What `app(...)` would do, but that takes a pipe that nobody reads for a failure (1), before we see it."""
+    """Like `app(...)`, which would turn a closed pipe into a failure (1) before we see it."""
     with typer.main.get_command(app).make_context("baton", arguments) as context:
         return context.command.invoke(context)
 

@@ -1,4 +1,4 @@
-"""Days and moments as people write them in options: one form each, so that what is meant is never guessed."""
+"""Days and moments in options: one form each, so that there is no ambiguity."""
 
 import re
 from datetime import UTC, datetime, tzinfo
@@ -8,7 +8,7 @@ _FORM = re.compile(r"\d{4}-\d{2}(?P<day>-\d{2}(?P<time>[T ]\d{2}:\d{2}.*)?)?", r
 
 
 class TimeForm(StrEnum):
-    """How much a text says."""
+    """The precision of a text."""
 
     MONTH = "month"
     DAY = "day"
@@ -16,8 +16,8 @@ class TimeForm(StrEnum):
 
 
 def read(text: str, zone: tzinfo = UTC) -> tuple[datetime, TimeForm]:
-    """The first moment of a month (`2026-11`) or a day (`2026-11-30`), or a moment (`2026-11-30T12:00`), in its own zone or
-    else `zone`. Raises ValueError, also for other forms of ISO 8601."""
+    """The first moment of a month (`2026-11`) or a day (`2026-11-30`), or a moment (`2026-11-30T12:00`), in its own
+    zone or else `zone`. Raises ValueError, also for other forms of ISO 8601."""
     form = _FORM.fullmatch(text)
     try:
         if form is None:

@@ -62,23 +62,23 @@ def dead(
         said = valid(NodeDead, node=node, incarnation=meant, fenced_by=fenced_by, user=who)
         pool = baton.place.pool
         seq = await say_to_pool(baton, pool, said, declare_dead(pool, who), f"{node}:{meant}")
-        return _done(pool, node, "declared dead", seq, incarnation=meant)
+        return _as_document(pool, node, "declared dead", seq, incarnation=meant)
 
-    told = run(work, OPERATOR, url, user=user, pool=pool)
-    done(told, [node], output)
+    ended = run(work, OPERATOR, url, user=user, pool=pool)
+    done(ended, [node], output)
     hint(
-        f"life {told['incarnation']} of {node} is over: its jobs wait or run elsewhere; the node kills everything before it "
+        f"life {ended['incarnation']} of {node} is over: its jobs wait or run elsewhere; the node kills everything before it "
         "comes back"
     )
 
 
-def _done(pool: str, node: str, what: str, seq: int | None, **more: str | int) -> dict[str, Any]:
-    """What programs are told: what was done to which node, in which record of the pool's ledger."""
+def _as_document(pool: str, node: str, what: str, seq: int | None, **more: str | int) -> dict[str, Any]:
+    """The form for programs: what was done to which node, and the ledger record."""
     return {"pool": pool, "node": node, **more, "done": what, "ledger_seq": seq}
 
 
 async def _life_of(baton: Baton, node: str) -> int:
-    """The life of the node that operators are shown. Raises NotFound, and Unreachable or Failed when nobody shows any."""
+    """The node's present life, as operators see it. Raises NotFound, and Unreachable or Failed when nobody can say."""
     named = f"or name its life: --incarnation N. If N is another one, pool {baton.place.pool} says which it is"
     try:
         nodes = (await baton.nodes()).nodes
@@ -119,14 +119,14 @@ def release(
         said = valid(QuarantineLifted, node=node, device=device, since_us=meant, reason=reason, user=who)
         pool = baton.place.pool
         seq = await say_to_pool(baton, pool, said, lift_quarantine(pool, who), device)
-        return _done(pool, node, "released", seq, device=device, since_us=meant)
+        return _as_document(pool, node, "released", seq, device=device, since_us=meant)
 
     done(run(work, OPERATOR, url, user=user, pool=pool), [device], output)
     hint("the device may be granted again, whatever uses it")
 
 
 async def _quarantine_of(baton: Baton, node: str, device: str) -> int:
-    """Which quarantine of the device operators are shown, by when it began (us). Raises as `_life_of`."""
+    """The device's present quarantine, by its start (us). Raises as `_life_of`."""
     named = f"or name it: --since-us N. If N is another one, pool {baton.place.pool} says which it is"
     try:
         devices = (await baton.devices(node)).devices
@@ -158,10 +158,10 @@ def add(
     try:
         with operator_action("node.add", _named(pool, node), reason, folder=ring.folder, url=url):
             path = ring.node(pool, node)
-            told = tell_broker(ring, ring.node_accounts(pool, node), folder, url)
+            pushed = tell_broker(ring, ring.node_accounts(pool, node), folder, url)
     except ValueError as e:
         raise UsageFault(str(e)) from None
-    _tell_of_keys("added", pool, node, path.parent, output, told=told)
+    _print_credentials("added", pool, node, path.parent, output, pushed=pushed)
 
 
 @app.command("rotate")
@@ -179,9 +179,9 @@ def rotate(
     Prints the folder that the agent needs. Its jobs run on meanwhile, as long as their leases do."""
     ring = ring_of(folder)
     with operator_action("node.rotate", _named(pool, node), reason, folder=ring.folder, url=url):
-        told = tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
+        pushed = tell_broker(ring, ring.rotate_node(pool, node or ""), folder, url)
     made = ring.creds / "nodes" / (f"{pool}.{node}" if node else pool)
-    _tell_of_keys("rotated", pool, node, made, output, told=told)
+    _print_credentials("rotated", pool, node, made, output, pushed=pushed)
 
 
 @app.command("revoke")
@@ -199,13 +199,15 @@ def revoke(
     `baton node add` lets the node in again."""
     ring = ring_of(folder)
     with operator_action("node.revoke", _named(pool, node), reason, folder=ring.folder, url=url, needs_reason=True):
-        told = tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
-    _tell_of_keys("revoked", pool, node, None, output, told=told)
+        pushed = tell_broker(ring, ring.revoke_node(pool, node or ""), folder, url)
+    _print_credentials("revoked", pool, node, None, output, pushed=pushed)
 
 
-def _tell_of_keys(what: str, pool: str, node: str | None, folder: Path | None, output: Format, *, told: bool) -> None:
-    """Where credentials are, and never what is in them: what a command prints may lie in a log."""
-    value = {"pool": pool, "node": node, "folder": folder and str(folder), "done": what, "broker_told": told}
+def _print_credentials(
+    what: str, pool: str, node: str | None, folder: Path | None, output: Format, *, pushed: bool
+) -> None:
+    """Paths of credentials, never their content: a command's output may end up in a log."""
+    value = {"pool": pool, "node": node, "folder": folder and str(folder), "done": what, "broker_told": pushed}
     named = _named(pool, node)
     done(value, [str(folder or named)], output, names=[named])
 
@@ -234,7 +236,7 @@ def cordon(
         who = baton.place.user or "operator"
         said = valid(CordonNode, node=node, reason=reason, user=who)
         pool = baton.place.pool
-        return _done(pool, node, "cordoned", await say_to_pool(baton, pool, said, cordon_node(pool, who), node))
+        return _as_document(pool, node, "cordoned", await say_to_pool(baton, pool, said, cordon_node(pool, who), node))
 
     done(run(work, OPERATOR, url, user=user, pool=pool), [node], output)
     hint("nothing new is granted there; `baton get jobs -o wide` shows what runs there still")
@@ -257,7 +259,9 @@ def uncordon(
         who = baton.place.user or "operator"
         said = valid(UncordonNode, node=node, reason=reason, user=who)
         pool = baton.place.pool
-        return _done(pool, node, "uncordoned", await say_to_pool(baton, pool, said, uncordon_node(pool, who), node))
+        return _as_document(
+            pool, node, "uncordoned", await say_to_pool(baton, pool, said, uncordon_node(pool, who), node)
+        )
 
     done(run(work, OPERATOR, url, user=user, pool=pool), [node], output)
     hint("its devices may be granted again")

@@ -1,10 +1,11 @@
-"""The audit of operators' local actions (keys, files): each is a line in the operator's book, which is copied into the ledger.
+"""The audit of operators' local actions (keys, files): each is a line in the operator's book, which is copied into the
+ledger.
 
     with operator_action("team.revoke", "vision", reason, folder=folder, url=url):
         ...
 
-The book is written first, and the line is sent to the ledger afterwards: while the broker is unavailable it waits, and the next
-action, `baton team push` or `baton audit push` sends it.
+The book is written first, and the line is sent to the ledger afterwards. While the broker is unavailable it waits; the
+next action, `baton team push` or `baton audit push` sends it.
 """
 
 import asyncio
@@ -89,7 +90,7 @@ def _check(home: Path, url: str | None) -> None:
 
 
 def book_folder(folder: Path | None = None) -> Path:
-    """Where the book lies: beside the keys, else in the user's own state folder."""
+    """Where the book is: beside the keys, else in the user's own state folder."""
     beside = folder or state_dir()
     if folder is not None or (beside / "keys.json").is_file() or (beside / "client.json").is_file():
         return beside
@@ -99,8 +100,8 @@ def book_folder(folder: Path | None = None) -> Path:
 def tell(
     folder: Path, url: str | None = None, *, pool: str | None = None, again: bool = False, aloud: bool = False
 ) -> int:
-    """Tells the ledger of `pool`, or of the pool that is found, what it was not told yet: how many lines. Nothing that goes
-    wrong here undoes what was done; it is said, and raised only if that is what is asked for (`aloud`)."""
+    """Sends waiting lines to the ledger of `pool`, or of the pool that is found; returns their number. A failure undoes
+    nothing. It is printed, and raised only if `aloud`: then sending is the command's purpose."""
     book = Book(folder)
     try:
         book.settle()
@@ -108,15 +109,15 @@ def tell(
     except Exception as e:
         if aloud or code_of(e) is None:
             raise
-        if (waiting := len(book)) and not _nowhere(e):
+        if (waiting := len(book)) and not _no_baton(e):
             lines, them = ("1 line is", "it") if waiting == 1 else (f"{waiting} lines are", "them")
             hint(f"the ledger was not told yet ({str(e).splitlines()[0]}): {lines} in {book.file}; "
                  f"`baton audit push` tells {them}")  # fmt: skip
         return 0
 
 
-def _nowhere(error: Exception) -> bool:
-    """No Baton is known: it is told when there is one."""
+def _no_baton(error: Exception) -> bool:
+    """No Baton is known; the lines wait until there is one."""
     return getattr(error, "what", "") == "no running Baton is known"
 
 
@@ -129,7 +130,7 @@ async def _tell(book: Book, folder: Path, url: str | None, pool: str | None, aga
     from schemas.catalog import TYPE_OF
     from schemas.inbox import ActionTold
 
-    mine = folder / "creds" / f"{OPERATOR}.creds"  # before BATON_NATS_CREDS, which may be of another Baton
+    mine = folder / "creds" / f"{OPERATOR}.creds"  # before BATON_NATS_CREDS, which may belong to another Baton
     address = Address(url or "", mine if mine.is_file() else None)
     place = find(address, OPERATOR, pool=pool, operator=True, environ={**os.environ, "BATON_STATE_DIR": str(folder)})
     if again:

@@ -1,4 +1,4 @@
-"""What the commands print: a table for people, tab-separated lines for pipes, JSON or YAML for programs, names for xargs.
+"""Output of commands: a table for people, tab-separated lines for pipes, JSON or YAML for programs, names for xargs.
 
 Everything shown may come from strangers (a job's name, a log), so control characters never reach a terminal.
 """
@@ -29,13 +29,13 @@ class Format(StrEnum):
 
     @property
     def of_lines(self) -> bool:
-        """Each line may be written when there is one; all else is written at the end."""
+        """Whether each line may be written at once; otherwise everything is written at the end."""
         return self in (Format.TABLE, Format.WIDE)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's heading and how its cell is made; `wide` ones are shown with `-o wide` only, `right` is for numbers."""
+    """A column's heading and cell function; `wide` ones are shown with `-o wide` only, `right` aligns numbers."""
 
     title: str
     cell: Callable[[Any], object]
@@ -52,7 +52,7 @@ def show(
     header: bool = True,
     whole: Any = None,
 ) -> None:
-    """Print `items`. `whole`, when given, is the object that JSON and YAML show instead of the list of items."""
+    """Prints `items`. `whole`: the object for JSON and YAML in place of the list."""
     if format in (Format.JSON, Format.YAML):
         document(items if whole is None else whole, format)
     elif format is Format.NAME:
@@ -62,7 +62,8 @@ def show(
 
 
 def done(value: Any, lines: Iterable[str], format: Format, *, names: Iterable[str] | None = None) -> None:
-    """Print what a command has done: `value` for programs, `lines` for people and pipes, `names` (else the lines) for xargs."""
+    """Prints what a command did: `value` for programs, `lines` for people and pipes, `names` (else the lines) for
+    xargs."""
     if format in (Format.JSON, Format.YAML):
         document(value, format)
     else:
@@ -73,7 +74,7 @@ def done(value: Any, lines: Iterable[str], format: Format, *, names: Iterable[st
 
 
 def document(value: Any, format: Format) -> None:
-    """Print an object (pydantic models, lists and dicts of them) as JSON or YAML."""
+    """Prints an object (pydantic models, lists and dicts of them) as JSON or YAML."""
     plain = _plain(value)
     if format is Format.YAML:
         import yaml
@@ -87,25 +88,25 @@ def document(value: Any, format: Format) -> None:
 
 
 def _harmless(text: str) -> bool:
-    """Whether nothing in it steers a terminal; else all but ASCII is escaped, as JSON and YAML do by themselves."""
+    """Whether nothing in it controls a terminal; otherwise everything but ASCII is escaped, as JSON and YAML do anyway."""
     return text.isascii() or clean(text, keep_newlines=True) == text
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:
-    """Print `name: value` lines, aligned, leaving out empty values."""
+    """Prints `name: value` lines, aligned, without empty values."""
     rows = [(name, _cell(value)) for name, value in pairs if value not in (None, "", (), [])]
     width = max((len(name) for name, _ in rows), default=0)
     _lines(f"{name + ':':<{width + 1}} {value}" for name, value in rows)
 
 
 def clean(text: str, *, keep_newlines: bool = False) -> str:
-    """`text` without the control characters that would steer a terminal."""
+    """`text` without control characters that affect a terminal."""
     kept = _KEPT if keep_newlines else set()
     return "".join(c if c.isprintable() or c in kept else "" if keep_newlines else " " for c in text)
 
 
 def open_stdout() -> None:
-    """Where stdout is closed (`>&-`) a pipe that nobody reads takes its place, and a command ends as with any such pipe."""
+    """Replaces a closed stdout (`>&-`) by a pipe without reader, so that commands end as with any such pipe."""
     if sys.stdout is None:
         reader, writer = os.pipe()
         os.close(reader)
@@ -118,8 +119,8 @@ def say(text: str) -> None:
 
 
 def hint(text: str) -> None:
-    """A line for people, on stderr, so that pipes get only results. Where nobody reads it any more (a terminal that was closed)
-    nothing ends for that: what is told may be in the midst of stopping."""
+    """A line for people, on stderr, so that pipes get only results. A closed terminal ends nothing here: the command
+    may be in the midst of stopping."""
     try:
         print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
     except OSError:
@@ -144,7 +145,7 @@ def _table(items: Sequence[Any], columns: Sequence[Column], header: bool) -> Non
         table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    # As wide as it needs: a line that wraps can be read and copied, a cell that was cut cannot.
+    # As wide as needed: a wrapped line can be read and copied, a truncated cell cannot.
     Console(highlight=False, markup=False, width=_WIDEST).print(table)
 
 
@@ -167,7 +168,7 @@ def _cell(value: object) -> str:
 
 
 def _listed(parts: list[str]) -> str:
-    """A long list in ranges (`gpu-[00-15]`); of what stays long people see the first few, and how many there are."""
+    """A long list in ranges (`gpu-[00-15]`); if it stays long, people see the first few and the count."""
     if len(parts) > _LISTED:
         parts = in_ranges(parts)
     if sys.stdout.isatty() and len(parts) > _LISTED + 1:

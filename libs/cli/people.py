@@ -1,6 +1,6 @@
-"""Who a pseudonym is, for who may know: whoever has the keys here, an admin of the team, and each user of itself.
+"""Resolves pseudonyms for those who may know: the holder of the keys, an admin of the team, and each user for itself.
 
-Asked only when there is a pseudonym to be shown. Whoever may not know sees the pseudonym, and so do all once it was erased.
+Asked only when a pseudonym is to be shown. Everyone else sees the pseudonym, and so does everyone after it was erased.
 """
 
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ from libs.client.errors import ClientError
 from libs.client.where import state_dir
 from libs.walls.keyring import Keyring
 from libs.walls.people import People, is_pseudonym
-from schemas.queries import ManageTeam, TeamManaged
 from schemas.subjects import OPERATOR
+from schemas.team_management import ManageTeam, TeamManaged
 
 Names = dict[tuple[str, str], str]
-"""Team and user -> what is shown of the user, where that is another text."""
+"""(team, user) -> displayed text, if it differs from the user."""
 
 _ASK_S = 3.0
 
 
 async def names_of(baton: Baton, users: Iterable[tuple[str, str]]) -> Names:
-    """What is shown of these users, as `name (pseudonym)`. `users`: team and user of each."""
+    """Displayed texts for these (team, user), as `name (pseudonym)`."""
     wanted = {(team, user) for team, user in users if is_pseudonym(user)}
     if not wanted:
         return {}
@@ -37,14 +37,16 @@ async def names_of(baton: Baton, users: Iterable[tuple[str, str]]) -> Names:
 
 
 async def _by_admin(baton: Baton) -> Names:
-    """Of the own team's users, if we manage them; else nobody."""
+    """The users of the team that we administer; else none."""
     try:
-        told: TeamManaged = await ask(baton.nats, "team.manage", baton.place, ManageTeam(what="list"), timeout_s=_ASK_S)
+        reply: TeamManaged = await ask(
+            baton.nats, "team.manage", baton.place, ManageTeam(what="list"), timeout_s=_ASK_S
+        )
     except ClientError:
         return {}
-    return {(told.team, user.name.partition(".")[2]): user.person for user in told.users if user.person}
+    return {(reply.team, user.name.partition(".")[2]): user.person for user in reply.users if user.person}
 
 
 def shown(names: Names, team: str, user: str) -> str:
-    """What people are shown of a user."""
+    """The displayed text of a user."""
     return names.get((team, user), user)

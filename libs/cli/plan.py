@@ -1,4 +1,4 @@
-"""`baton plan -f job.yaml`, or `baton plan --gpus H100:4`: what would become of jobs. Nothing is submitted.
+"""`baton plan -f job.yaml`, or `baton plan --gpus H100:4`: what would happen to jobs, without submitting them.
 
 Exit codes: 0 all would run now, 3 some would run later or never, 4 admission would refuse one, 2 the file is wrong.
 """
@@ -16,7 +16,7 @@ from libs.cli.session import run
 from libs.cli.submit import requested, team_of
 from libs.cli.why import REMOVED
 from libs.client import Baton, Rejected
-from schemas.queries import PlanReply, PlanVerdict, RightSize
+from schemas.explanations import PlanReply, PlanVerdict, RightSize
 
 NOT_NOW = 3
 
@@ -79,7 +79,7 @@ def command(
         if output is Format.NAME:
             say(reply.verdict.value)
         elif output in (Format.TABLE, Format.WIDE) and reply.verdict is not PlanVerdict.REFUSED:
-            _tell(request, reply)
+            _print(request, reply)
     for request, reply in zip(requests, replies, strict=True):
         if reply.verdict is PlanVerdict.REFUSED:
             if output in (Format.TABLE, Format.WIDE):
@@ -89,7 +89,7 @@ def command(
         raise Ended(NOT_NOW)
 
 
-def _tell(request: JobRequest, reply: PlanReply) -> None:
+def _print(request: JobRequest, reply: PlanReply) -> None:
     fields(
         [
             ("job", request.spec.name),

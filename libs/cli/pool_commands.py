@@ -54,10 +54,10 @@ Said = (
 )
 Done = Callable[[], Awaitable[bool]]
 Decided = Callable[[Callable[[LedgerRecord], bool], Done | None], Awaitable[int | None]]
-"""Waits for the decision: the ledger's sequence of the record that it is in; None where no record tells of it."""
+"""Waits for the decision; returns the ledger sequence of its record, None if no record shows it."""
 
 NOTHING_DIFFERS = "nothing differs"
-"""The outcome of a command that changes nothing, so that no record tells of it."""
+"""The outcome of a command that changes nothing, and so has no record."""
 
 _GIVE_UP_S = 30.0
 _DECIDED_S = 15.0
@@ -66,25 +66,25 @@ _LOOK_S = 0.1
 
 
 class PoolRefused(Denied):
-    """The pool has refused an operator's command; `why` is its own reason."""
+    """The pool refused an operator's command. `why` is the pool's reason."""
 
 
 async def say_to_pool(
     baton: Baton, pool: str, said: Said, subject: str, about: str, *, done: Done | None = None
 ) -> int | None:
-    """Stores the command `said` in the inbox of `pool`, waits until it is decided, and returns the sequence of that ledger
+    """Stores the command `said` in the inbox of `pool`, waits for its decision, and returns the sequence of that ledger
     record. Each call is a new command.
 
-    `done`, if given, says whether queries shows the pool as the command wants it. A command that changes nothing leads to no
-    record (then None is returned); and after a record queries is waited for, up to 5 s, so that the next question gets the new
-    answer. Raises PoolRefused; TimedOut when it is not decided within 15 s; Denied, Unreachable, Busy when it is not stored.
+    `done`: whether queries shows the pool as the command wants it. A command that changes nothing has no record (then
+    None is returned). After a record, waits up to 5 s for queries, so that the next question gets the new answer.
+    Raises PoolRefused; TimedOut when it is not decided within 15 s; Denied, Unreachable, Busy when it is not stored.
     """
     async with decisions(baton, pool) as decided:
         seq = await store_in_pool(baton, said, subject, about)
         decided_in = await decided(lambda record: _of_input(record, seq), done)
     if done is not None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(_until_shown(done), _SHOWN_S)  # one look at whoever does not answer takes as long
+            await asyncio.wait_for(_until_shown(done), _SHOWN_S)  # asking an unreachable service once takes as long
     return decided_in
 
 
@@ -119,8 +119,8 @@ async def sent_to_pool(baton: Baton, pool: str, outbox: "Outbox", item: "Outgoin
 
 @asynccontextmanager
 async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
-    """What waits until that is decided which is said within the block: until a record after the block's begin is one that its
-    first argument knows for the decision (which raises PoolRefused if that is a refusal), or `done()`. Raises TimedOut."""
+    """A function that waits for the decision of a command sent within the block: until a record after the block's start
+    satisfies its first argument (which raises PoolRefused for a refusal), or `done()`. Raises TimedOut."""
     from libs.bus.retry import UNAVAILABLE
     from libs.client.sending import unless_denied
     from libs.ledger.chain import GENESIS, Head
@@ -137,7 +137,7 @@ async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
     async def decided(decides: Callable[[LedgerRecord], bool], done: Done | None) -> int | None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _DECIDED_S
-        newest: int | None = None  # of the ledger once it is shown: a record of it was there before anybody showed it
+        newest: int | None = None  # the ledger's end once queries shows the change: its record is before that
         while loop.time() < deadline:
             for entry in await reader.next(wait_s=_LOOK_S):
                 if entry.valid and decides(entry.record):
@@ -162,7 +162,7 @@ async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
 
 
 def _of_input(record: LedgerRecord, seq: int) -> bool:
-    """Whether the record decides the message `seq` of the inbox. Raises PoolRefused."""
+    """Whether the record decides inbox message `seq`. Raises PoolRefused."""
     for event in record.events:
         if isinstance(event, InputRejected) and event.inbox_seq == seq:
             raise refused(record.pool, event.reason)
@@ -170,7 +170,7 @@ def _of_input(record: LedgerRecord, seq: int) -> bool:
 
 
 def of_command(record: LedgerRecord, cause: str) -> bool:
-    """Whether the record tells what became of a command that a service decides before the pool does. Raises PoolRefused."""
+    """Whether the record decides a command that a service handles before the pool. Raises PoolRefused."""
     for event in record.events:
         if isinstance(event, CommandRefused) and event.command.cause == cause:
             raise refused(record.pool, event.command.reason)
@@ -180,13 +180,13 @@ def of_command(record: LedgerRecord, cause: str) -> bool:
 
 
 def refused(pool: str, reason: str) -> PoolRefused:
-    """Why, and what to do, stand in a pool's reason around a colon."""
+    """A pool's reason has the cause before a colon and the fix after it."""
     why, _, fix = reason.partition(": ")
     return PoolRefused(f"pool {pool} has refused it, and nothing has changed", why, fix)
 
 
 async def _shown(done: Done) -> bool:
-    """Whether it is; False as well while nobody answers."""
+    """The result of `done`; False while nobody answers."""
     try:
         return await done()
     except (Unreachable, Failed):

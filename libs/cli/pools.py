@@ -1,8 +1,9 @@
-"""The pools that there are, and what became of something that was said to several of them.
+"""The pools of a broker, and the results of commands to several of them.
 
-A pool is *closed* when admission takes no jobs for it and nobody answers for it: `baton up` was started without it, or its
-services were taken away. Its ledger is on the broker still, so it is a pool; but nobody waits for it, and what is stored for it
-is decided when it is opened again. A pool whose services are down, and for which admission takes jobs, is not closed.
+A pool is *closed* when admission takes no jobs for it and nobody answers for it: `baton up` was started without it, or
+its services were removed. Its ledger is still on the broker, so it is a pool. But nobody waits for it, and commands
+stored for it are decided when it is opened again. A pool whose services are down but for which admission takes jobs is
+not closed.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ from libs.cli.output import hint
 from libs.client import Baton
 from schemas import subjects
 from schemas.catalog import BY_TYPE
-from schemas.queries import AdmissionPools, AdmissionPoolsQuery, PoolStatusQuery
+from schemas.pool_status import PoolStatusQuery
+from schemas.queries import AdmissionPools, AdmissionPoolsQuery
 
 _ANSWER_S = 2.0
 _STATUS, _SERVED = BY_TYPE["io.baton.pool.status.query.v1"], BY_TYPE["io.baton.admission.pools.query.v1"]
@@ -25,7 +27,7 @@ _STATUS, _SERVED = BY_TYPE["io.baton.pool.status.query.v1"], BY_TYPE["io.baton.a
 
 @dataclass(frozen=True, slots=True)
 class KnownPools:
-    """By name, in order."""
+    """Pools by name, sorted."""
 
     in_use: tuple[str, ...]
     closed: tuple[str, ...] = ()
@@ -33,8 +35,8 @@ class KnownPools:
 
 @dataclass(frozen=True, slots=True)
 class ToldToPools:
-    """What became of it in each pool: it was decided (by which ledger record; None: no record tells of it), or is stored for
-    when a closed pool is opened again, or neither."""
+    """The result in each pool: decided (by which ledger record; None: no record shows it), stored for a closed pool, or
+    neither."""
 
     decided: Mapping[str, int | None] = field(default_factory=dict)
     stored: tuple[str, ...] = ()
@@ -51,7 +53,7 @@ class ToldToPools:
         return sorted(lines, key=lambda line: str(line["pool"]))
 
     def check(self) -> None:
-        """Says of which pools it is stored only, and raises the first error, after all that people must know beside it."""
+        """Reports pools for which it is only stored, then raises the first error."""
         for pool in self.stored:
             hint(f"pool {pool}: {CLOSED}")
         if not self.errors:
@@ -68,7 +70,7 @@ CLOSED = "it is closed: stored, and decided when its services run again"
 
 
 async def pools_of(baton: Baton) -> KnownPools:
-    """The pools that have an inbox: an operator sees streams."""
+    """The pools with an inbox; operators see streams."""
     prefix = subjects.inbox_stream("x").removesuffix("x")
     names: list[str] = []
     while page := await baton.nats.jetstream().streams_info(offset=len(names)):
@@ -84,18 +86,18 @@ async def pools_of(baton: Baton) -> KnownPools:
 
 
 async def _served(baton: Baton) -> tuple[str, ...] | None:
-    """The pools for which admission takes jobs; None while it does not say."""
+    """The pools for which admission takes jobs; None while it does not answer."""
     try:
-        told: AdmissionPools = await ask_once(
+        reply: AdmissionPools = await ask_once(
             baton.nats, _SERVED, AdmissionPoolsQuery(), timeout_s=_ANSWER_S, service="admission"
         )
     except NoAnswer:
         return None
-    return told.pools
+    return reply.pools
 
 
 async def _nobody_answers(baton: Baton, pool: str) -> bool:
-    """Whether no process is there that would answer for it: a slow one is."""
+    """Whether no process exists that would answer for it; a slow one does."""
     team, user = baton.place.team, baton.place.user
     try:
         await ask_once(baton.nats, _STATUS, PoolStatusQuery(), timeout_s=_ANSWER_S, pool=pool, team=team, user=user)
@@ -107,8 +109,8 @@ async def _nobody_answers(baton: Baton, pool: str) -> bool:
 
 
 async def tell_pools(pools: Sequence[str], say: Callable[[str], Awaitable[int | None]]) -> ToldToPools:
-    """`say(pool)`, which returns the deciding record, to all of them at once: one that is away keeps none of the others from
-    being told, nor us from telling which these were. Raises what is an error of ours, once all have ended."""
+    """Calls `say(pool)`, which returns the deciding record, for all pools concurrently: an unreachable one neither
+    delays the others nor hides their results. Raises bugs of ours once all have ended."""
     ended = await asyncio.gather(*(say(pool) for pool in pools), return_exceptions=True)
     decided, errors = dict[str, int | None](), dict[str, Exception]()
     for pool, end in zip(pools, ended, strict=True):

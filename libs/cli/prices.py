@@ -22,7 +22,7 @@ from libs.core.billing.prices import unknown_classes
 from schemas import subjects
 from schemas.inbox import ApplyPrices
 from schemas.prices import RateBook
-from schemas.queries import QueuesQuery, QueuesReply
+from schemas.queue_status import QueuesQuery, QueuesReply
 
 app = typer.Typer(help="The pool's price book (operators).", no_args_is_help=True, rich_markup_mode=None)
 
@@ -48,9 +48,14 @@ def check(file: BookFile, output: Output = Format.TABLE) -> None:
     for line in warnings:
         hint(f"warning: {line}")
     prices, contracts = len(book.prices), len(book.contracts)
-    told = {"version": book.version, "currency": book.currency, "prices": prices, "contracts": contracts}
+    document = {"version": book.version, "currency": book.currency, "prices": prices, "contracts": contracts}
     line = f"version {book.version}: {prices} prices and {contracts} of contracts in {book.currency}"
-    done({"file": str(file), "ok": True, **told, "warnings": warnings, "errors": []}, [line], output, names=[str(file)])
+    done(
+        {"file": str(file), "ok": True, **document, "warnings": warnings, "errors": []},
+        [line],
+        output,
+        names=[str(file)],
+    )
 
 
 @app.command("apply")
@@ -68,33 +73,33 @@ def apply(
     text = read_yaml(file)
 
     async def work(baton: Baton) -> dict[str, Any]:
-        told = await _told(baton)
-        book = _checked(text, file, told.kinds, told.classes or None) if told is not None else _checked(text, file)
+        facts = await _pool_facts(baton)
+        book = _checked(text, file, facts.kinds, facts.classes or None) if facts is not None else _checked(text, file)
         about = {"pool": baton.place.pool, "version": book.version, "currency": book.currency}
-        if told is not None and told.book == book.digest:
+        if facts is not None and facts.book == book.digest:
             return {**about, "done": NOTHING_DIFFERS, "ledger_seq": None}
 
         async def applied() -> bool:
-            now = await _told(baton)
+            now = await _pool_facts(baton)
             return now is not None and now.book == book.digest
 
         who = baton.place.user or "operator"
         said = ApplyPrices(book=book, reason=reason, user=who)
         subject = subjects.apply_prices(baton.place.pool, who)
         seq = await say_to_pool(
-            baton, baton.place.pool, said, subject, f"prices:{book.version}", done=applied if told else None
+            baton, baton.place.pool, said, subject, f"prices:{book.version}", done=applied if facts else None
         )
         return {**about, "done": "applied", "ledger_seq": seq}
 
-    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    differs = told["done"] != NOTHING_DIFFERS
-    done(told, [f"version {told['version']} is applied"] if differs else [], output)
+    document = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    differs = document["done"] != NOTHING_DIFFERS
+    done(document, [f"version {document['version']} is applied"] if differs else [], output)
     if not differs:
         hint(NOTHING_DIFFERS)
 
 
-async def _told(baton: Baton) -> QueuesReply | None:
-    """What queries tell of the pool's classes, devices and book; None when they are away: the pool decides without them."""
+async def _pool_facts(baton: Baton) -> QueuesReply | None:
+    """The pool's classes, devices and book, from queries; None when it is unreachable: the pool decides without them."""
     try:
         reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
     except (Unreachable, Failed):
@@ -103,7 +108,7 @@ async def _told(baton: Baton) -> QueuesReply | None:
 
 
 def _foreign(book: RateBook) -> list[str]:
-    """Of classes that are not shipped: whether the pool has them is not known without asking it."""
+    """Classes that are not shipped; only the pool knows whether it has them."""
     shipped = [one.name for one in DEFAULT_CLASSES]
     return [
         f"{'.'.join(map(str, problem.place))}: {problem.value} is not one of the shipped classes ({', '.join(shipped)}); "

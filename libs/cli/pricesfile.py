@@ -53,7 +53,7 @@ _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PARTS_OF_A_MICROSECOND = re.compile(r"[.,][0-9]{7,}")
 _SECONDS_OF_A_ZONE = re.compile(r"[+-][0-9]{2}:?[0-9]{2}:?[0-9]{2}(\.[0-9]+)?")
 _MOST_US = 4_102_444_800_000_000
-"""2100-01-01: what is later is a slip of the pen."""
+"""2100-01-01: anything later is a typo."""
 
 
 def _micros(text: Any) -> int:
@@ -127,7 +127,7 @@ class ContractItem(Strict):
 
 
 def _some(items: tuple[PriceItem, ...]) -> tuple[PriceItem, ...]:
-    """Counted after the items are looked at: one that is wrong is no reason to say that there is none."""
+    """Requires items. Runs after their validation, so that an invalid item is not reported as missing."""
     if not items:
         raise ValueError("is empty: name at least one device and its price")
     return items

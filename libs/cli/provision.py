@@ -38,8 +38,8 @@ def command(
             refuse_anybody(baton.nats, baton.place.address.url)
             refuse_shared(baton.place.address)
         await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
-        told = [{"pool": name, "done": "provisioned"} for name in pools]
-        done(told, [f"{name}\tready" for name in pools], output, names=pools)
+        documents = [{"pool": name, "done": "provisioned"} for name in pools]
+        done(documents, [f"{name}\tready" for name in pools], output, names=pools)
 
     async def stay(baton: Baton) -> None:
         await RequestSizeLimit(baton.nats.jetstream()).run()

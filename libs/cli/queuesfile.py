@@ -87,7 +87,7 @@ _ShareGrace = Annotated[ShareGrace, BeforeValidator(_grace)]
 
 
 def _as_duration(least_s: int, most_s: int) -> Any:
-    """A field in seconds, that people may write as a duration."""
+    """A field in seconds that may be written as a duration."""
     return Annotated[int, Field(ge=least_s, le=most_s), BeforeValidator(whole_seconds)]
 
 
@@ -185,11 +185,11 @@ class QueueFileError(WrongFile):
 def read_tree(
     text: str, name: str = "queue file", classes: Collection[str] | None = None, offered: Collection[str] = ()
 ) -> QueueTree:
-    """What a YAML text says of a pool. Raises QueueFileError.
+    """The queues in a YAML text. Raises QueueFileError.
 
     Args:
-        classes: the priority classes that there are; None: not known.
-        offered: kinds of device that the pool has, besides those of the catalogue.
+        classes: the existing priority classes; None: unknown.
+        offered: kinds of device in the pool, besides those of the catalogue.
     """
     return tree_of(_read(text, name, classes, offered)[0])
 
@@ -212,7 +212,7 @@ def wrong_queues(
     offered: Collection[str] = (),
     under: tuple[str | int, ...] = (),
 ) -> list[YamlProblem]:
-    """What is wrong with a tree whose parts are right; in `document` it stands at the path `under`."""
+    """Problems of a tree whose parts are valid; `under`: its path in `document`."""
     queues = tuple(item.queue for item in file.queues)
     places = {item.name: number for number, item in enumerate(file.queues)}
     return [
@@ -227,7 +227,7 @@ def wrong_queues(
 
 
 def tree_of(file: QueueFile, version: int | None = None) -> QueueTree:
-    """What a file says of a pool, as this version or its own."""
+    """The tree of a file, as this version or its own."""
     limits = None if file.preemption is None else file.preemption.limits
     queues = tuple(item.queue for item in file.queues)
     return QueueTree.of(queues, version or file.version, file.order, file.half_life, limits)

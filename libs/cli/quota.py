@@ -55,8 +55,8 @@ def set_quota(
         async with decisions(baton, baton.place.pool) as decided:
             cause = await baton.set_quota(team, limit, by_type, reason=reason)
             seq = await decided(lambda record: of_command(record, cause), shown)
-        told = {"pool": baton.place.pool, "team": team, "limit_milli": limit, "by_type": by_type}
-        return {**told, "done": NOTHING_DIFFERS if seq is None else "set", "ledger_seq": seq}
+        document = {"pool": baton.place.pool, "team": team, "limit_milli": limit, "by_type": by_type}
+        return {**document, "done": NOTHING_DIFFERS if seq is None else "set", "ledger_seq": seq}
 
     line = "\t".join([team, devices, *(f"{key}={count / 1000:g}" for key, count in by_type.items())])
     done(run(work, OPERATOR, url, user=user, pool=pool), [line], output, names=[team])
@@ -75,7 +75,7 @@ def _by_type(given: list[str], url: str | None, pool: str | None) -> dict[str, i
         if key in limits:
             raise UsageFault(f"--type {text}: {key} is limited twice; say it once")
         limits[key] = limit
-    if any(problem_with(key) for key in limits):  # the catalogue does not know it: perhaps the pool has it
+    if any(problem_with(key) for key in limits):  # the catalogue does not know it, but the pool may have it
         devices_there = run(lambda baton: baton.devices(""), OPERATOR, url, pool=pool).devices
         offered = {kind_of(device.model, device.mig_profile) for device in devices_there}
         for key, limit in limits.items():

@@ -1,10 +1,10 @@
-"""Which release this is. By itself, so that `baton --version` imports nothing else."""
+"""The release number, in its own module so that `baton --version` imports nothing else."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 
 def tool() -> str:
-    """What acts, with its version."""
+    """This tool with its version."""
     try:
         return f"baton {version('baton')}"[:64]
     except PackageNotFoundError:

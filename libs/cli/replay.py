@@ -33,7 +33,7 @@ BILL_WAIT_S = 60.0
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """What came of a replay. Times are seconds of the trace unless they end in `wall_s`."""
+    """The result of a replay. Times are seconds of the trace unless they end in `wall_s`."""
 
     trace: str
     speed: float
@@ -117,7 +117,7 @@ async def _replay(
     teams = tuple(sorted({job.team for job in jobs}))
     console.print(f"starting Baton with {fleet.name} and {len(teams)} team(s)")
     options = LaunchOptions(state_dir=state_dir, teams=teams, fleet=fleet, real_node="none")
-    pool = options.pool  # said, as the teams are: BATON_POOL and BATON_TEAM are about another Baton
+    pool = options.pool  # explicit, as are the teams: BATON_POOL and BATON_TEAM refer to another Baton
     async with (
         LocalStack(options) as cluster,
         await connect(cluster.address(OPERATOR), OPERATOR, pool=pool) as operator,
@@ -152,7 +152,7 @@ async def _replay(
 async def _submit(
     clients: dict[str, Any], jobs: Sequence[TraceJob], specs: Sequence[JobSpec], outcome: ReplayOutcome, tell: Any
 ) -> None:
-    """Submits each job at its time of the trace; what is due together goes together."""
+    """Submits each job at its time in the trace, in batches."""
     first = jobs[0].submit_s
     began = time.monotonic()
     position = 0
@@ -171,14 +171,14 @@ async def _submit(
 
 
 async def _count_rejections(operator: Any, outcome: ReplayOutcome) -> Any:
-    """Counts admission's refusals as they are published, by the field that was refused."""
+    """Counts admission's refusals as published, by the refused field."""
     from schemas.jobs import JobRejected
 
     seen: dict[str, str] = {}
 
     async def heard(message: Any) -> None:
-        told = JobRejected.model_validate_json(message.data)
-        seen[f"{told.team}/{told.client_key}"] = told.reasons[0].field
+        rejection = JobRejected.model_validate_json(message.data)
+        seen[f"{rejection.team}/{rejection.client_key}"] = rejection.reasons[0].field
         outcome.rejections = {f: list(seen.values()).count(f) for f in sorted(set(seen.values()))}
 
     await operator.nats.subscribe(subjects.event("rejected"), cb=heard)
@@ -186,7 +186,7 @@ async def _count_rejections(operator: Any, outcome: ReplayOutcome) -> Any:
 
 
 async def _check_books(operator: Any, outcome: ReplayOutcome, status: Any) -> None:
-    """Verifies the ledger, and waits for the bill to have read all of it."""
+    """Verifies the ledger, and waits until the bill covers all of it."""
     from libs.ledger.verify import verify
 
     report = await verify(operator.nats.jetstream(), status.pool)
@@ -250,5 +250,5 @@ def _show(console: Console, outcome: ReplayOutcome, path: Path) -> None:
         console.print(violation, style="red", highlight=False, markup=False)
     if outcome.rejected and outcome.rejected == outcome.submitted:
         fields = ", ".join(f"{field} ({n})" for field, n in outcome.rejections.items())
-        told = f"no job was carried: admission refused all {outcome.rejected}, because of {fields}"
-        console.print(told, style="red", highlight=False, markup=False)
+        text = f"no job was carried: admission refused all {outcome.rejected}, because of {fields}"
+        console.print(text, style="red", highlight=False, markup=False)

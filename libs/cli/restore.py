@@ -1,4 +1,4 @@
-"""`baton restore FOLDER`: a new state directory out of a backup, verified and fenced (`libs.cli.fencing`)."""
+"""`baton restore FOLDER`: a new state directory from a backup, verified and fenced (`libs.cli.fencing`)."""
 
 import asyncio
 import time
@@ -42,16 +42,16 @@ def command(
     if home.exists() and any(home.iterdir()):
         raise UsageFault(f"{home} is not empty: a backup is restored into a new state directory (--state-dir)")
     gone_s = _time(lost_at) if lost_at else time.time()
-    lease_terms()  # what is wrong with them is said before anything is done
+    lease_terms()  # report invalid terms before doing anything
     began = time.monotonic()
     fenced = asyncio.run(put_into(folder, home, Fence(gone_s, fenced_by), archive))
     with operator_action("restore", str(folder), fenced_by, folder=home, tells=False) as act:
-        act["detail"] = ", ".join(f"{pool} to {told['seq']}" for pool, told in fenced.items())
-    for pool, told in fenced.items():
+        act["detail"] = ", ".join(f"{pool} to {found['seq']}" for pool, found in fenced.items())
+    for pool, found in fenced.items():
         hint(
-            f"pool {pool}: {told['records']} records verified to {told['seq']}; the lives of {told['nodes']} nodes are ended"
+            f"pool {pool}: {found['records']} records verified to {found['seq']}; the lives of {found['nodes']} nodes are ended"
         )
-    wait_s = max(0.0, max((told["not_before_s"] for told in fenced.values()), default=0.0) - time.time())
+    wait_s = max(0.0, max((found["not_before_s"] for found in fenced.values()), default=0.0) - time.time())
     hint(f"restored in {time.monotonic() - began:.1f} s" + (f"; `baton up` starts in {wait_s:.0f} s" if wait_s else ""))
     done({"state_dir": str(home), "pools": fenced, "done": "restored"}, [str(home)], output)
 

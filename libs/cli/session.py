@@ -1,4 +1,4 @@
-"""A command's connection, and how a name or a short job id becomes a whole one."""
+"""A command's connection, and the resolution of names and short job ids."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ def run(
     pool: str | None = None,
     operator: bool = True,
 ) -> T:
-    """Connect, do `work`, close. Without a team, `operator` speaks as the operator where that is possible."""
+    """Connects, does `work`, closes. Without a team, `operator` connects as the operator if possible."""
 
     async def session() -> T:
         async with await connect(url, team, user=user, pool=pool, operator=operator) as baton:
@@ -38,17 +38,17 @@ def run(
 
 
 def short(job_id: str) -> str:
-    """The part of a job's id that people see in a table."""
+    """The short form of a job's id in tables."""
     return job_id[:12]
 
 
 async def whole_id(baton: Baton, text: str) -> str:
-    """The id of the one job that `text` names: by its id, the beginning of it, or its name. Of a team's jobs with one name
-    it is the one that has not ended, if that is one. The newest 10,000 jobs are looked through for a beginning.
+    """The id of the one job that `text` denotes: an id, a prefix of one, or a name. Of a team's jobs with one name, the
+    unfinished one, if it is the only such. Prefixes are searched in the newest 10,000 jobs.
 
     Raises:
-        NotFound: no job is called so.
-        Usage: several are.
+        NotFound: there is no such job.
+        Usage: there are several.
     """
     if is_job_id(text):
         return text

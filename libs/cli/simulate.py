@@ -1,4 +1,4 @@
-"""`baton simulate`: a workload under several rules, in virtual time, by the decider that runs in production."""
+"""`baton simulate`: a workload under several policies, in virtual time, with the production decider."""
 
 import gzip
 import zlib
@@ -40,7 +40,7 @@ _SHOWN = {
     "promises_kept_pct": "promises kept, %",
 }
 _MOST = 1e9
-"""Of any option: a time that does not end is none."""
+"""The maximum of any option, against unending times."""
 
 
 def command(
@@ -106,10 +106,10 @@ def command(
     if page is not None:
         from libs.report.policies import policies_page
 
-        told = {name: [(j.submit_us, j.end_us, j.row.duration_s) for j in run.jobs] for name, run in runs.items()}
+        times = {name: [(j.submit_us, j.end_us, j.row.duration_s) for j in run.jobs] for name, run in runs.items()}
         try:
             page.write_text(
-                policies_page(f"{workload.name} on {fleet.name}", knows.value, found, told), encoding="utf-8"
+                policies_page(f"{workload.name} on {fleet.name}", knows.value, found, times), encoding="utf-8"
             )
         except OSError as error:
             raise UsageFault(
@@ -128,7 +128,7 @@ def command(
 
 
 def _show_unrun(console: Console, workload: Path, runs: Mapping[str, SimulatedRun]) -> None:
-    """Names the rows that no policy could run, and of each policy how many others never started."""
+    """Prints the rows that no policy could run, and for each policy how many others never started."""
     refused = next(iter(runs.values())).refused
     for row in refused[:MAX_BAD_ROWS_SHOWN]:
         text = f"{workload.name}:{row.line}: refused: it asks for {row.devices} devices, which the idle fleet does not have"
@@ -142,7 +142,7 @@ def _show_unrun(console: Console, workload: Path, runs: Mapping[str, SimulatedRu
 
 
 def _policies(rules: Sequence[OrderRule], files: Sequence[Path]) -> dict[str, SimulatedPolicy]:
-    """By name: an order's own, a queue file's without its ending."""
+    """Policies by name: an order's own, or a queue file's name without its ending."""
     found: dict[str, SimulatedPolicy] = {rule.value: rule for rule in rules}
     for file in files:
         try:
@@ -161,7 +161,7 @@ def _policies(rules: Sequence[OrderRule], files: Sequence[Path]) -> dict[str, Si
 
 
 def _rows(workload: Path, limit: int) -> tuple[list[WorkloadRow], list[BadRow]]:
-    """Of a trace, or of a recorded ledger."""
+    """The rows of a trace or of a recorded ledger."""
     if _is_ledger(workload):
         return _recorded(workload, limit)
     try:
@@ -178,7 +178,7 @@ def _rows(workload: Path, limit: int) -> tuple[list[WorkloadRow], list[BadRow]]:
 
 
 def _is_ledger(workload: Path) -> bool:
-    """Its first line says so."""
+    """Whether its first line is a ledger file's."""
     try:
         with gzip.open(workload) if workload.suffix == ".gz" else workload.open("rb") as file:
             return b'"baton_ledger"' in file.readline(1024)

@@ -1,10 +1,10 @@
-"""`baton status`: the pool at a glance, and of what is held and waits, what the asker may see."""
+"""`baton status`: the pool at a glance, and what the asker may see of its jobs."""
 
 from libs.cli import units
 from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Format, document, fields
 from libs.cli.session import run
-from schemas.queries import PoolStatus, Quantiles
+from schemas.pool_status import PoolStatus, Quantiles
 
 
 def command(pool: Pool = None, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
@@ -42,15 +42,15 @@ def _quarantined(status: PoolStatus) -> str:
 
 
 def _held(status: PoolStatus) -> str:
-    """In whole accelerators, a slice as its part of a board; processors apart."""
+    """Whole accelerators, a slice as its part of a board; processors apart."""
     parts = [
-        _of(status.accelerators_used_milli, status.accelerators_milli, "accelerator"),
-        _of(status.processors_used_milli, status.processors_milli, "processor device"),
+        _text(status.accelerators_used_milli, status.accelerators_milli, "accelerator"),
+        _text(status.processors_used_milli, status.processors_milli, "processor device"),
     ]
     return ", ".join(part for part in parts if part) or "-"
 
 
-def _of(used_milli: int, total_milli: int, thing: str) -> str:
+def _text(used_milli: int, total_milli: int, thing: str) -> str:
     plural = "" if total_milli == 1000 else "s"
     return f"{units.devices(used_milli)} of {units.devices(total_milli)} {thing}{plural}" if total_milli else ""
 

@@ -1,4 +1,4 @@
-"""How a command that stays is asked to end."""
+"""Signals that end a long-running command."""
 
 import asyncio
 import signal
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 def when_asked_to_stop(stop: Callable[[], object]) -> None:
-    """Calls `stop` at Ctrl-C, at SIGTERM, and when the terminal is closed: who was ended there and then would leave the jobs of
-    this machine running until their lease ends. Under `nohup` a closed terminal says nothing. In a running event loop."""
+    """Calls `stop` at Ctrl-C, at SIGTERM, and when the terminal is closed: an abrupt end would leave this machine's
+    jobs running until their lease ends. Under `nohup` a closed terminal sends nothing. Needs a running event loop."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue

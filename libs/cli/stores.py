@@ -1,4 +1,4 @@
-"""Who may do what in the stores: a Redis user for each service that uses Redis, and the URL that each service is given.
+"""Access rights in the stores: a Redis user for each service that uses Redis, and each service's URL.
 
 compose.yaml has the same rules; `tests/architecture/test_compose.py` compares them.
 """
@@ -17,10 +17,10 @@ REDIS_RIGHTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "placement": ("~", (*_READS, *_WRITES)),
     "telemetry": ("%R~", _READS),
 }
-"""Service -> how it may use its pool's keys, and by which commands. Services that are not here use no Redis."""
+"""Service -> its access to its pool's keys, and its commands. Other services use no Redis."""
 
 MONGO_SERVICES = frozenset({"history", "quota_billing"})
-"""Who uses MongoDB: each has collections of its own, and in compose a user that may use no others."""
+"""Services that use MongoDB: each has its own collections, and in compose a user restricted to them."""
 
 
 def rules(service: str, pool: str) -> tuple[str, ...]:
@@ -34,5 +34,5 @@ def redis_user(service: str, pool: str) -> str:
 
 
 def redis_users(pools: Iterable[str]) -> tuple[ValkeyUser, ...]:
-    """Those of every pool's services."""
+    """The Redis users of every pool's services."""
     return tuple(ValkeyUser(redis_user(s, pool), rules(s, pool)) for pool in pools for s in REDIS_RIGHTS)

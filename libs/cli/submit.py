@@ -101,8 +101,8 @@ def command(
 
 
 def requested(file: str | None, given: Mapping[str, Any], argv: list[str]) -> list[JobRequest]:
-    """The jobs of a file, or the one that options describe (flag -> value; None and an empty list: it was not given). Raises
-    UsageFault."""
+    """The jobs of a file, or the one described by options (flag -> value; None and an empty list mean not given).
+    Raises UsageFault."""
     options = {flag: value for flag, value in given.items() if value not in (None, [])}
     if file is not None:
         return _from_file(file, [*(f"--{flag}" for flag in options), *(["COMMAND"] if argv else [])])
@@ -110,7 +110,7 @@ def requested(file: str | None, given: Mapping[str, Any], argv: list[str]) -> li
 
 
 def team_of(requests: list[JobRequest], team: str | None) -> str | None:
-    """The one team that `requests` belong to; `team` was named on the command line. Raises UsageFault for several."""
+    """The one team of all `requests`; `team`: from the command line. Raises UsageFault for several."""
     teams = {team or request.team for request in requests}
     if len(teams) > 1:
         raise UsageFault(
@@ -146,7 +146,7 @@ async def _submit(
 
 
 def _warn(request: JobRequest) -> None:
-    """A spec cannot be unsaid: it stays in the ledger."""
+    """Warns of likely secrets: a spec stays in the ledger for good."""
     from libs.core.admission.looks_secret import suspects
 
     if found := suspects(request.spec.env, request.spec.command):
@@ -158,7 +158,7 @@ def _warn(request: JobRequest) -> None:
 
 
 def _from_file(file: str, flags: list[str]) -> list[JobRequest]:
-    """The jobs of a file; `-` is stdin. `flags` are those that may not stand beside it."""
+    """The jobs of a file; `-` is stdin. `flags`: options that may not be combined with it."""
     if flags:
         raise UsageFault(f"-f and {', '.join(flags)} exclude each other: write them into the file")
     if file == "-":
@@ -200,7 +200,7 @@ def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
 
 
 def _option_of(field: str) -> str:
-    """The option that sets a field of the spec; the field itself where none does."""
+    """The option that sets a field of the spec; the field itself if there is none."""
     return f"--{_SETS[field]}" if field in _SETS else field
 
 
@@ -210,11 +210,11 @@ _SETS = {
     "resources.min_devices": "min-devices", "time_limit_s": "time", "retry.on_failure": "retries",
     "checkpoint.grace_s": "checkpoint-grace", "simulation.duration_s": "simulate",
 }  # fmt: skip
-"""Which option sets a field of the spec that may still be wrong when the option could be read."""
+"""Field of the spec -> the option that sets it, for fields that can be invalid although the option was readable."""
 
 
 def _spec(options: dict[str, Any], argv: list[str]) -> dict[str, Any]:
-    """The job spec that the options describe. Raises UsageFault."""
+    """The job spec described by the options. Raises UsageFault."""
     spec: dict[str, Any] = {"command": argv}
     resources: dict[str, Any] = {}
     for flag, value in options.items():
@@ -226,7 +226,7 @@ def _spec(options: dict[str, Any], argv: list[str]) -> dict[str, Any]:
 
 
 def _set(spec: dict[str, Any], resources: dict[str, Any], flag: str, value: Any) -> None:
-    """Writes what one option says into the spec, or its `resources`. Raises ValueError."""
+    """Writes one option's value into the spec, or its `resources`. Raises ValueError."""
     match flag:
         case "gpus":
             gpus = grammar.parse_gpus(value)

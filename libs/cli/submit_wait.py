@@ -1,4 +1,4 @@
-"""`baton submit --wait` and `--logs`: until the jobs that were submitted have ended."""
+"""`baton submit --wait` and `--logs`: waits until the submitted jobs have ended."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from schemas.jobs import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class WaitOptions:
-    """At most so long; `logs`: what the job writes is shown meanwhile."""
+    """The longest wait; `logs`: show the job's output meanwhile."""
 
     limit_s: float | None
     logs: bool
@@ -25,7 +25,7 @@ class WaitOptions:
 def waiting_of(
     specs: Sequence[JobSpec], output: Format, *, wait: bool, logs: bool, timeout: str | None, no_wait: bool
 ) -> WaitOptions | None:
-    """What `--wait`, `--logs` and `--timeout` say; None: nothing is waited for. Raises UsageFault."""
+    """The meaning of `--wait`, `--logs` and `--timeout`; None: do not wait. Raises UsageFault."""
     limit_s = seconds(timeout)
     if not wait and not logs:
         if timeout is not None:
@@ -45,7 +45,7 @@ def waiting_of(
 
 
 async def until_ended(baton: Baton, ids: Sequence[str], output: Format, waiting: WaitOptions) -> int:
-    """The exit code. How the jobs have ended is told on stderr, or in JSON and YAML on stdout."""
+    """Waits; returns the exit code. Prints how the jobs ended on stderr, or as JSON and YAML on stdout."""
     showing = [
         asyncio.create_task(show_output(baton, job_id, follow=True, every=True)) for job_id in ids if waiting.logs
     ]
@@ -54,7 +54,7 @@ async def until_ended(baton: Baton, ids: Sequence[str], output: Format, waiting:
         for rest in showing:
             try:
                 await rest
-            except ClientError as e:  # it never ran, or its node is gone: how it ended is told all the same
+            except ClientError as e:  # it never ran, or its node is gone; its end is printed all the same
                 hint(str(e))
     finally:
         await cancel(*showing)

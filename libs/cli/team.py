@@ -1,5 +1,5 @@
-"""`baton team add|rotate|revoke|let-in|list|push`: who may speak at the bus, changed while it runs; `export`: what a team has;
-`suspend|resume`: whether it may work."""
+"""`baton team add|rotate|revoke|let-in|list|push`: the credentials of teams and users, changed at run time; `export`: a
+team's data; `suspend|resume`: whether it may work."""
 
 from pathlib import Path
 from typing import Annotated
@@ -106,10 +106,10 @@ def add(
     if not admin and team_admin.asks(folder):
         _keys_only(days, returns)
         path = team_admin.credential("add", name, write, url, pseudonym=pseudonym)
-        return _tell("added", speaker(path), path, output)
+        return _print_credential("added", speaker(path), path, output)
     ring = ring_of(folder)
     team = name.partition(".")[0]
-    _check_team(ring, team, returns)  # before a person's name is kept
+    _check_team(ring, team, returns)  # before a person's name is stored
     asked, name = name, _new_person(ring, name, pseudonym)
     with operator_action("team.add", name, reason, folder=ring.folder, url=url) as act:
         path = _checked(ring, name, admin, days)
@@ -120,13 +120,13 @@ def add(
             raise UsageFault(
                 f"{name!r} has a credential that an admin of its team had made: `baton team rotate` makes another"
             )
-        told = tell_broker(ring, [team], folder, url)
+        pushed = tell_broker(ring, [team], folder, url)
     if name != asked:
         user = name.partition(".")[2]
         hint(
             f"{asked} speaks as the user {user}, in subjects and as BATON_USER; with --plain a user is called as it is here"
         )
-    _tell("added", name, path, output, broker_told=told)
+    _print_credential("added", name, path, output, pushed=pushed)
 
 
 @app.command()
@@ -144,13 +144,13 @@ def rotate(
     if team_admin.asks(folder):
         _keys_only(days)
         path = team_admin.credential("rotate", name, write, url)
-        return _tell("rotated", speaker(path), path, output)
+        return _print_credential("rotated", speaker(path), path, output)
     ring = ring_of(folder)
     name = _who_has_one(ring, name)
     with operator_action("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name, lasts_s=_seconds(days))
-        told = tell_broker(ring, [name.partition(".")[0]], folder, url)
-    _tell("rotated", name, path, output, broker_told=told)
+        pushed = tell_broker(ring, [name.partition(".")[0]], folder, url)
+    _print_credential("rotated", name, path, output, pushed=pushed)
 
 
 @app.command()
@@ -160,20 +160,22 @@ def revoke(
     """Cut a user off, or a team with all its users and its secrets. Jobs go on, and `baton team add` lets them in again."""
     if team_admin.asks(folder):
         team_admin.manage("revoke", name, url)
-        return _tell("revoked", name, None, output)
+        return _print_credential("revoked", name, None, output)
     ring = ring_of(folder)
     name = _who_has_one(ring, name)
     with operator_action("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
-        told = tell_broker(ring, [name.partition(".")[0]], folder, url)
+        pushed = tell_broker(ring, [name.partition(".")[0]], folder, url)
         removed = None if "." in name else _remove_secrets(name, url)
-    _tell("revoked", name, None, output, broker_told=told, secrets_removed=removed)
+    _print_credential("revoked", name, None, output, pushed=pushed, secrets_removed=removed)
 
 
-def _tell(what: str, name: str, file: Path | None, output: Format, *, broker_told: bool = True, **more: object) -> None:
-    """Where a credential is, and never what is in it: what a command prints may lie in a log."""
+def _print_credential(
+    what: str, name: str, file: Path | None, output: Format, *, pushed: bool = True, **more: object
+) -> None:
+    """A credential's path, never its content: a command's output may end up in a log."""
     about = {"team": name.partition(".")[0], "credential": name, "file": file and str(file), "done": what}
-    done({**about, "broker_told": broker_told, **more}, [str(file or name)], output, names=[name])
+    done({**about, "broker_told": pushed, **more}, [str(file or name)], output, names=[name])
 
 
 @app.command("let-in")
@@ -194,8 +196,8 @@ def let_in(
             raise UsageFault(
                 f"{e}; `baton team list` shows until when (`baton team resume` ends a suspension)"
             ) from None
-        told = tell_broker(ring, [team], folder, url)
-    done({"team": team, "done": "let in", "broker_told": told}, [team], output)
+        pushed = tell_broker(ring, [team], folder, url)
+    done({"team": team, "done": "let in", "broker_told": pushed}, [team], output)
 
 
 @app.command()
@@ -203,10 +205,10 @@ def erase(
     name: Name, reason: MayReason = "", folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE
 ) -> None:
     """Forget who a pseudonym was, or all of a team's, and void the credentials. What they did stays under the pseudonym."""
-    ring, told = ring_of(folder), False
+    ring, pushed = ring_of(folder), False
     team, _, user = name.partition(".")
     if user:
-        # Before the book has a line: a name that nobody has here is somebody's all the same.
+        # Before the book has a line: a name unknown here still belongs to a person.
         People(ring.folder).check(team, user)
     with operator_action(
         "team.erase", _person(ring, name), reason, folder=ring.folder, url=url
@@ -218,8 +220,8 @@ def erase(
                 ring.revoke(one)
         people.erase(team, user)  # last: nobody could say any more whose credential was to be void
         if team in ring.teams:
-            told = tell_broker(ring, [team], folder, url)
-    done({"team": team, "credentials": gone, "done": "erased", "broker_told": told}, gone, output)
+            pushed = tell_broker(ring, [team], folder, url)
+    done({"team": team, "credentials": gone, "done": "erased", "broker_told": pushed}, gone, output)
     hint("older backups still say who it was: erase again after restoring one")
 
 
@@ -269,14 +271,15 @@ def push(folder: KeysFolder = None, url: Url = None, output: Output = Format.TAB
 
     The ledger is told of what was done meanwhile."""
     ring = ring_of(folder)
-    told = tell_broker(ring, ring.accounts, folder, url)
+    pushed = tell_broker(ring, ring.accounts, folder, url)
     actions = tell_ledger(ring.folder, url)
     teams = list(ring.teams)
-    done({"teams": teams, "done": "told", "broker_told": told, "actions_told": actions}, teams, output)
+    done({"teams": teams, "done": "told", "broker_told": pushed, "actions_told": actions}, teams, output)
 
 
 def _remove_secrets(team: str, url: str | None) -> bool:
-    """Whether all of the team's are gone. Who is cut off already stays so when vault stays away: it is said what to do."""
+    """Whether all secrets of the team are removed. If vault stays unreachable, the credential is void all the same, and
+    the remedy is printed."""
     try:
         run(lambda baton: team_offboard.remove_secrets(baton, team), OPERATOR, url)
     except ClientError as e:
@@ -286,21 +289,22 @@ def _remove_secrets(team: str, url: str | None) -> bool:
 
 
 def _suspended(url: str | None) -> dict[str, str]:
-    """Team -> in which pools it is suspended, since when and why, in words; a hint for each pool that does not say."""
+    """Team -> the pools where it is suspended, since when and why, in words; prints a hint for each pool that does not
+    answer."""
     try:
         found = run(team_pause.suspended, OPERATOR, url)
     except ClientError as e:
         hint(f"whether a team is suspended is not known: {e}")
         return {}
-    told: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
     for pool, teams in found.items():
         if isinstance(teams, ClientError):
             hint(f"whether a team is suspended in pool {pool} is not known: {teams}")
             continue
         for team, how in teams.items():
             left = "" if how.left_us is None else " (it has left)"
-            told.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}{left}")
-    return {team: "; ".join(where) for team, where in sorted(told.items())}
+            lines.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}{left}")
+    return {team: "; ".join(where) for team, where in sorted(lines.items())}
 
 
 def _keys_only(days: int | None, returns: bool = False) -> None:
@@ -317,7 +321,7 @@ def _seconds(days: int | None) -> int | None:
 
 
 def _check_team(ring: Keyring, team: str, returns: bool) -> None:
-    """Raises UsageFault for what is no team's name, and for a team that has left and is not said to be back."""
+    """Raises UsageFault for an invalid team name, and for a team that has left, unless it is said to be back."""
     try:
         ring.check_team(team)
         if not returns:
@@ -334,8 +338,8 @@ def _checked(ring: Keyring, name: str, admin: bool, days: int | None) -> Path:
 
 
 def _new_person(ring: Keyring, name: str, asked: bool | None) -> str:
-    """The pseudonym of a person of a team, drawn when there is none; or the name, of a team, of a user who has a credential by
-    that name, or if a plain one is wanted."""
+    """The pseudonym of a person of a team, drawn if there is none. Or the name itself, for a team, for a user who has a
+    credential by that name, or if a plain one is requested."""
     team, dot, user = name.partition(".")
     if (dot and team in ring.teams and name in ring.users(team)) or not People(ring.folder).wanted(asked):
         return _person(ring, name)
@@ -350,8 +354,8 @@ def _new_person(ring: Keyring, name: str, asked: bool | None) -> str:
 
 
 def _who_has_one(ring: Keyring, name: str) -> str:
-    """The team, or the user that a person's name stands for. Raises NoCredential for a user who has none: before anything is
-    written down, since a name that was mistyped, or erased, is a person's, and the book and the ledger keep it for ever."""
+    """The team, or the user behind a person's name. Raises NoCredential for a user without one, before anything is
+    recorded: a mistyped or erased name is a person's, and book and ledger would keep it for ever."""
     name = _person(ring, name)
     if "." in name:
         ring.check_user(name)
@@ -359,6 +363,6 @@ def _who_has_one(ring: Keyring, name: str) -> str:
 
 
 def _person(ring: Keyring, name: str) -> str:
-    """The user that a person's name stands for; any other name as it is."""
+    """The user behind a person's name; any other name unchanged."""
     team, dot, user = name.partition(".")
     return f"{team}.{People(ring.folder).known(team, user)}" if dot else name

@@ -1,4 +1,5 @@
-"""What `baton team` does for an admin of a team, who has a credential and no keys: it asks who has them. And who has them."""
+"""`baton team` for a team's admin, who has a credential and no keys: asks the holder of the keys. And the holder's
+side."""
 
 import asyncio
 import logging
@@ -37,7 +38,8 @@ from libs.walls.managing import AdminRefused, TeamAdmins
 from libs.walls.resolver import tell
 from schemas import subjects
 from schemas.inbox import BoostJob
-from schemas.queries import ManageTeam, QueuesQuery, QueuesReply, TeamManaged
+from schemas.queue_status import QueuesQuery, QueuesReply
+from schemas.team_management import ManageTeam, TeamManaged
 
 log = logging.getLogger("baton.nodes")
 
@@ -50,7 +52,8 @@ def asks(folder: Path | None) -> bool:
 
 
 def credential(what: str, name: str, write: Path | None, url: str | None, *, pseudonym: bool | None = None) -> Path:
-    """Asks for the user `<team>.<user>`; its key is made here, and nobody else is told the secret half. Where it is written."""
+    """Asks for a credential of the user `<team>.<user>`. Its key is created here, and its secret half never leaves.
+    Returns the path."""
     path = write or Path(f"{name}.creds")
     if what == "add" and path.exists():
         raise UsageFault(f"{path} is there already: name another file with --write")
@@ -66,8 +69,8 @@ def credential(what: str, name: str, write: Path | None, url: str | None, *, pse
 def manage(
     what: str, name: str, url: str | None, public_key: str = "", *, pseudonym: bool | None = None
 ) -> TeamManaged:
-    """Asks the holder of the keys. Raises ClientError: NeedsOperator for what is the operators' affair, Denied for who is no
-    admin, Invalid with the reason when it is refused."""
+    """Asks the holder of the keys. Raises ClientError: NeedsOperator for what only operators may do, Denied for others
+    than admins, Invalid with the reason for a refusal."""
     team, dot, user = name.partition(".")
     if name and not dot:
         check_operator(shown_credential())
@@ -90,29 +93,29 @@ def manage(
 
 
 def admin(url: str | None = None) -> bool:
-    """Whether the credential at hand is that of one user of a team. Of these only an admin may ask for more than its own."""
+    """Whether the present credential is a single user's. Of these only an admin may ask for more than its own."""
     place = find(url, operator=True)
     owner, dot, _ = speaker(place.address.creds).partition(".") if place.address.creds else ("", "", "")
     return bool(dot) and owner != subjects.OPERATOR
 
 
 async def priority_of(baton: Baton, pool: str, name: str, by_admin_of: str = "") -> int:
-    """Of a priority class, as an operator is told. Raises UsageFault when there is none of that name, or when an admin
-    names one that its team may not use."""
-    told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
-    if name not in told.priorities:
-        classes = ", ".join(sorted(told.priorities, key=lambda one: -told.priorities[one]))
+    """The priority of a class, from an operator's query. Raises UsageFault for an unknown name, and for a class that the team
+    of an admin may not use."""
+    reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
+    if name not in reply.priorities:
+        classes = ", ".join(sorted(reply.priorities, key=lambda one: -reply.priorities[one]))
         raise UsageFault(f"--to {name}: there is no such priority class; there are {classes}")
-    tree = QueueTree.of(tuple(share.queue for share in told.shares if share.applied), told.version)
+    tree = QueueTree.of(tuple(share.queue for share in reply.shares if share.applied), reply.version)
     if by_admin_of and (allowed := tree.classes(by_admin_of)) is not None and name not in allowed:
         may = f"it may use {', '.join(allowed)}" if allowed else "it may use none"
         raise UsageFault(f"--to {name}: the queue of team {by_admin_of} may not use that class; {may}; ask an operator")
-    return told.priorities[name]
+    return reply.priorities[name]
 
 
 async def boost(baton: Baton, pool: str, said: BoostJob, to: str) -> int | None:
-    """Asks the holder of the keys to pass it on; the record of the pool's ledger that decided it. Raises ClientError: Invalid
-    with the pool's reason when it is refused."""
+    """Asks the holder of the keys to forward it; returns the deciding record of the pool's ledger. Raises ClientError:
+    Invalid with the pool's reason for a refusal."""
     asked = ManageTeam(what="boost", pool=pool, boost=said, to=to)
     managed: TeamManaged = await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=20.0)
     return managed.ledger_seq
@@ -120,8 +123,8 @@ async def boost(baton: Baton, pool: str, said: BoostJob, to: str) -> int | None:
 
 @asynccontextmanager
 async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> AsyncIterator[None]:
-    """Admins are answered, and nodes and teams that send too much cut off, until the block ends; without keys neither is done.
-    Raises BadFile."""
+    """Within the block, answers admins, and cuts off nodes and teams that send too much; without keys, neither. Raises
+    BadFile."""
     if not ring.exists:
         yield
         return
@@ -141,9 +144,9 @@ async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> 
         return await connect(Address(url, ring.claims_credential(lasting=True), ca=ring.ca), name="floods")
 
     watching = await watch()
-    told, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)
-    admins = TeamAdmins(nats, ring, told, booked=booked, boosts=boosts)
-    floods = Floods(ring, told, booked=booked, say=hint, limits=limits_of(teams_file))
+    push, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)
+    admins = TeamAdmins(nats, ring, push, booked=booked, boosts=boosts)
+    floods = Floods(ring, push, booked=booked, say=hint, limits=limits_of(teams_file))
     await admins.start()
     looking = asyncio.create_task(look(floods, watching, watch), name="who sends too much")
     try:
@@ -155,7 +158,7 @@ async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> 
 
 
 async def look(floods: Floods, nats: Client, again: Callable[[], Awaitable[Client]]) -> None:
-    """For ever; a connection that was closed for good is followed by another."""
+    """Runs for ever; replaces a connection that was closed for good."""
     while True:
         try:
             await floods.run(nats)
@@ -174,7 +177,7 @@ async def look(floods: Floods, nats: Client, again: Callable[[], Awaitable[Clien
 
 
 def serve(ring: Keyring, folder: Path, url: str | None) -> None:
-    """Until it is asked to stop."""
+    """Runs until asked to stop."""
     address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder)["url"])
 
     async def forever() -> None:

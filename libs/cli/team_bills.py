@@ -1,5 +1,5 @@
-"""A team's bills and quota in one pool: asked of its quota_billing, or, where nobody answers, made from its ledger as that
-would make them. Only an operator reads a ledger; a team can have no more than is answered."""
+"""A team's bills and quota in one pool: from its quota_billing or, if nobody answers, from its ledger in the same way.
+Only an operator can read a ledger; a team gets only answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,13 +15,13 @@ from libs.core.billing.pricing import NO_PRICES, bill
 from libs.core.billing.pricing import days_of as days_asked
 from libs.ledger.records import FiledLedger
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot
-from schemas.queries import PoolStatusQuery
+from schemas.pool_status import PoolStatusQuery
 
 BillAnswerer = Callable[[BillQuery], Awaitable[BillReply]]
 
 
 async def answered(baton: Baton, pool: str) -> tuple[list[BillReply], QuotaSnapshot]:
-    """What the pool's quota_billing says to the team of `baton`. Raises ClientError, Unreachable where nobody answers."""
+    """The pool's quota_billing's answers to the team of `baton`. Raises ClientError, Unreachable when nobody answers."""
 
     async def asked(query: BillQuery) -> BillReply:
         reply: BillReply = await ask(baton.nats, "bill.get", baton.place, query, pool=pool, timeout_s=30.0)
@@ -35,7 +35,7 @@ async def answered(baton: Baton, pool: str) -> tuple[list[BillReply], QuotaSnaps
 async def of_ledger(
     operator: Baton, pool: str, team: str, archive: Path | None, folder: Path
 ) -> tuple[list[BillReply], QuotaSnapshot]:
-    """The same, of a ledger that is written into `folder` first. Raises RecordsArchived, NoLedger, BadLedgerFile."""
+    """The same from a ledger, which is written into `folder` first. Raises RecordsArchived, NoLedger, BadLedgerFile."""
     from libs.cli.bill_files import of_pool
 
     source = await of_pool(operator, pool, archive, folder / "ledger.jsonl")
@@ -46,7 +46,7 @@ async def of_ledger(
         return bill(meter.usage(team, of_day=days_asked(query)), NO_PRICES, query, meter.seq, currency)
 
     use = meter.open_claims.teams(meter.quotas).get(team, TeamUse(meter.quotas.get(team), {}, 0, 0))
-    return await bills(asked), QuotaSnapshot(teams=(use.told(team),), ledger_seq=meter.seq)
+    return await bills(asked), QuotaSnapshot(teams=(use.usage_of(team),), ledger_seq=meter.seq)
 
 
 def _folded(source: FiledLedger) -> Meter:
@@ -57,8 +57,8 @@ def _folded(source: FiledLedger) -> Meter:
 
 
 async def bills(asked: BillAnswerer) -> list[BillReply]:
-    """Of all days, then each day's by attempt, or by job where there are too many attempts; of what was given back. Raises
-    Failed when they do not add up: something ended meanwhile."""
+    """The bill of all days, then of each day by attempt, or by job if there are too many attempts; and the credits.
+    Raises Failed when they do not add up because something ended meanwhile."""
     days = await asked(BillQuery(group_by="day"))
     out = [days]
     for row in days.rows:

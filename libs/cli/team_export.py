@@ -85,25 +85,25 @@ def command(
 
 
 def lacking(about: Mapping[str, Any]) -> list[str]:
-    """A line for each pool of which something is not in an export."""
+    """A line for each pool with something missing from the export."""
     return [f"pool {pool}: neither bills nor quotas are there: {why}" for pool, why in about["why"].items()]
 
 
 def as_team(baton: Baton, team: str) -> Baton:
-    """The operator's connection, asking as the team: it is told what the team itself would be told."""
+    """The operator's connection in the team's name: gets what the team itself would get."""
     return Baton(baton.nats, replace(baton.place, team=team))
 
 
 @dataclass(slots=True)
 class _Written:
-    """A file as it grows: how many lines, and their hash."""
+    """A growing file with its count of lines and hash."""
 
     path: Path
     lines: int = 0
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def __post_init__(self) -> None:
-        self.path.touch()  # also where nothing is to be said
+        self.path.touch()  # the file exists even if empty
 
     def add(self, facts: Iterable[Fact]) -> None:
         text = "".join(f"{fact.model_dump_json()}\n" for fact in facts).encode()
@@ -114,8 +114,8 @@ class _Written:
 
 
 async def write(baton: Baton, folder: Path, of: str | None = None, archive: Path | None = None) -> dict[str, Any]:
-    """Makes `folder`, which is there when it is whole; what about.json says. `of`: an operator asks, for this team. Raises
-    ClientError."""
+    """Creates `folder`, which appears when complete; returns the content of about.json. `of`: the team for which an
+    operator asks. Raises ClientError."""
     half = folder.with_name(f"{folder.name}.half")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(mode=0o700)
@@ -131,7 +131,7 @@ async def write(baton: Baton, folder: Path, of: str | None = None, archive: Path
 async def _write(baton: Baton, folder: Path, operator: Baton | None, archive: Path | None) -> dict[str, Any]:
     files = {name: _Written(folder / f"{name}.jsonl") for name in ("jobs", "events", "bills", "quotas")}
     pools = {baton.place.pool}
-    if operator is not None:  # a team sees no others than those of its jobs
+    if operator is not None:  # a team sees only the pools of its jobs
         known = await pools_of(operator)
         pools |= {*known.in_use, *known.closed}
     async for page in baton.pages():
@@ -169,7 +169,7 @@ async def _write(baton: Baton, folder: Path, operator: Baton | None, archive: Pa
 
 
 class _NoLedgerToRead(Exception):
-    """Of a pool for which nobody answers; the text says why, and what helps."""
+    """A pool for which nobody answers. The text gives the reason and the remedy."""
 
 
 async def _of_ledger(
@@ -199,7 +199,7 @@ async def _events(baton: Baton, job_id: str) -> list[JobEvent]:
 
 
 async def _refusals(baton: Baton) -> list[JobEvent]:
-    """Of requests that became no job: the stream of events has them, for as long as it keeps anything."""
+    """Requests that became no job, for as long as the stream of events keeps them."""
     found: dict[str, JobEvent] = {}
     after = 0
     while events := (await _after(baton, after)).events:

@@ -42,19 +42,19 @@ from libs.walls.keyring import Keyring
 from libs.walls.people import People
 from libs.walls.resolver import tell
 from schemas.jobs import JobState
-from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
+from schemas.pool_status import PoolStatus, PoolStatusQuery, SuspendedTeam
 from schemas.subjects import OPERATOR
 
 _LOOK_S, _HISTORY_LAGS_S = 0.5, 60.0
 _AGAIN_S, _TELL_S = 30.0, 10.0
-"""So long at the most until a job is cancelled again; and between two lines of how many are left."""
+"""The longest time until a job is cancelled again; and between two progress lines."""
 _VAULT_S = 30.0
 _OPEN = tuple(state for state in JobState if not state.terminal)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What an operator asked for."""
+    """An operator's request."""
 
     team: str
     folder: Path
@@ -96,8 +96,7 @@ def command(
 
 
 async def _offboard(baton: Baton, ring: Keyring, asked: Leaving, output: Format) -> None:
-    """Each step is shown as it is done: to a program's user on stderr, and all of them to the program at the end, whatever it
-    is."""
+    """Prints each step as it is done: for people on stderr, for programs all at the end, whatever happens."""
     steps: dict[str, str] = {}
     show = say if output.of_lines else hint
 
@@ -114,14 +113,14 @@ async def _offboard(baton: Baton, ring: Keyring, asked: Leaving, output: Format)
         error = str(e) or type(e).__name__
         raise
     finally:
-        told: dict[str, Any] = {"team": asked.team, "folder": str(asked.folder), "steps": steps, "error": error}
-        told |= {"done": "" if error else "offboarded", "pools": in_pools[-1].for_programs()}
-        done(told, [], output, names=[] if error else [asked.team])
+        document: dict[str, Any] = {"team": asked.team, "folder": str(asked.folder), "steps": steps, "error": error}
+        document |= {"done": "" if error else "offboarded", "pools": in_pools[-1].for_programs()}
+        done(document, [], output, names=[] if error else [asked.team])
 
 
 def check_folder(folder: Path, team: str) -> None:
-    """Before anything is done. Raises UsageFault unless `folder` is new, in a folder that may be written, or has this team's
-    export of before, with which it is gone on."""
+    """Checks before anything is done. Raises UsageFault unless `folder` is new, in a writable folder, or has this
+    team's earlier export, which is then continued."""
     if folder.is_symlink() or folder.exists():
         about = _exported(folder)
         if about.get("team") != team:
@@ -136,7 +135,7 @@ def check_folder(folder: Path, team: str) -> None:
 
 
 def _exported(folder: Path) -> dict[str, Any]:
-    """What about.json says; nothing where there is none that `team_export.write` wrote."""
+    """The content of about.json; empty unless `team_export.write` wrote it."""
     try:
         about = json.loads((folder / "about.json").read_text())
     except (OSError, ValueError):
@@ -149,19 +148,19 @@ async def offboard(
     ring: Keyring,
     asked: Leaving,
     show: Callable[[str, str], None],
-    hear: Callable[[ToldToPools], None] = lambda told: None,
+    hear: Callable[[ToldToPools], None] = lambda results: None,
 ) -> ToldToPools:
-    """Every step in order, each with what it found; `hear` is told what became in each pool of what was said to all. Returns
-    the last of these: of each pool the ledger record by which nodes are told that the team has left. Raises ClientError; what
-    is done stays done."""
+    """Runs every step in order; `show` gets each result, `hear` the results of commands to all pools. Returns the last
+    of these: for each pool the ledger record that tells nodes that the team has left. Raises ClientError; completed
+    steps stay."""
     pools, last = await pools_of(baton), ToldToPools()
 
-    def heard(told: ToldToPools) -> ToldToPools:
+    def heard(results: ToldToPools) -> ToldToPools:
         nonlocal last
-        last = told
-        hear(told)
-        told.check()
-        return told
+        last = results
+        hear(results)
+        results.check()
+        return results
 
     steps: dict[str, Callable[[], Awaitable[str]]] = {
         "suspend": lambda: _suspend(baton, asked, pools, heard),
@@ -178,7 +177,7 @@ async def offboard(
 
 
 async def _suspend(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callable[[ToldToPools], ToldToPools]) -> str:
-    """A closed pool is told each time: it does not say whether it knows."""
+    """A closed pool gets the command each time, since it does not say whether it has it."""
     known = await team_pause.suspensions(baton, pools.in_use, asked.team)
     if not pools.closed and all(isinstance(there, SuspendedTeam) for there in known.values()):
         return "was suspended already"
@@ -186,8 +185,8 @@ async def _suspend(baton: Baton, asked: Leaving, pools: KnownPools, heard: Calla
 
 
 async def _end_jobs(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
-    """A cancel that comes while a job is being stopped for another reason changes nothing, so it is said again, more and more
-    seldom: admission bounds how often. Jobs of a closed pool can neither be ended nor go on."""
+    """A cancel of a job that is being stopped for another reason has no effect, so it is repeated, at growing intervals
+    because admission limits them. Jobs of a closed pool can neither end nor continue."""
     now, team, most, pause_s = time.monotonic, as_team(baton, asked.team), 0, _LOOK_S
     until, again_at, tell_at = now() + asked.wait_s, now(), now() + _TELL_S
     while left := await _left(team, pools):
@@ -206,7 +205,7 @@ async def _end_jobs(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
             again_at, pause_s = now() + pause_s, min(2 * pause_s, _AGAIN_S)
         await asyncio.sleep(_LOOK_S)
     there = Counter[str]()
-    for _ in range(int(_HISTORY_LAGS_S / _LOOK_S)):  # it is a moment behind, and is what is exported
+    for _ in range(int(_HISTORY_LAGS_S / _LOOK_S)):  # history is a moment behind, and the export reads history
         there = await _open(team)
         if not there.keys() - set(pools.closed):
             break
@@ -217,7 +216,7 @@ async def _end_jobs(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
 
 
 async def _cancel_all(team: Baton, pools: KnownPools, reason: str) -> None:
-    """A page at a time: a team may have very many."""
+    """A page at a time, since a team may have very many."""
     said, tell_at = 0, time.monotonic() + _TELL_S
     async for page in team.pages(states=_OPEN):
         jobs = [job.job_id for job in page if job.pool not in pools.closed]
@@ -229,12 +228,12 @@ async def _cancel_all(team: Baton, pools: KnownPools, reason: str) -> None:
 
 
 async def _open(team: Baton) -> Counter[str]:
-    """How many jobs have not ended, by pool, as history says."""
+    """Number of unfinished jobs by pool, from history."""
     return Counter([job.pool async for page in team.pages(states=_OPEN) for job in page])
 
 
 async def _left(team: Baton, pools: KnownPools) -> int:
-    """How many jobs of the team wait or run, in all pools that are in use, as the ledgers say."""
+    """Number of the team's waiting and running jobs in all open pools, from the ledgers."""
     count = 0
     for pool in pools.in_use:
         status: PoolStatus = await ask(team.nats, "pool.status", team.place, PoolStatusQuery(), pool=pool)
@@ -243,7 +242,8 @@ async def _left(team: Baton, pools: KnownPools) -> int:
 
 
 async def _export(baton: Baton, asked: Leaving) -> str:
-    """What lies in `folder` is whole. A pool for which nobody answers, and whose ledger cannot be read, keeps no team here."""
+    """The export in `folder` is complete. A pool that does not answer, and whose ledger is unreadable, does not hold up
+    the team's departure."""
     if _exported(asked.folder).get("team") == asked.team:
         return f"was written already: {asked.folder}"
     about = await team_export.write(baton, asked.folder, asked.team, asked.archive)
@@ -252,8 +252,8 @@ async def _export(baton: Baton, asked: Leaving) -> str:
 
 
 async def remove_secrets(baton: Baton, team: str) -> int:
-    """All of the team's; how many there were. A vault that is away, or changes what others set, is waited for: it may just be
-    started again, and the team's jobs would be given them still. Raises ClientError."""
+    """Removes all of the team's secrets; returns their number. Waits for a vault that is unreachable or restarting,
+    since otherwise the team's jobs could still get them. Raises ClientError."""
     until = time.monotonic() + _VAULT_S
     while True:
         try:
@@ -269,7 +269,7 @@ async def remove_secrets(baton: Baton, team: str) -> int:
 
 
 async def _has_secrets(baton: Baton, team: str) -> bool:
-    """Or had some: as the broker shows it to operators, which entries there are, not what is in them."""
+    """Whether the team has or had secrets, from the broker's list of entries, without their content."""
     try:
         found = await baton.nats.jetstream().stream_info(
             f"KV_{SECRETS_BUCKET}", subjects_filter=f"$KV.{SECRETS_BUCKET}.{team}"
@@ -280,7 +280,7 @@ async def _has_secrets(baton: Baton, team: str) -> bool:
 
 
 async def _revoke(baton: Baton, ring: Keyring, asked: Leaving) -> str:
-    """The note comes first: without it, who is revoked here could be added again by anybody's slip."""
+    """The note is written first: otherwise anyone could add the revoked team again by mistake."""
     await asyncio.to_thread(DepartedTeams(ring.folder).note, asked.team, time.time())
     if asked.team not in ring.teams:
         return "it never had a credential"
@@ -301,8 +301,8 @@ async def _erase(ring: Keyring, asked: Leaving) -> str:
 
 
 async def _nodes(baton: Baton, asked: Leaving, pools: KnownPools, heard: Callable[[ToldToPools], ToldToPools]) -> str:
-    """Said again it finds the same, of a later record. A closed pool has no nodes that could be told."""
-    told = heard(await team_pause.leave(baton, asked.team, asked.reason, pools.in_use))
-    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(told.decided.items()))
+    """A repetition finds the same, in a later record. A closed pool has no nodes to tell."""
+    results = heard(await team_pause.leave(baton, asked.team, asked.reason, pools.in_use))
+    said = ", ".join(f"{pool} from record {seq} on" for pool, seq in sorted(results.decided.items()))
     later = f"; not {', '.join(pools.closed)} (closed): say it again when that is opened" if pools.closed else ""
     return f"are told by {said} that its files go{later}"

@@ -1,4 +1,4 @@
-"""`baton team suspend|resume TEAM`: what an operator says to the pools, and what they then say of it."""
+"""`baton team suspend|resume TEAM`: operators' commands to pools, and the resulting state."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from libs.client.where import state_dir
 from libs.walls.departed_teams import DepartedTeams, TeamIsGone
 from schemas import subjects
 from schemas.inbox import OffboardTeam, ResumeTeam, SuspendTeam
-from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
+from schemas.pool_status import PoolStatus, PoolStatusQuery, SuspendedTeam
 
 TeamName = Annotated[str, typer.Argument(help="A team. It need not have a credential any more.", metavar="TEAM")]
 
@@ -43,8 +43,8 @@ def suspend(
         await warn_of_unknown(baton, team)
         return await pause(baton, team, reason, stop=stop, only=pool)
 
-    told = run(work, subjects.OPERATOR, url, user=user, pool=pool)
-    _say(team, told, output, done="suspended", stop=stop)
+    results = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    _say(team, results, output, done="suspended", stop=stop)
     hint(
         "what runs ends as it would" if not stop else "what runs saves its work: `baton get jobs` shows it waiting then"
     )
@@ -70,16 +70,16 @@ def resume(
             hint(f"team {team} has left, and has no credential: if it is back, `baton team add {team} --returns`")
 
 
-def _say(team: str, told: ToldToPools, output: Format, *, done: str, **more: str | bool) -> None:
-    """Where it was decided is told in any case. Raises what kept it from being decided in all pools."""
-    found = {"team": team, **more, "done": "" if told.errors else done, "pools": told.for_programs()}
-    lines = ["\t".join([team, *told.decided])] if told.decided else []
-    show_done(found, lines, output, names=[] if told.errors else [team])
-    told.check()
+def _say(team: str, results: ToldToPools, output: Format, *, done: str, **more: str | bool) -> None:
+    """Prints where it was decided, in any case. Raises what prevented it in some pool."""
+    found = {"team": team, **more, "done": "" if results.errors else done, "pools": results.for_programs()}
+    lines = ["\t".join([team, *results.decided])] if results.decided else []
+    show_done(found, lines, output, names=[] if results.errors else [team])
+    results.check()
 
 
 async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> ToldToPools:
-    """Suspends `team` in every pool, or in one. Raises ClientError when it is not known which there are."""
+    """Suspends `team` in every pool, or in one. Raises ClientError when the pools are unknown."""
     who = baton.place.user or "operator"
 
     async def say_it(pool: str) -> int | None:
@@ -91,12 +91,12 @@ async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, onl
 
     said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
     pools = KnownPools((only,)) if only else await pools_of(baton)
-    told = await tell_pools(pools.in_use, say_it)
-    return await _store(told, baton, pools.closed, said, team)
+    results = await tell_pools(pools.in_use, say_it)
+    return await _store(results, baton, pools.closed, said, team)
 
 
 async def leave(baton: Baton, team: str, reason: str, pools: Sequence[str]) -> ToldToPools:
-    """`team`, which is suspended, has left: of each pool a ledger record that knows it."""
+    """Records that a suspended `team` has left; returns for each pool a ledger record that contains it."""
     who = baton.place.user or "operator"
 
     async def say_it(pool: str) -> int | None:
@@ -118,8 +118,8 @@ async def leave(baton: Baton, team: str, reason: str, pools: Sequence[str]) -> T
 
 
 async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> ToldToPools:
-    """Resumes `team` where it is suspended. A pool that does not say whether it is there is told all the same. Raises Failed
-    when it is nowhere."""
+    """Resumes `team` where it is suspended. A pool that does not say gets the command all the same. Raises Failed when
+    it is suspended nowhere."""
     who = baton.place.user or "operator"
     pools = KnownPools((only,)) if only else await pools_of(baton)
     known = await suspensions(baton, pools.in_use, team)
@@ -140,37 +140,37 @@ async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None
             return None
 
     said = ResumeTeam(team=team, reason=reason, user=who)
-    told = await tell_pools(found, say_it)
-    decided = {pool: seq for pool, seq in told.decided.items() if pool not in refused}
-    if not decided and not told.errors:
+    results = await tell_pools(found, say_it)
+    decided = {pool: seq for pool, seq in results.decided.items() if pool not in refused}
+    if not decided and not results.errors:
         raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
-    return await _store(replace(told, decided=decided), baton, pools.closed, said, team)
+    return await _store(replace(results, decided=decided), baton, pools.closed, said, team)
 
 
 async def _store(
-    told: ToldToPools, baton: Baton, closed: Sequence[str], said: SuspendTeam | ResumeTeam, team: str
+    results: ToldToPools, baton: Baton, closed: Sequence[str], said: SuspendTeam | ResumeTeam, team: str
 ) -> ToldToPools:
-    """`told`, and what became of it in closed pools, for when they are opened again: nothing of the team's must go on there
-    then that was ended here."""
+    """`results`, with results in closed pools, where the command is stored: when they are opened, nothing that was ended
+    here may continue there."""
     subject = subjects.suspend_team if isinstance(said, SuspendTeam) else subjects.resume_team
     stored = await tell_pools(closed, lambda pool: store_in_pool(baton, said, subject(pool, said.user), team))
-    return replace(told, stored=tuple(stored.decided), errors={**told.errors, **stored.errors})
+    return replace(results, stored=tuple(stored.decided), errors={**results.errors, **stored.errors})
 
 
 async def suspension(baton: Baton, pool: str, team: str) -> SuspendedTeam | None:
-    """How `team` is suspended in `pool`; None: it is not. Raises ClientError."""
+    """The suspension of `team` in `pool`; None if there is none. Raises ClientError."""
     return next(iter((await _own_status(baton, pool, team)).suspended), None)
 
 
 async def _own_status(baton: Baton, pool: str, team: str) -> PoolStatus:
-    """As the team itself would be told."""
+    """The status that the team itself would get."""
     place = replace(baton.place, team=team)
     status: PoolStatus = await ask(baton.nats, "pool.status", place, PoolStatusQuery(), pool=pool)
     return status
 
 
 async def suspensions(baton: Baton, pools: Sequence[str], team: str) -> dict[str, SuspendedTeam | ClientError | None]:
-    """Pool -> how `team` is suspended there; None: it is not; or why that is not known."""
+    """Pool -> suspension of `team`; None if there is none; or why it is unknown."""
 
     async def there(pool: str) -> SuspendedTeam | ClientError | None:
         try:
@@ -182,8 +182,8 @@ async def suspensions(baton: Baton, pools: Sequence[str], team: str) -> dict[str
 
 
 async def suspended(baton: Baton) -> dict[str, dict[str, SuspendedTeam] | ClientError]:
-    """Pool -> the teams that are suspended there, the last ones where there are many; or why that is not known. A closed pool
-    is asked nothing."""
+    """Pool -> its suspended teams (the last ones if there are many), or why they are unknown. Closed pools are not
+    asked."""
 
     async def there(pool: str) -> dict[str, SuspendedTeam] | ClientError:
         try:

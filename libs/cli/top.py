@@ -1,4 +1,4 @@
-"""`baton top`: the pool as it is now, again and again: queues, running jobs with their progress, who is next."""
+"""`baton top`: the pool's present state, refreshed: queues, running jobs with progress, who is next."""
 
 import asyncio
 import sys
@@ -15,7 +15,9 @@ from libs.cli.session import run, short
 from libs.client import Baton
 from libs.client.asking import ask
 from schemas.jobs import JobState
-from schemas.queries import JobDocument, PoolStatus, QueuedJob, QueuesQuery, QueuesReply
+from schemas.pool_status import PoolStatus
+from schemas.queries import JobDocument
+from schemas.queue_status import QueuedJob, QueuesQuery, QueuesReply
 
 _SHOWN = 15
 _ACTIVE = tuple(state for state in JobState if not state.terminal and state is not JobState.QUEUED)
@@ -61,7 +63,7 @@ def command(
 
 
 class TopView(NamedTuple):
-    """One look."""
+    """One refresh."""
 
     status: PoolStatus
     queues: QueuesReply
@@ -76,7 +78,7 @@ async def _look(baton: Baton) -> TopView:
 
 
 def draw(seen: TopView, output: Format = Format.TABLE, live: bool = False) -> None:
-    """For people; `live`: in the place of the look before."""
+    """For people; `live`: overwrites the previous output."""
     status = seen.status
     if live:
         sys.stdout.write(_CLEAR)

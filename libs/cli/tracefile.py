@@ -12,7 +12,8 @@ MAX_BAD_ROWS_SHOWN = 20
 
 
 def read_file(trace: Path, limit: int) -> tuple[list[TraceJob], list[BadRow]]:
-    """The first `limit` readable jobs (0: all) in order of submission, and the bad rows up to there. Raises UnknownColumns."""
+    """The first `limit` readable jobs (0: all) in order of submission, and the bad rows up to there. Raises
+    UnknownColumns."""
     jobs: list[TraceJob] = []
     bad: list[BadRow] = []
     with trace.open(encoding=ENCODING, errors=ERRORS) as file:
@@ -31,12 +32,12 @@ def read_file(trace: Path, limit: int) -> tuple[list[TraceJob], list[BadRow]]:
 
 
 def _renamed(job: TraceJob) -> TraceJob:
-    """Two rows with one name are two jobs: the line makes the client key unique."""
+    """Two rows with one name are two jobs: the line number makes the client key unique."""
     return replace(job, key=f"{job.key}#{job.line}")
 
 
 def show_bad_rows(console: Console, trace: Path, bad: Sequence[BadRow]) -> None:
-    """Names each row that is left out, by file and line, and why."""
+    """Prints each omitted row with file, line and reason."""
     for row in bad[:MAX_BAD_ROWS_SHOWN]:
         console.print(f"{trace.name}:{row.line}: left out: {row.reason}", highlight=False, markup=False)
     if len(bad) > MAX_BAD_ROWS_SHOWN:

@@ -25,23 +25,24 @@ _DEVICES = ("num_gpus", "num_gpu", "gpu_num")
 _TENANT = ("tenant", "team", "user", "vc", "qos")
 _NAME = ("job_id", "name", "job")
 _PATTERN = ("job_name", "name", "job_type", "model")
-"""What tells which jobs are alike: the first of these; an id does not."""
+"""Columns that show which jobs are alike, in this order; ids do not."""
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 MAX_DEVICES = MOST_DEVICES
 MAX_KEY = 240
-"""Characters of a job's name; a client key may have 256, and a repeated name gets its line appended."""
+"""Characters of a job's name. A client key may have 256, and a repeated name gets its line number appended."""
 MAX_LINE = 64 * 1024
-"""Characters of one line. Below the csv module's own limit of a cell (131072), which therefore never applies."""
+"""Characters of a line. Below the csv module's own limit of a cell (131072), which therefore never applies."""
 ENDLESS = 256 * MAX_LINE
-"""A line of so many characters has no end."""
+"""A line of this many characters is taken for endless."""
 _SHOWN = 40
 ENCODING, ERRORS = "utf-8-sig", "surrogateescape"
-"""How a file is opened for `physical_lines`: without its byte order mark, other bytes kept so that they can be named."""
+"""How to open a file for `physical_lines`: without its byte order mark, and keeping invalid bytes so that they can be
+reported."""
 DEFAULT_TEAM = "replay"
 
 
 class UnknownColumns(ValueError):
-    """The header cannot be read, or has no column for something that every job needs; the text says which."""
+    """The header is unreadable, or lacks a column that every job needs. The text says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +59,22 @@ class TraceJob:
     types: tuple[str, ...] = ()
     name: str = ""
     user: str = ""
-    """Of the team, where the trace says both."""
+    """A user of the team, if the trace has both."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is left out: `line` counts from 1, the header's line."""
+    """An omitted row: `line` counts from 1, the header's line."""
 
     line: int
     reason: str
 
 
 def physical_lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, each cut after MAX_LINE + 1 characters: `read` refuses such a line, memory never holds it.
+    """The lines of a file, each cut after MAX_LINE + 1 characters: `read` rejects such a line, and memory never holds
+    it.
 
-    Raises UnknownColumns for a line that does not end: a device, or the hole of a file.
+    Raises UnknownColumns for a line that does not end: a device, or a hole in a file.
     """
     while line := file.readline(MAX_LINE + 1):
         rest, passed = line, len(line)
@@ -85,7 +87,7 @@ def physical_lines(file: TextIO) -> Iterator[str]:
 
 
 def read(lines: Iterable[str]) -> Iterator[TraceJob | BadRow]:
-    """Each row of a CSV with a header, in file order; blank lines are skipped. Raises UnknownColumns."""
+    """Each row of a CSV with a header, in file order; skips blank lines. Raises UnknownColumns."""
     names: list[str] | None = None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -175,7 +177,7 @@ def _job(line: int, row: dict[str, str]) -> TraceJob:
 
 
 def _plain(text: str, others: str, most: int) -> str:
-    """The text as a name of ours may be: other characters as hyphens."""
+    """The text as a valid name: other characters become hyphens."""
     return re.sub(others, "-", text).lstrip("-._/ ")[:most]
 
 
@@ -192,7 +194,7 @@ def _duration(row: dict[str, str]) -> float:
 
 
 def team_name(tenant: str) -> str:
-    """A tenant as a team's name: lower case, other characters as hyphens; "replay" when there is none."""
+    """A tenant as a team's name: lower case, other characters become hyphens; "replay" if there is none."""
     return re.sub(r"[^a-z0-9]+", "-", tenant.lower()).strip("-")[:63].strip("-") or DEFAULT_TEAM
 
 

@@ -19,12 +19,12 @@ def duration(seconds: float) -> str:
 
 
 def age(at_us: int | None) -> str:
-    """How long ago, by this machine's clock."""
+    """Time since then, by this machine's clock."""
     return "-" if at_us is None else duration(time.time() - at_us / 1e6)
 
 
 def between(start_us: int | None, end_us: int | None) -> str:
-    """From one time to another, or until now."""
+    """The time from start to end, or until now."""
     if start_us is None:
         return "-"
     return duration((end_us / 1e6 if end_us is not None else time.time()) - start_us / 1e6)
@@ -58,7 +58,7 @@ def gib(mib: int) -> str:
 
 
 def money(micros: int, currency: str = "") -> str:
-    """Micro-units of a currency, exact: `12.345678 USD`, trailing zeros beyond cents left out."""
+    """Micro-units of a currency, exact: `12.345678 USD`, without trailing zeros beyond cents."""
     units, rest = divmod(abs(micros), 1_000_000)
     decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
     return f"{'-' if micros < 0 else ''}{units}.{decimals}{' ' + currency if currency else ''}"

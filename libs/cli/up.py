@@ -149,7 +149,7 @@ async def _serve(launch: LocalStack) -> None:
 
 
 async def _tell_book(launch: LocalStack) -> None:
-    """Tells the ledger what was done while Baton did not run: restoring it, for one. No error of the book ends Baton."""
+    """Sends the ledger what was done while Baton did not run, e.g. a restore. No error of the book ends Baton."""
     try:
         await asyncio.to_thread(tell, launch.state_dir, launch.nats_url)
     except Exception as e:
@@ -157,7 +157,7 @@ async def _tell_book(launch: LocalStack) -> None:
 
 
 def report(event: ProcessEvent) -> None:
-    """A line for what nobody asked for: a process that died, and its return."""
+    """A line for unexpected events: a process that died, and its return."""
     if said := _SAID.get(event.kind):
         pid = f" (pid {event.pid})" if event.kind is EventKind.RESTARTED and event.pid else ""
         hint(f"{event.name} {said}{pid}{f': {event.detail}' if event.detail else ''}")

@@ -1,4 +1,5 @@
-"""`baton wait JOB...`: until they have ended. And which exit code the end of a job is, of `baton submit --wait`, too."""
+"""`baton wait JOB...`: waits until jobs have ended. Also computes the exit code for a job's end, for `baton submit
+--wait`, too."""
 
 import asyncio
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ def command(
 
 
 def seconds(timeout: str | None) -> float | None:
-    """What `--timeout` says. Raises UsageFault."""
+    """The value of `--timeout`. Raises UsageFault."""
     try:
         return parse_duration(timeout) if timeout else None
     except ValueError as e:
@@ -54,7 +55,8 @@ def seconds(timeout: str | None) -> float | None:
 
 
 async def ends(baton: Baton, ids: Sequence[str], limit_s: float | None) -> list[JobEvent]:
-    """The terminal event of each. Who is interrupted is told that the jobs go on. Raises TimedOut, and as `Baton.wait`."""
+    """The terminal event of each. An interrupted user learns that the jobs continue. Raises TimedOut, and as
+    `Baton.wait`."""
     try:
         return list(await asyncio.gather(*(baton.wait(job_id, limit_s) for job_id in ids)))
     except asyncio.CancelledError:  # Ctrl-C
@@ -63,7 +65,7 @@ async def ends(baton: Baton, ids: Sequence[str], limit_s: float | None) -> list[
 
 
 def tell_going_on(ids: Sequence[str]) -> None:
-    """For who ends a command that waits: it ends no job."""
+    """Printed when a waiting command is ended: that ends no job."""
     jobs = " ".join(ids)
     if len(ids) == 1:
         hint(f"{jobs} goes on: see `baton wait {jobs}`, `baton logs -f {jobs}`, or end it with `baton cancel {jobs}`")
@@ -84,15 +86,13 @@ async def code_of_ends(baton: Baton, ended: Sequence[JobEvent]) -> int:
 async def _code_of(baton: Baton, event: JobEvent) -> int:
     if event.state is not JobState.FAILED:
         return {JobState.REJECTED: Exit.DENIED, JobState.CANCELLED: Exit.CANCELLED}.get(event.state, Exit.FAILED)
-    if (
-        await _category(baton, event.job_id) in _NO_FAULT_OF_ITS_OWN
-    ):  # what was left of a gang may have ended with any code
+    if await _category(baton, event.job_id) in _NO_FAULT_OF_ITS_OWN:  # the rest of a gang may have ended with any code
         return Exit.LOST
     return event.exit_code or Exit.FAILED
 
 
 async def _category(baton: Baton, job_id: str) -> str:
-    """Why its last attempt ended; "" when history does not say."""
+    """The category of its last attempt's end; "" if history does not have it."""
     try:
         document = await baton.get(job_id)
     except ClientError:
@@ -101,4 +101,4 @@ async def _category(baton: Baton, job_id: str) -> str:
 
 
 _NO_FAULT_OF_ITS_OWN = {Category.NODE_LOST, Category.HARDWARE, Category.REFUSED}
-"""Of the kinds of end that may be a job's last, for want of further attempts."""
+"""Kinds of end that may be a job's last, for want of further attempts."""

@@ -87,7 +87,7 @@ def _start(since: str | None) -> int | None:
 
 
 def _number(text: str) -> tuple[str, int]:
-    """The pool ("": the one that is asked) and the number of the last event that was handled. Raises UsageFault."""
+    """The pool ("": the default one) and number of the last handled event. Raises UsageFault."""
     pool, equals, number = text.rpartition("=")
     if (equals and not pool) or not number.isdecimal() or len(number) > 18:
         raise UsageFault(f"--after {text}: not understood; write the number of an event, e.g. 4711 or west=4711")
@@ -104,7 +104,7 @@ def _shown(event: JobEvent, output: Format) -> str:
 
 
 def detail(event: JobEvent) -> str:
-    """What is worth saying beside the event's name."""
+    """Details beside the event's name."""
     parts = [event.reason]
     if event.what == "granted":
         parts.append(f"{len(event.devices)} devices on {','.join(in_ranges(event.nodes))}")
@@ -114,12 +114,12 @@ def detail(event: JobEvent) -> str:
         parts.append(f"starts by {units.moment(event.promise.start_us)}")
         if event.promise.cause is not None:
             parts.append(f"moved: {event.promise.cause.value}")
-    if (told := event.progress) is not None:
-        parts.append(f"step {told.step} of {told.steps}")
-        if told.left_s is not None:
-            parts.append(f"{units.duration(told.left_s)} left")
-        if told.doubt is not None:
-            parts.append(f"not believed any more: {told.doubt.value}")
+    if (progress := event.progress) is not None:
+        parts.append(f"step {progress.step} of {progress.steps}")
+        if progress.left_s is not None:
+            parts.append(f"{units.duration(progress.left_s)} left")
+        if progress.doubt is not None:
+            parts.append(f"not believed any more: {progress.doubt.value}")
     if event.exit_code is not None:
         parts.append(f"exit {event.exit_code}")
     return ", ".join(part for part in parts if part) or "-"

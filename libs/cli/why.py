@@ -1,4 +1,4 @@
-"""Why a job waits, behind whom, and until when, as people read it."""
+"""Why a job waits, behind which jobs, and until when, for people."""
 
 import time
 from collections.abc import Iterable
@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from libs.cli import units
 from libs.cli.output import Column
 from libs.cli.session import short
-from schemas.queries import ExpectedStart, Explanation, HeldBy
+from schemas.explanations import Explanation, HeldBy
+from schemas.queue_status import ExpectedStart
 
 BEHIND = [
     Column("BEHIND", lambda h: f"{h.name} ({short(h.job_id)})"),
@@ -17,7 +18,7 @@ BEHIND = [
     Column("AT THE LATEST", lambda h: units.moment(h.p90_us) if h.p90_us else "unknown"),
     Column("KNOWN FROM", lambda h: h.basis or "nothing"),
 ]
-"""`HeldBy` rows. The latest is what nine of ten stay within; of a limit it is the limit."""
+"""Columns for `HeldBy` rows. The latest end covers nine of ten cases; for a limit it is the limit."""
 REMOVED = [
     Column("CONSTRAINT", lambda r: r.constraint),
     Column("DEVICES OUT", lambda r: r.devices, right=True),
@@ -46,7 +47,7 @@ def start_in(expected: ExpectedStart | None) -> str:
 
 
 def behind(found: Explanation) -> str:
-    """`train (job-3f2a...) since ..., until ...` of the job that ends first, and how many more."""
+    """`train (job-3f2a...) since ..., until ...` for the job that ends first, and the number of others."""
     if not found.behind:
         return ""
     first, more = found.behind[0], len(found.behind) - 1 + found.behind_more
@@ -55,7 +56,7 @@ def behind(found: Explanation) -> str:
 
 
 def why(found: Explanation) -> Iterable[tuple[str, object]]:
-    """The lines of `explain`, which `describe` has as well for a job that waits."""
+    """The lines of `explain`; `describe` shows them as well for a waiting job."""
     yield "reason", found.reason
     yield "because", found.text
     yield "position", found.position or ""

@@ -1,4 +1,4 @@
-"""Exact numbers from YAML: decimals are parsed from their text, and never go through a binary float."""
+"""Exact numbers from YAML: decimals are parsed from text, without binary floats."""
 
 import re
 from decimal import Decimal
@@ -11,8 +11,8 @@ _LARGE = re.compile(r"[0-9]{10,}(\.[0-9]*)?")
 
 
 def millionths(text: Any, what: str, without: str, example: str) -> int:
-    """A decimal in millionths. Raises ValueError with the fix; `what` may not be negative, `without` says what to write
-    instead."""
+    """A decimal in millionths. Raises ValueError with the fix; `what` may not be negative, `without` names the
+    alternative."""
     said = ungrouped(str(text))
     if said.startswith("-"):
         raise ValueError(f"{what} is not negative: {without}")
@@ -24,7 +24,7 @@ def millionths(text: Any, what: str, without: str, example: str) -> int:
 
 
 def whole(value: Any) -> Any:
-    """An integer. YAML has `yes` and `true` for people, and neither is a 1. Raises ValueError with the fix."""
+    """An integer. YAML's `yes` and `true` are not a 1. Raises ValueError with the fix."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("is not a whole number: write digits, without quotes")
     return value

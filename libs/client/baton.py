@@ -29,24 +29,23 @@ from libs.client.watching import end_of, events_of
 from libs.client.where import Place, find
 from schemas import subjects
 from schemas.billing import SetQuota
+from schemas.explanations import ExplainQuery, Explanation
 from schemas.ids import job_id as job_id_of
-from schemas.jobs import JobEvent, JobSpec, JobState, SubmitJob
+from schemas.jobs import JobEvent, JobSpec, JobState
+from schemas.pool_status import PoolStatus, PoolStatusQuery
 from schemas.queries import (
     LOGS_ANSWER_S,
     EventList,
     EventListQuery,
     EventsLost,
-    ExplainQuery,
-    Explanation,
     JobDocument,
     JobGet,
     JobList,
     JobListQuery,
     LogPiece,
     LogQuery,
-    PoolStatus,
-    PoolStatusQuery,
 )
+from schemas.requests import SubmitJob
 from schemas.secrets import SecretInfo, SecretRekeyed
 
 _ASK_AGAIN_S = 0.02

@@ -17,8 +17,10 @@ from libs.client.sending import command, deliver, valid
 from libs.client.where import Place
 from schemas import subjects
 from schemas.catalog import BY_TYPE
-from schemas.jobs import CancelJob, Reason
-from schemas.queries import JobDocument, JobGet, PoolStatusQuery
+from schemas.jobs import Reason
+from schemas.pool_status import PoolStatusQuery
+from schemas.queries import JobDocument, JobGet
+from schemas.requests import CancelJob
 
 _LOOK_S, _REFUSED_S = 2.0, 5.0
 """So long a cancel waits for what says which pool has its job; and for a refusal, where one is likely."""

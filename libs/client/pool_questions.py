@@ -6,20 +6,11 @@ from libs.client.asking import ask
 from libs.client.sending import valid
 from libs.client.where import Place
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot
+from schemas.explanations import PlanQuery, PlanReply
 from schemas.jobs import JobSpec
+from schemas.pool_status import DeviceList, DeviceListQuery, NodeList, NodeListQuery, PoolStatus, PoolStatusQuery
 from schemas.proofs import LedgerPart, LedgerRead
-from schemas.queries import (
-    DeviceList,
-    DeviceListQuery,
-    NodeList,
-    NodeListQuery,
-    PlanQuery,
-    PlanReply,
-    PoolStatus,
-    PoolStatusQuery,
-    QueueList,
-    QueueListQuery,
-)
+from schemas.queue_status import QueueList, QueueListQuery
 from schemas.use import UseQuery, UseReply
 
 

@@ -13,8 +13,9 @@ from libs.bus.messages import Outgoing
 from libs.client.errors import Busy, ClientError, Conflict, Rejected, TimedOut
 from libs.client.event_subscriptions import EventSubscriptions, ReceivedEvent
 from schemas import subjects
-from schemas.jobs import JobRejected, JobSpec, JobState, Reason, SubmitJob
+from schemas.jobs import JobRejected, JobSpec, JobState, Reason
 from schemas.queries import JobDocument
+from schemas.requests import SubmitJob
 
 _ASK_AGAIN_S = 0.5
 _KEY_FIELD = "client_key"

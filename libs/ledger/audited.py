@@ -1,4 +1,4 @@
-"""A ledger, checked and with its accounts kept: the checker and the books side by side, and whether they come to the same."""
+"""Checks a ledger and keeps its accounts side by side, and compares the two."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ from schemas.ledger import DevicesFragmented, LedgerRecord
 
 
 class AuditedLedger:
-    """Feed it every record of a ledger in stream order, void ones too; then ask for the report (I1 to I16)."""
+    """Feed it every record of a ledger in stream order, void ones too; then ask for the report."""
 
     def __init__(self, posting: Callable[[Posting], None] = lambda p: None, credit: Credits | None = None) -> None:
-        """`posting` is shown each one as it is made; `credit` folds along, and `credits` has what it found."""
+        """`posting` gets each posting when it is made; `credit` folds along, into `credits`."""
         self._checker, self._accounts, self._posting = Checker(), Accounts(), posting
         self._credit = credit
         self.credits: list[Credit] = []
@@ -21,7 +21,7 @@ class AuditedLedger:
 
     @property
     def report(self) -> Verification:
-        """What was found so far; `finish` brings its sums up to date."""
+        """Violations so far. Call `finish` to update the sums."""
         return self._checker.report
 
     @property
@@ -29,7 +29,7 @@ class AuditedLedger:
         return self._accounts
 
     def step(self, seq: int, record: LedgerRecord, valid: bool) -> None:
-        """One record at stream sequence `seq`; `valid` is what the chain's reader rule says of it."""
+        """One record at stream sequence `seq`; `valid`: whether the chain's reader rule accepts it."""
         self._checker.step(seq, record, valid)
         if not valid:
             self._accounts.skip(seq)
@@ -52,7 +52,8 @@ class AuditedLedger:
             self._checker.report.violated("I16", seq, what)
 
     def finish(self) -> Verification:
-        """The report so far, with the accounts: that they sum to what existed, and attempts' to the bill, is checked here."""
+        """The report up to here. Also checks that all accounts sum to the existing capacity, and those of attempts to
+        the bill."""
         report = self._checker.finish()
         if self._stopped:
             return report
@@ -60,7 +61,7 @@ class AuditedLedger:
 
 
 def reconciled(report: Verification, accounts: Accounts) -> Verification:
-    """The checker's report of a ledger with the accounts of the same one, and with what they do not agree upon (I16)."""
+    """The checker's report with the accounts of the same ledger, and with their differences as violations (I16)."""
     report.accounts = {account.value: amount for account, amount in accounts.balances().items()}
     report.fragmented_unit_us = accounts.fragmented_unit_us()
     total, paid = sum(report.accounts.values()), accounts.of_attempts()

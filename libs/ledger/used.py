@@ -1,4 +1,4 @@
-"""Reads what `libs.core.billing.used` compares: the ledger's postings, and the samples that the broker keeps."""
+"""Reads the inputs of `libs.core.billing.used`: the ledger's postings, and the broker's samples."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from schemas.subjects import TELEMETRY
 
 
 class UsedStory(NamedTuple):
-    """`jobs` of the time from the first sample that is kept to the last record or sample, by the broker's clock."""
+    """`jobs` from the first stored sample to the last record or sample, by the broker's clock."""
 
     from_us: int
     to_us: int
@@ -26,8 +26,8 @@ class UsedStory(NamedTuple):
 
 
 async def used_lately(js: JetStreamContext, pool: str, archive: Path | None = None) -> UsedStory:
-    """What was allocated and used since the first sample that the broker keeps. Samples of a node that another one sent, or
-    that cannot be read, count for nothing. Raises what `verify` raises."""
+    """Allocated and used capacity since the broker's first stored sample. Samples that are unreadable, or sent by
+    another node than they name, are ignored. Raises what `verify` raises."""
     readings, first_us, last_us = await readings_lately(js, pool)
     postings: list[Posting] = []
 
@@ -44,7 +44,7 @@ async def used_lately(js: JetStreamContext, pool: str, archive: Path | None = No
 
 
 async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[tuple[str, str], list[Reading]], int, int]:
-    """Readings by device, and the broker's times of the first and the last sample; 0 without any."""
+    """Readings by device, and the broker's times of the first and last sample; 0 if there are none."""
     readings: defaultdict[tuple[str, str], list[Reading]] = defaultdict(list)
     state = (await js.stream_info(TELEMETRY)).state
     first_us = last_us = 0
@@ -54,12 +54,12 @@ async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[tuple[s
         while position < state.last_seq:
             found = await tail.messages(min(256, state.last_seq - position), 1.0)
             if not found:
-                break  # what was there has been dropped meanwhile
+                break  # the rest was dropped meanwhile
             position = found[-1].seq
-            for at_us, told in told_by(found, pool, allowance):
+            for at_us, sample in told_by(found, pool, allowance):
                 first_us, last_us = first_us or at_us, at_us
-                for one in told.devices:
-                    readings[told.node, one.device].append(reading_of(at_us, one))
+                for one in sample.devices:
+                    readings[sample.node, one.device].append(reading_of(at_us, one))
     finally:
         await tail.close()
     return dict(readings), first_us, last_us

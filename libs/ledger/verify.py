@@ -1,4 +1,4 @@
-"""The audit of a pool's ledger: every record from the first on, through the checker that keeps its own books."""
+"""Audits a pool's ledger: every record from the first, through the independent checker."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from libs.ledger.states import SavedStates
 from schemas.ledger import LedgerRecord
 
 Progress = Callable[[int, int], None]
-"""Called now and then with the messages done, and with how many there are; 0: not known."""
+"""Called at intervals with (messages done, total); total 0: unknown."""
 
 _TOLD_EVERY = 4096
 
@@ -32,9 +32,9 @@ async def verify(
     audited: AuditedLedger | None = None,
     states: bool = False,
 ) -> Verification:
-    """Folds the ledger up to its present end. Memory is bounded by what is open, not by the ledger's length. Segments that were
-    archived and are not here any more are read from the folder `archive`. `also` is shown each valid record that is here;
-    `audited`: a new one, for who wants more than the report. `states`: those that placement has saved are looked at, too.
+    """Checks the ledger up to its present end. Memory depends on open things, not on the ledger's length. Archived
+    segments that are no longer in the broker are read from the folder `archive`. `also` gets each valid record that is
+    in the broker. `audited`: a fresh one, for more than the report. `states`: also check placement's saved states.
 
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.
     """
@@ -67,10 +67,10 @@ async def verify(
 def verify_files(
     paths: Sequence[Path], progress: Progress = lambda done, of: None, audited: AuditedLedger | None = None
 ) -> Verification:
-    """The same from files of `baton ledger export`, without any server: a ledger from its first record on, in one file or
-    in several that follow each other.
+    """The same for files of `baton ledger export`, without a server: a ledger from its first record, in one file or
+    several consecutive ones.
 
-    Raises BadLedgerFile when a file is damaged, or does not follow the one before it; LedgerStopped as `verify` does.
+    Raises BadLedgerFile when a file is damaged or does not follow the one before it; LedgerStopped as `verify` does.
     """
     checker = audited or AuditedLedger()
     head, _ = _read_files(checker, paths, progress)
@@ -83,7 +83,7 @@ def verify_files(
 def _read_files(
     checker: AuditedLedger, paths: Sequence[Path], progress: Progress, saved: SavedStates | None = None
 ) -> tuple[Head, int]:
-    """The head after the files, and the last message in them."""
+    """The head after the files, and their last message's sequence."""
     head, last_seq, pool = GENESIS, 0, ""
     for path in paths:
         file = LedgerFile(path)
@@ -114,8 +114,8 @@ async def export(
     *,
     start: FileStart | None = None,
 ) -> FileEnd:
-    """Writes the ledger up to its present end to `path`, message by message as stored. The file is there once it is whole.
-    `start`: after what is there already.
+    """Writes the ledger up to its present end to `path`, message by message as stored. The file appears when complete.
+    `start`: continue after an earlier part.
 
     Raises LedgerStopped when the ledger cannot be read from its beginning, and OSError of the file.
     """

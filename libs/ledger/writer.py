@@ -24,12 +24,11 @@ from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 
 from libs.bus.cancel import cancel
-from libs.bus.decaying_count import DecayingCount
 from libs.bus.messages import payload_room
 from libs.bus.retry import UNAVAILABLE
-from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
+from libs.ledger.batches import InputBatches
 from libs.ledger.chain import Head, remember
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
@@ -46,11 +45,9 @@ from libs.ledger.segments import name_of, readable
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.standby import follow
 from libs.ledger.tail import Stored, Tail
-from libs.ledger.timing import TickDeadline, timed
-from libs.ports.clock import until_turn
 from libs.ports.host import failpoint, present_host
 from schemas.inbox import ClosePeriod
-from schemas.ledger import ClockJumped, LedgerEvent, LedgerRecord, SegmentSealed
+from schemas.ledger import LedgerEvent, LedgerRecord, SegmentSealed
 from schemas.subjects import inbox_stream
 
 log = logging.getLogger("baton.ledger")
@@ -58,17 +55,8 @@ log = logging.getLogger("baton.ledger")
 MAX_RECORD_BYTES = 900 * 1024
 """A decision that is larger takes several records."""
 
-_INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _SPAN_US = 1_000_000  # in which those of one decision were stored: it has one time, until which is billed what they end
-_MOST_BEFORE_TICK = 16  # times a batch: what comes before the first tick after a pause is decided together with it
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
-_BUSY_S = 0.1
-_BUSY_EVENTS = 50
-"""Above this event rate (events per `_BUSY_S`, some 125 jobs a second) inputs are batched: the first waits up to the linger
-time for more. A client that sends one job after the other stays below it, and so waits for nothing."""
-_ENOUGH_BYTES = 4096
-"""A batch of so many bytes is decided at once: the fixed cost of its record is small beside it."""
-_GLANCE_S = 0.005
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
 _ROLL_SOON_S = 1.0  # one in which the broker did not answer: it may be back
@@ -129,16 +117,12 @@ class LedgerWriter(Generic[D]):
         self._ledger = FoldedLedger(
             js, pool, decider_factory, rolling=self._rolling, saver=self._saver, counters=self.counters
         )  # fmt: skip
-        self._batch = batch
-        self._limit = batch
-        self._linger_s = linger_ms / 1000
-        self._recent_events = DecayingCount(_BUSY_S)
         self._takeover_s = takeover_s
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
         self._poison = PoisonInputs(pool)
+        self._batches = InputBatches(batch, linger_ms / 1000, self._poison.read)
         self._lag = InboxLag(js, inbox_stream(pool))
-        self._tick_deadline = TickDeadline()
         self._no_roll_before = 0.0
         self._full = ""
         self._full_turns = 0
@@ -259,8 +243,8 @@ class LedgerWriter(Generic[D]):
         self._inbox = inbox = Tail(self._js, stream, after, may_expire=True, span_us=_SPAN_US)
         try:
             while True:
-                stored = await self._gather(inbox)
-                outcome = await self._decide(stored) if stored else AppendOutcome.SKIPPED
+                stored = await self._batches.gather(inbox, _ASK_S)
+                outcome = await self._decide(inbox, stored) if stored else AppendOutcome.SKIPPED
                 if outcome is AppendOutcome.COMMITTED:
                     self._confirmed = loop.time()
                 elif outcome is AppendOutcome.FULL:
@@ -280,49 +264,10 @@ class LedgerWriter(Generic[D]):
         await asyncio.sleep(_FULL_PAUSES_S[min(self._full_turns, len(_FULL_PAUSES_S) - 1)])
         self._full_turns += 1
 
-    async def _gather(self, inbox: Tail) -> list[Stored]:
-        """The inputs of the next decision: what waits already and, under load, what arrives within the linger time."""
-        stored = await inbox.messages(self._limit, until_turn(_ASK_S), max_bytes=_INPUT_BYTES)
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        if self._recent_events.add(0, now) + len(stored) < _BUSY_EVENTS:
-            return stored
-        size = sum(len(s.payload) for s in stored)
-        while len(stored) < self._limit and size < _ENOUGH_BYTES and (left := now + self._linger_s - loop.time()) > 0:
-            if not inbox.lag:
-                await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
-            wait_s = max(0.0, now + self._linger_s - loop.time()) if inbox.lag else 0.0
-            first_us = stored[0].time_us if stored else None
-            if first_us is not None and inbox.is_beyond(first_us):
-                break
-            more = await inbox.messages(
-                self._limit - len(stored), wait_s, max_bytes=_INPUT_BYTES - size, first_us=first_us
-            )
-            stored += more
-            size += sum(len(s.payload) for s in more)
-        return stored
-
-    async def _until_tick(self, stored: list[Stored]) -> tuple[list[InboxItem], LedgerClock, list[ClockJumped]]:
-        """The decoded inputs and the clock after them. While ledger time is behind, inputs up to the next tick are added."""
-        items = [self._poison.read(message) for message in stored]
-        most = _MOST_BEFORE_TICK * self._batch if self._limit == self._batch else self._limit
-        clock, jumps = timed(self._ledger.clock, items)
-        while len(stored) < most and (left_s := self._tick_deadline.left_s(clock, items)):
-            assert self._inbox is not None, "what is stored comes from it"
-            more = await self._inbox.messages(
-                min(self._batch, most - len(stored)), min(left_s, until_turn(_ASK_S)), max_bytes=_INPUT_BYTES
-            )
-            news = [self._poison.read(message) for message in more]
-            clock, found = timed(clock, news)
-            stored += more
-            items += news
-            jumps += found
-        return items, clock, jumps
-
-    async def _decide(self, stored: list[Stored]) -> AppendOutcome:
+    async def _decide(self, inbox: Tail, stored: list[Stored]) -> AppendOutcome:
         """One decision about `stored`, committed if it has events. The decider's state has changed whatever the outcome is."""
-        items, clock, found = await self._until_tick(stored)
-        self._left_out(items)
+        items, clock, found = await self._batches.until_tick(inbox, stored, self._ledger.clock, _ASK_S)
+        self._log_unknown(items)
         for place, item in enumerate(items):
             if isinstance(item.message, ClosePeriod):
                 looks = partial(unknown_ledger, self._js, self.pool, self.head, item.message.period)
@@ -336,7 +281,7 @@ class LedgerWriter(Generic[D]):
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
             events = [*jumps, *self.decider.decide(items, clock.t_us, behind=far or clock.is_behind)]
-            self._recent_events.add(len(events), asyncio.get_running_loop().time())
+            self._batches.recent_events.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:
                 self.counters.inputs += len(stored)
@@ -347,7 +292,7 @@ class LedgerWriter(Generic[D]):
             first, rest = self._records(events, len(jumps), [message.seq for message in stored])
         except Exception as error:
             if self._poison.blame(error, stored):
-                self._limit = min(self._batch, len(stored)) // 2
+                self._batches.halve(len(stored))
             self.counters.faults = self._poison.faults
             return AppendOutcome.UNDECIDED
         # Before the commit: afterwards a crash could leave the rejection without its copy.
@@ -362,7 +307,7 @@ class LedgerWriter(Generic[D]):
             await bury(self._js, inbox_stream(self.pool), message, reason, stack, teams.get(message.seq, ""))
         return await self._commit(first, rest, len(stored))
 
-    def _left_out(self, items: Sequence[InboxItem]) -> None:
+    def _log_unknown(self, items: Sequence[InboxItem]) -> None:
         """Logs unknown kinds once, because a newer agent sends them again and again; the counter has the rest."""
         for item in items:
             if item.unknown and not self.counters.unknown_observations:
@@ -439,7 +384,7 @@ class LedgerWriter(Generic[D]):
     def _progressed(self) -> None:
         self.counters.faults = self._poison.faults
         self._poison.progressed(self.decided_to)
-        self._limit = min(self._batch, self._limit * 2)
+        self._batches.grow()
         self.settled = True
 
     async def _overtaken(self) -> bool:

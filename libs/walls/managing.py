@@ -38,7 +38,8 @@ from libs.walls.people import People, is_pseudonym
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.inbox import BoostJob
-from schemas.queries import ManageTeam, QueryFailed, TeamManaged, TeamUser
+from schemas.queries import QueryFailed
+from schemas.team_management import ManageTeam, TeamManaged, TeamUser
 
 log = logging.getLogger("baton.team")
 

@@ -32,7 +32,8 @@ from schemas import ids, subjects
 from schemas.base import Name
 from schemas.envelope import Envelope
 from schemas.inbox import CancelRequested, JobAdmitted
-from schemas.jobs import CancelJob, JobRejected, Reason, SubmitJob
+from schemas.jobs import JobRejected, Reason
+from schemas.requests import CancelJob, SubmitJob
 
 ORIGIN = "admission"
 RETRY_AFTER_S = LEAST_WAIT_S

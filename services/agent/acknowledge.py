@@ -1,4 +1,4 @@
-"""Reading the acknowledgements that jobs write (docs/checkpoint-protocol.md). A job is not trusted: sizes are bounded."""
+"""Reads the acknowledgements that jobs write (docs/checkpoint-protocol.md). Jobs are not trusted: sizes are bounded."""
 
 import json
 import os
@@ -13,20 +13,20 @@ from schemas.jobs import Checkpoint, unusable
 
 _LARGEST = 16_384
 _LINE = 1_024
-"""Of a progress report, bytes: one line."""
+"""The most bytes of a progress report, one line."""
 
 
 class BadAcknowledgement(ValueError):
-    """The file is not what the protocol asks for; the text says what and how to mend it."""
+    """The file violates the protocol. The text names the problem and the fix."""
 
 
 @dataclass(slots=True)
 class Acknowledgement:
-    """One rank's file. Its identity changes with each atomic replacement, which is how news is noticed."""
+    """One rank's file. An atomic replacement changes its identity, which shows that it is new."""
 
     path: Path
     seen: tuple[int, int, int] | None = None
-    """The version that was seen last: inode, time of change in ns, size."""
+    """The last version seen: inode, change time in ns, size."""
 
     def news(self) -> Checkpoint | None:
         """The checkpoint, if the file was replaced since the last call. Raises BadAcknowledgement, once per version."""
@@ -64,14 +64,14 @@ class Acknowledgement:
 
 @dataclass(slots=True)
 class ProgressFile:
-    """Rank 0's word of how far it is: one line of JSON, in a file that it replaces or overwrites as often as it likes."""
+    """Rank 0's progress: one line of JSON in a file that it may replace or overwrite at any rate."""
 
     path: Path
     _seen: tuple[int, int, int] | None = None
 
     def news(self) -> Any:
-        """What is written there, if that changed since the last call; else None. A line that is half written is left for the
-        next call. Raises BadAcknowledgement for what is no line of this kind."""
+        """The file's content if it changed since the last call, else None. An incomplete line is left for the next
+        call. Raises BadAcknowledgement for a line of another form."""
         try:
             found = os.stat(self.path, follow_symlinks=False)
         except OSError:
@@ -94,8 +94,8 @@ class ProgressFile:
 
 
 def _written(path: Path, most: int) -> bytes:
-    """The first bytes of a regular file: of a pipe that its job holds open there is neither something to read nor an end.
-    Raises BadAcknowledgement."""
+    """The first bytes of a regular file. A pipe that its job holds open would neither give data nor end. Raises
+    BadAcknowledgement."""
     try:
         with open(path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

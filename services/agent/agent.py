@@ -32,10 +32,12 @@ from services.agent.asking import Asker
 from services.agent.departed_teams import DepartedTeamFiles
 from services.agent.keeper.find import NoKeeper
 from services.agent.kept_groups import KeptGroups
-from services.agent.launcher import Launcher, make_room, prune, remove_unsaved
-from services.agent.node import NodeRunner, RunningPart
+from services.agent.launcher import Launcher
+from services.agent.node import NodeRunner
+from services.agent.pruning import make_room, prune, remove_unsaved
 from services.agent.reconcile import Phase
 from services.agent.reports import Reports
+from services.agent.running_part import RunningPart
 from services.agent.settings import AgentSettings, OnStop
 from services.agent.shared import QUICK_S, SharedLook
 
@@ -43,12 +45,12 @@ log = logging.getLogger("baton.agent")
 
 WATCH_S = 0.1
 _IDLE_WATCH_S = 0.5
-"""Where nothing runs: what is started meanwhile outlives its lease by no more."""
+"""The interval for a node without work: what is started meanwhile outlives its lease by at most this."""
 _BARE_S = 0.5
 _FIRST_BARE_S = 0.1
 _PRUNE_S = 60.0
 _MISSES = 12
-"""The pause is doubled no more often than this."""
+"""The most doublings of the pause."""
 _DISK_S = 1.0
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
 _SAMPLE = BY_TYPE["io.baton.node.sample.v1"]
@@ -67,16 +69,16 @@ class Agent:
         self._pool = settings.pool
         self._source = f"/baton/{settings.pool}/agent"
         self._draining = False
-        self._kept: set[str] = set()
-        """Nodes whose work runs on when this agent has ended."""
-        self._between: set[str] = set()
-        """Nodes whose last life is being ended, and whose next one has not begun."""
-        self._numberless: set[str] = set()
-        """Those of them whose next life waits for its number: the disk does not take it."""
-        self._unborn: list[NodeRunner] = []
-        """Nodes that have no life since this agent started, for the same reason."""
-        self._refused: set[tuple[str, int]] = set()
-        """Lives that the keeper has ended: it held nothing of them that is kept when their lease ended."""
+        self._left_running: set[str] = set()
+        """Nodes whose work continues after this agent."""
+        self._between_lives: set[str] = set()
+        """Nodes between two lives: the last is being ended, the next has not begun."""
+        self._without_incarnation: set[str] = set()
+        """Those whose next incarnation cannot be written to disk yet."""
+        self._without_life: list[NodeRunner] = []
+        """Nodes without a life since this agent started, for the same reason."""
+        self._ended_by_keeper: set[tuple[str, int]] = set()
+        """Lives that the keeper has ended because nothing in them was kept when their lease ended."""
         self._beats = 0
         self.left = DepartedTeamFiles(nats, settings.pool, next(iter(self.nodes)), launcher, self._runs)
         for node in self.nodes.values():
@@ -85,53 +87,53 @@ class Agent:
         launcher.begins = self.left.begins
         launcher.keeper.on_dying = self.keeper_dies
         launcher.keeper.on_loss = self.keeper_lost
-        launcher.keeper.on_over = lambda node, incarnation: self._refused.add((node, incarnation))
+        launcher.keeper.on_over = lambda node, incarnation: self._ended_by_keeper.add((node, incarnation))
 
     async def subscribe(self) -> None:
-        """Follows what placement pushes after each commit."""
+        """Subscribes to what placement pushes after each commit."""
         await self.asker.subscribe()
 
     def follow(self, desired: DesiredState) -> None:
         self.asker.follow(desired)
 
     def begin(self, nodes: Sequence[NodeRunner]) -> None:
-        """The first lives of nodes that no earlier agent's life goes on with. Where the disk takes no number for them they
-        wait, and keep nobody waiting: what the other nodes run goes on."""
+        """Begins the first lives of nodes that continue no earlier life. Nodes whose incarnation cannot be written to
+        disk wait without delaying others."""
         try:
             fresh = self.launcher.state.next_incarnations([node.name for node in nodes])
         except OSError as e:
             log.error("no life can begin on %s until this is mended: %s", ", ".join(node.name for node in nodes), e)
             for node in nodes:
                 node.wait()
-            self._unborn = list(nodes)
-            self._between.update(node.name for node in nodes)
-            self._numberless.update(node.name for node in nodes)
+            self._without_life = list(nodes)
+            self._between_lives.update(node.name for node in nodes)
+            self._without_incarnation.update(node.name for node in nodes)
             return
         self._first_lives(nodes, fresh)
 
-    async def _begin_late(self) -> None:
-        names = [node.name for node in self._unborn]
-        self._first_lives(self._unborn, await self._incarnations(names, {}))
-        self._unborn = []
-        self._between.difference_update(names)
+    async def _begin_waiting(self) -> None:
+        names = [node.name for node in self._without_life]
+        self._first_lives(self._without_life, await self._incarnations(names, {}))
+        self._without_life = []
+        self._between_lives.difference_update(names)
 
     def _first_lives(self, nodes: Sequence[NodeRunner], fresh: Mapping[str, int]) -> None:
         for node in nodes:
             node.begin(fresh[node.name])
             if not node.inventory.simulated:
-                self.launcher.watch(node)  # also without work: the next agent goes on with this life
+                self.launcher.watch(node)  # also without work: the next agent continues this life
 
-    def _living(self) -> list[NodeRunner]:
-        """All nodes but those that have had no life yet."""
-        return [node for node in self.nodes.values() if node not in self._unborn]
+    def _with_life(self) -> list[NodeRunner]:
+        """All nodes except those without a life yet."""
+        return [node for node in self.nodes.values() if node not in self._without_life]
 
     # ------------------------------------------------------------------------------------------------- leases
 
     async def run_heartbeats(self) -> None:
-        """All nodes at once, each on its own subject: no node's silence delays another's renewal."""
+        """Renews all nodes concurrently, each on its own subject, so that no silent node delays another."""
         while True:
             every_s = self._renewed_every_s()
-            began = now() + clock.until_turn(every_s) - every_s  # at the turn that this one belongs to
+            began = now() + clock.until_turn(every_s) - every_s  # this cycle's turn
             self._beats += 1
             problems = await asyncio.gather(*(self._heartbeat(node, every_s) for node in self.nodes.values()))
             if failed := [problem for problem in problems if problem]:
@@ -140,16 +142,17 @@ class Agent:
                 await asyncio.sleep(min(left_s, clock.until_turn(_BARE_S)))
 
     def _renewed_every_s(self) -> float:
-        """At least three times in the shortest lease that runs here: an answer that is lost ends no work. A node without a
-        lease can start nothing: it asks more often, until somebody grants; most of all at first, as who grants starts, too."""
+        """At least three times in the shortest lease here, so that one lost answer ends no work. A node without a lease
+        cannot start anything, so it asks more often; most often at first, since the granter may be starting, too."""
         nodes = self.nodes.values()
         usual_s = min(self.settings.heartbeat_s, min(node.shortest_lease_s() for node in nodes) / 3)
         bare_s = min(usual_s, _BARE_S, _FIRST_BARE_S * (1 + self._beats))
         return bare_s if any(node.lease.deadline is None for node in nodes) else usual_s
 
     async def _heartbeat(self, node: NodeRunner, timeout_s: float) -> str:
-        """Renews one lease, and says why it could not. It counts from `sent`, taken before the message is even made."""
-        if node.name in self._numberless:  # nothing can run here: whoever waits for this node is to hear of it
+        """Renews one lease, or returns the reason for the failure. The lease counts from `sent`, taken before the
+        message is built."""
+        if node.name in self._without_incarnation:  # nothing can run here; report it to whoever waits
             return f"{node.name} has no life"
         sent, incarnation = now(), node.incarnation
         message = outgoing(
@@ -168,26 +171,26 @@ class Agent:
         # An answer to an earlier life's heartbeat renews nothing.
         if node.name in granted.nodes and node.incarnation == incarnation and node.renewed(sent):
             self.launcher.keeper.until(node.name, node.lease.deadline)
-            if not had_one:  # what was granted meanwhile waits for it
+            if not had_one:  # grants made meanwhile wait for the lease
                 self.asker.ask_soon(node)
         return ""
 
     async def run_watch_leases(self) -> None:
-        """A node that waits for its next life keeps nobody from looking at the others."""
+        """A node that waits for its next life does not delay checks of the others."""
         async with asyncio.TaskGroup() as lives:
-            if self._unborn:
-                lives.create_task(self._begin_late())
+            if self._without_life:
+                lives.create_task(self._begin_waiting())
             while True:
                 every_s = WATCH_S if any(node.parts for node in self.nodes.values()) else _IDLE_WATCH_S
                 await asyncio.sleep(clock.until_turn(every_s))
-                if over := self._look_at_leases(now()):
+                if over := self._check_leases(now()):
                     lives.create_task(self.new_lives(over, "the lease has ended"))
 
-    def _look_at_leases(self, at: float) -> list[NodeRunner]:
+    def _check_leases(self, at: float) -> list[NodeRunner]:
         """Ends what a lease no longer covers; returns the nodes whose life is over."""
-        living = [node for node in self.nodes.values() if node.name not in self._between]
-        refused = [node for node in living if (node.name, node.incarnation) in self._refused]
-        self._refused.clear()
+        living = [node for node in self.nodes.values() if node.name not in self._between_lives]
+        refused = [node for node in living if (node.name, node.incarnation) in self._ended_by_keeper]
+        self._ended_by_keeper.clear()
         ended = [node for node in living if node.lease.check(at) and node not in refused]
         over = [node for node in ended if not node.keeps()] + refused
         over += [node for node in living if node.outlived() and node not in over]
@@ -206,14 +209,14 @@ class Agent:
         return over
 
     async def new_lives(self, nodes: Sequence[NodeRunner], reason: str, above: Mapping[str, int] | None = None) -> None:
-        """Ends all work of these nodes and lets them begin anew, in this order; those named in `above` with an incarnation
-        above that one, which the pool has seen. Nodes that are between two lives already are left to who began that."""
-        nodes = [node for node in nodes if node.name not in self._between]
-        self._between.update(node.name for node in nodes)
+        """Ends all work of these nodes and begins their next lives, in this order. `above`: node -> an incarnation
+        known to the pool, which the new one must exceed. Nodes already between two lives are skipped."""
+        nodes = [node for node in nodes if node.name not in self._between_lives]
+        self._between_lives.update(node.name for node in nodes)
         try:
             await self._new_lives(nodes, reason, above or {})
         finally:
-            self._between.difference_update(node.name for node in nodes)
+            self._between_lives.difference_update(node.name for node in nodes)
 
     async def _new_lives(self, nodes: Sequence[NodeRunner], reason: str, above: Mapping[str, int]) -> None:
         if not nodes:
@@ -231,25 +234,25 @@ class Agent:
             self.launcher.rewatch(node)
 
     async def _incarnations(self, names: Sequence[str], above: Mapping[str, int]) -> dict[str, int]:
-        """Waits for as long as the disk does not take them: two lives of one number would be taken for one."""
+        """Retries until the disk takes the incarnations. Two lives with one number would be confused."""
         try:
             while True:
                 try:
                     return self.launcher.state.next_incarnations(names, above)
                 except OSError as e:
                     log.error("no life can begin on %s until this is mended: %s", ", ".join(names), e)
-                    self._numberless.update(names)
+                    self._without_incarnation.update(names)
                     await asyncio.sleep(_DISK_S)
         finally:
-            self._numberless.difference_update(names)
+            self._without_incarnation.difference_update(names)
 
     def keeper_dies(self) -> None:
-        """What it holds dies with it, and none of that is an end of its own."""
+        """The keeper is about to die with all it holds. None of that counts as an exit of its own."""
         for node in self._held():
             node.dying = True
 
     async def keeper_lost(self) -> None:
-        """What it held is gone. Another takes its place for what comes."""
+        """The keeper is lost with all it held. Another is started for later work."""
         await self.new_lives(self._held(), "the keeper has died")
         try:
             await self.launcher.keeper.ensure()
@@ -257,28 +260,28 @@ class Agent:
             log.error("%s", e)
 
     def _held(self) -> list[NodeRunner]:
-        """The nodes whose processes the keeper holds."""
+        """Nodes whose processes the keeper holds."""
         return [node for node in self.nodes.values() if self.launcher.keeper.knows(node.name)]
 
     # ------------------------------------------------------------------------------------------- desired state
 
     async def run_ask(self) -> None:
-        # No TaskGroup: it passes one cancellation on, and a request may drop it (`libs.bus.cancel`).
+        # No TaskGroup: it cancels once, and a request may swallow that (`libs.bus.cancel`).
         await asyncio.gather(self.asker.run(), self._repeat())
 
     async def _repeat(self) -> None:
-        """What placement's state does not show is reported again."""
+        """Reports again what placement's state does not show."""
         while True:
             await asyncio.sleep(clock.until_turn(min(self.settings.repeat_s, self.settings.ask_s) / 2))
-            if not self.reports.stalled():  # repeating what waits would only pile up
-                for node in self._living():
+            if not self.reports.stalled():  # repeats would only add to the backlog
+                for node in self._with_life():
                     node.repeat(self.settings.repeat_s)
 
     # ------------------------------------------------------------------------------------------------ the rest
 
     async def run_samples(self) -> None:
         while True:
-            for node in self._living():
+            for node in self._with_life():
                 await self._sample(node)
             await asyncio.sleep(clock.until_turn(self.settings.sample_s))
 
@@ -288,7 +291,7 @@ class Agent:
         simulated = node.inventory.simulated
         try:
             samples = node.layer.sample(busy) if simulated else await asyncio.to_thread(node.layer.sample, busy)
-        except Exception:  # whatever the driver did, what runs goes on
+        except Exception:  # work continues whatever the driver did
             log.exception("the devices of %s cannot be read", node.name)
             return
         at_us = clock.wall_us()
@@ -314,17 +317,17 @@ class Agent:
     async def run_quarantine(self) -> None:
         while True:
             await asyncio.sleep(clock.until_turn(self.settings.quarantine_s))
-            for node in self._living():
+            for node in self._with_life():
                 await self.launcher.look_at_busy(node)
 
     async def run_limits(self) -> None:
-        """Ends attempts that have taken more of the machine than they may."""
+        """Ends attempts that exceed their limits on this machine."""
         while True:
             await asyncio.sleep(clock.until_turn(self.settings.limits_s))
-            await look_at_limits([part for node in self.nodes.values() for part in node.parts.values()])
+            await check_limits([part for node in self.nodes.values() for part in node.parts.values()])
 
     async def run_shared(self) -> None:
-        """And those that have taken more of what all processes of the machine share."""
+        """Ends attempts that exceed their share of the machine's common resources."""
         looks = SharedLook(self.settings.limits_s)
         while True:
             await asyncio.sleep(
@@ -342,12 +345,13 @@ class Agent:
             await asyncio.sleep(_PRUNE_S)
             if self.launcher.memory_base is not None:
                 await asyncio.to_thread(groups.look)
-            if (followed := self._followed()) is not None:  # before, nothing begins here
+            if (followed := self._followed()) is not None:  # nothing begins here until then
                 await self._prune(followed)
             await asyncio.to_thread(make_room, self.launcher.workdir, self.launcher.logs.left)
 
     async def _prune(self, followed: int) -> None:
-        """Whose its checkpoints are is noted before the last attempt of a job goes, which says so."""
+        """Removes folders of ended attempts. The owner of a job's checkpoints is noted before its last attempt, which
+        names the owner, is removed."""
         teams = {job_id: team for (job_id, _), team in self.launcher.logs.kept().items()}
         pruned = self.launcher.logs.prune()
         await asyncio.to_thread(self.launcher.owners.note, teams, followed)
@@ -358,9 +362,9 @@ class Agent:
                 self.launcher.owners.forget(job_id, teams[job_id])
 
     async def run_left(self) -> None:
-        """Removes files of teams that have left. Where nobody answers it is asked again soon, and then less and less often."""
+        """Removes files of teams that have left. Without an answer it asks again soon, then at growing intervals."""
         misses = 0
-        older = not self.launcher.shares_checkpoints  # on another machine a user's number may be another team's
+        older = not self.launcher.shares_checkpoints  # on another machine the same uid may belong to another team
         while True:
             done = False
             if (followed := self._followed()) is not None:
@@ -373,10 +377,10 @@ class Agent:
             await asyncio.sleep(clock.until_turn(every_s if done else min(every_s, soon_s)))
 
     def _followed(self) -> int | None:
-        """A ledger record before which everything was granted of which there are files here. None until each node has been told
-        what should run there in this life of it, which begins after all that earlier ones were granted."""
-        told = [node.view.ledger_seq for node in self.nodes.values()]
-        return None if min(told) < 0 else max(told)
+        """A ledger record before which every grant with files here was made. None until each node has received the
+        desired state of its present life, which began after all grants of earlier ones."""
+        seqs = [node.view.ledger_seq for node in self.nodes.values()]
+        return None if min(seqs) < 0 else max(seqs)
 
     def _runs(self) -> set[str]:
         return {
@@ -390,18 +394,17 @@ class Agent:
         return self.launcher.logs.read(query, team)
 
     async def drain(self, grace_s: float) -> None:
-        """Before the agent ends: jobs are asked to save, and end; then all nodes say together that they leave, so that
-        no job is granted a device of one that is about to follow. With `on_stop: keep`, nodes whose work the keeper can
-        hold stay as they are."""
+        """Before the agent ends: asks jobs to save and end, then reports all nodes as leaving together, so that no job
+        is granted a node that is about to follow. With `on_stop: keep`, nodes whose work the keeper can hold stay."""
         self._draining = True
         if self.settings.on_stop is OnStop.KEEP:
-            await self._keep()
-        leaving = [node for node in self._living() if node.name not in self._kept]
+            await self._leave_running()
+        leaving = [node for node in self._with_life() if node.name not in self._left_running]
         for node in leaving:
             node.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                # Many parts are waited for at once, once in an agent's life: a poll will do.
+                # Many parts are awaited, once in an agent's life, so polling is enough.
                 while any(node.parts for node in leaving):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         await asyncio.gather(*(node.die() for node in leaving))
@@ -413,35 +416,35 @@ class Agent:
                 while self.reports.backlog():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
-    async def _keep(self) -> None:
-        """Lets go of the work that the keeper holds, without a deadline; it is the next agent's."""
+    async def _leave_running(self) -> None:
+        """Releases the work that the keeper holds, without a deadline, to the next agent."""
         staying = [node for node in self.nodes.values() if self.launcher.may_stay(node)]
         for node in staying:
             await node.let_go()
             self.launcher.keeper.until(node.name, None)
-        self._kept = {node.name for node in staying}
+        self._left_running = {node.name for node in staying}
         if staying:
-            log.warning("the work of %s runs on without an agent", ", ".join(sorted(self._kept)))
+            log.warning("the work of %s runs on without an agent", ", ".join(sorted(self._left_running)))
 
     async def close(self) -> None:
-        """Kills what is left. The next life's registration is the evidence."""
-        ending = [node for node in self.nodes.values() if node.name not in self._kept]
+        """Kills what is left. The registration of the next life is the evidence."""
+        ending = [node for node in self.nodes.values() if node.name not in self._left_running]
         await asyncio.gather(*(node.die() for node in ending))
-        await self.launcher.keeper.close(keep=bool(self._kept))
+        await self.launcher.keeper.close(keep=bool(self._left_running))
         for node in ending:
             self.launcher.leave(node)
         self.launcher.state.close()
 
 
-async def look_at_limits(parts: Iterable[RunningPart]) -> None:
-    """At all that are soon looked at, and then at one of those that take seconds: a team that has twenty of them, of 500,000
-    files each, would keep the agent from seeing who fills the disk meanwhile."""
+async def check_limits(parts: Iterable[RunningPart]) -> None:
+    """Checks all parts that are quick to measure, and then one of the slow ones. Otherwise a team with twenty slow
+    ones, of 500,000 files each, would delay finding out who fills the disk."""
     long: list[tuple[float, RunningPart]] = []
     for part in parts:
-        if (since := part.waits_for_long_look_since()) is None:
-            await part.look_at_limits()
+        if (since := part.slow_check_due()) is None:
+            await part.check_limits()
         else:
             long.append((since, part))
     for _, part in sorted(long, key=lambda one: one[0]):
-        if await part.look_at_limits():
+        if await part.check_limits():
             return

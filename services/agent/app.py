@@ -50,13 +50,13 @@ log = logging.getLogger("baton.agent")
 
 DRAIN_S = 5.0
 _OF_DISK = 10
-"""A tenth of it may be output of attempts that have ended."""
+"""Output of ended attempts may use a tenth of the disk."""
 _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedHost:
-    """What an agent starts with: its state, where cgroups may be made, and the work of an earlier agent that continues."""
+    """What an agent starts with: its state, where cgroups may be created, and an earlier agent's work that continues."""
 
     state: AgentState
     group_base: Path | None
@@ -65,7 +65,7 @@ class PreparedHost:
 
 
 def prepare(settings: AgentSettings, found: list[Hosted]) -> PreparedHost:
-    """Finds what an earlier agent's keeper holds, or kills what is left of earlier lives. Blocks until one is true.
+    """Finds an earlier agent's keeper, or kills what is left of earlier lives. Blocks until one of both is done.
 
     Raises StateInUse when another agent has the state directory, NotEmpty when something does not die.
     """
@@ -78,7 +78,7 @@ def prepare(settings: AgentSettings, found: list[Hosted]) -> PreparedHost:
 
 
 async def build(settings: AgentSettings, nats: Client, host: PreparedHost, counts: NodeCounts) -> Agent:
-    """An agent whose nodes have begun a life, or go on with the one that they had. Raises NoKeeper."""
+    """An agent whose nodes have begun or continue a life. Raises NoKeeper."""
     names = [one.inventory.node for one in host.found]
     reports = Reports(
         Outbox(nats.jetstream(), batches=True, asks=False).publish_many,
@@ -111,7 +111,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
     adopted = [kept_id(node, part) for node, life in lives.items() for part, _ in life.parts]
     await asyncio.to_thread(launcher.secret_folders.sweep, adopted)
     if not all(one.inventory.simulated for one in host.found):
-        await launcher.keeper.ensure()  # before a life begins: the pool is told what walls there are
+        await launcher.keeper.ensure()  # before a life begins, since the registration names the walls
     agent.begin([node for node in nodes if node.name not in going_on])
     if launcher.keeper.needed():
         log.info("processes of jobs are held together by: %s", launcher.keeper.containment)
@@ -123,7 +123,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
 
 
 async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[str, NodeRunner]) -> set[str]:
-    """Goes on with the lives that the keeper of an earlier agent holds; what else it holds is gone when this returns."""
+    """Continues the lives held by an earlier agent's keeper. Everything else that it holds is gone on return."""
     if before is None:
         return set()
     await launcher.keeper.attach(before.keeper)
@@ -137,11 +137,11 @@ async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[
 
 
 def _remove_left(bases: Iterable[Path | None], roots: Sequence[str]) -> None:
-    """Groups that a killed keeper left."""
+    """Removes cgroups that a killed keeper left."""
     for base in filter(None, bases):
         for root in roots:
             for left in base.glob(f"{group_name(root)}-*"):
-                with suppress(OSError):  # an attempt goes on in it
+                with suppress(OSError):  # an attempt still runs in it
                     left.rmdir()
 
 
@@ -177,7 +177,7 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
     teams = host.state.path / "teams.json"
     several, port = settings.teams_without_walls, settings.http_port
     around = JobWalls(keeper, view, teams, several, shares_cpu=cpu_base is not None, http_port=port)
-    keeper.on_found = around.say
+    keeper.on_found = around.announce
     return Launcher(
         state=host.state,
         state_dir=state_dir,
@@ -206,8 +206,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
 
 
 def make_app(settings: AgentSettings) -> AsgiFastStream:
-    """The service as an ASGI application. Raises what `hosted` raises, and NoKeeper: a wrong fleet file ends the start, and so
-    does a machine on which no process can be started. An earlier agent's keeper still can: it has its program open."""
+    """The ASGI application. Raises what `hosted` raises, and NoKeeper: an invalid fleet file stops the start, and so
+    does a machine that cannot start processes. (An earlier agent's keeper still can: its program is open.)"""
     registry = CollectorRegistry()
     broker = make_broker(settings.log_bus, "agent")
     metrics = AgentMetrics(registry)
@@ -218,7 +218,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
     real = not all(one.inventory.simulated for one in found)
     if real and (why := missing()) and find.running(folder_in(settings.state_path())) is None:
         raise find.NoKeeper(why)
-    os.umask(0o027)  # what jobs write is not for every user of the machine
+    os.umask(0o027)  # files of jobs are not readable by every user of the machine
 
     names = [one.inventory.node for one in found]
 
@@ -226,7 +226,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
         agent = metrics.agent
         return agent.read_log(query, query.team) if agent is not None and node in agent.nodes else None
 
-    # Of several nodes all questions of the pool are heard: there may be thousands.
+    # With several nodes, listens to all of the pool's questions, since there may be thousands of nodes.
     alone = names[0] if len(names) == 1 else None
     serve(broker, BY_TYPE["io.baton.log.piece.query.v1"], read_log, pool=settings.pool, node=alone)
 

@@ -1,7 +1,7 @@
 """Receives the desired state of an agent's nodes: pushed changes, and polling every few seconds.
 
-A change that was missed, or was too large for a message, is noticed at the next one, and the whole state is requested at once.
-It comes in pieces; specs that are not known here are requested by their digests.
+A missed or oversized change is noticed at the next one, and the whole state is requested at once. It comes in pieces;
+unknown specs are requested by their digests.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from services.agent.wanted import Specs, Wanted
 log = logging.getLogger("baton.agent")
 
 _ASKED_AT_ONCE = 8
-"""Questions under way together: as many as placement answers together."""
+"""Concurrent questions: as many as placement answers at a time."""
 _MISSES = 3
 _FIRST_ASK_S = 0.3
 _WHOLE_EVERY = 20
-"""Of so many questions one asks for the whole state, changed or not: whatever went wrong is mended then."""
+"""One question in this many asks for the whole state even if unchanged, to repair any inconsistency."""
 _STATE = BY_TYPE["io.baton.node.state.query.v1"]
 _SPECS = BY_TYPE["io.baton.node.specs.query.v1"]
 _WHOLE = BY_TYPE["io.baton.node.desired.query.v1"]
@@ -48,7 +48,7 @@ NewLives = Callable[[Sequence[NodeRunner], str, Mapping[str, int]], Awaitable[No
 
 
 class Asker:
-    """`nodes` follow what it hears. `run` is a task; `unreadable` counts pushes that could not be read."""
+    """Passes the desired state to `nodes`. `run` is a task; `unreadable` counts pushes that could not be decoded."""
 
     def __init__(
         self, nats: Client, pool: str, nodes: Mapping[str, NodeRunner], *, ask_s: float, new_lives: NewLives
@@ -62,14 +62,14 @@ class Asker:
         self._news = asyncio.Event()
 
     async def subscribe(self) -> None:
-        """Follows what placement pushes after each commit; also what one of 0.1.0 does."""
+        """Subscribes to what placement, also of 0.1.0, pushes after each commit."""
         for name in self._nodes:
             await self._nats.subscribe(subjects.changed(self._pool, name), cb=self._changed)
             await self._nats.subscribe(subjects.desired(self._pool, name), cb=self._pushed)
 
     async def run(self) -> None:
-        """Asks for all nodes every `ask_s`, more often until placement knows them all, and for those that are behind at
-        once. A node that has nothing and is to have nothing is asked for every other time."""
+        """Asks for all nodes every `ask_s`, more often until placement knows them all, and at once for those that are
+        behind. A node that has nothing and should have nothing is asked for every other time."""
         loop = asyncio.get_running_loop()
         due, idle_too = 0.0, True
         while True:
@@ -126,7 +126,7 @@ class Asker:
             self._cannot_read(msg, e)
 
     def ask_soon(self, node: NodeRunner) -> None:
-        """What should run on it is asked for at once: it may do now what it could not do when it heard of it."""
+        """Asks for this node's state at once: it may be able to do now what it could not when it received it."""
         self._behind[node.name] = None
         self._news.set()
 
@@ -142,7 +142,7 @@ class Asker:
     # ------------------------------------------------------------------------------------------------- questions
 
     async def _ask(self, node: NodeRunner) -> str:
-        """Asks for one node on its own subject, and says why there is no answer."""
+        """Asks for one node on its own subject; returns the reason if there is no answer."""
         try:
             try:
                 return await self._ask_state(node)
@@ -160,20 +160,20 @@ class Asker:
         )
         if node.incarnation != wanted.incarnation:
             return ""
-        told = pieces[0]
-        if told.up and told.incarnation == node.incarnation:
+        first = pieces[0]
+        if first.up and first.incarnation == node.incarnation:
             wanted.take_state(pieces)
             await self._fetch(node, wanted)
             if node.incarnation == wanted.incarnation:
                 node.follow(wanted.state(node.view.parts))
         elif not node.may_start():
-            return ""  # the agent ends: it has said farewell, and placement has heard it
-        elif not told.up and told.incarnation >= node.incarnation:
-            reason = f"placement has seen the end of incarnation {told.incarnation}"
-            await self._new_lives([node], reason, {node.name: told.incarnation})
-        elif told.up and told.incarnation > node.incarnation:
+            return ""  # the agent is ending and has already reported that it leaves
+        elif not first.up and first.incarnation >= node.incarnation:
+            reason = f"placement has seen the end of incarnation {first.incarnation}"
+            await self._new_lives([node], reason, {node.name: first.incarnation})
+        elif first.up and first.incarnation > node.incarnation:
             why = (
-                f"{node.name}: incarnation {told.incarnation} is up and ours is {node.incarnation}: another agent uses "
+                f"{node.name}: incarnation {first.incarnation} is up and ours is {node.incarnation}: another agent uses "
                 "the name, or an earlier life of this one has not ended yet"
             )
             if node.parts and not node.dying:
@@ -185,7 +185,7 @@ class Asker:
         return ""
 
     async def _fetch(self, node: NodeRunner, wanted: Wanted) -> None:
-        """Asks for specs until none is lacking, or placement has none of those that are."""
+        """Asks for specs until all are known, or placement has none of the missing ones."""
         while digests := wanted.lacking():
             reply: NodeSpecs = await ask(
                 self._nats,
@@ -200,8 +200,8 @@ class Asker:
             wanted.take_specs(reply.specs)
 
     async def _ask_whole(self, node: NodeRunner) -> str:
-        """As 0.1.0 answers. Several answers must agree that this life is over, as one may come from a placement process
-        that is still reading the ledger."""
+        """Asks in 0.1.0's protocol. Several answers must agree that this life is over, since one may come from a
+        placement process that is still reading the ledger."""
         incarnation = node.incarnation
         query = DesiredQuery(nodes=(node.name,))
         reply: DesiredReply = await ask(
@@ -209,8 +209,8 @@ class Asker:
         )
         for state in reply.states:
             self.follow(state)
-        told = [state.incarnation for state in reply.states if state.node == node.name]
-        if node.incarnation == incarnation and told != [incarnation]:
+        incarnations = [state.incarnation for state in reply.states if state.node == node.name]
+        if node.incarnation == incarnation and incarnations != [incarnation]:
             node.missed += node.known
         return ""
 

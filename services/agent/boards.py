@@ -1,5 +1,5 @@
-"""What a node does about its MIG boards: each repartition that is asked for is tried once in a life of the node, one board at
-a time, and its end is reported until placement has heard it. `services.agent.repartitions` looks at one and carries it out."""
+"""Repartitions of a node's MIG boards. Each request is tried once per life of the node, one board at a time, and its
+result is reported until placement shows it. `services.agent.repartitions` checks and executes one."""
 
 import asyncio
 import logging
@@ -17,35 +17,35 @@ log = logging.getLogger("baton.agent")
 
 
 class BoardOwner(LivingNode, Protocol):
-    """The node, as far as its boards are concerned."""
+    """The node, for the owner of its boards."""
 
     inventory: Inventory
     layer: DeviceLayer
 
     def may_repartition(self) -> bool:
-        """Whether something new may be begun."""
+        """Whether a repartition may begin."""
         ...
 
     def busy(self) -> dict[str, int]:
-        """Device -> milli that parts hold there."""
+        """Device -> thousandths held by parts."""
         ...
 
     def offer(self, devices: frozenset[str]) -> None:
-        """Parts may use these devices from here on."""
+        """Parts may use these devices from now on."""
         ...
 
     def tell(self, seen: BoardCut) -> None:
-        """Placement is to hear it."""
+        """Reports to placement."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class BoardRepartition:
-    """A repartition in this life: under way until `at`, when it was last reported, is set. `reason`: why it failed."""
+    """A repartition in this life, pending until `at`, the time of the last report. `reason`: why it failed."""
 
     asked: Recut
     begun: bool = False
-    """The board may be another from here on."""
+    """The board may have changed from here on."""
     at: float | None = None
     reason: str = ""
 
@@ -56,20 +56,20 @@ class NodeBoards:
     def __init__(self, node: BoardOwner) -> None:
         self._node = node
         self._repartitions: dict[tuple[str, int], BoardRepartition] = {}
-        """(board, number) -> what was asked for; one that is no longer asked for is not asked again."""
+        """(board, number) -> repartition; once no longer requested, it will not be requested again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_board = asyncio.Lock()
-        """One board at a time: each report then tells of boards that are whole."""
+        """One board at a time, so that each report lists complete boards."""
 
     def begin(self) -> None:
-        """A new life of the node: it was asked for nothing."""
+        """Starts a new life without requests."""
         self._repartitions.clear()
 
     def follow(self, requests: Iterable[Recut], withdrawn: Iterable[Recut]) -> None:
-        """Begins the repartitions that are new, each once in this life, and drops withdrawn ones that are not begun.
+        """Begins new repartitions, each once per life, and drops withdrawn ones that have not begun.
 
-        A withdrawn one that is under way is answered when it ends, whatever came of it; one that was answered is
-        reported again until placement has heard it.
+        A withdrawn one that has begun is answered when it ends, whatever the result. An answered one is reported again
+        until placement shows it.
         """
         asked = {(request.board, request.number): request for request in requests}
         dropped = {(request.board, request.number): request for request in withdrawn}
@@ -93,7 +93,7 @@ class NodeBoards:
             task.add_done_callback(self._tasks.discard)
 
     def repeat(self, older_than_s: float) -> None:
-        """Reports ends again that were last reported so long ago, s."""
+        """Reports results again that were last reported at least this many seconds ago."""
         now = self._node.now()
         for repartition in self._repartitions.values():
             if repartition.at is not None and now - repartition.at >= older_than_s:
@@ -101,7 +101,7 @@ class NodeBoards:
                 self._report(repartition)
 
     async def settle(self) -> None:
-        """Returns when nothing is under way: a board that is being repartitioned is nothing to begin a new life with."""
+        """Waits until nothing is pending. A new life must not begin with a board being repartitioned."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -125,7 +125,7 @@ class NodeBoards:
         self._report(repartition)
 
     def _offer(self) -> None:
-        """Parts may use what the inventory has, less the instances that are about to go."""
+        """Offers the inventory's devices, without instances about to be removed."""
         going = {
             name
             for repartition in self._repartitions.values()

@@ -26,8 +26,9 @@ from pydantic import ValidationError
 from libs.bus.queries import NoAnswer, NobodyAnswers, QueryError, ask
 from schemas.catalog import BY_TYPE
 from schemas.nodes import STATE_ANSWER_S, TEAMS_PER_QUESTION, TeamsLeft, TeamsLeftQuery
-from services.agent.launcher import Launcher, prune
+from services.agent.launcher import Launcher
 from services.agent.owners import TEAM, Removal
+from services.agent.pruning import prune
 
 log = logging.getLogger("baton.agent")
 
@@ -35,19 +36,20 @@ _QUESTION = BY_TYPE["io.baton.node.left.query.v1"]
 
 
 class DepartedTeamFiles:
-    """Asks which teams have left, and removes their files. `node`: the node on whose subject it asks; `runs`: the jobs that run
-    here."""
+    """Asks which teams have left, and removes their files. `node`: the node on whose subject it asks; `runs`: the jobs
+    that run here."""
 
     def __init__(self, nats: Client, pool: str, node: str, launcher: Launcher, runs: Callable[[], set[str]]) -> None:
         self.ledger_seq: int | None = None
-        """As of this ledger record nothing of a team that has left is kept here; None: not known yet."""
+        """Up to this ledger record no file of a departed team is left here; None: unknown."""
         self.removed = 0
-        """Jobs whose files were removed."""
+        """Number of jobs whose files were removed."""
         self.kept = 0
-        """Jobs of teams that have left whose files are here still: they resist, another node noted them since, or it runs."""
+        """Number of jobs of departed teams with files still here: they cannot be removed, another node noted them
+        since, or the job runs."""
         self._nats, self._pool, self._node, self._launcher, self._runs = nats, pool, node, launcher, runs
         self._begun: set[str] | None = None
-        """Jobs that have begun here since the files were found that are being removed; None: none are."""
+        """Jobs that began here since the files under removal were listed; None: no removal."""
         self._removed_now = ""
 
     def begins(self, job_id: str) -> None:
@@ -56,12 +58,12 @@ class DepartedTeamFiles:
             self._begun.add(job_id)
 
     def removes(self, job_id: str) -> bool:
-        """Whether files of this job are being removed: what begins now would lose its own."""
+        """Whether this job's files are being removed. An attempt that begins now would lose its own."""
         return job_id == self._removed_now
 
     async def look(self, followed: int) -> bool:
-        """Asks of all teams that have files here, and removes what is to be removed. `followed`: the ledger sequence up to
-        which this node knows of what is granted to it. Returns whether all was answered."""
+        """Asks about all teams with files here, and removes those of departed ones. `followed`: ledger sequence of the
+        desired state that this node has followed. Returns whether every question was answered."""
         self._begun = set()
         try:
             return await self._look(followed)
@@ -101,7 +103,7 @@ class DepartedTeamFiles:
         return answer
 
     async def _remove(self, team: str, here: Mapping[str, Sequence[int]], seq: int) -> int:
-        """Of how many jobs something stays. `here`: job -> its attempts."""
+        """Returns the number of jobs with remaining files. `here`: job -> its attempts."""
         noted = await asyncio.to_thread(self._launcher.owners.jobs, team)
         ended: dict[Removal, list[str]] = {ending: [] for ending in Removal}
         runs = 0
@@ -109,7 +111,7 @@ class DepartedTeamFiles:
             if job_id in self._runs():
                 runs += 1
             elif self._begun is not None and job_id in self._begun:
-                continue  # and has ended: it was granted after the team came back
+                continue  # it was granted after the team came back, and has ended
             else:
                 ended[await self._removed(team, job_id, here.get(job_id, ()), seq)].append(job_id)
         gone, resist, since = ended[Removal.GONE], ended[Removal.RESISTS], ended[Removal.NOTED_SINCE]
@@ -136,7 +138,7 @@ class DepartedTeamFiles:
             self._removed_now = ""
 
     def _remove_job(self, team: str, job_id: str, attempts: Sequence[int], seq: int) -> Removal:
-        """The attempts' folders go last: they say whose the checkpoints are. Blocks."""
+        """Attempts' folders go last, because they name the owner of the checkpoints. Blocks."""
         ended = self._launcher.owners.remove(job_id, team, seq)
         if ended is not Removal.GONE:
             return ended

@@ -1,7 +1,7 @@
-"""Why a part failed, as far as an agent knows it beyond the exit code: the `category` of its report.
+"""The `category` of a failed part: what the agent knows beyond the exit code.
 
-Placement's retries depend on it (`libs.core.scheduling.retry`): a failure of the node must not cost the job's own retry
-budget. Without a category the exit code counts.
+Placement's retries depend on it (`libs.core.scheduling.retry`): a node's failure must not use up the job's retries.
+Without a category the exit code decides.
 """
 
 import errno
@@ -16,13 +16,13 @@ from services.agent.secrets import SecretMissing, SecretsUnavailable
 from services.agent.variables import BadEnvironment
 
 TAIL_BYTES = 16_384
-"""How much of the end of a failed process's output is looked at: an error is the last thing that a program says."""
+"""The part of a failed process's output that is searched: its end, where programs print errors."""
 
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
 _NODE_LACKS = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EROFS, errno.EIO, errno.ESTALE}
 )
-"""Processes, memory, descriptors or disk that the node should have had."""
+"""Errors for processes, memory, descriptors or disk that the node should have had."""
 
 _SAYS: tuple[tuple[KnownByAgent, tuple[bytes, ...]], ...] = (
     (
@@ -47,21 +47,22 @@ _SAYS: tuple[tuple[KnownByAgent, tuple[bytes, ...]], ...] = (
         ),
     ),
 )
-"""What drivers and frameworks print when they end a process. The first category that matches counts: a broken device
-often shows as lack of memory afterwards."""
+"""Messages of drivers and frameworks when they end a process. The first match counts, since a broken device often shows
+as lack of memory afterwards."""
 
 
 def why_not_prepared(error: Exception) -> KnownByAgent:
-    """Of a part that could not be prepared: its environment is the job's, its folders and devices are the node's."""
+    """The category of a part that could not be prepared: its environment is the job's, its folders and devices are the
+    node's."""
     return Category.USER_ERROR if isinstance(error, BadEnvironment) else Category.HARDWARE
 
 
 class NotServed(RuntimeError):
-    """This node does not run processes of this team; the text says why and what its operator can do."""
+    """This node does not run processes of this team. The text gives the reason and the operator's remedy."""
 
 
 def why_not_started(error: Exception) -> KnownByAgent:
-    """Of a command that could not be executed."""
+    """The category of a command that could not be executed."""
     if isinstance(error, NotServed | NoKeeper | SecretsUnavailable):
         return Category.HARDWARE
     if isinstance(error, SecretMissing):
@@ -74,8 +75,8 @@ def why_not_started(error: Exception) -> KnownByAgent:
 
 
 def why_failed(silent_devices: Sequence[str], oom_kills: int, log: Path) -> KnownByAgent | None:
-    """Of a part whose processes ended by themselves: `silent_devices` of it no longer answer, the kernel ended
-    `oom_kills` of its processes for memory, `log` is the output of the first process that failed. Reads the file."""
+    """The category of a part whose processes ended by themselves. `silent_devices`: its devices that no longer answer;
+    `oom_kills`: its processes killed for memory; `log`: output of the first failed process. Reads the file."""
     if silent_devices:
         return Category.HARDWARE
     if oom_kills:

@@ -1,7 +1,7 @@
-"""Measures and removes folders that a job has filled, however deep and wide they are.
+"""Measures and removes folders that a job has filled, however deep and wide.
 
-A job can make trees that are deeper than Python's recursion limit and longer than any path may be (it descends step by step),
-and can change them while they are read. So nothing here recurses, and a folder that cannot be read counts as full.
+A job can create trees deeper than Python's recursion limit and longer than any path (by descending step by step), and
+change them while they are read. So nothing here recurses, and an unreadable folder counts as full.
 """
 
 import errno
@@ -17,9 +17,9 @@ from pathlib import Path
 from services.agent.tables import tables_of
 
 MOST_ENTRIES = 500_000
-"""A folder is looked at so far. More files than that are more than a node should serve: it counts as full."""
+"""A folder with more entries counts as full. Counting stops here."""
 DEEPEST = 128
-"""So many folders one in the other are looked into."""
+"""Deeper folders are not entered."""
 _AT_ONCE = 10_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PATH = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -29,27 +29,27 @@ _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What folders hold, as far as was looked: bytes on disk, and why they count as full, whatever they hold."""
+    """Content of folders, as far as it was counted: bytes on disk, and why they count as full regardless."""
 
     bytes: int
     why: str = ""
 
 
 def disk_used(folders: Iterable[Path], limit: int) -> int:
-    """Bytes on disk below these folders, as `filled`. What counts as full counts as more than `limit`."""
+    """Bytes on disk below these folders, from `filled`. Full ones count as more than `limit`."""
     found = filled(folders, limit)
     return max(found.bytes, limit + 1) if found.why else found.bytes
 
 
 def filled(folders: Iterable[Path], limit: int) -> Filled:
-    """What is below these folders, no further than is needed to know that it is more than `limit` bytes. A folder that cannot
-    be looked into (it lies too deep, or its owner has closed it) counts as full, and so do too many files."""
+    """Measures these folders until they exceed `limit` bytes. A folder that cannot be entered (too deep, or closed by
+    its owner) counts as full, and so do too many files."""
     total = entries = 0
     for folder in folders:
         try:
             for entry in _all_below(folder):
                 entries += 1
-                with suppress(FileNotFoundError):  # it was removed meanwhile, and its neighbours are still there
+                with suppress(FileNotFoundError):  # it was removed meanwhile; its neighbours remain
                     total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
                 if entries > MOST_ENTRIES:
                     return Filled(total, f"its folders hold more than {MOST_ENTRIES:,} files")
@@ -61,8 +61,7 @@ def filled(folders: Iterable[Path], limit: int) -> Filled:
 
 
 def files_below(folder: Path) -> int:
-    """How many files and folders are below it, no further than is needed to know that it is too many to look at. A folder that
-    cannot be looked into counts as more."""
+    """Number of files and folders below it, counted up to the maximum. A folder that cannot be entered counts as more."""
     try:
         return sum(1 for _ in islice(_all_below(folder), MOST_ENTRIES + 1))
     except OSError:
@@ -70,10 +69,10 @@ def files_below(folder: Path) -> int:
 
 
 def _all_below(top: Path) -> Iterator[os.DirEntry[str]]:
-    """Raises OSError where it cannot be looked into; what is gone meanwhile is left out.
+    """Raises OSError for a folder that cannot be entered; skips what disappears meanwhile.
 
-    Each folder is opened in the one that it lies in, and what was begun is gone on with: neither time nor memory grows with the
-    paths, of which a job makes 500,000 with 4,000 bytes each. That takes two descriptors for each folder on the way down.
+    Opens each folder relative to its parent and continues from there, so neither time nor memory grows with path
+    length; a job can make 500,000 paths of 4,000 bytes. Takes two descriptors per level.
     """
     way: list[tuple[int, Iterator[os.DirEntry[str]]]] = []
 
@@ -95,7 +94,7 @@ def _all_below(top: Path) -> Iterator[os.DirEntry[str]]:
         while way:
             at, there = way[-1]
             entry = None
-            with suppress(FileNotFoundError):  # the whole of it
+            with suppress(FileNotFoundError):  # the whole folder is gone
                 entry = next(there, None)
             if entry is None:
                 way.pop()
@@ -110,16 +109,16 @@ def _all_below(top: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def held_open(pids: Iterable[int], folders: Iterable[Path]) -> Filled:
-    """Files on these folders' disks that have no name any more, which these processes hold open or have mapped: they take room
-    until they are closed, and no folder shows them. Who has more open than is looked at counts as full."""
+    """Deleted files on these folders' disks that the processes hold open or have mapped. They use space until closed,
+    and no folder shows them. More open files than are examined count as full."""
     disks = set[int]()
     for folder in folders:
         with suppress(OSError):
             disks.add(os.stat(folder).st_dev)
     places = [at for pid in pids for at in (*tables_of(pid), f"/proc/{pid}/map_files")]
     entries = 0
-    for at in places:  # before any of them is looked at, which takes ten times as long
-        with suppress(OSError):  # it has ended; or only root may look
+    for at in places:  # list all before examining any, which takes ten times as long
+        with suppress(OSError):  # it has ended, or only root may look
             entries += len(os.listdir(at))
         if entries > MOST_ENTRIES:
             return Filled(0, f"it has more than {MOST_ENTRIES:,} files open")
@@ -135,9 +134,9 @@ def held_open(pids: Iterable[int], folders: Iterable[Path]) -> Filled:
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes it with all that is below. No link is followed. What resists stays; nothing is raised. Blocks.
+    """Removes a tree. Follows no links. What cannot be removed stays; raises nothing. Blocks.
 
-    Each folder in it is emptied in turn: its files go, and its folders move up to the top. So a tree of any depth takes two
+    Each subfolder is emptied in turn: its files are removed and its folders move up to the top. So any depth takes two
     descriptors, no recursion and no path.
     """
     _let_in(folder)
@@ -154,7 +153,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def _removed_some(folder: int, top: int) -> bool:
-    """Removes some of what lies in `folder`; whether there was anything that could be removed."""
+    """Removes some entries of `folder`; returns whether any could be removed."""
     with os.scandir(folder) as found:
         some = list(islice(found, _AT_ONCE))
     done = False
@@ -180,7 +179,7 @@ def _removed_some(folder: int, top: int) -> bool:
 
 
 def _let_in(folder: str | Path, inside: int | None = None) -> None:
-    """An owner who is not root is shut out of what was closed or made read-only, and could not remove what is in it."""
+    """Grants the owner access. An owner other than root cannot empty a folder that was closed or made read-only."""
     with suppress(OSError):
         at = os.open(folder, _PATH, dir_fd=inside)
         try:

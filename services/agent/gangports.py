@@ -1,12 +1,12 @@
-"""Enforces shares of the ports at which gangs meet (`MASTER_PORT`): a job could listen on all of them, and no gang of another
-team could start there.
+"""Limits how many gang ports (`MASTER_PORT`) an attempt uses. A job that listens on all of them would keep other teams'
+gangs from starting.
 
-So an attempt may have had only so many of them. All count that it has had since its agent first saw it: holding one after the
-other blocks as many gangs. A foreign process that holds an attempt's port is noted: if that attempt fails, it was not its own
-fault.
+The limit counts all ports that the attempt has had since its agent first saw it, because holding one after the other
+blocks as many gangs. A foreign process on an attempt's own port is noted: if that attempt fails, the failure was not
+its own.
 
-The kernel says which sockets hold a port. The tables of processes say whose they are; that takes longer, so each socket is
-looked up once.
+The kernel lists the sockets of a port. Process tables give their owners, which is slower, so each socket is looked up
+once.
 """
 
 import sys
@@ -23,20 +23,20 @@ from services.agent.tables import sockets_of
 from services.agent.variables import GANG_PORTS
 
 _FEW = 16
-"""Of more sockets than these it is asked at once whose they are, also when that took long the last time."""
+"""More new sockets than this are looked up at once, even if the last look-up was slow."""
 _IN_THE_WAY_S = 30.0
-"""A process says within so long that it could not listen."""
+"""A process reports within this time that it could not listen."""
 _EACH, _EACH_OF_ANY = 64, 1000
 
 
 @dataclass(eq=False, slots=True)
 class PortsHad:
-    """What one attempt has had of them, and who was in its way.
+    """Gang ports that one attempt has had, and others on its own port.
 
     Args:
         uid: its team's user.
-        most: so many it may have had; 0: as many as it likes.
-        meets: its own, where its first process is on this node; else 0.
+        most: the most ports it may have had; 0: unlimited.
+        meets: its own port, if its first process is on this node; else 0.
     """
 
     uid: int
@@ -44,12 +44,12 @@ class PortsHad:
     meets: int = 0
     had: set[int] = field(default_factory=set)
     own: set[int] = field(default_factory=set)
-    """Its sockets at its own."""
+    """Its sockets on its own port."""
     in_the_way_s: float | None = None
     """When others were last seen there."""
 
     def too_many(self) -> str:
-        """In words, or ""."""
+        """The violation in words, or ""."""
         if not self.most or len(self.had) <= self.most:
             return ""
         return (
@@ -58,11 +58,11 @@ class PortsHad:
         )
 
     def is_others(self, one: HeldPort) -> bool:
-        """Whether it may be another team's. What a team does to itself is its own failure: it is given back nothing."""
+        """Whether the socket may belong to another team. A team's own interference is its own failure, without credit."""
         return one.uid != self.uid or not _is_teams(one.uid)
 
     def was_in_the_way(self, now_s: float) -> str:
-        """Who kept it from its own port, lately or, when nothing of it is left, now: in words, or "". Blocks for some
+        """Who held its own port recently or, if the attempt has ended, now, in words; or "". Blocks for some
         milliseconds."""
         lately = self.in_the_way_s is not None and now_s - self.in_the_way_s < _IN_THE_WAY_S
         there = held_ports(range(self.meets, self.meets + 1), LISTENING | BOUND | CONNECTED) if self.meets else []
@@ -72,36 +72,37 @@ class PortsHad:
 
 
 AttemptOf = tuple[PortsHad, Callable[[], set[int]]]
-"""With the processes that it consists of."""
+"""An attempt's ports, and a function for its processes."""
 
 
 class GangPorts:
-    """All looks of one agent."""
+    """Scans for all attempts of one agent."""
 
     def __init__(self) -> None:
         self._all_at_s = sys.float_info.max if given_out() else 0.0
-        """When those that are connected are asked for as well: a server at such a port may have very many."""
-        self._known: set[int] = set()
-        """Sockets of which it is known whose they are."""
-        self._nobodys: set[int] = set()
-        """Of no process that was looked at. The second time they are in flight, sent and not received."""
+        """When connected sockets are included in the next scan. A server on such a port may have very many."""
+        self._with_owner: set[int] = set()
+        """Sockets whose owners are known."""
+        self._unowned: set[int] = set()
+        """Sockets that no examined process has. If still so at the second scan, they are in flight: sent and not
+        received."""
 
     def look(self, attempts: Sequence[AttemptOf], now_s: float, thorough: bool) -> None:
-        """Notes what each attempt has. Blocks. `thorough`: a few new sockets may be looked for as well."""
+        """Updates each attempt's ports. Blocks. `thorough`: also look up a few new sockets."""
         every = now_s >= self._all_at_s
         began = time.monotonic()
         held = held_ports(GANG_PORTS, LISTENING | BOUND | (CONNECTED if every else 0))
         if every:
             self._all_at_s = now_s + SHARE * (time.monotonic() - began)
-            self._known.intersection_update(one.inode for one in held)
+            self._with_owner.intersection_update(one.inode for one in held)
         servers = {one.port for one in held if one.state & LISTENING}
         held = [one for one in held if not (one.state & CONNECTED and one.port in servers)]
-        new = [one for one in held if one.inode not in self._known]
+        new = [one for one in held if one.inode not in self._with_owner]
         if new and (thorough or len(new) > _FEW):
             self._ask_whose(new, attempts)
         for ports, _ in attempts:
             at = {one.inode for one in held if one.port == ports.meets and ports.is_others(one)}
-            if at & self._known - ports.own:
+            if at & self._with_owner - ports.own:
                 ports.in_the_way_s = now_s
 
     def _ask_whose(self, new: Sequence[HeldPort], attempts: Sequence[AttemptOf]) -> None:
@@ -115,13 +116,13 @@ class GangPorts:
                 if port == ports.meets:
                     ports.own.add(inode)
                 nobodys.discard(inode)
-        in_flight = nobodys & self._nobodys
+        in_flight = nobodys & self._unowned
         for one in (by_inode[inode] for inode in in_flight):
             for ports, _ in attempts:
                 if one.uid == ports.uid:
                     ports.had.add(one.port)
-        self._known |= by_inode.keys() - (nobodys - in_flight)
-        self._nobodys = nobodys - in_flight
+        self._with_owner |= by_inode.keys() - (nobodys - in_flight)
+        self._unowned = nobodys - in_flight
 
 
 def _is_teams(uid: int) -> bool:
@@ -129,13 +130,13 @@ def _is_teams(uid: int) -> bool:
 
 
 def most_each() -> int:
-    """How many of them an attempt may have had, where nothing else is said."""
+    """The default limit of gang ports per attempt."""
     return _EACH_OF_ANY if given_out() else _EACH
 
 
 @cache
 def given_out() -> bool:
-    """Whether the machine gives ports of gangs to those who connect somewhere, or listen at any port."""
+    """Whether the machine assigns gang ports to outgoing connections or to listeners on any port."""
     try:
         first, last = map(int, proc.read_text("/proc/sys/net/ipv4/ip_local_port_range").split())
         kept = proc.read_text("/proc/sys/net/ipv4/ip_local_reserved_ports").strip()

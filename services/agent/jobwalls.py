@@ -1,5 +1,5 @@
-"""The isolation of jobs ("walls") on the agent's side: what it asks its keeper for, and which teams it serves where there is
-none."""
+"""The agent's side of jobs' isolation ("walls"): what it requests from its keeper, and which teams it serves without
+walls."""
 
 import errno
 import json
@@ -30,13 +30,13 @@ _OTHER_RELEASE = (
     "the keeper is of another release of Baton, and what it starts has that release's walls and shares of the processors: it "
     "ends when the agent is stopped (SIGTERM) and nothing runs"
 )
-SAID = "walls"
-"""A file of the agent's folder: the tier that it has, and what that lacks. `baton up` shows it."""
+SUMMARY_FILE = "walls"
+"""A file in the agent's folder with its tier and what that lacks. `baton up` shows it."""
 
 
 class JobWalls:
-    """Of one agent. `teams`: a file with the teams that it has served, by what tells their processes apart. `shares_cpu`: each
-    attempt has its share of the processors. `http_port`: the agent's own, that somebody chose."""
+    """Walls of one agent. `teams`: a file of the teams served, by what separates their processes. `shares_cpu`: each
+    attempt has a share of the processors. `http_port`: the agent's own, if configured."""
 
     def __init__(
         self,
@@ -51,27 +51,27 @@ class JobWalls:
         self._keeper, self._view, self._file, self._several = keeper, view, teams, several
         self._shares_cpu, self._http_port = shares_cpu, http_port
         self._teams: dict[str, str] = _read(teams)
-        """User id -> team; and "" -> the one team of a node without walls."""
+        """User id -> team; and "" -> the only team of a node without walls."""
 
-    def say(self) -> None:
-        """In the agent's log, and for who starts it: what jobs are kept apart by, and what that lacks."""
+    def announce(self) -> None:
+        """Logs, and stores for whoever starts the agent, how jobs are isolated and what that lacks."""
         with suppress(OSError):
-            self._file.with_name(SAID).write_text(self.told())
+            self._file.with_name(SUMMARY_FILE).write_text(self.summary())
         level = logging.WARNING if self._keeper.tier == walls.NONE else logging.INFO
-        log.log(level, "walls around jobs: %s", self.told())
+        log.log(level, "walls around jobs: %s", self.summary())
 
-    def told(self) -> str:
-        """In one line."""
+    def summary(self) -> str:
+        """One line."""
         return ": ".join(filter(None, (self._keeper.tier, "; ".join(self._lacks()))))
 
     def found(self) -> NodeWalls | None:
-        """What the pool is told; None before the keeper has tried, and where nothing needs one."""
+        """The tier for the pool; None before the keeper has tried it, and where none is needed."""
         if not self._keeper.connected():
             return None
         return NodeWalls(tier=self._keeper.tier, lacks=tuple(text[:512] for text in self._lacks()))
 
     def labelled(self, inventory: Inventory) -> Inventory:
-        """With the label that tells the tier, so that what a node cannot do is not placed there."""
+        """The inventory with the label of the tier, so that jobs beyond it are not placed here."""
         if inventory.simulated or not self._keeper.connected():
             return inventory
         return inventory.model_copy(update={"labels": {**inventory.labels, WALLS: self._keeper.tier}})
@@ -82,13 +82,13 @@ class JobWalls:
         return [text for text in (self._keeper.why, other, no_shares, *lacks(self._http_port)) if text]
 
     def no_walls_for(self, network: Network) -> str:
-        """Why jobs that may have no network are not run here, or ""."""
+        """Why jobs without network access cannot run here, or ""."""
         if network is Network.HOST or self._keeper.tier != walls.NONE:
             return ""
         return f"its class has no network, and nothing on this machine takes it from a job ({self._keeper.why})"
 
     def not_served(self, team: str, trusted: str) -> str:
-        """Why processes of this team are not run here, or ""; of team "" whether any team's are not."""
+        """Why this team's processes cannot run here, or ""; for team "" whether any team's cannot."""
         tier = self._keeper.tier
         if tier == walls.FULL and team:
             return self._same_number(team)
@@ -103,7 +103,7 @@ class JobWalls:
         )
 
     def team_of(self, uid: int) -> str:
-        """Whose jobs have this user here, and nobody else's; "" where that is not known."""
+        """The only team with this uid here; "" if unknown."""
         return self._teams.get(str(uid), "")
 
     def _first(self, team: str) -> str:
@@ -119,14 +119,14 @@ class JobWalls:
         return f"teams {team!r} and {other!r} have the same user id {team_uid(team)}: give one of them another name"
 
     def _keep(self, key: str, team: str) -> None:
-        """Raises OSError: what is not written down, the next agent would give to another."""
+        """Raises OSError: otherwise the next agent might give the user to another team."""
         teams = {**self._teams, key: team}
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps(teams))
         new.replace(self._file)
         self._teams = teams
 
-    def behind(
+    def around(
         self,
         team: str,
         folders: Sequence[Path],
@@ -138,9 +138,9 @@ class JobWalls:
         readable: Sequence[Path] = (),
         fresh: Sequence[Path] = (),
     ) -> dict[str, Any] | None:
-        """What the keeper is told of the walls around a job with these folders, device files, bytes of memory and limits that
-        it asked for; the folders are its team's from now on, and those of `readable` are not written to (they may be in memory
-        that is the host's). `fresh`: those of the folders that were made for it just now. None without walls.
+        """The keeper's description of the walls around a job, with its folders, device files, bytes of memory and
+        limits. The folders become its team's; those in `readable` are not written to (they may be in the host's
+        memory). `fresh`: folders created just now for it. None without walls.
 
         Raises OSError."""
         if self._keeper.tier == walls.NONE:
@@ -161,7 +161,7 @@ class JobWalls:
 
 
 def lacks(http_port: int = 0) -> list[str]:
-    """What this machine's kernel does not know, of what keeps jobs apart, and what its settings leave to one job."""
+    """Isolation that this machine's kernel does not support, and what its settings let one job exhaust."""
     unknown = [
         text
         for there, text in (
@@ -174,8 +174,8 @@ def lacks(http_port: int = 0) -> list[str]:
 
 
 def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:
-    """What a new keeper is to try, as `python -m services.agent.keeper` takes it, and the views that it makes ahead: of jobs
-    with each of these sets of device files."""
+    """Arguments for a new keeper (`python -m services.agent.keeper`): the tier to try, and the views to prepare, one
+    per set of device files."""
     root = os.geteuid() == 0
     uid, gid = (FIRST_TEAM_UID, FIRST_TEAM_UID) if root else (os.geteuid(), os.getegid())
     spec = views.spec(view, uid, gid, view.arguments())
@@ -184,8 +184,8 @@ def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:
 
 
 def hand_over(folder: Path, uid: int) -> None:
-    """The folder is this user's alone, with what an attempt left there that had another. A file with a second name stays what
-    it is: it may be the agent's. Raises OSError."""
+    """Gives the folder, with an earlier attempt's files, to this user. A file with a second name is left alone, since
+    it may be the agent's. Raises OSError."""
     if os.stat(folder).st_uid == uid:
         return
     if os.listdir(folder):

@@ -1,8 +1,8 @@
-"""Memory cgroups of attempts that have ended, which the kernel keeps.
+"""Keeps memory cgroups of ended attempts from filling the kernel's table.
 
-A memory cgroup that was removed stays while a page is charged to it, e.g. of a file that its job wrote and that is in the page
-cache. A machine has room for 65,535 of them, and then starts nothing that is to have one. One with memory to spare lets go of
-none by itself: so it is told to, long before.
+A removed memory cgroup persists while any page is charged to it, e.g. of a file in the page cache. A machine has room
+for 65,535 of them; beyond that, nothing that needs one can start. With memory to spare the kernel frees none by itself,
+so it is told to, well before the limit.
 """
 
 import logging
@@ -12,19 +12,19 @@ from pathlib import Path
 log = logging.getLogger("baton.agent")
 
 MOST = 65_535
-"""Of one machine (Linux, mm/memcontrol.c, MEM_CGROUP_ID_MAX)."""
+"""The most of one machine (Linux, mm/memcontrol.c, MEM_CGROUP_ID_MAX)."""
 
 
 class KeptGroups:
-    """Those of this machine. `root` is where /proc and /sys lie."""
+    """The memory cgroups of this machine. `root` is where /proc and /sys lie."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._most = MOST // 2
 
     def look(self) -> None:
-        """Lets the kernel drop what it has cached of files when half of the room is taken, and when that left many, again
-        when half of the rest is. Blocks, while it drops; nothing is raised."""
+        """Makes the kernel drop its file cache when half of the table is used, and then each time half of the rest is.
+        Blocks meanwhile; raises nothing."""
         if (before := self._count()) <= self._most:
             return
         try:
@@ -42,12 +42,14 @@ class KeptGroups:
         self._most = (self._count() + MOST) // 2
 
     def _count(self) -> int:
-        """With those that were removed and are kept; 0 where the kernel says nothing of them."""
+        """All of them, with removed ones; 0 if the kernel does not report it."""
         with suppress(OSError):
             for line in (self._root / "proc/cgroups").read_text().splitlines():
                 if line.startswith("memory\t"):
                     return int(line.split()[2])
-        with suppress(OSError):  # a kernel with version 2 alone
-            told = dict(line.split() for line in (self._root / "sys/fs/cgroup/cgroup.stat").read_text().splitlines())
-            return sum(int(told.get(name, 0)) for name in ("nr_descendants", "nr_dying_descendants"))
+        with suppress(OSError):  # a kernel with cgroups of version 2 only
+            counters = dict(
+                line.split() for line in (self._root / "sys/fs/cgroup/cgroup.stat").read_text().splitlines()
+            )
+            return sum(int(counters.get(name, 0)) for name in ("nr_descendants", "nr_dying_descendants"))
         return 0

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,19 +16,21 @@ from schemas.inbox import Released, SeenOfPart
 from schemas.jobs import Network
 from schemas.nodes import DesiredPart
 from services.agent import tree
+from services.agent.attempt_launch import AttemptLaunch, ProcessCommand, no_secrets
 from services.agent.failures import why_not_prepared
-from services.agent.folders import disk_used, files_below, remove_tree
 from services.agent.gangports import PortsHad
 from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
 from services.agent.limits import AttemptLimits, Watched, limits_of
-from services.agent.logs import OWN, LogStore, make_folder
-from services.agent.node import NodeRunner, RunningPart
+from services.agent.logs import LogStore, make_folder
+from services.agent.node import NodeRunner
 from services.agent.owners import Owners
-from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
+from services.agent.part_end import COULD_NOT_START
+from services.agent.processes import ProcessPart
 from services.agent.quarantine import Since, still_busy
+from services.agent.running_part import RunningPart
 from services.agent.secrets import Delivered, SecretFolders, SecretSource
 from services.agent.shared import SharedUse
 from services.agent.state import AgentState, group_name
@@ -37,18 +39,16 @@ from services.agent.variables import BadEnvironment, Paths, addresses_of, master
 
 log = logging.getLogger("baton.agent")
 
-_FREE = 10
-"""A tenth of the disk is kept free of what ended attempts left."""
 SEARCH_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
-"""Where a job's command is looked for: Baton's own interpreter first, so that `python` has what the examples need."""
+"""Search path for jobs' commands: Baton's own interpreter first, so that `python` has what the examples need."""
 
 TIMED: dict[str, Any] = {"timed": True}
-"""A note on a life of a node: simulated work runs in it, which its agent cannot leave to another."""
+"""Marks a life of a node with simulated work, which another agent cannot continue."""
 
 
 @dataclass(eq=False, slots=True)
 class Launcher:
-    """What all parts of this agent share. `group_base` is where cgroups may be made, or None."""
+    """What all parts of this agent share. `group_base` is where cgroups may be created, or None."""
 
     state: AgentState
     state_dir: Path
@@ -66,27 +66,27 @@ class Launcher:
     secret_folders: SecretFolders
     walls: JobWalls
     memory_base: Path | None = None
-    """Where cgroups may be made that limit memory, or None: then it is watched."""
+    """Where memory cgroups may be created, or None: then memory is polled."""
     process_base: Path | None = None
     """The same for processes."""
     cpu_base: Path | None = None
-    """Where cgroups may be made by which the processors are shared, or None: then they are not."""
+    """Where cgroups for processor shares may be created, or None: then there are no shares."""
     job_disk: int = 0
-    """Bytes that the folders of one attempt may hold."""
+    """The most bytes in the folders of one attempt."""
     job_sockets: int = 0
-    """How many one attempt may have open, where it has the host's network; 0: as many as it likes."""
+    """The most open sockets of one attempt on the host's network; 0: unlimited."""
     job_gang_ports: int = 0
-    """How many of the ports at which gangs meet it may have had; 0: likewise."""
+    """The most gang ports that an attempt may have had; 0: unlimited."""
     shares_checkpoints: bool = True
-    """Other agents may have attempts that use the same folders of checkpoints."""
+    """Other agents may run attempts with the same checkpoint folders."""
     trusted_team: str = ""
-    """The only team that is served where nothing holds the processes of a job together, or keeps teams apart."""
+    """The only team served where nothing holds a job's processes together, or separates teams."""
     begins: Callable[[str], None] = lambda job_id: None
-    """Called before the folders of an attempt of this job are made."""
+    """Called before the folders of an attempt of this job are created."""
     timed: dict[str, int] = field(default_factory=dict)
-    """Node -> the life of it in which a timer was started: that life ends with this agent."""
+    """Node -> incarnation in which a timer was started; that life ends with this agent."""
     _limited: set[Path] = field(default_factory=set)
-    """Of version 2: groups of lives whose attempts can be limited."""
+    """Version 2: groups of lives whose attempts can be limited."""
 
     def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[SeenOfPart], None]) -> RunningPart:
         if part.spec.simulation is not None:
@@ -98,7 +98,7 @@ class Launcher:
     def adopt(
         self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any], report: Callable[[SeenOfPart], None]
     ) -> RunningPart:
-        """Goes on with an attempt of an earlier agent: `row` is the keeper's."""
+        """Continues an attempt of an earlier agent: `row` is the keeper's."""
         return self._run(node, part, report, row)
 
     def _run(
@@ -112,13 +112,13 @@ class Launcher:
             launch = self._launch(node, part, row)
         except (BadEnvironment, NoDevices, OSError) as e:
             report(_could_not_start(part, e))
-            return _Nothing()
+            return _NeverStarted()
         made = ProcessPart(part, launch, report)
         made.start()
         return made
 
     def watch(self, node: NodeRunner) -> None:
-        """Tells the keeper of this life of the node, once, with the lease that it has."""
+        """Registers this life of the node, with its lease, with the keeper; once."""
         if not self.keeper.knows(node.name):
             self.keeper.life(node.name, node.incarnation, node.lease.deadline or 0.0)
             if self.timed.get(node.name) == node.incarnation:
@@ -131,13 +131,14 @@ class Launcher:
                 self.keeper.node_note(node.name, TIMED)
 
     def may_stay(self, node: NodeRunner) -> bool:
-        """Whether the keeper can hold all of this life's work without an agent."""
+        """Whether the keeper can hold all work of this life without an agent."""
         return (
             self.keeper.connected() and self.keeper.knows(node.name) and self.timed.get(node.name) != node.incarnation
         )
 
     def remember(self, node: NodeRunner) -> None:
-        """Before anything is started or refused: the next agent must know what would be old."""
+        """Stores the node's memory before anything is started or refused: the next agent must know which grants are
+        old."""
         if self.keeper.knows(node.name):
             self.keeper.node_note(node.name, node.memory())
 
@@ -145,7 +146,8 @@ class Launcher:
         return self.keeper.connected() or not self.keeper.needed()
 
     def not_served(self, team: str) -> str:
-        """Why processes of this team are not run here, or "". What cannot be held together may outlive its release."""
+        """Why this team's processes cannot run here, or "". Processes that cannot be held together may outlive their
+        release."""
         if team and team == self.trusted_team:
             return ""
         if self.keeper.containment != contain.NONE:
@@ -156,18 +158,18 @@ class Launcher:
         )
 
     def ours(self) -> list[int]:
-        """This agent, and the keeper: whoever is below it belongs to an attempt that lives."""
+        """This agent and the keeper: every process below them belongs to a live attempt."""
         return [os.getpid(), *([self.keeper.pid] if self.keeper.pid else [])]
 
     async def look_at_busy(self, node: NodeRunner) -> None:
-        """Ends the quarantine of devices that are free now; what is left of it is told again from time to time."""
+        """Ends the quarantine of devices that are free now, and reports the rest at intervals."""
         for device, busy in list(node.quarantine.devices.items()):
             if not await still_busy(node.layer, [device], busy.since, self.ours(), 0.0):
                 node.quarantine.free([device])
         node.quarantine.tell_again()
 
     def leave(self, node: NodeRunner) -> None:
-        """This life of the node is over and nothing of it is left: its empty cgroup goes too."""
+        """This life of the node is over, and nothing of it is left. Removes its empty cgroup."""
         if (group := self._group(node)) is not None:
             self._limited.discard(group)
             proc.remove_group(str(group))
@@ -175,7 +177,7 @@ class Launcher:
                 group.parent.rmdir()
 
     def rewatch(self, node: NodeRunner) -> None:
-        """A node that the keeper knows has begun a new life: it must not be judged by the old one's deadline."""
+        """Registers the next life of a node with the keeper, so that the old deadline does not apply."""
         if self.keeper.knows(node.name):
             self.keeper.life(node.name, node.incarnation)
 
@@ -201,7 +203,7 @@ class Launcher:
         )
 
     def _shared(self, part: DesiredPart) -> SharedUse:
-        """What the part has of what all share: files, and ports where it has the host's network."""
+        """The part's use of common resources: files, and ports on the host's network."""
         if part.network is not Network.HOST:
             return SharedUse(PortsHad(team_uid(part.team)), own_network=True)
         meets = master_port(part.job_id, part.attempt) if part.node_rank == 0 else 0
@@ -277,7 +279,7 @@ class Launcher:
                 self.secret_folders.remove(id)
 
         def silent_devices() -> list[str]:
-            """A device that is lost is missing from the readings; when the driver itself fails, all of them are."""
+            """A lost device is missing from the readings; if the driver itself fails, all are missing."""
             answering: set[str] = set()
             with suppress(NoDevices, OSError, ValueError):
                 answering = {sample.device for sample in node.layer.sample({})}
@@ -294,7 +296,7 @@ class Launcher:
             log_limit=self.log_limit,
             early_s=early_s(part.lease_s, node.lease_s),
             may_run=lambda: node.lease.valid(node.now()),
-            behind=lambda: self.walls.behind(
+            walls=lambda: self.walls.around(
                 part.team,
                 own,
                 node.layer.files(devices),
@@ -318,21 +320,21 @@ class Launcher:
 
 
 def kept_id(node: str, part: DesiredPart) -> str:
-    """What the keeper calls this part: a gang may have several on the nodes of one agent."""
+    """The keeper's name for this part. A gang may have several on one agent's nodes."""
     return f"{node}/{part.job_id}.{part.attempt}"
 
 
-class _Nothing:
-    """The part that never was: its end is reported already."""
+class _NeverStarted:
+    """A part that could not start; its end is already reported."""
 
     def save(self) -> None: ...
     def stop(self) -> None: ...
     def save_early(self) -> None: ...
     def heard(self) -> None: ...
-    async def look_at_limits(self) -> bool:
+    async def check_limits(self) -> bool:
         return False
 
-    def waits_for_long_look_since(self) -> None: ...
+    def slow_check_due(self) -> None: ...
     def shared_use(self) -> None: ...
     def exceed(self, reason: str) -> None: ...
     def ends_by(self, at: float) -> None: ...
@@ -341,7 +343,7 @@ class _Nothing:
 
 
 def _could_not_start(part: DesiredPart, error: Exception) -> Released:
-    """An own exit: nothing was asked of it. The category says whose fault it is."""
+    """Reports an exit of its own, since nothing was asked of it. The category says whose fault it is."""
     return Released(
         job_id=part.job_id,
         attempt=part.attempt,
@@ -350,58 +352,3 @@ def _could_not_start(part: DesiredPart, error: Exception) -> Released:
         own_exit=True,
         category=why_not_prepared(error),
     )
-
-
-def make_room(root: Path, ended: Callable[[], Sequence[Path]]) -> None:
-    """While the disk of `root` has less than a tenth of its room or of its files free, removes what ended attempts left there,
-    the largest first: who left little keeps it. Blocks: call it in a thread."""
-    if not (lacks := _lacks(root)):
-        return
-    left = files_below if lacks == _FILES else _bytes_below
-    for folder in sorted(ended(), key=left, reverse=True):
-        log.warning(
-            "the disk of %s has less than a tenth of %s free: %s of an ended attempt is removed", root, lacks, folder
-        )
-        remove_tree(folder)
-        if not _lacks(root):
-            return
-
-
-_ROOM, _FILES = "its room", "its files"
-
-
-def _lacks(root: Path) -> str:
-    """What of the disk is nearly used up; "": nothing, or it does not say. A file takes one of so many whatever is in it, on
-    most disks."""
-    try:
-        found = os.statvfs(root)
-    except OSError as e:  # who uses the disk next is told, and what runs goes on
-        log.error("it is not known how full the disk of %s is: %s", root, e)
-        return ""
-    if found.f_bavail < found.f_blocks // _FREE:
-        return _ROOM
-    return _FILES if found.f_favail < found.f_files // _FREE else ""
-
-
-def _bytes_below(folder: Path) -> int:
-    return disk_used([folder], sys.maxsize)
-
-
-def prune(folders: Sequence[Path]) -> None:
-    """Removes folders of old attempts; those of other owners that resist stay. Blocks: call it in a thread."""
-    for folder in folders:
-        remove_tree(folder)
-        if folder.parent.name != OWN:
-            with suppress(OSError):  # another attempt is still there
-                folder.parent.rmdir()
-
-
-def remove_unsaved(checkpoints: Path, pruned: Sequence[Path], kept: Collection[str]) -> list[str]:
-    """Of jobs whose last attempts here were pruned the folder of checkpoints, where nothing is in it; returns these jobs. On
-    the event loop, not in a thread: no attempt that begins meanwhile may find its folder gone."""
-    gone: list[str] = []
-    for job_id in {folder.name.partition(".")[0] for folder in pruned}.difference(kept):
-        with suppress(OSError):  # something was saved
-            os.rmdir(checkpoints / job_id)
-            gone.append(job_id)
-    return gone

@@ -1,25 +1,25 @@
-"""A node's right to run work, as a machine without a clock: times come in as seconds of one monotonic clock.
+"""A node's right to run work, as a state machine without a clock: times are seconds of one monotonic clock.
 
-The lease counts from when the renewal was *sent*: an answer that was long under way must not stretch it beyond what
-the granter, which counts from when it *received* the renewal, takes for granted. A lease that has ended never revives:
-the node starts a new life (incarnation) with a new lease. A node with work that is kept goes on in its life without one.
+A lease counts from when its renewal was *sent*. A delayed answer must not extend it beyond what the granter, who counts
+from when it *received* the renewal, assumes. A lease that has ended never revives: the node starts a new life
+(incarnation) with a new lease. A node with kept work continues its life without one.
 
-Each part of an attempt has a lease of its own (`early_s`): what its class says, and never longer than its node's.
+Each part of an attempt has its own lease (`early_s`): its class's, and at most its node's.
 """
 
 from dataclasses import dataclass
 
 SAVE_AT = 2 / 3
-"""The part of the lease after which jobs are asked to save, before its end stops them."""
+"""The fraction of the lease after which jobs are asked to save."""
 
 
 def early_s(part_lease_s: float, node_lease_s: float) -> float | None:
-    """How long before its node's lease a part's lease ends, s; None: it is kept, no lease ends it."""
+    """How many seconds a part's lease ends before its node's; None: the part is kept, and no lease ends it."""
     return max(0.0, node_lease_s - part_lease_s) if part_lease_s else None
 
 
 def why_ended(node: str) -> str:
-    """What is said of a part whose lease has ended."""
+    """The reason reported for a part whose lease has ended."""
     return f"its lease ended: node {node} was not heard for too long"
 
 
@@ -44,7 +44,7 @@ class Lease:
         return not self.ended and self.deadline is not None and now < self.deadline
 
     def check(self, now: float) -> bool:
-        """Whether the lease has ended by `now`; once it has, it stays so."""
+        """Whether the lease has ended by `now`; once ended, it stays so."""
         self.ended = self.ended or (self.deadline is not None and now >= self.deadline)
         return self.ended
 

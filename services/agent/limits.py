@@ -1,6 +1,6 @@
-"""Enforces one attempt's limits of memory and disk. A cgroup limits memory where one can be had; what no cgroup limits is
-measured at intervals, and an attempt over its limit is ended, with the figures in its reason. Processors are not limited
-but shared."""
+"""Enforces one attempt's limits of memory, disk and processes. A cgroup enforces a limit where possible. Other use is
+measured at intervals, and an attempt over its limit is ended, with the figures in its reason. Processors are shared,
+not limited."""
 
 import asyncio
 import os
@@ -22,25 +22,24 @@ from services.agent.keeper import proc
 
 _MIB = 1024 * 1024
 _KEPT_FREE = 20
-"""Of the machine's memory, a twentieth is no job's."""
+"""A twentieth of the machine's memory is reserved."""
 SHARE = 20
-"""A look at what attempts take may cost a twentieth of the time."""
+"""Measuring attempts may cost a twentieth of the time."""
 LONG_S = 10.0
-"""In a longer gap between two looks a job can make very many files."""
+"""In a longer gap between two measurements a job can create very many files."""
 
 
 _PIDS = 4_194_304
-"""The most that a kernel numbers."""
+"""The kernel's largest process id."""
 _OF_PROCESSOR, _LARGEST_WEIGHT = 100, 10_000
-"""Weights as version 2 of cgroups has them."""
+"""Weights in units of cgroups version 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `processes`:
-    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`.
-    `cpu_group`: likewise, by which the kernel shares the processors, by `cpu_weight`; or else `cpu_stem`, with which the names
-    begin of such groups that the keeper makes; "": there is none."""
+    """Limits in bytes. `memory_group`: the memory cgroup to create; "": none. `processes`: the limit on processes and
+    threads that the job requested, 0: none; `process_group`: like `memory_group`. `cpu_group`: the cgroup for processor
+    shares, with weight `cpu_weight`; or `cpu_stem`: the prefix of such groups that the keeper creates; "": none."""
 
     memory: int
     disk: int
@@ -51,8 +50,8 @@ class AttemptLimits:
     cpu_stem: str = ""
     cpu_weight: int = _OF_PROCESSOR
 
-    def told(self) -> dict[str, dict[str, Any] | None]:
-        """As the keeper is told of it."""
+    def start_fields(self) -> dict[str, dict[str, Any] | None]:
+        """The keeper's form of it."""
         memory = {"group": self.memory_group, "bytes": self.memory} if self.memory_group else None
         held = self.processes and self.process_group
         return {
@@ -68,8 +67,8 @@ class AttemptLimits:
 
 
 def memory_of(part: DesiredPart) -> int:
-    """Bytes that the processes of a part may have together: what the job asks for, for each device, and where it asks for
-    nothing, or more than there is, nearly the whole machine's."""
+    """Bytes of memory for a part's processes: the job's request times its devices. Without a request, or beyond what
+    exists, nearly the whole machine's."""
     total = _memory_of_machine()
     most = total - total // _KEPT_FREE
     asked = part.spec.resources.host_memory_mib * _MIB * len(part.ranks)
@@ -77,8 +76,7 @@ def memory_of(part: DesiredPart) -> int:
 
 
 def cpu_weight_of(part: DesiredPart) -> int:
-    """Of processors that several want, its attempt has so large a share: a hundred for each that its job asked for, or for each
-    device that it holds where that is more."""
+    """The attempt's share of contended processors: a hundred per requested processor, or per device if that is more."""
     asked = part.spec.resources.cpu_milli * len(part.ranks)
     milli = max(asked, sum(rank.milli for rank in part.ranks))
     return max(1, min(milli * _OF_PROCESSOR // 1000, _LARGEST_WEIGHT))
@@ -91,7 +89,7 @@ def _memory_of_machine() -> int:
 
 
 def processes_of_machine() -> int:
-    """So many processes and threads it can have together, of all users."""
+    """The most processes and threads of all users together."""
     most = _PIDS
     for name in ("pid_max", "threads-max"):
         with suppress(OSError, ValueError):
@@ -102,7 +100,7 @@ def processes_of_machine() -> int:
 def limits_of(
     part: DesiredPart, disk: int, *, memory_group: str, process_group: str, cpu_group: str, cpu_stem: str
 ) -> AttemptLimits:
-    """What a part is held to: what its job asked for, and of the disk no more than `disk` bytes."""
+    """The limits of a part: the job's requests, and at most `disk` bytes."""
     asked = part.spec.limits or JobLimits()
     return AttemptLimits(
         memory=memory_of(part),
@@ -117,34 +115,36 @@ def limits_of(
 
 
 class Watched:
-    """One attempt's folders and processes, as they are looked at."""
+    """One attempt's folders and processes, as measured."""
 
     def __init__(self, limits: AttemptLimits, folders: Sequence[Path]) -> None:
         self.limits, self.folders = limits, folders
         self.exceeded: tuple[str, KnownOfPart] | None = None
-        """What it has taken too much of, in words, and the category of that."""
+        """The exceeded limit in words, with its category."""
         self._next = self._gap_s = 0.0
         self._free = _Free()
         self._left = 0
-        """Bytes that it might have taken at the last look."""
+        """Bytes still unused at the last measurement."""
 
     @property
-    def waits_since(self) -> float | None:
-        """Where a look takes long, when the next one was or will be due; None: it is done in a moment."""
+    def slow_check_due(self) -> float | None:
+        """For measurements that take long: when the next is due. None: measuring is quick."""
         return self._next if self._gap_s >= LONG_S else None
 
     async def look(self, shim: int) -> bool:
-        """Whether it was looked at, for `exceeded`, as it is time.
+        """Measures if it is time, into `exceeded`; returns whether it did.
 
-        It is earlier when its disk has lost as many files since the last look as one attempt may have, or as many bytes as this
-        one might have taken: of very many files the looks lie minutes apart.
+        It is time earlier if the disk lost, since the last measurement, as many files as one attempt may have, or as
+        many bytes as this one had unused: measurements of very many files are minutes apart.
         """
-        if time.monotonic() < self._next and (self._gap_s < LONG_S or not await asyncio.to_thread(self._much_more)):
+        if time.monotonic() < self._next and (
+            self._gap_s < LONG_S or not await asyncio.to_thread(self._disk_shrank_much)
+        ):
             return False
         self.exceeded = await asyncio.to_thread(self._look, shim)
         return True
 
-    def _much_more(self) -> bool:
+    def _disk_shrank_much(self) -> bool:
         free = _free(self.folders)
         lost = self._free.bytes - free.bytes
         return self._free.files - free.files >= MOST_ENTRIES or lost > max(self._left, free.of_all // SHARE)
@@ -187,7 +187,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class _Free:
-    """Of disks together: files and bytes that they have room for, and the bytes of all of them."""
+    """Free files and bytes of several disks together, and their total bytes."""
 
     files: int = 0
     bytes: int = 0
@@ -195,7 +195,7 @@ class _Free:
 
 
 def _free(folders: Iterable[Path]) -> _Free:
-    """Of one that says nothing of files, 0."""
+    """A disk that reports no number of files counts 0."""
     disks = dict[int, os.statvfs_result]()
     for folder in folders:
         with suppress(OSError):
@@ -208,7 +208,7 @@ def _free(folders: Iterable[Path]) -> _Free:
 
 
 def memory_used(pids: Iterable[int]) -> int:
-    """Bytes of memory of these processes, what they share divided between those who share it."""
+    """Bytes of memory of these processes; shared memory is divided among its users."""
     total = 0
     for pid in pids:
         try:
@@ -220,5 +220,5 @@ def memory_used(pids: Iterable[int]) -> int:
 
 
 def mib(count: int) -> str:
-    """For people."""
+    """Mebibytes, for people."""
     return f"{count / _MIB:,.0f} MiB"

@@ -13,5 +13,5 @@ class LivingNode(Protocol):
     def incarnation(self) -> int: ...
     @property
     def dying(self) -> bool:
-        """Its life is ending: nothing that it sees is reported any more."""
+        """Its life is ending: its observations are no longer reported."""
         ...

@@ -1,9 +1,9 @@
-"""The output of jobs: one file per rank, which the keeper writes (`keeper.sink`), read in pieces.
+"""Jobs' output: one file per rank, written by the keeper (`keeper.sink`), read in pieces.
 
-A job's output is data of its team: it goes to the file byte for byte, and never into Baton's own log.
+Output is its team's data. It goes to the file byte for byte, and never into Baton's own log.
 
-A job's folder holds nothing that the agent relies on: its output, and whose it is, lie in a tree that only the agent's user may
-enter. What is read there is read without following a link.
+The agent relies on nothing in a job's folder. Output and ownership are in a tree that only the agent's user may enter,
+and it is read without following links.
 """
 
 import json
@@ -23,27 +23,27 @@ from services.agent.folders import remove_tree
 from services.agent.private import is_folder, open_file
 
 OWN = ".agent"
-"""Below the root, beside the jobs' folders: on the same disk."""
+"""Below the root, beside the jobs' folders, on the same disk."""
 ACKNOWLEDGEMENT = ".baton-rank-{rank}.json"
-"""In an attempt's home: a folder for it would cost as much as the home (docs/decisions/0094)."""
+"""In an attempt's home, since another folder would cost as much as the home (docs/decisions/0094)."""
 _META = "attempt.json"
-"""Earlier versions had a file for whose an attempt is, and a folder for each job, attempt and output."""
+"""Earlier versions kept the owner in a file, and a folder each per job, attempt and output."""
 MOST_ANSWERED, _LONGEST = 256 * 1024, 6
-"""Bytes of output in an answer, as JSON writes them: a piece of 256 KiB would have 1.5 MB, which takes its readers 12 ms. The
-most that it writes for one byte."""
+"""Bytes of output in an answer, encoded as JSON; a raw piece of 256 KiB could take 1.5 MB, which costs readers 12 ms.
+And the most bytes that one byte takes."""
 _Ended = tuple[str, int, str]
 """Job, attempt, team."""
 _NAMED = re.compile(rf"({JOB_ID_PATTERN})\.([1-9][0-9]{{0,17}})\.([a-z0-9-]*)")
 
 
 def folder_name(job_id: str, attempt: int, team: str) -> str:
-    """Of the one folder that the agent makes for an attempt. It says whose it is: a file for that would cost as much again
-    (`docs/keeper.md`)."""
+    """The name of the agent's one folder for an attempt. It contains the team, since a file for that would cost as much
+    again (`docs/keeper.md`)."""
     return f"{job_id}.{attempt}.{team}"
 
 
 class Begun(NamedTuple):
-    """`own`: an attempt's own folders, its home first, of which `fresh` were made just now; and the pattern of its
+    """`own`: an attempt's folders, home first; `fresh`: those created just now; and the pattern of its
     acknowledgements."""
 
     own: list[Path]
@@ -52,23 +52,23 @@ class Begun(NamedTuple):
 
 
 class LogStore:
-    """Where attempts keep their files: the job's in `<root>/<job id>.<attempt>/`, the agent's in
-    `<root>/.agent/<job id>.<attempt>.<team>/`. Of those that ended so many stay, `keep`, and so much of their output, `bytes`;
-    of more the oldest of the team that has most are removed, so that no team's many short jobs take away what others' wrote."""
+    """Files of attempts: the job's in `<root>/<job id>.<attempt>/`, the agent's in `<root>/.agent/<job
+    id>.<attempt>.<team>/`. Of ended attempts the newest `keep` stay, and at most `bytes` of output. Beyond that the
+    oldest of the team with the most are removed, so that a team's many short jobs do not displace others' output."""
 
     def __init__(self, root: Path, keep: int, bytes: int = sys.maxsize) -> None:
         self._root, self._keep, self._bytes = root, keep, bytes
         self._own = root / OWN
         self._live: set[tuple[str, int, int]] = set()
         self._teams: dict[tuple[str, int], str] = {}
-        """Of the attempts that this agent began or adopted, in that order: it need not ask a file whose they are."""
+        """Teams of attempts that this agent began or adopted, in that order; saves reading files."""
         self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._own.chmod(0o700)
         self._take_over()
 
     def _take_over(self) -> None:
-        """Agents of before kept their files in the jobs' folders, and later in several of their own. Who writes to an output
-        that is open goes on. What is half taken over when the agent ends, the next one completes."""
+        """Moves the files of earlier versions, which were in jobs' folders, and later in several of the agent's.
+        Writers of an open output continue. The next agent completes an interrupted move."""
         taken = {(job_id, attempt) for job_id, attempt, _ in self._kept().values()}
         for root in (self._own, self._root):
             for meta in root.glob(f"job-*/*/{_META}"):
@@ -92,18 +92,18 @@ class LogStore:
         return self._root / f"{job_id}.{attempt}"
 
     def earlier(self, job_id: str, attempt: int) -> Path:
-        """What an earlier version made of it: a folder with `home` and `acknowledge`."""
+        """Its folder in an earlier version, with `home` and `acknowledge`."""
         return self._root / job_id / str(attempt)
 
     def begin(self, job_id: str, attempt: int, team: str) -> Begun:
-        """Makes the attempt's folders and remembers whose it is. Raises OSError."""
+        """Creates the attempt's folders and records its team. Raises OSError."""
         home = self.attempt(job_id, attempt)
         made = make_folder(str(home))
         self._remember(job_id, attempt, team)
         return Begun([home], [home] if made else [], f"{home}/{ACKNOWLEDGEMENT}")
 
     def adopt(self, job_id: str, attempt: int, team: str) -> Begun:
-        """The same of an attempt that an earlier agent began, maybe of an earlier version. Raises OSError."""
+        """The same for an earlier agent's attempt, perhaps of an earlier version. Raises OSError."""
         before = self.earlier(job_id, attempt)
         if not (before / "home").is_dir():
             return self.begin(job_id, attempt, team)
@@ -121,12 +121,12 @@ class LogStore:
         (self._live.add if live else self._live.discard)((job_id, attempt, rank))
 
     def prune(self) -> list[Path]:
-        """The folders of ended attempts that are too many, for removal by the caller (it may take long)."""
+        """Folders of ended attempts beyond the limits, for the caller to remove (it may take long)."""
         by_team: dict[str, deque[_Ended]] = {}
         for _, job_id, attempt, team in sorted(self._ended()):
             by_team.setdefault(team, deque()).append((job_id, attempt, team))
-        old = _beyond(by_team, self._keep, lambda _: 1)
-        old += _beyond(by_team, self._bytes, self._written)
+        old = _excess(by_team, self._keep, lambda _: 1)
+        old += _excess(by_team, self._bytes, self._written)
         for job_id, attempt, _ in old:
             self._teams.pop((job_id, attempt), None)
         return [folder for one in old for folder in self.folders(*one)]
@@ -138,16 +138,16 @@ class LogStore:
         return 0
 
     def folders(self, job_id: str, attempt: int, team: str) -> tuple[Path, ...]:
-        """All that may lie here of an attempt. The last one says whose it is: it is to be removed after the others."""
+        """All folders of an attempt. The last one names its team, so remove it last."""
         own = self._own / folder_name(job_id, attempt, team)
         return self.attempt(job_id, attempt), self.earlier(job_id, attempt), own
 
     def kept(self) -> dict[tuple[str, int], str]:
-        """Job and attempt -> team, of those here that are not pruned, running or ended."""
+        """(job, attempt) -> team of everything here that is not pruned, running or ended."""
         return {(job_id, attempt): team for job_id, attempt, team in self._kept().values()}
 
     def left(self) -> list[Path]:
-        """What ended attempts left beside their output: their jobs' own folders."""
+        """What ended attempts left besides output: their jobs' own folders."""
         return [
             folder
             for _, job_id, attempt, _ in self._ended()
@@ -156,8 +156,9 @@ class LogStore:
         ]
 
     def _ended(self) -> list[tuple[tuple[bool, int], str, int, str]]:
-        """What is larger the later it began; job, attempt, team. Those that this agent began are later than all others, in its
-        order: a clock that is set back makes no old ones of them. Of the others their files say when. May run in a thread."""
+        """(order, job, attempt, team), order growing with the start. This agent's own attempts come last, in their
+        order, so a clock that is set back does not make them old. Others are ordered by their files. May run in a
+        thread."""
         busy = {(job_id, attempt) for job_id, attempt, _ in self._live.copy()}
         order = {one: number for number, one in enumerate(list(self._teams))}
         ended = []
@@ -173,7 +174,7 @@ class LogStore:
         return ended
 
     def _kept(self, beginning: str = "") -> dict[str, tuple[str, int, str]]:
-        """The agent's folders whose names begin so: job, attempt, team of each."""
+        """(job, attempt, team) of the agent's folders whose names start like this."""
         try:
             names = os.listdir(self._own)
         except OSError:
@@ -182,7 +183,7 @@ class LogStore:
         return {name: (match[1], int(match[2]), match[3]) for name, match in found if match is not None}
 
     def read(self, query: LogQuery, team: str) -> LogPiece | None:
-        """The piece asked for, or None when this agent does not have it, or not for this team."""
+        """The requested piece; None when this agent does not have it, or not for this team."""
         attempt = query.attempt or self._latest(query.job_id, query.rank)
         if not attempt:
             return None
@@ -196,7 +197,7 @@ class LogStore:
                 data = file.read(query.limit + 1)
         except OSError:
             return None
-        part = _answerable(data[: query.limit])
+        part = _fitting(data[: query.limit])
         more = len(part) < len(data)
         piece = _whole_characters(part, at_end=ended and not more)
         return LogPiece(
@@ -213,14 +214,14 @@ class LogStore:
         return max((attempt for path, (_, attempt, _) in kept if path.exists()), default=0)
 
     def _team(self, job_id: str, attempt: int) -> str:
-        """ "" where this agent has no such attempt."""
+        """ "" if this agent has no such attempt."""
         if (known := self._teams.get((job_id, attempt))) is not None:
             return known
         return next((team for _, _, team in self._kept(f"{job_id}.{attempt}.").values()), "")
 
 
-def _beyond(by_team: Mapping[str, deque[_Ended]], most: int, weighs: Callable[[_Ended], int]) -> list[_Ended]:
-    """Takes the oldest, which are first, of whichever team has most, until all together weigh no more than `most`."""
+def _excess(by_team: Mapping[str, deque[_Ended]], most: int, weighs: Callable[[_Ended], int]) -> list[_Ended]:
+    """Takes the oldest (first) of the team with the most, repeatedly, until all weigh at most `most`."""
     weights = {team: deque(map(weighs, theirs)) for team, theirs in by_team.items()}
     have = {team: sum(each) for team, each in weights.items()}
     left, taken = sum(have.values()), list[_Ended]()
@@ -234,7 +235,7 @@ def _beyond(by_team: Mapping[str, deque[_Ended]], most: int, weighs: Callable[[_
 
 
 def _team_in(root: Path, job_id: str, attempt: str) -> str:
-    """Whose an attempt is by the file of an earlier version."""
+    """An attempt's team from an earlier version's file."""
     try:
         with open(open_file(root, job_id, attempt, _META), "rb") as file:
             return str(json.loads(file.read(4096))["team"])
@@ -243,11 +244,11 @@ def _team_in(root: Path, job_id: str, attempt: str) -> str:
 
 
 def make_folder(path: str) -> bool:
-    """`Path.mkdir(parents=True)` without its detours, for the agent's user alone. Returns whether it was made: one that is
-    there stays. Raises OSError."""
+    """A short `Path.mkdir(parents=True)`, for the agent's user alone. Returns whether it was created; an existing one
+    stays. Raises OSError."""
     try:
         os.mkdir(path, 0o700)
-    except FileNotFoundError:  # somebody has removed the one that it is in
+    except FileNotFoundError:  # somebody has removed its parent
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return make_folder(path)
     except FileExistsError:
@@ -257,9 +258,9 @@ def make_folder(path: str) -> bool:
     return True
 
 
-def _answerable(data: bytes) -> bytes:
-    """`data`, or its beginning where an answer with all of it would be too large: JSON writes six bytes for a control
-    character, and what is no UTF-8 takes three."""
+def _fitting(data: bytes) -> bytes:
+    """`data`, or its beginning if the JSON answer would be too large: a control character takes six bytes, invalid
+    UTF-8 three."""
     if len(data) * _LONGEST <= MOST_ANSWERED:
         return data
     written = json.dumps(data.decode("utf-8", "replace"), ensure_ascii=False).encode()
@@ -267,7 +268,7 @@ def _answerable(data: bytes) -> bytes:
 
 
 def _whole_characters(data: bytes, at_end: bool) -> bytes:
-    """`data` without a UTF-8 sequence that its end cuts in two, unless nothing follows (or nothing would be left)."""
+    """`data` without an incomplete UTF-8 sequence at its end, unless nothing follows (or nothing would be left)."""
     if at_end:
         return data
     for back in range(1, min(3, len(data) - 1) + 1):

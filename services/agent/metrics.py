@@ -1,4 +1,4 @@
-"""The agent's figures, read from its state when they are scraped."""
+"""The agent's metrics, read from its state at each scrape."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from services.agent.reconcile import Phase
 
 
 class AgentMetrics(Collector):
-    """Counting costs nothing between scrapes."""
+    """Costs nothing between scrapes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.agent: Agent | None = None

@@ -1,7 +1,7 @@
-"""Watches the kernel's neighbour table (ARP, NDP), which all users of a machine share.
+"""Checks the size of the kernel's neighbour table (ARP, NDP), which all users of a machine share.
 
-The table maps addresses of local networks to hardware addresses. It has a fixed size, and an entry is made for each address
-that somebody sends to, whether a machine answers there or not. When it is full, further machines cannot be reached.
+The table maps addresses of local networks to hardware addresses. Its size is fixed, and an entry is made for each
+address that somebody sends to, whether a machine answers or not. When it is full, no further machine can be reached.
 """
 
 import ipaddress
@@ -16,7 +16,7 @@ _ASKS_NOBODY = {"loopback", "pointopoint", "noarp"}
 
 
 def places() -> int:
-    """So many there are; 0 where the kernel does not say."""
+    """The table's size; 0 if the kernel does not say."""
     try:
         return int(proc.read_text(_LIMITS))
     except (OSError, ValueError):
@@ -24,7 +24,7 @@ def places() -> int:
 
 
 def addresses() -> int:
-    """So many addresses of IPv4 the machine would ask its own networks for."""
+    """Number of IPv4 addresses in the machine's own networks."""
     found: set[ipaddress.IPv4Network] = set()
     kinds = psutil.net_if_stats()
     for name, held in psutil.net_if_addrs().items():
@@ -37,7 +37,7 @@ def addresses() -> int:
 
 
 def lacking() -> str:
-    """What these settings leave for one job to take, and how they are mended, or ""."""
+    """What these settings let one job exhaust, and the fix; or ""."""
     there_are, asked_for = places(), addresses()
     if not 0 < there_are < asked_for:
         return ""

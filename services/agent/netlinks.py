@@ -1,9 +1,9 @@
-"""Measures unread data in netlink sockets, by which processes ask the kernel about the machine.
+"""Measures unread data in netlink sockets, through which processes query the kernel.
 
-These answers are kernel memory that no cgroup counts, and unlike that of TCP and UDP it has no global limit. (Seen: a job
-asked again and again in 13,000 sockets and had 3 GB beside its 200 MB.) The kernel says how much each socket holds. The tables
-of open files say which attempt a socket belongs to. A socket that is in flight between two processes is in no table, but the
-attempts that have something in flight are known.
+Such answers are kernel memory that no cgroup counts and, unlike TCP's and UDP's, no global limit bounds. (Seen: a job
+queried in a loop through 13,000 sockets, and had 3 GB beyond its 200 MB.) The kernel reports the memory of each socket;
+tables of open files give its attempt. A socket in flight between two processes is in no table, but attempts with
+something in flight are known.
 """
 
 import os
@@ -19,24 +19,24 @@ from services.agent.limits import SHARE
 from services.agent.tables import sockets_of, tables_of
 
 MOST = 1024
-"""So many of them an attempt may have: reading of all that there are takes a microsecond for each."""
+"""The most that an attempt may have; reading takes a microsecond per socket."""
 _INODE, _RECEIVED, _SENT = 9, 4, 5
 _IN_FLIGHT = re.compile(r"^scm_fds:\s*(\d+)", re.MULTILINE)
 
 
 class Netlink(NamedTuple):
-    """One socket, by the number that open files have, and the bytes that were received and not read, or sent and not taken."""
+    """A socket by its inode, and its bytes received but not read, or sent but not taken."""
 
     inode: int
     bytes: int
 
 
 def netlinks(processes: Iterable[int] = ()) -> list[Netlink]:
-    """All of this network, and of those that these processes are in."""
-    return [one for at in ("self", *processes) for one in _told(f"/proc/{at}/net/netlink")]
+    """All of this network namespace, and of those of the processes."""
+    return [one for at in ("self", *processes) for one in _sockets_listed(f"/proc/{at}/net/netlink")]
 
 
-def _told(path: str) -> Iterator[Netlink]:
+def _sockets_listed(path: str) -> Iterator[Netlink]:
     with suppress(OSError, ValueError, IndexError):  # it has ended
         for line in proc.read_text(path).splitlines()[1:]:
             words = line.split()
@@ -45,7 +45,7 @@ def _told(path: str) -> Iterator[Netlink]:
 
 @dataclass(slots=True)
 class NetlinkTotal:
-    """What all of them have, in bytes."""
+    """Bytes of all of them."""
 
     _bytes: int = 0
     _next: float = 0.0
@@ -59,14 +59,14 @@ class NetlinkTotal:
 
 
 class NetlinkUse(NamedTuple):
-    """What an attempt has of them: bytes, and how many."""
+    """An attempt's use: bytes and sockets."""
 
     bytes: int
     sockets: int
 
 
 def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[NetlinkUse]:
-    """Of each attempt, by the processes that it consists of. What is in nobody's table counts for who has most in flight."""
+    """Use of each attempt, by its processes. A socket in no table counts for the attempt with the most in flight."""
     by_inode = {one.inode: one.bytes for one in held if one.inode}
     own = [sockets_of(processes, by_inode.keys()) for processes in attempts]
     nobodys = set(by_inode).difference(*own)
@@ -78,7 +78,7 @@ def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[Netlin
 
 
 def _in_flight(processes: Iterable[int]) -> int:
-    """How many files were sent to sockets that they have, and are not received."""
+    """Number of files sent to their sockets and not received."""
     count = 0
     for at in (table for pid in processes for table in tables_of(pid)):
         with suppress(OSError):

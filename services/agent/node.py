@@ -1,15 +1,15 @@
-"""One node in the agent: follows its desired state, holds its parts, remembers their ends until placement heard them.
+"""One node of the agent: follows its desired state, holds its parts, and keeps their ends until placement shows them.
 
-A node lives many lives: each begins with a new incarnation and an empty view, and ends when its lease ends or placement
-no longer knows it. Whatever ran is killed in between, so the registration that begins a life is evidence that nothing
-of an earlier one is left.
+A node has many lives. Each begins with a new incarnation and an empty view, and ends when its lease ends or placement
+no longer knows it. Everything running is killed in between, so the registration that begins a life is evidence that
+nothing of an earlier one is left.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from libs.adapters.devices import DeviceLayer
 from libs.ports.host import failpoint
@@ -20,7 +20,6 @@ from schemas.inbox import (
     CheckpointTaken,
     NodeQuarantine,
     NodeRegistered,
-    Observation,
     Refused,
     Released,
     SeenOfPart,
@@ -29,8 +28,9 @@ from schemas.inbox import (
 from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import DeviceKind, Inventory
 from services.agent.boards import NodeBoards
-from services.agent.lease import Lease, early_s, why_ended
+from services.agent.lease import Lease, why_ended
 from services.agent.overtime import GRACE_S, Overtime
+from services.agent.part_leases import PartLeases
 from services.agent.quarantine import DeviceQuarantine, KeptQuarantine
 from services.agent.reconcile import (
     Forget,
@@ -46,25 +46,10 @@ from services.agent.reconcile import (
     follow,
     plan,
 )
-from services.agent.shared import SharedUse
+from services.agent.running_part import RunningPart
+from services.agent.unconfirmed import Unconfirmed
 
 log = logging.getLogger("baton.agent")
-
-
-class RunningPart(Protocol):
-    """What runs a part: processes or a timer."""
-
-    def save(self) -> None: ...
-    def stop(self) -> None: ...
-    def save_early(self) -> None: ...
-    def heard(self) -> None: ...
-    async def look_at_limits(self) -> bool: ...
-    def waits_for_long_look_since(self) -> float | None: ...
-    def shared_use(self) -> SharedUse | None: ...
-    def exceed(self, reason: str) -> None: ...
-    def ends_by(self, at: float) -> None: ...
-    async def kill(self) -> None: ...
-    async def leave(self) -> None: ...
 
 
 ReportOf = Callable[[str, int, SeenOfPart | NodeRegistered | BoardCut | NodeQuarantine], None]
@@ -74,16 +59,16 @@ AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[Se
 
 REFUSED_AT_ONCE = 16
 REFUSED_EVERY_S = 0.5
-"""So many refusals of broken devices are told at once, and then one in such a time."""
+"""Refusals by broken devices: this many are reported at once, then one per interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierLife:
-    """A life of the node that an earlier agent began and the keeper has held since: it may go on.
+    """A life of the node that an earlier agent began and the keeper has held since, so it may continue.
 
     Args:
         until: when its lease ends, on the lease's clock; None when no lease ends its work.
-        note: what that agent wrote down with `NodeRunner.memory`.
+        note: what that agent stored with `NodeRunner.memory`.
         parts: what it started, with the keeper's row of each.
     """
 
@@ -95,7 +80,7 @@ class EarlierLife:
 
 @dataclass(eq=False, slots=True)
 class NodeCounts:
-    """Since the agent started; read by the metrics."""
+    """Counts since the agent started, for metrics."""
 
     started: int = 0
     released: int = 0
@@ -107,7 +92,8 @@ class NodeCounts:
 
 @dataclass(eq=False, slots=True)
 class NodeRunner:
-    """`now` is the lease's clock, `make_part` starts a part, `report` passes on what is seen (node, incarnation, what)."""
+    """`now` is the lease's clock, `make_part` starts a part, `report` passes on observations (node, incarnation,
+    observation)."""
 
     inventory: Inventory
     layer: DeviceLayer
@@ -123,41 +109,37 @@ class NodeRunner:
     known: bool = False
     """Placement's desired state has shown this life."""
     missed: int = 0
-    """Replies of placement, in a row, that did not have this life although it was known."""
+    """Consecutive replies of placement that lack this life although it was known."""
     limit_grace_s: float = GRACE_S
-    """A part that nobody stops at its time limit is ended here so long after it."""
+    """A part that placement does not stop at its time limit is ended here after this grace."""
     may_start: Callable[[], bool] = lambda: True
     start_blocked: Callable[[str], bool] = lambda job_id: False
-    """Whether nothing of this job may begin for the moment."""
+    """Whether nothing of this job may begin now."""
     labelled: Callable[[Inventory], Inventory] = lambda inventory: inventory
-    """What the node offers, with what is found out at the start of a life."""
+    """Adds labels that are determined at the start of a life."""
     remember: Callable[["NodeRunner"], None] = lambda node: None
     """Called before anything is started or refused, so that `memory` outlives the agent."""
     parts: dict[Key, RunningPart] = field(default_factory=dict)
-    _early: dict[Key, float | None] = field(default_factory=dict)
-    """How long before the node's lease that of each part ends, s; None: it is kept."""
+    _leases: PartLeases = field(init=False)
     _ending: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
-    """Parts whose own lease has ended: they are being killed."""
-    _unheard: dict[Key, RunningPart] = field(default_factory=dict)
-    """Parts that have ended; placement has not shown yet that it knows."""
-    _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
-    _starts: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
-    """Starts that placement has not shown yet that it knows."""
+    """Parts being killed because their own lease ended."""
+    _unconfirmed: Unconfirmed = field(default_factory=Unconfirmed)
     kept_quarantine: KeptQuarantine = field(default_factory=KeptQuarantine)
-    """What earlier agents had in quarantine on this node."""
+    """Quarantined devices of earlier agents on this node."""
     _refusal_at: float = 0.0
-    """When the next refusal would be told if all were told in their time."""
+    """When the next refusal would be due at one per interval."""
     _registered_at: float = 0.0
     dying: bool = False
-    """This life is ending: what its parts report is not passed on any more."""
+    """This life is ending: its parts' reports are dropped."""
     _asked_to_save: bool = False
     _lapsed: bool = False
-    """Its lease has ended, and was not renewed since: it goes on for what is kept."""
+    """The lease ended and was not renewed since: this life continues for kept work."""
     _leaving: bool = False
     boards: NodeBoards = field(init=False)
     quarantine: DeviceQuarantine = field(init=False)
 
     def __post_init__(self) -> None:
+        self._leases = PartLeases(self.lease_s)
         self.boards = NodeBoards(self)
         self.quarantine = DeviceQuarantine(self, self.kept_quarantine)
 
@@ -170,19 +152,19 @@ class NodeRunner:
         return self.view.incarnation
 
     def begin(self, incarnation: int) -> None:
-        """A new life: nothing runs, no lease yet, placement is told."""
+        """Starts a new life: nothing runs, no lease yet; registers with placement."""
         self._empty(incarnation)
         self.counts.lives += 1
         self.quarantine.begin()
         self.register()
 
     def wait(self) -> None:
-        """No life yet, as its number cannot be written down: nothing runs, nothing is reported, nothing is followed."""
+        """No life yet, because its incarnation cannot be written to disk: nothing runs, is reported or followed."""
         self._empty(0)
         self.dying = True
 
     def adopt(self, life: EarlierLife) -> None:
-        """Goes on with a life that an earlier agent began: its parts run, its lease holds. Placement need not notice."""
+        """Continues a life of an earlier agent: its parts run, its lease holds. Placement need not notice."""
         self._empty(life.incarnation)
         if life.until is not None and life.until > self.now():
             self.lease.deadline = life.until
@@ -191,7 +173,7 @@ class NodeRunner:
         for part, row in life.parts:
             enter(self.view, part, Phase.RUNNING)
             key = (part.job_id, part.attempt)
-            self._early[key] = early_s(part.lease_s, self.lease_s)
+            self._leases.add(part)
             self.overtime.add(part)
             if until := row.get("ends_by"):
                 self.overtime.went_on(part, until)
@@ -204,7 +186,7 @@ class NodeRunner:
         self.quarantine.tell()
 
     def memory(self) -> dict[str, Any]:
-        """What an agent must know to go on with this life, besides its parts: what it would refuse as old."""
+        """What another agent needs to continue this life, besides its parts: which grants are old."""
         return {"epochs": self.view.epochs, "ledger_seq": self.view.ledger_seq}
 
     def _empty(self, incarnation: int) -> None:
@@ -218,13 +200,11 @@ class NodeRunner:
         self.lease, self.overtime = Lease(self.lease_s), Overtime(self.limit_grace_s, self.lease_s)
         self.known, self.missed, self._asked_to_save, self.dying, self._lapsed = False, 0, False, False, False
         self.parts.clear()
-        self._early.clear()
+        self._leases.clear()
         for ending in self._ending.values():
             ending.cancel()
         self._ending.clear()
-        self._unheard.clear()
-        self._ends.clear()
-        self._starts.clear()
+        self._unconfirmed.clear()
         self.boards.begin()
 
     def register(self) -> None:
@@ -234,19 +214,19 @@ class NodeRunner:
             incarnation=self.incarnation,
             inventory=self.inventory,
             lease_s=self.lease_s,
-            quarantine=self.quarantine.told(),
+            quarantine=self.quarantine.to_report(),
         )
         self.report(self.name, self.incarnation, registered)
 
     def follow(self, desired: DesiredState) -> None:
-        """Makes what runs here equal to `desired`, as far as that can be begun now."""
+        """Changes what runs here to match `desired`, as far as possible now."""
         if self.dying or not concerns(desired, self.view):
             return
         self.known, self.missed = True, 0
         for part in desired.parts:
             key = (part.job_id, part.attempt)
             if part.started is not False:
-                self._starts.pop(key, None)
+                self._unconfirmed.start_shown(key)
             if part.running and self.overtime.all_run(key, self.now()):
                 self._tell_keeper(key)
         self.quarantine.lift(desired.lifted)
@@ -270,13 +250,12 @@ class NodeRunner:
                         Refused(job_id=part.job_id, attempt=part.attempt, reason=reason[:1024], category=category),
                     )
                 case Forget(key):
-                    self._ends.pop(key, None)
-                    if (ended := self._unheard.pop(key, None)) is not None:
-                        ended.heard()
+                    self._unconfirmed.end_shown(key)
         self.boards.follow(desired.recuts, desired.withdrawn)
 
     def _refuse(self, key: Key, seen: Refused) -> None:
-        """At once, but for what is broken here: it is granted again as long as placement does not know."""
+        """Reports a refusal at once, unless a device is broken here: then the part is granted again until placement
+        knows."""
         if seen.category is not Category.HARDWARE:
             self._ended(key, seen)
             return
@@ -295,7 +274,7 @@ class NodeRunner:
     def _start(self, part: DesiredPart) -> None:
         key = (part.job_id, part.attempt)
         failpoint("agent.starting")
-        self._early[key] = early_s(part.lease_s, self.lease_s)
+        self._leases.add(part)
         self.overtime.add(part)
         made = self.make_part(self, part, self._reporter(key))
         failpoint("agent.started")
@@ -313,15 +292,15 @@ class NodeRunner:
         return report
 
     def _observe(self, key: Key, seen: SeenOfPart) -> None:
-        """What a part reports. After the lease's end nothing counts any more: the keeper may have killed it, and it
-        would look like an exit of its own."""
+        """Handles a part's report. After the end of its lease reports no longer count: the keeper may have killed it,
+        which would look like an exit of its own."""
         if self.dying or (key in self._ending and not isinstance(seen, CheckpointTaken)):
             return
-        if isinstance(seen, Released) and self._early.get(key) is not None:
+        if isinstance(seen, Released) and not self._leases.is_kept(key):
             now = self.now()
             if self.lease.check(now):
                 return
-            if self._lease_over(key, now):
+            if self._leases.is_over(key, self.lease, now):
                 self._end_lease(key)
                 return
         if isinstance(seen, Released) and self._leaving and not seen.own_exit:
@@ -333,7 +312,7 @@ class NodeRunner:
         self.counts.checkpoints += isinstance(seen, CheckpointTaken)
         self.counts.started += isinstance(seen, Started)
         if isinstance(seen, Started):
-            self._starts[key] = (self.now(), seen)
+            self._unconfirmed.started(key, seen, self.now())
             if self.overtime.began(key, self.now()):
                 self._tell_keeper(key)
         self.report(self.name, self.incarnation, seen)
@@ -341,7 +320,7 @@ class NodeRunner:
     # -------------------------------------------------------------------------------------------------- limits of time
 
     def end_overtime(self) -> None:
-        """Stops the parts that nobody has stopped at their time limit, as if it were asked to."""
+        """Stops parts that are past their time limit and that placement did not stop."""
         for key in self.overtime.to_stop(self.now()):
             if key in self.parts and self.view.parts[key].phase is Phase.RUNNING and not self.dying:
                 log.warning("%s: nobody stopped attempt %d of %s at its time limit", self.name, key[1], key[0])
@@ -349,55 +328,50 @@ class NodeRunner:
                 self.parts[key].stop()
 
     def _tell_keeper(self, key: Key) -> None:
-        """Until when the part may run at the most, as soon as that is known."""
+        """Tells the keeper the latest end of the part, once it is known."""
         if key in self.parts and (until := self.overtime.keeper_until(key)) is not None:
             self.parts[key].ends_by(until)
 
     # ------------------------------------------------------------------------------------------------- leases of parts
 
     def keeps(self) -> bool:
-        """Whether there is work here that no lease ends."""
-        return any(self._early.get(key) is None for key in self.parts)
+        """Whether there is kept work, which no lease ends."""
+        return any(self._leases.is_kept(key) for key in self.parts)
 
     def shortest_lease_s(self) -> float:
-        """Of the node and of the parts that run here, s."""
-        return self.lease_s - max((early for early in self._early.values() if early is not None), default=0.0)
+        """The shortest lease of the node and its running parts, s."""
+        return self._leases.shortest_s()
 
     def end_leases(self) -> None:
-        """Begins to kill the parts whose own lease has ended."""
+        """Starts killing parts whose own lease has ended."""
         now = self.now()
-        for key in [key for key in self.parts if key not in self._ending and self._lease_over(key, now)]:
+        for key in [
+            key for key in self.parts if key not in self._ending and self._leases.is_over(key, self.lease, now)
+        ]:
             self._end_lease(key)
 
     def lapse(self) -> None:
-        """The node's lease has ended, and it has work that is kept: everything else ends, nothing is started, and this life
-        goes on with the next renewal."""
-        for key in [key for key in self.parts if key not in self._ending and self._early.get(key) is not None]:
+        """The node's lease has ended while it has kept work: everything else ends, nothing starts, and this life
+        continues with the next renewal."""
+        for key in [key for key in self.parts if key not in self._ending and not self._leases.is_kept(key)]:
             self._end_lease(key)
         self.lease, self._lapsed = Lease(self.lease_s), True
 
     def outlived(self) -> bool:
-        """Whether this life's lease ended, what was kept has ended since and is heard, and no renewal came: then none may come
-        any more, since who grants leases gave the node up where the ledger could not say that it keeps work. Another life costs
-        nothing now."""
-        return self._lapsed and not (self.parts or self._ending or self._ends or self._unheard)
-
-    def _lease_over(self, key: Key, now: float) -> bool:
-        """Of one that is shorter than the node's; the others end with it."""
-        return self._ended_early(self._early.get(key), now)
+        """Whether a new life is due: the lease ended, kept work has ended and is known to placement, and no renewal
+        came. None may come any more, if the ledger could not record that the node keeps work and the granter gave it
+        up. A new life costs nothing now."""
+        return self._lapsed and not (self.parts or self._ending or self._unconfirmed.any_end())
 
     def _may_begin(self, part: DesiredPart) -> bool:
         return not self.start_blocked(part.job_id) and self._lease_left(part)
 
     def _lease_left(self, part: DesiredPart) -> bool:
-        """Whether a part may be started: it would be killed at once, be granted again, and use up its tries."""
-        return not self._ended_early(early_s(part.lease_s, self.lease_s), self.now())
-
-    def _ended_early(self, early: float | None, now: float) -> bool:
-        return bool(early) and self.lease.deadline is not None and now >= self.lease.deadline - (early or 0.0)
+        """Whether the part's lease lasts. Otherwise it would be killed at once, granted again, and use up its tries."""
+        return self._leases.lasts(part, self.lease, self.now())
 
     def _end_lease(self, key: Key) -> None:
-        """Once begun it is not undone: the granter counts on it."""
+        """Kills the part. This is irrevocable, since the granter relies on it."""
         log.warning("%s: the lease of attempt %d of %s has ended", self.name, key[1], key[0])
         self._ending[key] = essential(asyncio.create_task(self._kill(key), name=f"end of {key[0]}.{key[1]}"))
 
@@ -421,29 +395,23 @@ class NodeRunner:
             self.counts.released += 1
             self.counts.failed += seen.own_exit and seen.exit_code != 0
         self.view.parts[key].phase = Phase.ENDED
-        self._early.pop(key, None)
+        self._leases.forget(key)
         self.overtime.forget(key)
-        if (part := self.parts.pop(key, None)) is not None:
-            self._unheard[key] = part
-        self._starts.pop(key, None)
-        self._ends[key] = (self.now(), seen)
+        self._unconfirmed.ended(key, self.parts.pop(key, None), seen, self.now())
         self.report(self.name, self.incarnation, seen)
 
     def repeat(self, older_than_s: float) -> None:
-        """Reports again what was stored, but is not shown by placement's state: starts, ends, and this life's registration.
-        Duplicates are known and change nothing."""
+        """Reports again what placement's state does not show: starts, ends, and this life's registration. Placement
+        ignores duplicates."""
         now = self.now()
         if not self.known and now - self._registered_at >= older_than_s:
             self.register()
-        for unheard in (self._starts, self._ends):
-            for key, (at, seen) in list(unheard.items()):
-                if now - at >= older_than_s:
-                    unheard[key] = (now, seen)
-                    self.report(self.name, self.incarnation, seen)
+        for seen in self._unconfirmed.to_repeat(older_than_s, now):
+            self.report(self.name, self.incarnation, seen)
         self.boards.repeat(older_than_s)
 
     def renewed(self, sent: float) -> bool:
-        """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid; what has ended is not revived."""
+        """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid; an ended one is not revived."""
         self.end_leases()
         valid = self.lease.renew(sent, self.now())
         if valid:
@@ -451,56 +419,56 @@ class NodeRunner:
         return valid
 
     def save_early(self) -> None:
-        """Renewals fail: jobs that can save do so once, and go on in the hope of the next renewal."""
+        """Renewals fail: asks jobs that can save to do so once and continue, in case of a renewal."""
         if not self._asked_to_save:
             self._asked_to_save = True
             for part in self.parts.values():
                 part.save_early()
 
     def leave(self) -> None:
-        """Asks all jobs to save and end. What was stopped is not reported one by one: the node's farewell
-        covers it, and an end that is reported alone would let the job be granted a node that is about to follow."""
+        """Asks all jobs to save and end. Their ends are not reported one by one: the node's farewell covers them, and a
+        single end would let the job be granted a node that is about to follow."""
         self._leaving = True
         for part in list(self.parts.values()):
             part.save()
 
     async def die(self) -> None:
-        """Kills all parts and returns when nothing is left. What they report from here on is not passed on."""
+        """Kills all parts, and returns when nothing is left. Their reports are dropped from here on."""
         self.dying = True
         await asyncio.gather(*(part.kill() for part in list(self.parts.values())))
         self.parts.clear()
         await self.boards.settle()
 
     async def let_go(self) -> None:
-        """The agent ends, the work does not: parts that the keeper holds run on for the next agent."""
+        """The agent ends but the work does not: the keeper holds the parts for the next agent."""
         self.dying = True
         await asyncio.gather(*(part.leave() for part in list(self.parts.values())))
 
     def accelerators(self, devices: Iterable[str]) -> bool:
-        """Whether any of these is more than processors, which all processes use."""
+        """Whether any of these is an accelerator. Processors are shared by all processes."""
         wanted = set(devices)
         return any(d.id in wanted and d.kind is not DeviceKind.CPU for d in self.inventory.devices)
 
     # ------------------------------------------------------------------------------ what boards and quarantine ask of it
 
     def may_repartition(self) -> bool:
-        """Whether a repartition may be begun."""
+        """Whether a repartition may begin."""
         return not self._leaving and self.lease.valid(self.now())
 
     def offer(self, devices: frozenset[str]) -> None:
-        """Parts may use these devices from here on."""
+        """Parts may use these devices from now on."""
         self.view.devices = devices
 
     def shut(self, users: Mapping[str, str]) -> None:
-        """No part is started on these devices from here on: who uses each."""
+        """Starts no part on these devices from now on; `users`: device -> who uses it."""
         self.view.quarantined = dict(users)
 
     def tell(self, seen: BoardCut | NodeQuarantine) -> None:
-        """Placement is to hear what became of a board, or what is in quarantine."""
+        """Reports a board's result or the quarantine to placement."""
         self.report(self.name, self.incarnation, seen)
 
     def busy(self) -> dict[str, int]:
-        """Granted milli per device of what is not gone yet."""
+        """Device -> thousandths granted to parts that are not gone yet."""
         out: dict[str, int] = {}
         for held in self.view.parts.values():
             if held.phase is not Phase.ENDED:

@@ -23,15 +23,15 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A node's inventory, and the layer that its devices are reached through."""
+    """A node's inventory and its device layer."""
 
     inventory: Inventory
     layer: DeviceLayer
 
 
 def hosted(settings: AgentSettings) -> list[Hosted]:
-    """All nodes of this agent. Raises FleetError, NoDevices, or ValueError when there is none, a name comes twice, or the
-    credential speaks for another."""
+    """All nodes of this agent. Raises FleetError, NoDevices, or ValueError when there is none, a name occurs twice, or
+    the credential is another node's."""
     out = []
     if settings.fleet is not None:
         out = [
@@ -53,7 +53,8 @@ def hosted(settings: AgentSettings) -> list[Hosted]:
 
 
 def _check_credential(settings: AgentSettings, names: list[str]) -> None:
-    """The broker drops what is said of another node than the credential's, and tells the log alone. Raises ValueError."""
+    """Checks the credential's node, since the broker drops messages about any other node, and reports that in its log
+    only. Raises ValueError."""
     if settings.nats_creds is None:
         return
     who, pool = speaker(settings.nats_creds), settings.pool

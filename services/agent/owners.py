@@ -1,5 +1,5 @@
-"""Records which team owns the checkpoints on this machine, or in a folder that nodes share: a job's name does not say it, and
-its attempts, whose names do, are pruned."""
+"""Records which team owns the checkpoints on this machine, or in a folder that nodes share. A job's name does not
+contain its team; its attempts' names do, but attempts are pruned."""
 
 import fcntl
 import logging
@@ -23,12 +23,12 @@ TEAM = re.compile(NAME_PATTERN)
 _JOB = re.compile(JOB_ID_PATTERN)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES, _TRY_AGAIN_S = 50, 0.01
-"""So often a lock is tried at the most: another node's agent that is frozen while it holds it must freeze no others. Then it
-goes on without: what another writes just then may be lost."""
+"""The most tries to lock. If another node's agent freezes while it holds the lock, this one continues without; what the
+other writes at that moment may be lost."""
 
 
 class Removal(Enum):
-    """What became of a job's checkpoints that were to be removed."""
+    """The result of removing a job's checkpoints."""
 
     GONE = "nothing is left of them"
     RESISTS = "something is left"
@@ -36,21 +36,23 @@ class Removal(Enum):
 
 
 class Owners:
-    """Whose the checkpoints in `root` are: `<root>/.agent/<pool>/<team>/<job id>`, a file with a ledger sequence by which the
-    job was granted. Only the agent's user may enter `.agent`, and what another user put there is not read.
+    """Owners of the checkpoints in `root`: `<root>/.agent/<pool>/<team>/<job id>`, a file with a ledger sequence at
+    which the job was granted. Only the agent's user may enter `.agent`, and files of other users there are not read.
 
-    At its start an attempt would wait for one more file. So it is noted within a minute, once something was saved; and of all
-    jobs where the folder is `shared` by several agents, for there it outlives this one.
+    A note at an attempt's start would delay it by one more file. So the note is written within a minute, once something
+    was saved. It is written for all jobs if the folder is `shared` by several agents, since the folder outlives this
+    one.
 
-    Threads of this agent and, where it is shared, other agents change notes at the same time. So a note only grows, is
-    replaced as a whole, and is changed under a lock (`flock`), under which a job's folder is also moved away to be removed."""
+    Threads of this agent and, in a shared folder, other agents change notes concurrently. So a note's sequence only
+    grows; it is replaced as a whole, under a lock (`flock`). A job's folder is moved away for removal under the same
+    lock."""
 
     def __init__(self, root: Path, pool: str, shared: bool) -> None:
         self._root, self._own, self._shared = root, root / OWN / pool, shared
         self._noted: set[str] = set()
 
     def note(self, teams: Mapping[str, str], seq: int) -> None:
-        """`teams`: job -> team. What cannot be written down is logged. Blocks."""
+        """`teams`: job -> team. Failed writes are logged. Blocks."""
         self._noted &= teams.keys()
         for job_id, team in teams.items():
             if job_id not in self._noted and TEAM.fullmatch(team) and self._saved(job_id):
@@ -63,7 +65,7 @@ class Owners:
             log.error("the owner of the checkpoints of %s cannot be recorded: %s", job_id, e)
 
     def note_older(self, team_of: Callable[[int], str], seq: int) -> None:
-        """Of checkpoints that an earlier version left, where the user whose they are tells the team. Blocks."""
+        """Notes checkpoints of an earlier version, if their user determines the team. Blocks."""
         known = {job_id for team in self.teams() for job_id in self.jobs(team)}
         for job_id in _names(self._root, _JOB):
             with suppress(OSError):
@@ -71,11 +73,11 @@ class Owners:
                     self._write(job_id, team, seq)
 
     def teams(self) -> list[str]:
-        """Those of which something is noted. Blocks."""
+        """Teams with notes. Blocks."""
         return list(_names(self._own, TEAM))
 
     def jobs(self, team: str) -> dict[str, int]:
-        """Job -> the sequence that is noted with it. Blocks."""
+        """Job -> noted sequence. Blocks."""
         found = {job_id: self._seq(job_id, team) for job_id in _names(self._own / team, _JOB)}
         return {job_id: seq for job_id, seq in found.items() if seq is not None}
 
@@ -85,17 +87,17 @@ class Owners:
         return None
 
     def on_start(self, job_id: str, team: str, seq: int, *, saved: bool) -> None:
-        """An attempt begins, where something is `saved` already or not. The note of before may be of another job with this id,
-        from before the team left and came back: where other agents may remove what lies there, it is renewed at once. The
-        folder may have been moved away until then: it is to be made after this."""
+        """Called when an attempt begins; `saved`: whether checkpoints exist. An existing note may be of another job
+        with this id, from before the team left and came back. If other agents may remove the files, it is renewed at
+        once. The folder may be moved away until then, so create it after this."""
         if saved:
             self._noted.discard(job_id)
         if self._shared and TEAM.fullmatch(team) and (saved or os.path.lexists(self._own / team / job_id)):
             self._note(job_id, team, seq)
 
     def remove(self, job_id: str, team: str, seq: int) -> Removal:
-        """Removes the checkpoints of this job of `team`. Where other agents have attempts, too, those stay that are noted with
-        a later sequence than `seq` by now. Blocks."""
+        """Removes this job's checkpoints. In a shared folder, those noted meanwhile with a later sequence than `seq`
+        stay. Blocks."""
         try:
             return self._remove(job_id, team, seq)
         except OSError as e:
@@ -103,10 +105,10 @@ class Owners:
             return Removal.RESISTS
 
     def _remove(self, job_id: str, team: str, seq: int) -> Removal:
-        """Raises OSError when there can be no lock. Where other agents may begin the job again it is moved away first: in a
-        moment, unlike its removal."""
+        """Raises OSError when it cannot lock. If other agents may begin the job again, the folder is moved away first:
+        at once, unlike its removal."""
         folder, away = self._root / job_id, self._own / f".{job_id}"
-        remove_tree(away)  # of a removal that did not come to its end
+        remove_tree(away)  # left by an interrupted removal
         with self._alone():
             if self._noted_since(job_id, team, seq):
                 return Removal.NOTED_SINCE
@@ -127,7 +129,7 @@ class Owners:
         return self._shared and (self._seq(job_id, team) or 0) > seq
 
     def forget(self, job_id: str, team: str) -> None:
-        """Its folder is gone."""
+        """Removes the note: the folder is gone."""
         with suppress(OSError), self._alone():
             self._forget(job_id, team)
 
@@ -135,10 +137,10 @@ class Owners:
         self._noted.discard(job_id)
         with suppress(OSError):
             os.unlink(self._own / team / job_id)
-            os.rmdir(self._own / team)  # unless more is noted of it
+            os.rmdir(self._own / team)  # fails while other notes remain
 
     def _saved(self, job_id: str) -> bool:
-        """Whether there is something whose team must be known. What cannot be looked into counts."""
+        """Whether there is something to note. A folder that cannot be read counts."""
         try:
             with os.scandir(self._root / job_id) as found:
                 return self._shared or next(found, None) is not None
@@ -148,7 +150,7 @@ class Owners:
             return True
 
     def _write(self, job_id: str, team: str, seq: int) -> None:
-        """Raises OSError. A team that came back may have given an id again: the later sequence counts."""
+        """Raises OSError. After a team came back an id may be reused: the later sequence wins."""
         with self._alone():
             make_folder(str(self._own / team))
             if (self._seq(job_id, team) or 0) < seq:
@@ -159,7 +161,7 @@ class Owners:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No thread, and no other agent, changes notes meanwhile. Raises OSError."""
+        """Excludes all other writers of notes, threads and agents. Raises OSError."""
         make_folder(str(self._root / OWN))
         make_folder(str(self._own))
         lock = os.open(self._own / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -182,7 +184,7 @@ def _locked(lock: int) -> bool:
 
 
 def _names(folder: Path, form: re.Pattern[str]) -> Iterator[str]:
-    """Of what lies in `folder`, which is no link, the names of this form; none where it cannot be read."""
+    """Names of this form in `folder`; none if it is a link or unreadable."""
     names: list[str] = []
     with suppress(OSError):
         at = os.open(folder, _FOLDER)

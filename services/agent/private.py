@@ -7,16 +7,16 @@ from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Not blocking: a pipe that nobody writes would hold up whoever opens it."""
+"""Non-blocking: opening a pipe without a writer would wait."""
 
 
 class NotOurs(OSError):
-    """What lies there is a link, no regular file, or another user's."""
+    """The file is a link, not regular, or another user's."""
 
 
 def open_file(root: Path, *parts: str) -> int:
-    """A descriptor of `root/parts[0]/...`, for reading. Below `root` no link is followed, in no place of the path, and the file
-    is this process's own and has one name only: a second name may be another's file. Raises OSError."""
+    """A descriptor of `root/parts[0]/...` for reading. Below `root` no part of the path may be a link, and the file
+    must belong to this process's user and have one name only: a second name may be another's file. Raises OSError."""
     at = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
     try:
         for part in parts[:-1]:
@@ -34,7 +34,7 @@ def open_file(root: Path, *parts: str) -> int:
 
 
 def is_folder(root: Path, parts: Sequence[str]) -> bool:
-    """Whether `root/parts[0]/...` is a folder, reached by no link."""
+    """Whether `root/parts[0]/...` is a folder reached without a link."""
     at = root
     for part in parts:
         at /= part

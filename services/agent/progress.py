@@ -1,4 +1,4 @@
-"""What a part's rank 0 says of how far it is: read at a bounded rate, measured, and told when it is news."""
+"""Progress reported by a part's rank 0: read at a bounded rate, measured, and passed on when it is news."""
 
 import logging
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ log = logging.getLogger("baton.agent")
 
 @dataclass(slots=True)
 class Progressing:
-    """One attempt's. A later agent that goes on with it measures anew."""
+    """Progress of one attempt. A later agent starts its measurement anew."""
 
     job_id: str
     attempt: int
@@ -27,7 +27,7 @@ class Progressing:
         return cls(part.job_id, part.attempt, ProgressFile(path))
 
     def news(self, now_s: float) -> ProgressSeen | None:
-        """To be told, if anything. May be asked as often as one likes: the file is looked at once a second."""
+        """The progress to report, if any. May be called at any rate; the file is read once a second."""
         if self.gauge.wants(now_s):
             try:
                 if (said := self.file.news()) is not None:
@@ -36,5 +36,5 @@ class Progressing:
                 if not self._warned:  # a job may write nonsense for ever
                     log.warning("attempt %d of %s: its progress is not understood: %s", self.attempt, self.job_id, e)
                 self._warned = True
-        told = self.gauge.news(now_s)
-        return ProgressSeen(job_id=self.job_id, attempt=self.attempt, progress=told) if told is not None else None
+        news = self.gauge.news(now_s)
+        return ProgressSeen(job_id=self.job_id, attempt=self.attempt, progress=news) if news is not None else None

@@ -1,7 +1,8 @@
-"""Quarantine: devices that are still in use when their attempt has ended are granted to nobody until they are free.
+"""Quarantine: devices still in use after their attempt has ended are not granted until they are free.
 
-No process of an attempt outlives its shim. But a device may have another user: a container that the job had a daemon start, a
-process that was passed an open descriptor, a driver that hangs while a process exits. So the device itself is checked.
+No process of an attempt outlives its shim. But a device may have another user: a container started by a daemon for the
+job, a process that received an open descriptor, a driver that hangs while a process exits. So the device itself is
+checked.
 """
 
 import asyncio
@@ -24,34 +25,34 @@ from services.agent.living import LivingNode
 WATCHERS = frozenset(
     {"nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvidia-smi", "nvidia-fabricm", "amd-smi", "rocm-smi", "Xorg"}
 )
-"""Programs that have devices open without working on them, by their short names (at most 15 characters)."""
+"""Programs that open devices without working on them, by their short names (at most 15 characters)."""
 
 
 log = logging.getLogger("baton.agent")
 
 AGAIN_S = 60.0
-"""How often a node that had something in quarantine in this life tells again what is there now."""
+"""How often a node that had devices in quarantine in this life repeats the report."""
 GRACE_S = 10.0
-"""A driver may need so long to let go of a process that was killed."""
+"""A driver may take this long to release a killed process."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInUse:
-    """A device in quarantine. `users`: "name (pid 123)" of each; `since`: of the attempt that it was granted to last."""
+    """A device in quarantine. `users`: "name (pid 123)" of each; `since`: start of the attempt that last had it."""
 
     since: "Since"
     users: tuple[str, ...]
     since_us: int = field(default_factory=clock.wall_us)
-    """When it was seen first: names this quarantine of the device."""
+    """When it was first seen; identifies this quarantine of the device."""
 
-    def told(self, device: str) -> BusyDevice:
-        """As the pool is told of it."""
+    def as_busy_device(self, device: str) -> BusyDevice:
+        """The pool's form of it."""
         return BusyDevice(device=device, users=", ".join(self.users)[:512], since_us=self.since_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """When an attempt began, in clock ticks since boot: who used its devices before that is not of it."""
+    """When an attempt began, in clock ticks since boot. Processes that began earlier are not the attempt's."""
 
     ticks: int
 
@@ -62,38 +63,39 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class KeptQuarantine:
-    """What earlier agents of this boot had in quarantine on a node."""
+    """Quarantined devices of a node, from earlier agents since boot."""
 
     devices: Mapping[str, DeviceInUse] = field(default_factory=dict)
     had: bool = False
-    """Whether there was any since the boot."""
+    """Whether there were any since boot."""
     keep: Callable[[Mapping[str, DeviceInUse]], None] = lambda devices: None
-    """Writes down what is there, for the next agent."""
+    """Stores the present ones for the next agent."""
 
 
 class NodeInQuestion(LivingNode, Protocol):
-    """The node, as far as its quarantine is concerned."""
+    """The node, for its quarantine."""
 
     def shut(self, users: Mapping[str, str]) -> None:
-        """No part is started on these devices from here on: who uses each."""
+        """Starts no part on these devices; `users`: device -> who uses it."""
         ...
 
     def tell(self, seen: NodeQuarantine) -> None:
-        """Placement is to hear it."""
+        """Reports to placement."""
         ...
 
 
 class DeviceQuarantine:
-    """Of one node. Devices stay in it over lives of the node, until they are free; placement is told what is in it."""
+    """The quarantine of one node. Devices stay in it over lives of the node until they are free; placement gets reports
+    of it."""
 
     def __init__(self, node: NodeInQuestion, kept: KeptQuarantine) -> None:
         self.devices = dict(kept.devices)
         self._node, self._keep = node, kept.keep
-        self._had = kept.had  # in this life, or since the boot: placement may still believe it
+        self._had = kept.had  # in this life, or since boot: placement may still list devices
         self._told_at = 0.0
 
     def begin(self) -> None:
-        """A new life of the node."""
+        """Starts a new life of the node."""
         self._had = bool(self.devices)
 
     def users(self) -> dict[str, str]:
@@ -101,7 +103,7 @@ class DeviceQuarantine:
         return {device: ", ".join(one.users) for device, one in self.devices.items()}
 
     def add(self, busy: Mapping[str, DeviceInUse]) -> None:
-        """These devices are used by something that is not ours: no part is started there until they are free."""
+        """Foreign processes use these devices: no part is started there until they are free."""
         new = {device: one for device, one in busy.items() if device not in self.devices}
         for device, one in new.items():
             log.error("%s: device %s is in quarantine: %s still uses it", self._node.name, device, ", ".join(one.users))
@@ -109,7 +111,7 @@ class DeviceQuarantine:
             self._set(self.devices | new)
 
     def free(self, devices: Iterable[str]) -> None:
-        """Nothing uses these devices any more."""
+        """These devices are free again."""
         gone = self.devices.keys() & set(devices)
         for device in sorted(gone):
             log.warning("%s: device %s is free again", self._node.name, device)
@@ -117,7 +119,7 @@ class DeviceQuarantine:
             self._set({device: one for device, one in self.devices.items() if device not in gone})
 
     def lift(self, lifted: Iterable[LiftedQuarantine]) -> None:
-        """An operator lets these devices be used, whoever else uses them now."""
+        """An operator releases these devices, whoever uses them now."""
         known = self.devices
         over = {one.device for one in lifted if one.device in known and known[one.device].since_us == one.since_us}
         for device in sorted(over):
@@ -132,27 +134,27 @@ class DeviceQuarantine:
         self.tell()
 
     def tell_again(self) -> None:
-        """Whoever was told may not have written it down: a ledger in which older readers have a part does not name it yet, and
-        nobody says when that is over. Or an old copy of what was told came late, and a device that is free again is kept."""
+        """Repeats the report. It may not have been recorded: older readers of the ledger hold it back, and nothing
+        signals their end. Or an outdated report arrived late and keeps a free device blocked."""
         if (self.devices or self._had) and self._node.now() - self._told_at >= AGAIN_S:
             self.tell()
 
     def tell(self) -> None:
-        """Between two lives nobody listens: the registration that begins the next one tells it."""
+        """Reports now, except between two lives: the registration that begins the next one contains it."""
         if not self._node.dying:
             self._node.tell(
-                NodeQuarantine(node=self._node.name, incarnation=self._node.incarnation, devices=self.told())
+                NodeQuarantine(node=self._node.name, incarnation=self._node.incarnation, devices=self.to_report())
             )
 
-    def told(self) -> tuple[BusyDevice, ...]:
-        """As placement is told of it, which happens now."""
+    def to_report(self) -> tuple[BusyDevice, ...]:
+        """The report's content; marks it as reported now."""
         self._told_at = self._node.now()
-        return tuple(one.told(device) for device, one in self.devices.items())
+        return tuple(one.as_busy_device(device) for device, one in self.devices.items())
 
 
 class QuarantineFile:
-    """What is in quarantine, for the next agent of this machine: it would call devices free that are not. After a boot
-    nothing of it holds, for nobody who used a device is left."""
+    """The quarantine, stored for this machine's next agent, which would otherwise take these devices for free. It is
+    void after a boot, which ends all users."""
 
     def __init__(self, path: Path, boot: str) -> None:
         self._path, self._boot = path, boot
@@ -162,7 +164,7 @@ class QuarantineFile:
         return KeptQuarantine(self._nodes.get(node, {}), node in self._nodes, partial(self.keep, node))
 
     def keep(self, node: str, busy: Mapping[str, DeviceInUse]) -> None:
-        """A disk that is full must end nothing: then the next agent does not know."""
+        """A full disk must end nothing. The next agent then lacks this information."""
         self._nodes[node] = busy
         rows = {
             name: {device: [one.since.ticks, one.users, one.since_us] for device, one in devices.items()}
@@ -197,7 +199,7 @@ class QuarantineFile:
 async def still_busy(
     layer: DeviceLayer, devices: Collection[str], since: Since, kept: Collection[int], grace_s: float
 ) -> dict[str, DeviceInUse]:
-    """The devices that strangers still use after `grace_s`; returns as soon as there are none."""
+    """Devices that strangers still use after `grace_s`; returns earlier when there are none."""
     if layer.at_once and not any(layer.users(devices).values()):
         return {}
     loop = asyncio.get_running_loop()
@@ -213,7 +215,7 @@ async def still_busy(
 def strangers(
     layer: DeviceLayer, devices: Collection[str], since: Since, kept: Collection[int]
 ) -> dict[str, list[str]]:
-    """Device -> who uses it and should not: processes that began after `since`, are not below one of `kept` (shims of living
+    """Device -> unauthorised users: processes that began after `since`, are not below one of `kept` (shims of live
     attempts, and this agent) and are no watchers. Each as "name (pid 123)". Blocks for some milliseconds."""
     try:
         users = layer.users(devices)
@@ -223,13 +225,14 @@ def strangers(
         return {}
     ours = set(kept) | proc.descendants(kept)
     found = {
-        device: [_called(pid) for pid in sorted(pids - ours) if _counts(pid, since)] for device, pids in users.items()
+        device: [_short_name(pid) for pid in sorted(pids - ours) if _is_user(pid, since)]
+        for device, pids in users.items()
     }
     return {device: called for device, called in found.items() if called}
 
 
-def _counts(pid: int, since: Since) -> bool:
-    """A process that the driver names and that cannot be seen from here counts: it is in a container, or is ending."""
+def _is_user(pid: int, since: Since) -> bool:
+    """A process that the driver names but that is invisible here counts: it is in a container, or is ending."""
     stat = proc.read_stat(pid)
     if stat is None:
         return True
@@ -243,5 +246,5 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _called(pid: int) -> str:
+def _short_name(pid: int) -> str:
     return f"{_name(pid) or 'a process'} (pid {pid})"

@@ -1,13 +1,12 @@
-"""What to do about a desired state, as a value. Pure: the node (`services.agent.node`) carries it out.
+"""Computes the actions for a desired state, as a value. Pure: the node (`services.agent.node`) executes them.
 
-The rules that keep two attempts off one device:
+Rules that keep two attempts off one device:
 - A state for another incarnation, or older than one already followed, is ignored.
-- A part is started once: while it is in the desired state it is remembered as held or ended, and once a state no longer
-  has it, only states that are older could bring it back.
-- A part whose epoch on one of its devices is not newer than any seen there, or that would overfill a device that is
-  still occupied here, is refused. So is one on a device that something else uses.
-- Nothing is started without a valid lease, the node's and its own; nothing is refused for that either: the next
-  state asks again.
+- A part is started once. While it is in the desired state it is remembered as held or ended; once it is no longer, only
+an older state could bring it back.
+- A part is refused if its epoch on one of its devices is not newer than any seen there, if it would overfill a device
+that is still occupied, or if something else uses the device.
+- Nothing starts without a valid lease, the node's and its own. That is no reason to refuse: the next state asks again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -24,7 +23,7 @@ Key = tuple[str, int]
 
 
 class Phase(IntEnum):
-    """How far a part has come here. It only grows."""
+    """Stage of a part here. It only advances."""
 
     RUNNING = 0
     SAVING = 1
@@ -33,8 +32,8 @@ class Phase(IntEnum):
 
 
 @dataclass(slots=True)
-class Held:
-    """A part that this node knows: its share of each device, and its phase."""
+class HeldPart:
+    """A part known here: its share of each device, and its phase."""
 
     milli: Mapping[str, int]
     phase: Phase = Phase.RUNNING
@@ -42,18 +41,18 @@ class Held:
 
 @dataclass(slots=True)
 class Running:
-    """What an agent knows of one node. `parts` has every part that the last followed state has, and those on their way
-    out; `epochs` the newest epoch started or refused on each device."""
+    """An agent's view of one node. `parts`: every part of the last followed state, and those being ended; `epochs`: the
+    newest epoch started or refused on each device."""
 
     node: str
     incarnation: int
     devices: Set[str]
     simulated: bool = False
     ledger_seq: int = -1
-    parts: dict[Key, Held] = field(default_factory=dict)
+    parts: dict[Key, HeldPart] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     quarantined: Mapping[str, str] = field(default_factory=dict)
-    """Devices that something else still uses, and what that is."""
+    """Device -> what else still uses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Ask for a checkpoint, then stop: the job's grace is in its spec."""
+    """Ask for a checkpoint, then stop. The grace is in the job's spec."""
 
     key: Key
 
@@ -75,7 +74,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """`category` is set when the reason will not pass by itself."""
+    """`category` is set when the reason is permanent."""
 
     part: DesiredPart
     reason: str
@@ -84,7 +83,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The desired state shows that the end of this part was heard."""
+    """The desired state shows that placement knows this part's end."""
 
     key: Key
 
@@ -107,8 +106,8 @@ def plan(
 ) -> list[NodeAction]:
     """The actions that bring the node from `view` to `desired`; stops come before starts. Changes nothing.
 
-    `lease_left`: whether the lease that a part would have, which may be shorter than its node's, has not ended already. The
-    state must concern the view (`concerns`): otherwise it is not to be planned for, nor followed.
+    `lease_left`: whether a part's lease, which may be shorter than its node's, is still running. The state must concern
+    the view (`concerns`).
     """
     assert concerns(desired, view), "a state of another life, or an older one"
     wanted = {(part.job_id, part.attempt): part for part in desired.parts}
@@ -122,7 +121,7 @@ def plan(
         if refused := _refusal(part, view, occupied):
             actions.append(refused)
         elif not lease_left(part) or not waits_for.isdisjoint(rank.device for rank in part.ranks):
-            waits_for.update(rank.device for rank in part.ranks)  # what was granted later would make it look stale
+            waits_for.update(rank.device for rank in part.ranks)  # a later grant here would make it look stale
         elif lease_valid:
             actions.append(Start(part))
             for rank in part.ranks:
@@ -131,7 +130,7 @@ def plan(
 
 
 def follow(view: Running, desired: DesiredState, actions: Iterable[NodeAction]) -> None:
-    """Writes into `view` what `actions` (of `plan`) did, and that `desired` was followed. Touches nothing else."""
+    """Records in `view` that `actions` (of `plan`) were executed and `desired` was followed. Changes nothing else."""
     view.ledger_seq = desired.ledger_seq
     for action in actions:
         match action:
@@ -147,7 +146,7 @@ def follow(view: Running, desired: DesiredState, actions: Iterable[NodeAction]) 
                 del view.parts[key]
 
 
-def _toward_end(key: Key, held: Held, part: DesiredPart | None) -> NodeAction | None:
+def _toward_end(key: Key, held: HeldPart, part: DesiredPart | None) -> NodeAction | None:
     if held.phase is Phase.ENDED:
         return Forget(key) if part is None else None
     if part is None or part.action is nodes.Action.STOP:
@@ -157,7 +156,7 @@ def _toward_end(key: Key, held: Held, part: DesiredPart | None) -> NodeAction | 
     return None
 
 
-def _occupied(parts: Iterable[Held]) -> dict[str, int]:
+def _occupied(parts: Iterable[HeldPart]) -> dict[str, int]:
     occupied: dict[str, int] = {}
     for held in parts:
         if held.phase is not Phase.ENDED:
@@ -189,9 +188,9 @@ def _refusal(part: DesiredPart, view: Running, occupied: Mapping[str, int]) -> R
 
 
 def enter(view: Running, part: DesiredPart, phase: Phase) -> None:
-    """The node knows this part from now on, with its share of each device and the epochs that it came with."""
+    """Adds a part to the view, with its share and epoch of each device."""
     milli: dict[str, int] = {}
     for rank in part.ranks:
         milli[rank.device] = milli.get(rank.device, 0) + rank.milli
         view.epochs[rank.device] = max(view.epochs.get(rank.device, 0), rank.epoch)
-    view.parts[part.job_id, part.attempt] = Held(milli, phase)
+    view.parts[part.job_id, part.attempt] = HeldPart(milli, phase)

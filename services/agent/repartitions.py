@@ -1,4 +1,5 @@
-"""MIG boards repartitioned on a node: whether that may be done now, and doing it. The node decides when, and reports it."""
+"""Repartitions MIG boards: whether it is possible now, and the execution. The node decides when, and reports the
+result."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ REASON_LENGTH = 1024
 
 
 def refusal(repartition: Recut, inventory: Inventory, busy: Mapping[str, int]) -> str:
-    """Why this repartition must not be begun, or "". `busy`: device id -> milli that parts hold here."""
+    """Why this repartition must not begin, or "". `busy`: device id -> thousandths held by parts here."""
     board = next((board for board in inventory.boards if board.id == repartition.board), None)
     if board is None:
         return f"{repartition.board} is no MIG board of this node"
@@ -28,13 +29,14 @@ def refusal(repartition: Recut, inventory: Inventory, busy: Mapping[str, int]) -
 
 
 def carry_out(layer: DeviceLayer, repartition: Recut, inventory: Inventory) -> tuple[str, Inventory]:
-    """Cuts the board and looks what is there now. Blocks. Returns why it failed ("" when done) and the new inventory."""
+    """Repartitions the board and reads the new inventory. Blocks. Returns the reason of a failure ("" for success) and
+    the inventory."""
     reason = ""
     try:
         layer.repartition(repartition.board, repartition.destroy, repartition.create)
     except RepartitionFailed as e:
         reason = str(e)
-    except Exception as e:  # whatever the driver did, placement must hear of it
+    except Exception as e:  # placement must hear of any driver failure
         log.exception("repartitioning board %s failed", repartition.board)
         reason = f"{type(e).__name__}: {e}"
     try:
@@ -56,7 +58,7 @@ def _discovered(layer: DeviceLayer) -> Sequence[Device]:
 
 
 def _as_measured(device: Device, before: Inventory) -> Device:
-    """Free memory that cannot be measured now, as a job runs there, is as it was measured before."""
+    """Keeps the last measured free memory of devices where a job prevents measuring."""
     if device.memory_free_mib is not None:
         return device
     known = next((old.memory_free_mib for old in before.devices if old.id == device.id), None)

@@ -1,9 +1,10 @@
-"""Publishes agents' reports to the pool's inbox: observations and registrations, in order, batched, each retried until stored.
+"""Publishes agents' reports to the pool's inbox: observations and registrations, in order, batched, each retried until
+stored.
 
-One batch is in flight at a time, so order is kept; reports that are made meanwhile form the next batch. A single report is
-sent at once, together with others of the same iteration of the event loop. A batch that the broker does not take stays at the
-head until it does. The memory for this is bounded by what runs on the nodes: a part has at most one start, one end and its
-newest checkpoint waiting.
+One batch is in flight at a time, which keeps the order; reports made meanwhile form the next batch. A single report is
+sent at once, with others of the same iteration of the event loop. A batch that the broker rejects stays at the head
+until it is stored. Memory is bounded by what runs on the nodes: a part has at most one start, one end and its newest
+checkpoint waiting.
 """
 
 import asyncio
@@ -33,23 +34,23 @@ log = logging.getLogger("baton.agent")
 
 LINGER_S = 0.004
 BUSY_S = 0.02
-"""What is seen sooner than this after a batch was stored waits for `LINGER_S`: more is likely to come."""
+"""An observation sooner than this after a stored batch waits for `LINGER_S`, since more are likely."""
 RETRY_S = 1.0
 STALLED_S = 1.0
 MESSAGE_BYTES = 150_000
-"""Of one message's observations, as they are encoded: well below what placement reads (libs/ledger/inputs.py). A text's length
-says little: a control character takes six bytes of JSON."""
+"""The most encoded bytes of observations in a message, well below placement's limit (libs/ledger/inputs.py). Text
+length says little, since a control character takes six bytes of JSON."""
 LARGEST_BYTES = 240_000
-"""Of a message that is one thing, e.g. a registration."""
+"""The most bytes of an indivisible message, e.g. a registration."""
 _AROUND_BYTES = 4096
-"""What surrounds the observations in their message."""
+"""Allowance for the envelope around observations."""
 _BATCH_COUNT = 1000
 
 Publish = Callable[[Sequence[Outgoing]], Awaitable[Any]]
 Whole = NodeRegistered | NodeLost | BoardCut | NodeQuarantine
-"""What is a message of its own."""
+"""Reports that are messages of their own."""
 Entry = tuple[str, int, SeenOfPart | Whole]
-"""(node, incarnation at the time of the observation, what was seen)."""
+"""(node, incarnation at the time of the observation, observation)."""
 _SUBJECTS: dict[type[Whole], str] = {
     NodeRegistered: "registered", NodeLost: "lost", BoardCut: "board-cut", NodeQuarantine: "quarantine"
 }  # fmt: skip
@@ -59,7 +60,7 @@ class Reports:
     """Collects entries and publishes them. `add` never blocks; `run` is a task that lives as long as the agent."""
 
     def __init__(self, publish: Publish, *, pool: str, source: str, max_payload: int = 1024 * 1024) -> None:
-        """`max_payload`: what the broker takes, bytes."""
+        """`max_payload`: the broker's limit, bytes."""
         room = payload_room(max_payload)
         self._most = min(MESSAGE_BYTES, room - _AROUND_BYTES)
         self._largest = min(LARGEST_BYTES, room)
@@ -67,7 +68,7 @@ class Reports:
         self._waiting: list[Entry] = []
         self._under_way: list[Entry] = []
         self._wake = asyncio.Event()
-        # A later agent may go on with this one's lives: its messages must not look like repeats of ours.
+        # A later agent may continue this one's lives: its messages must not look like repeats of ours.
         self._run = f"{clock.wall_ns():x}"
         self._count = 0
         self._since = 0.0
@@ -80,7 +81,7 @@ class Reports:
         self._wake.set()
 
     def stalled(self) -> bool:
-        """Whether the batch under way has waited for longer than a broker in good health takes."""
+        """Whether the batch in flight has waited longer than a healthy broker takes."""
         return bool(self._under_way) and asyncio.get_running_loop().time() - self._since > STALLED_S
 
     def backlog(self) -> int:
@@ -91,7 +92,7 @@ class Reports:
         stored_s = -math.inf
         while True:
             await self._wake.wait()
-            # One turn suffices for a timer that ends as it starts: its start and its end are one message.
+            # One turn is enough for a timer that ends as it starts: its start and end become one message.
             await asyncio.sleep(LINGER_S if loop.time() - stored_s < BUSY_S else 0)
             self._wake.clear()
             self._under_way, self._waiting = self._waiting, []
@@ -103,8 +104,8 @@ class Reports:
             stored_s = loop.time()
 
     async def _store(self, batch: Sequence[Outgoing]) -> None:
-        """Returns when the batch is stored, whatever the broker says until then: an observation is never dropped, and
-        its id makes a repeat harmless."""
+        """Returns when the batch is stored, however often the broker refuses. Observations are never dropped, and their
+        ids make repeats harmless."""
         while True:
             try:
                 await self._publish(batch)
@@ -115,7 +116,8 @@ class Reports:
             await asyncio.sleep(RETRY_S)
 
     def _drop_older(self, seen: CheckpointTaken | ProgressSeen) -> None:
-        """Only the newest of its kind of an attempt matters; the rest would pile up while the broker is away."""
+        """Drops an attempt's older waiting reports of the same kind; only the newest matters, and they would pile up
+        while the broker is away."""
         if len(self._waiting) > _BATCH_COUNT:
             key = (seen.job_id, seen.attempt)
             self._waiting = [
@@ -125,8 +127,7 @@ class Reports:
             ]
 
     def _messages(self, entries: Iterable[Entry]) -> list[Outgoing]:
-        """One message per node and life, in the order of their first entries; registrations, cuts and farewells
-        stand between."""
+        """One message per node and life, in order of first entries; registrations, cuts and farewells separate them."""
         out: list[Outgoing] = []
         groups: dict[tuple[str, int], list[SeenOfPart]] = {}
         for node, incarnation, seen in entries:
@@ -148,7 +149,7 @@ class Reports:
         ]
 
     def _message(self, model: NodeObserved | Whole, what: str, node: str, incarnation: int) -> Outgoing:
-        """On the node's own subject: its credential could use no other."""
+        """Uses the node's own subject, the only one that its credential permits."""
         self._count += 1
         return outgoing(
             model,
@@ -169,8 +170,8 @@ def _observed(node: str, incarnation: int, seen: Sequence[SeenOfPart]) -> NodeOb
 
 
 def _pieces(observations: Sequence[SeenOfPart], most: int) -> Iterable[list[SeenOfPart]]:
-    """In pieces that stay below `most` bytes. One that is too large by itself is cut, with a note: a start or an end is never
-    lost for its words."""
+    """Splits into pieces below `most` bytes. A single larger observation is shortened, with a note, so that no start or
+    end is lost because of its text."""
     piece: list[SeenOfPart] = []
     size = 0
     for whole in observations:
@@ -193,7 +194,7 @@ def _size(model: Any) -> int:
 
 
 def _shortened(seen: SeenOfPart) -> SeenOfPart | None:
-    """The fact without its words. A reference cannot be cut: half of it names nothing."""
+    """The observation without its text; None for a checkpoint, since a cut reference names nothing."""
     if isinstance(seen, CheckpointTaken):
         return None
     note = "its reason was too long to be told; the job's log has it"
@@ -201,7 +202,7 @@ def _shortened(seen: SeenOfPart) -> SeenOfPart | None:
 
 
 def check_registration(inventory: Inventory, lease_s: float) -> None:
-    """Raises ValueError when what the node has would not fit into the one message in which it is told."""
+    """Raises ValueError when the node's inventory does not fit into one message."""
     alone = NodeRegistered(incarnation=1, inventory=inventory.model_copy(update={"contents": ()}), lease_s=lease_s)
     if (size := _size(alone)) > LARGEST_BYTES:
         raise ValueError(
@@ -212,7 +213,7 @@ def check_registration(inventory: Inventory, lease_s: float) -> None:
 
 
 def _bounded(model: Whole, most: int) -> Whole:
-    """A registration, or the report of a cut, that can be sent: what the node has on its disk is left out from the end."""
+    """A registration or report of a cut that fits: the list of the node's disk contents is cut at the end."""
     if isinstance(model, NodeLost | NodeQuarantine) or _size(model) <= most:
         return model
     contents = model.inventory.contents

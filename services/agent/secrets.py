@@ -1,11 +1,12 @@
-"""Secrets of attempts: asked of vault with the node's own credential, delivered to the processes, and removed at their end.
+"""Secrets of attempts: requested from vault with the node's credential, delivered to the processes, and removed at
+their end.
 
-The answer is sealed to a key that this agent made when it started and keeps in memory only. It names the attempt and repeats
-the question's nonce inside the seal, so an answer to another question, or one of before, is of no use.
+The answer is sealed to a key that this agent creates at start and keeps in memory only. Inside the seal are the attempt
+and the question's nonce, so an answer to another or an earlier question is useless.
 
-A value becomes a file in a folder of the attempt's own, in memory (tmpfs) where the machine has such a place, or a variable of
-the environment, if the job asked for that. The keeper passes the environment on and keeps none of it. Who ends the attempt
-removes the folder: its shim, even without an agent; and the agent, which also removes what a crash has left.
+A value becomes a file in the attempt's own folder, in memory (tmpfs) if the machine has such a place, or an environment
+variable if the job asked for that. The keeper passes the environment on and stores none of it. The folder is removed by
+the attempt's shim, even without an agent, and by the agent, also after a crash.
 """
 
 import asyncio
@@ -40,20 +41,20 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 class SecretMissing(RuntimeError):
-    """The team has no such secret, or it cannot be delivered as the job asked: the job's fault; the text says what to do."""
+    """The team has no such secret, or it cannot be delivered as requested. The job's fault; the text gives the remedy."""
 
 
 class SecretsUnavailable(RuntimeError):
-    """Vault did not answer for too long: nobody's fault but the pool's."""
+    """Vault did not answer in time. The pool's fault."""
 
 
 class NotWanted(RuntimeError):
-    """The attempt was asked to end while its secrets were waited for."""
+    """The attempt was asked to end while waiting for its secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What an attempt was given. `repr` shows no value."""
+    """An attempt's delivered secrets. `repr` shows no value."""
 
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -62,15 +63,15 @@ NOTHING = Delivered()
 
 
 class SecretSource:
-    """Asks vault. One for the agent; `wait_s`: how long vault may be away before an attempt is given up."""
+    """Asks vault, one per agent. `wait_s`: how long vault may be unreachable before an attempt is given up."""
 
     def __init__(self, nats: Client, pool: str, wait_s: float, pause_s: float = _PAUSE_S) -> None:
         self._nats, self._pool, self._wait_s, self._pause_s = nats, pool, wait_s, pause_s
         self._key: BoxKey | None = None
 
     async def of(self, part: DesiredPart, node: str, at_least: int, wanted: Callable[[], bool]) -> dict[str, bytes]:
-        """The values of the part's secrets, by name. `at_least`: the ledger record that the node was told of; `wanted`: whether
-        it is still to run. Raises SecretMissing, SecretsUnavailable, NotWanted."""
+        """Name -> value of the part's secrets. `at_least`: the ledger record of the node's desired state; `wanted`:
+        whether the part should still run. Raises SecretMissing, SecretsUnavailable, NotWanted."""
         deadline, problem = boot_s() + self._wait_s, ""
         while True:
             try:
@@ -104,10 +105,10 @@ class SecretSource:
 
 
 class SecretFolders:
-    """A folder for each attempt with secrets below one of the agent's own. `root` is where that may be made."""
+    """One folder per attempt with secrets, below the agent's own folder. `root` is where that may be created."""
 
     def __init__(self, state_dir: Path, root: Path | None = None) -> None:
-        """Nothing is made before the first secret is delivered."""
+        """Creates nothing before the first delivery."""
         named = hashlib.sha256(str(state_dir).encode()).hexdigest()[:16]
         parent = root or memory_folder()
         if parent is None:
@@ -115,11 +116,11 @@ class SecretFolders:
         self._root = state_dir / "secrets" if parent is None else parent / f"baton-secrets-{os.getuid()}-{named}"
 
     def folder(self, kept: str) -> Path:
-        """Of the attempt that the keeper calls so."""
+        """The folder of the attempt with this keeper id."""
         return self._root / hashlib.sha256(kept.encode()).hexdigest()[:32]
 
     def deliver(self, kept: str, part: DesiredPart, values: Mapping[str, bytes]) -> Delivered:
-        """Writes the files and returns what goes into the environment. Raises SecretMissing, SecretsUnavailable. Blocks."""
+        """Writes the files and returns the environment variables. Raises SecretMissing, SecretsUnavailable. Blocks."""
         environment: dict[str, str] = {}
         files: dict[str, bytes] = {}
         for use in part.spec.secrets:
@@ -153,11 +154,11 @@ class SecretFolders:
                 file.write(value)
 
     def remove(self, kept: str) -> None:
-        """The attempt is over. Nothing happens when there is nothing. Without walls the job may have written there."""
+        """Removes an ended attempt's folder, if any. Without walls the job may have written there."""
         remove_tree(self.folder(kept))
 
     def sweep(self, kept: Collection[str]) -> int:
-        """Removes what was left by attempts other than these; returns how many folders. Raises OSError."""
+        """Removes folders of all other attempts; returns their number. Raises OSError."""
         if not self._root.is_dir():
             return 0
         _own_folder(self._root)
@@ -169,13 +170,13 @@ class SecretFolders:
 
 
 def memory_folder() -> Path | None:
-    """Where this user may make folders that are in memory only: $XDG_RUNTIME_DIR, /run, /dev/shm."""
+    """Where this user may create folders in memory: $XDG_RUNTIME_DIR, /run, /dev/shm."""
     places = [os.environ.get("XDG_RUNTIME_DIR", ""), "/run", "/dev/shm"]
     return next((Path(p) for p in places if p and os.access(p, os.W_OK | os.X_OK) and _in_memory(Path(p))), None)
 
 
 def _in_memory(path: Path) -> bool:
-    """Whether the file system at `path` is in memory, by the mounts that this process sees."""
+    """Whether the file system at `path` is in memory, by this process's mounts."""
     real, best = os.path.realpath(path), ("", "")
     with suppress(OSError), open("/proc/self/mounts") as mounts:
         for line in mounts:
@@ -186,7 +187,7 @@ def _in_memory(path: Path) -> bool:
 
 
 def _own_folder(path: Path) -> None:
-    """Makes it, mode 0700. Raises PermissionError when somebody else has put something in its place."""
+    """Creates it with mode 0700. Raises PermissionError when another user has put something there."""
     with suppress(FileExistsError):
         path.mkdir(mode=0o700, parents=True)
     found = os.lstat(path)

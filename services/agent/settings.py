@@ -33,17 +33,17 @@ def _host() -> str:
 
 
 class OnStop(StrEnum):
-    """What becomes of the work of an agent that is asked to end (SIGTERM)."""
+    """What an agent does with its work at SIGTERM."""
 
     DRAIN = "drain"
     """Jobs are asked to save and are ended; the nodes leave the pool."""
     KEEP = "keep"
-    """Jobs run on without a lease until the next agent. Only for a control plane that is stopped as well: one that goes on
-    takes the nodes for lost."""
+    """Jobs continue without a lease until the next agent. Only for a control plane that is stopped as well: a running
+    one would declare the nodes lost."""
 
 
 class Containment(StrEnum):
-    """What holds all processes of an attempt together, see `services.agent.keeper.contain`."""
+    """What holds an attempt's processes together, see `services.agent.keeper.contain`."""
 
     AUTO = "auto"
     NAMESPACE = contain.NAMESPACE
@@ -53,7 +53,7 @@ class Containment(StrEnum):
 
 
 class Walls(StrEnum):
-    """What keeps the jobs of teams apart, see `services.agent.keeper.walls`."""
+    """What isolates teams' jobs, see `services.agent.keeper.walls`."""
 
     AUTO = "auto"
     FULL = walls.FULL
@@ -205,12 +205,12 @@ class AgentSettings(ServiceSettings):
 
     @property
     def log_bus(self) -> Address:
-        """Where questions for logs are heard: with `logs.creds` beside the agent's own credential, if that is there."""
+        """The bus address for questions about logs: with `logs.creds` beside the agent's own credential, if it exists."""
         logs = self.nats_creds and self.nats_creds.with_name(LOGS_CREDS)
         return replace(self.bus, creds=logs) if logs and logs.is_file() else self.bus
 
     def state_path(self) -> Path:
-        """Where incarnations and pid files are: it must survive restarts of the agent."""
+        """Where incarnations and pid files are. It must survive restarts of the agent."""
         if self.state_dir is not None:
             return self.state_dir.resolve()
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state").resolve() / "baton"

@@ -1,10 +1,9 @@
-"""Enforces shares of kernel resources that all processes of a machine have in common: gang ports, ephemeral ports, open files,
+"""Enforces shares of kernel resources common to all processes of a machine: gang ports, ephemeral ports, open files,
 socket memory.
 
-The kernel has no per-user limit for any of them, and one job can use each of them up in a tenth of a second. Which attempt
-uses how much is in the tables of its processes, which are slow to read. So the machine's totals are read five times a second,
-which costs nothing, and the tables when a total has grown, or else at intervals. An attempt that uses more than its share is
-ended.
+The kernel has no per-user limit for any of them, and one job can exhaust each in a tenth of a second. An attempt's use
+is in the tables of its processes, which are slow to read. So the machine's totals are read five times a second, which
+is free, and the tables when a total has grown, or else at intervals. An attempt above its share is ended.
 """
 
 import os
@@ -29,33 +28,33 @@ from services.agent.tables import files_of, networks_of, sockets_of
 
 QUICK_S = 0.2
 _FEW = 16
-"""So many more sockets on the machine are reason for another look."""
+"""More new sockets on the machine than this trigger a scan."""
 _OF_ONE = 4
-"""Of the files that the machine can have open an attempt may have a quarter."""
+"""An attempt may open a quarter of the machine's open files."""
 _FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN = 3 / 4, 7 / 8, 3 / 4
-"""When so much of all is taken, whoever has most is ended, if that is a share worth speaking of:"""
+"""Above these fractions of a total the largest user is ended, if its share is significant:"""
 _WORTH = 64
 _OF_A_TEAM, _USUAL = 4, 2
-"""Of the ports at which gangs meet a team may have as many there as four attempts may, and two for each that it has."""
+"""A team's attempts may have had four times the limit of one attempt in gang ports, plus two for each attempt."""
 _HALF = 2
-"""Of the memory of sockets an attempt may have a half: all that lies unread of what is sent on a machine is seldom so much."""
+"""An attempt may have half of the socket memory; a machine's unread data is seldom that much."""
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
 _NETLINK = "netlink"
-"""It has no number of its own: as much as of TCP."""
+"""Netlink has no limit of its own; TCP's is used."""
 _FILE_BYTES = 256
-"""Of the memory of its job an open file takes as much, and more."""
+"""An open file takes at least this many bytes of its job's memory."""
 
 
 @dataclass(eq=False, slots=True)
 class SharedUse:
-    """What one attempt has of it. `sockets`: so many it may have open, 0: as many as it likes. `shim`: the process that holds
-    it, 0: not known yet. `ending`: it had too much, and is gone soon."""
+    """One attempt's use. `sockets`: its limit, 0: unlimited. `shim`: the process that holds it, 0: unknown. `ending`:
+    it exceeded a share and is being ended."""
 
     ports: PortsHad
     sockets: int = 0
     shim: int = 0
     own_network: bool = False
-    """It has none of the host's."""
+    """It has its own network namespace."""
     ending: bool = False
 
     def processes(self) -> set[int]:
@@ -63,24 +62,24 @@ class SharedUse:
 
 
 Excess = Iterator[tuple[SharedUse, str]]
-"""Who is to end, and for what, in words. It counts as `ending` before the next is looked for."""
+"""(attempt to end, reason). Its `ending` is set before the next one is computed."""
 
 
 class SharedLook:
-    """All looks of one agent. `every_s`: how often it looks though nothing has grown."""
+    """Scans of one agent. `every_s`: the interval of scans without growth."""
 
     def __init__(self, every_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._now = every_s, now
         self._gang_ports = GangPorts()
         self._next = self._next_thorough = 0.0
         self._sockets = self._opened = 0
-        """Of the machine at the last look, or since, if they were fewer then."""
+        """The machine's totals at the last scan, or smaller ones since."""
         self._netlink_total = NetlinkTotal()
         self._memory = dict.fromkeys((*_PROTOCOLS, _NETLINK), 0)
-        """Likewise, of the sockets of each protocol, bytes."""
+        """The same for socket memory by protocol, bytes."""
 
     def due(self, uses: Iterable[SharedUse] = ()) -> bool:
-        """Whether to look at these."""
+        """Whether to scan now."""
         sockets, opened, memory = sockets_of_machine(), open_on_machine(), self._memory_now(uses)
         self._sockets, self._opened = min(self._sockets, sockets), min(self._opened, opened)
         self._memory = {name: min(self._memory[name], now) for name, now in memory.items()}
@@ -92,7 +91,7 @@ class SharedLook:
         )
 
     def look(self, uses: Sequence[SharedUse]) -> dict[SharedUse, str]:
-        """Those that have taken more than they may, and of what, in words. Blocks."""
+        """Attempts above a share, with reasons. Blocks."""
         began = self._now()
         ended = {}
         for use, why in self._too_much(uses, began >= self._next_thorough):
@@ -129,7 +128,7 @@ class SharedLook:
 
 
 def _too_many_gang_ports(uses: Sequence[SharedUse]) -> Excess:
-    """A team may have many small attempts on a machine: what is few for each would be all together."""
+    """Limits per team: many small attempts, each below its limit, would together have too many."""
     teams: dict[int, list[SharedUse]] = {}
     for use in uses:
         if use.ports.most and not use.ending:
@@ -153,7 +152,7 @@ def _too_many_sockets(uses: Sequence[SharedUse]) -> Excess:
     held = [one for one in all_at(local_ports(), LISTENING | BOUND | CONNECTED) if one.inode or one.uid]
     own: dict[SharedUse, set[int | bytes]] = {use: set(sockets_of(use.processes())) for use in uses}
     nobodys = {one.inode for one in held if one.inode}.difference(*own.values())
-    if nobodys:  # those that are there still are in flight, sent and not received: their team's
+    if nobodys:  # sockets that remain are in flight, sent and not received, and count for their team
         nobodys &= {one.inode for one in held_ports(local_ports(), LISTENING | BOUND | CONNECTED)}
     for use in uses:
         theirs = [one for one in held if one.uid == use.ports.uid]
@@ -183,7 +182,7 @@ def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
 def _too_much_memory(uses: Sequence[SharedUse], name: str, taken: int) -> Excess:
     most, there_is = memory_each(name), memory_for_sockets(name)
     counts = _memory_by_use(uses, buffered(_PROTOCOLS[name]))
-    for use in uses:  # who has a network of its own has the same memory
+    for use in uses:  # a network namespace of its own has the same memory
         for process in networks_of(use.processes()):
             counts[use] += sum(one.bytes for one in buffered(_PROTOCOLS[name], process))
     why = f"all processes of the machine have {mib(there_is)} together (sysctl net.ipv4.{name.lower()}_mem)"
@@ -196,7 +195,7 @@ def _too_much_memory(uses: Sequence[SharedUse], name: str, taken: int) -> Excess
 
 
 def _elsewhere(uses: Iterable[SharedUse]) -> list[int]:
-    """A process in the network of each that has its own."""
+    """One process in each separate network."""
     return [use.shim for use in uses if use.own_network and use.shim]
 
 
@@ -213,8 +212,8 @@ def _too_much_netlink(uses: Sequence[SharedUse]) -> Excess:
 
 
 def _memory_by_use(uses: Sequence[SharedUse], held: Sequence[Buffered]) -> dict[SharedUse, int]:
-    """What a server has not accepted yet is nobody's, and counts for who listens there; what is in flight or was closed before
-    all of it was taken counts for its team."""
+    """Connections that a server has not accepted count for its listener; sockets in flight, or closed with unsent data,
+    count for their team."""
     whose = {inode: use for use in uses for inode in sockets_of(use.processes())}
     servers = {one.port: whose[one.inode] for one in held if one.listens and one.inode in whose}
     counts = dict.fromkeys(uses, 0)
@@ -226,8 +225,8 @@ def _memory_by_use(uses: Sequence[SharedUse], held: Sequence[Buffered]) -> dict[
 
 
 def _largest(counts: Mapping[SharedUse, int], taken: int, there_are: int, crowded: float) -> Iterator[SharedUse]:
-    """Those who have most, until less than the share `crowded` of all that there are is taken. What those have who are being
-    ended is not taken any more."""
+    """The largest users, until less than the fraction `crowded` of the total is used. Use of attempts being ended no
+    longer counts."""
     taken -= sum(count for use, count in counts.items() if use.ending)
     for use, count in sorted(counts.items(), key=lambda one: one[1], reverse=True):
         if not use.ending and taken > crowded * there_are and count > there_are // _WORTH:
@@ -240,7 +239,7 @@ def _largest(counts: Mapping[SharedUse, int], taken: int, there_are: int, crowde
 
 @cache
 def local_ports() -> range:
-    """From which outgoing connections get theirs. They are one set for all processes of the machine."""
+    """The range of ephemeral ports, shared by all processes of the machine."""
     try:
         first, last = map(int, proc.read_text("/proc/sys/net/ipv4/ip_local_port_range").split())
     except (OSError, ValueError):
@@ -249,7 +248,7 @@ def local_ports() -> range:
 
 
 def open_files_of_machine() -> int:
-    """So many its processes can have open together, but root's."""
+    """The machine's limit of open files, except root's."""
     try:
         return int(proc.read_text("/proc/sys/fs/file-max"))
     except (OSError, ValueError):
@@ -257,7 +256,7 @@ def open_files_of_machine() -> int:
 
 
 def connections_left() -> int:
-    """So many connections the machine remembers for a minute after their end, each with its port; 0 where it does not say."""
+    """The machine's limit of connections kept for a minute after their end, each with its port; 0 if unknown."""
     try:
         return int(proc.read_text("/proc/sys/net/ipv4/tcp_max_tw_buckets"))
     except (OSError, ValueError):
@@ -265,12 +264,12 @@ def connections_left() -> int:
 
 
 def files_each() -> int:
-    """So many of them an attempt may have."""
+    """The limit of open files per attempt."""
     return open_files_of_machine() // _OF_ONE
 
 
 def open_on_machine() -> int:
-    """Files that are open, of all its processes."""
+    """Open files of all processes of the machine."""
     try:
         return int(proc.read_text("/proc/sys/fs/file-nr").split()[0])
     except (OSError, ValueError, IndexError):
@@ -278,13 +277,13 @@ def open_on_machine() -> int:
 
 
 def sockets_of_machine() -> int:
-    """Those of TCP, whether they are connected or not, and of UDP; 0 where the kernel does not say."""
+    """TCP sockets, connected or not, and UDP sockets; 0 if unknown."""
     said = _sockstat()
     return said["TCP"].get("alloc", 0) + said["UDP"].get("inuse", 0)
 
 
 def memory_of_sockets() -> dict[str, int]:
-    """Bytes that those of each protocol have."""
+    """Protocol -> bytes of socket memory."""
     return {name: said.get("mem", 0) * _page() for name, said in _sockstat().items()}
 
 
@@ -299,7 +298,7 @@ def _sockstat() -> dict[str, dict[str, int]]:
 
 
 def memory_for_sockets(name: str) -> int:
-    """Bytes that all sockets of a protocol may have before the kernel makes them slower, whoever has them."""
+    """Bytes of socket memory of a protocol above which the kernel slows all its sockets."""
     if name == _NETLINK:
         return memory_for_sockets("TCP")
     try:
@@ -309,7 +308,7 @@ def memory_for_sockets(name: str) -> int:
 
 
 def memory_each(name: str) -> int:
-    """So many of them an attempt may have."""
+    """The limit of socket memory per attempt."""
     return memory_for_sockets(name) // _HALF
 
 
@@ -319,7 +318,7 @@ def _page() -> int:
 
 
 def first_port_of_all() -> int:
-    """From which on any user may bind ports."""
+    """The first port that any user may bind."""
     try:
         return int(proc.read_text("/proc/sys/net/ipv4/ip_unprivileged_port_start"))
     except (OSError, ValueError):
@@ -327,8 +326,8 @@ def first_port_of_all() -> int:
 
 
 def lacking(http_port: int = 0) -> list[str]:
-    """What this machine's settings leave for one job to take, and how they are mended. `http_port`: the agent's own, 0: another
-    at each start. Without root jobs are the agent's own user, and no port is kept from them."""
+    """What this machine's settings let one job exhaust, with fixes. `http_port`: the agent's own, 0: a new one at each
+    start. Without root, jobs have the agent's user, and no port can be protected."""
     out = []
     if http_port and os.geteuid() == 0 and http_port >= first_port_of_all():
         out.append(
@@ -336,7 +335,7 @@ def lacking(http_port: int = 0) -> list[str]:
             "it from coming back: BATON_HTTP_PORT below 1024 is for root alone"
         )
     most, memory = open_files_of_machine(), int(psutil.virtual_memory().total)
-    if most < memory // _FILE_BYTES:  # else nobody has memory for so many
+    if most < memory // _FILE_BYTES:  # otherwise nobody has the memory for that many
         out.append(
             f"all jobs together can have {most:,} files open, and one may have a quarter: sysctl -w fs.file-max={sys.maxsize} "
             "leaves it to their memory"

@@ -1,8 +1,8 @@
-"""Reads sockets from the kernel by netlink (`sock_diag`): TCP sockets that hold a port of a range, and the memory of each
+"""Reads sockets from the kernel by netlink (`sock_diag`): TCP sockets on a range of ports, and the memory of each
 socket.
 
-It is one question per address family. The kernel filters by the range, so the answer takes a millisecond or two however many
-other sockets there are.
+One question per address family. The kernel filters by the range, so the answer takes a millisecond or two however many
+other sockets exist.
 """
 
 import ctypes
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 LISTENING = 1 << 10
 BOUND = 1 << 13
-"""It has a port and neither listens nor is connected. Told since Linux 6.8."""
+"""Bound, but neither listening nor connected. Reported since Linux 6.8."""
 _LEFT = 1 << 6
-"""A connection that is remembered for a minute after its end (TIME_WAIT)."""
+"""A connection kept for a minute after its end (TIME_WAIT)."""
 _CLOSED = 1 << 7
 CONNECTED = 0x0FFF & ~(_LEFT | _CLOSED | LISTENING | 1)
 
@@ -34,33 +34,34 @@ _NEWNET = 0x4000_0000
 _MEMORY, _SAY_MEMORY = 7, 1 << 6
 _ATTRIBUTES = 72
 _ATTRIBUTE, _MEMORY_OF = struct.Struct("=HH"), struct.Struct("=I12xII")
-"""Received and not read; ahead for more; sent and not taken. Between the first two stand what they may become."""
+"""Memory fields: received but not read; (write limit, forward allocation); sent but not taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPort:
-    """One socket: its port, the user whose process made it, and its number, by which processes' open files name it; 0: no
-    process has it."""
+    """One socket: its port, the user of the process that created it, and its inode, which appears in processes' open
+    files; 0: no process has it."""
 
     port: int
     uid: int
     inode: int
     state: int
-    """`LISTENING`, one of those of `CONNECTED`, or another: it is bound."""
+    """`LISTENING`, one of `CONNECTED`, or another: bound."""
     family: int
     id: bytes
-    """By which the kernel knows it."""
+    """The kernel's identifier."""
 
 
 def held_ports(ports: range, states: int) -> list[HeldPort]:
-    """Of this network's those that processes have. Empty where the kernel does not tell."""
+    """Sockets of this network that belong to processes. Empty if the kernel does not report them."""
     return [one for one in all_at(ports, states) if one.inode]
 
 
 def all_at(ports: range, states: int) -> list[HeldPort]:
-    """Also those that no process has: that were closed and have something to send still, or are not accepted yet. On newer
-    kernels they have the user whose they were (seen on 6.18)."""
-    # Two operations, and their ports: the second number is how far to go on, the third leads behind the end: refused.
+    """Also those without a process: closed with unsent data, or not yet accepted. Newer kernels give their former user
+    (seen on 6.18)."""
+    # Two operations with their ports: the second number is how far to continue, the third jumps behind the end:
+    # refused.
     wanted = struct.pack("=BBHHHBBHHH", _AT_LEAST, 8, 20, 0, ports.start, _AT_MOST, 8, 12, 0, ports.stop - 1)
     attribute = struct.pack("=HH", 4 + len(wanted), _FILTER) + wanted
     found: list[HeldPort] = []
@@ -74,8 +75,8 @@ def all_at(ports: range, states: int) -> list[HeldPort]:
 
 @dataclass(frozen=True, slots=True)
 class Buffered:
-    """One socket, by what names it in `HeldPort`, and the bytes of the kernel's that it has: what was received and not read,
-    and what was sent and not taken."""
+    """One socket, by its identity as in `HeldPort`, and its bytes of kernel memory: received but not read, and sent but
+    not taken."""
 
     port: int
     uid: int
@@ -85,7 +86,7 @@ class Buffered:
 
 
 def buffered(protocol: int, process: int = 0) -> list[Buffered]:
-    """All sockets of TCP or UDP of the network that a process is in, 0: of this one's. Empty where the kernel does not tell."""
+    """All TCP or UDP sockets of a process's network; 0: this one's. Empty if the kernel does not report them."""
     found: list[Buffered] = []
     with suppress(OSError):
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -126,8 +127,8 @@ def _answers(what: int, flags: int, body: bytes, process: int = 0) -> Iterator[b
 
 
 def _in_network_of(process: int) -> socket.socket:
-    """What the kernel is asked by stays in the network in which it was made, so this thread is there for a moment only. Raises
-    OSError."""
+    """A netlink socket stays in the network where it was created, so this thread enters that network for a moment.
+    Raises OSError."""
     if not process:
         return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG)
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -151,7 +152,7 @@ def _enter(network: int) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server may listen on this port, at every address of the machine. It is tried as servers do it, with
+    """Whether a server could listen on this port, at every address of the machine. Tries it as servers do, with
     `SO_REUSEADDR`."""
     for family, anywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
@@ -165,10 +166,10 @@ def is_free(port: int) -> bool:
 
 
 def end_what_is_left(port: int) -> None:
-    """Connections from this port that no process has any more: whoever did not say `SO_REUSEADDR` leaves one that keeps all
-    from the port for a minute. Root alone may; others wait."""
+    """Ends connections from this port that no process has: left by a server without `SO_REUSEADDR`, they block the port
+    for a minute. Only root may; others wait."""
     held = all_at(range(port, port + 1), LISTENING | BOUND | CONNECTED | _LEFT)
-    if any(one.inode for one in held):  # what it has not accepted yet is nobody's, too
+    if any(one.inode for one in held):  # a connection that a server has not accepted has no process either
         return
     for one in held:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What an agent keeps on disk between its lives: the incarnation of each node."""
+"""The agent's state on disk across its lives: the incarnation of each node."""
 
 import fcntl
 import json
@@ -12,10 +12,10 @@ from services.agent import tree
 from services.agent.keeper import proc
 
 _HIGHEST = 2**63 - 2
-"""One more is the last number that the pool reads."""
+"""The highest incarnation that the pool can read, less one."""
 _SWEEP_S = 0.05
 _SWEEPS = 1200
-"""A minute: what survives SIGKILL for so long hangs in the kernel, and the node must not register with it."""
+"""A minute: a process that survives SIGKILL for longer hangs in the kernel, and the node must not register with it."""
 
 
 class StateInUse(RuntimeError):
@@ -27,7 +27,7 @@ class NotEmpty(RuntimeError):
 
 
 def folder_in(state_dir: Path) -> Path:
-    """Where an agent's own files are, and its keeper's."""
+    """Folder of the files of an agent and its keeper."""
     return state_dir / "agent"
 
 
@@ -50,8 +50,7 @@ class AgentState:
         os.close(self._lock)
 
     def incarnations(self) -> dict[str, int]:
-        """The last incarnation of each node that this agent, or one before it, began. What is no number that it wrote there is
-        passed over, as if the file were lost."""
+        """The last incarnation of each node begun by this agent or an earlier one. A damaged file counts as lost."""
         try:
             known = json.loads((self.path / "incarnations.json").read_text())
         except (OSError, ValueError, RecursionError):
@@ -62,14 +61,15 @@ class AgentState:
     def next_incarnations(
         self, nodes: Iterable[str], above: Mapping[str, int] = MappingProxyType({})
     ) -> dict[str, int]:
-        """A new incarnation for each node, larger than all before and than the one in `above`, on disk before it is returned.
+        """New incarnations, each larger than all before and than the node's in `above`, on disk before they are
+        returned.
 
-        No number is below the Unix time in seconds. So after the loss of the state directory, or when it came back from an
-        old copy, it is above any earlier one, because a life lasts longer than a second; one that the pool knows must not come
-        a second time. Where the clock was set back, the pool's answer names what to be above.
+        They are at least the Unix time in seconds. A life lasts longer than a second, so after the state directory was
+        lost or restored from an old copy, a new incarnation still exceeds every earlier one, and none that the pool
+        knows is reused. If the clock was set back, the pool's answer gives a lower bound.
         """
         wanted = list(nodes)
-        if not wanted:  # an agent that goes on with all lives of the one before needs no room on the disk
+        if not wanted:  # an agent that continues all lives needs no disk space
             return {}
         path = self.path / "incarnations.json"
         known = self.incarnations()
@@ -84,10 +84,10 @@ class AgentState:
         return fresh
 
     def kill_leftovers(self, marker_roots: Iterable[str], group_base: Path | None) -> int:
-        """Kills whatever an earlier life of these nodes left, and returns how many processes that were.
+        """Kills whatever an earlier life of these nodes left; returns the number of processes.
 
-        Three ways lead to them: their cgroup, the marker in their environment, the name of their shims. Blocks until none
-        is left. Raises NotEmpty naming the processes that do not die.
+        Finds them by their cgroup, by the marker in their environment, and by the name of their shims. Blocks until
+        none is left. Raises NotEmpty naming the processes that do not die.
         """
         roots, killed = list(marker_roots), set[int]()
         for _ in range(_SWEEPS):

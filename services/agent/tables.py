@@ -1,4 +1,4 @@
-"""What processes have open, as the kernel's tables say: how many files, and which sockets."""
+"""Open files and sockets of processes, from the kernel's tables."""
 
 import ctypes
 import os
@@ -8,25 +8,24 @@ from contextlib import suppress
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _KCMP = {"x86_64": 312, "aarch64": 272}
-"""The number of the call, which the C library has no function for."""
+"""Number of the system call, for which the C library has no function."""
 _KCMP_FILES = 2
 
 
 def files_of(pids: Iterable[int]) -> int:
-    """How many files these processes have open; one that several have counts for each."""
+    """Number of open files of these processes; shared ones count for each."""
     return sum(_entries(at) for pid in pids for at in tables_of(pid))
 
 
 def _entries(table: str) -> int:
-    """Since Linux 6.2 the folder's size says it, and millions need not be listed."""
+    """Since Linux 6.2 the folder's size is the count, so millions of entries need not be listed."""
     with suppress(OSError):  # it has ended
         return os.stat(table).st_size or len(os.listdir(table))
     return 0
 
 
 def sockets_of(pids: Iterable[int], wanted: Collection[int] | None = None) -> set[int]:
-    """Their sockets, by the numbers that the kernel gives them; of `wanted` those that are theirs, and no further than they are
-    found."""
+    """Inodes of their sockets; with `wanted`, only those of it, stopping when all are found."""
     found = set[int]()
     for at in (at for pid in pids for at in tables_of(pid)):
         with suppress(OSError):
@@ -41,7 +40,7 @@ def sockets_of(pids: Iterable[int], wanted: Collection[int] | None = None) -> se
 
 
 def networks_of(pids: Iterable[int]) -> list[int]:
-    """Of each network that these processes are in, and this one is not, one of them."""
+    """One process in each network namespace other than this process's own."""
     found = dict[str, int]()
     for pid in (os.getpid(), *pids):
         with suppress(OSError):  # it has ended
@@ -50,8 +49,8 @@ def networks_of(pids: Iterable[int]) -> list[int]:
 
 
 def tables_of(pid: int) -> Iterator[str]:
-    """Where the kernel shows what the process holds open: a folder for each table of open files. Its threads have one together;
-    but one may have made its own (`unshare`), and a first thread that has ended has none."""
+    """A folder of /proc for each table of open files of the process. Threads normally share one, but a thread may have
+    its own (`unshare`), and a main thread that has ended has none."""
     last = 0
     with suppress(OSError):  # it has ended
         for name in os.listdir(f"/proc/{pid}/task"):
@@ -61,6 +60,6 @@ def tables_of(pid: int) -> Iterator[str]:
 
 
 def _share_files(one: int, other: int) -> bool:
-    """Whether two threads have the same table of open files; False where the kernel does not say."""
+    """Whether two threads share their table of open files; False if unknown."""
     number = _KCMP.get(os.uname().machine)
     return number is not None and _LIBC.syscall(number, one, other, _KCMP_FILES, 0, 0) == 0

@@ -1,4 +1,4 @@
-"""What a starting agent finds of its predecessor: a keeper whose work may go on, or remains that must be removed first."""
+"""What a starting agent finds of its predecessor: a keeper whose work may continue, or remains to be removed first."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ log = logging.getLogger("baton.agent")
 
 @dataclass(frozen=True, slots=True)
 class Predecessor:
-    """A keeper that holds lives which may go on. What else it holds (`others`: ids of attempts) must be killed."""
+    """A keeper with lives that may continue. What else it holds (`others`: ids of attempts) must be killed."""
 
     keeper: Found
     lives: Mapping[str, EarlierLife]
@@ -29,10 +29,10 @@ class Predecessor:
 
 
 def look(state: AgentState, nodes: Sequence[str], roots: Sequence[str], group_base: Path | None) -> Predecessor | None:
-    """Finds the keeper of an earlier agent, or kills whatever there is. Blocks until one or the other is true.
+    """Finds an earlier agent's keeper, or kills what is left. Blocks until one of both is done.
 
-    A life goes on when this state folder knows it for the node's last one, its lease has not ended, and all its work is
-    the keeper's (simulated work is not). With no such life, the keeper is ended with all that it holds.
+    A life continues when this state folder has it as the node's last, its lease has not ended, and the keeper holds all
+    its work (not simulated work). Without such a life the keeper is ended with all that it holds.
 
     Raises NotEmpty when something does not die.
     """
@@ -51,7 +51,7 @@ def look(state: AgentState, nodes: Sequence[str], roots: Sequence[str], group_ba
 
 
 def sweep(state: AgentState, roots: Sequence[str], group_base: Path | None) -> None:
-    """Ends the keeper, with its shims, and then whatever is left of these nodes. Blocks until nothing is.
+    """Ends the keeper with its shims, and then whatever is left of these nodes. Blocks until nothing is.
 
     Raises NotEmpty when something does not die."""
     find.kill(state.path)

@@ -1,8 +1,7 @@
 """Simulated work: thousands of parts as entries of one heap, with one timer of the event loop for the earliest.
 
 A timer part runs for the rest of its duration: `resume.step` counts milliseconds already done. With a checkpoint policy
-it saves every `interval_s`, though no more often than once a second, and whenever it is asked to, at once; without one, being
-asked to save stops it.
+it saves every `interval_s`, at most once a second, and at once on request; without one, a request to save stops it.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ Observe = Callable[[Observation], None]
 
 
 class Timers:
-    """Calls back at times of the loop's clock. Cancelled entries stay in the heap until they are due, and do nothing."""
+    """Calls back at times of the loop's clock. Cancelled entries stay in the heap until due, and do nothing."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
@@ -89,7 +88,7 @@ class TimerPart:
             timers.at(self._began + self._interval_s, self._interval)
 
     def save(self) -> None:
-        """Acknowledges a checkpoint where there is a policy (rank 0's node speaks for the gang), then ends."""
+        """Acknowledges a checkpoint under a policy (rank 0's node reports for the gang), then ends."""
         if not self._over and self._interval_s:
             self._report(self._checkpoint())
         self._end(SIGTERM_EXIT, "asked to save and stop", own=False)
@@ -98,29 +97,29 @@ class TimerPart:
         self._end(SIGTERM_EXIT, "stopped", own=False)
 
     def save_early(self) -> None:
-        """The lease is in danger: nothing is at stake that a report could still save."""
+        """Nothing to do: a report could save nothing."""
 
-    async def look_at_limits(self) -> bool:
-        """It takes nothing."""
+    async def check_limits(self) -> bool:
+        """Simulated work uses nothing."""
         return False
 
-    def waits_for_long_look_since(self) -> None:
-        """So none is needed."""
+    def slow_check_due(self) -> None:
+        """No measurement is needed."""
 
     def shared_use(self) -> None:
-        """Nor anything of what all share."""
+        """It uses no common resources."""
 
     def exceed(self, reason: str) -> None:
-        """It never does."""
+        """Never called for simulated work."""
 
     def ends_by(self, at: float) -> None:
-        """Nothing holds it but its agent."""
+        """Only its agent holds it."""
 
     def heard(self) -> None:
-        """Nothing remembers its end but the node."""
+        """Only the node remembers its end."""
 
     async def leave(self) -> None:
-        """It cannot go on without its agent."""
+        """It cannot run without its agent."""
         self._over = True
 
     async def kill(self) -> None:

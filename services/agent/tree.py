@@ -1,8 +1,9 @@
 """Finds processes that an earlier agent and its keeper left, when both are gone.
 
-There are three ways: the cgroup of a life of a node, the name of the keeper's shims (`proc.shim_name`), and the marker
-`BATON_PART=<node>@<agent>/<incarnation>/<attempt id>` in the environment that a job's processes began with. The last is for
-machines without cgroups on which a shim was killed: only a program that clears its environment *and* detaches can escape it.
+There are three ways: the cgroup of a node's life, the name of the keeper's shims (`proc.shim_name`), and the marker
+`BATON_PART=<node>@<agent>/<incarnation>/<attempt id>` in the initial environment of a job's processes. The marker
+serves machines without cgroups on which a shim was killed: only a program that both clears its environment *and*
+detaches escapes it.
 """
 
 import os
@@ -16,30 +17,31 @@ from services.agent.keeper import proc
 
 MARKER = "BATON_PART"
 _BELOW = "baton-agent"
-"""A cgroup for this process alone."""
+"""Name of a cgroup for this process alone."""
 _TOGETHER = "baton"
-"""One for all attempts of a machine."""
+"""Name of a cgroup for all attempts of a machine."""
 _LIMITING, _SHARING = ("memory", "pids"), ("cpu",)
-"""Controllers that attempts are limited by, and those by which they share what all of them want."""
+"""Controllers that limit attempts, and those that divide contended resources among them."""
 _USUAL_WEIGHT = {"cpu.shares": 1024, "cpu.weight": 100}
-"""Of a group of version 1 and 2: that of one process outside of groups."""
+"""The default weight in version 1 and 2: that of a process outside all groups."""
 _MOST_PROCESSORS = 100
-"""Version 2 knows no larger weight than theirs."""
+"""Weights of version 2 allow no more processors."""
 
 
 def marker_root(node: str, state_dir: str | Path) -> str:
-    """Names one node of one agent, so that two agents on a machine never end each other's work."""
+    """The name of one node of one agent, so that two agents on a machine never end each other's work."""
     return f"{node}@{_digest(str(state_dir))}"
 
 
 @lru_cache(64)
 def _digest(state_dir: str) -> str:
-    """Looked up once: each attempt asks three times, and following a path's links takes longer than starting a process."""
+    """Cached: each attempt asks three times, and resolving links takes longer than starting a process."""
     return sha256(str(Path(state_dir).resolve()).encode()).hexdigest()[:12]
 
 
 def _mounts_and_own() -> tuple[list[str], dict[str, str]]:
-    """What is mounted, a line each; and this process's cgroup by controllers, "" for version 2. Empty where no kernel says."""
+    """Lines of the mount table; and controller -> this process's cgroup, "" for version 2. Empty if the kernel does not
+    say."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         return mounts, own_groups(Path("/proc/self/cgroup").read_text())
@@ -47,19 +49,20 @@ def _mounts_and_own() -> tuple[list[str], dict[str, str]]:
         return [], {}
 
 
-def own_groups(told: str) -> dict[str, str]:
-    """Of what the kernel tells of a process: its cgroup by controller, "" for version 2. Of version 1 several may be in one
+def own_groups(text: str) -> dict[str, str]:
+    """Parses a process's cgroups: controller -> group, "" for version 2. Version 1 may have several controllers in one
     tree, e.g. `cpu,cpuacct`. Raises ValueError."""
     found = {}
-    for line in told.splitlines():
+    for line in text.splitlines():
         _, controllers, group = line.split(":", 2)
         found.update(dict.fromkeys(controllers.split(","), group))
     return found
 
 
 def _limits(group: Path) -> bool:
-    """Asks a group of version 2 to limit those below it, and says whether it does now. That they share is asked for apart:
-    the kernel refuses all of one question, and this one where a process with real-time priority is in any of its groups."""
+    """Enables limits for groups below a group of version 2; returns whether they are enabled. Shares are enabled
+    separately: the kernel refuses a request as a whole, and shares are refused if any group has a process of real-time
+    priority."""
     there = _controllers(group / "cgroup.controllers", _LIMITING)
     try:
         _switch_on(group, there)
@@ -71,21 +74,21 @@ def _limits(group: Path) -> bool:
 
 
 def _switch_on(group: Path, controllers: Iterable[str]) -> None:
-    """For those below a group of version 2. Raises OSError."""
+    """Enables controllers below a group of version 2. Raises OSError."""
     proc.write_text(f"{group}/cgroup.subtree_control", " ".join(f"+{one}" for one in controllers))
 
 
 def _controllers(file: Path, wanted: Iterable[str]) -> list[str]:
-    """Those of the wanted ones that it names; none where the file is not there."""
+    """The wanted controllers that the file names; none without the file."""
     try:
-        told = file.read_text().split()
+        names = file.read_text().split()
     except OSError:
         return []
-    return [one for one in wanted if one in told]
+    return [one for one in wanted if one in names]
 
 
 def cgroup_base() -> Path | None:
-    """Where this process may make cgroups: of version 2 (`divided`), else below the freezer of version 1; or None."""
+    """Where this process may create cgroups: version 2 (`divided`), else below version 1's freezer; or None."""
     mounts, own = _mounts_and_own()
     for kind, option, controller in (("cgroup2", "", ""), ("cgroup", "freezer", "freezer")):
         for line in mounts:
@@ -99,14 +102,15 @@ def cgroup_base() -> Path | None:
 
 
 def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> Path:
-    """Of version 2, where groups can be made that are limited. `own` is this process's group, `top` where the tree is mounted;
-    `limits`: see `_limits`.
+    """Where cgroups of version 2 with limits can be created. `own`: this process's group; `top`: the mount; `limits`:
+    see `_limits`.
 
-    Such a group holds no process itself (Linux, admin-guide/cgroup-v2, "no internal process constraint"), and `own` has this
-    one. So root makes one beside those that the machine has at the top; else this process moves one down, which does where it
-    is alone in its group, as in a container. Where neither does, `own`: attempts are held together there, and not limited.
+    The parent of limited groups may contain no process (Linux, admin-guide/cgroup-v2, "no internal process
+    constraint"), but `own` contains this one. So root creates a group at the top, beside the machine's own; others move
+    this process one level down, which works if it is alone in its group, as in a container. If neither works, `own`:
+    attempts are held together there, without limits.
     """
-    own = own.parent if own.name == _BELOW else own  # it has moved before
+    own = own.parent if own.name == _BELOW else own  # it moved before
     if not _controllers(own / "cgroup.controllers", _LIMITING) or limits(own):
         return own
     beside, below = top / _TOGETHER, own / _BELOW
@@ -129,7 +133,7 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> P
 
 
 def make_limited(group: Path, base: Path) -> None:
-    """Makes a group two below `base`, whose own can be limited by what limits those of `base`. Raises OSError."""
+    """Creates a group two levels below `base` whose children can have the limits of `base`'s children. Raises OSError."""
     controllers = _controllers(base / "cgroup.subtree_control", (*_LIMITING, *_SHARING))
     for folder in (group.parent, group):
         folder.mkdir(exist_ok=True)
@@ -137,22 +141,22 @@ def make_limited(group: Path, base: Path) -> None:
 
 
 def limit_base(controller: str, group_base: Path | None) -> Path | None:
-    """Where this process may make cgroups of a controller, e.g. `memory`: of version 1, or below `group_base` where those are
-    limited by it; None: nowhere. Those that share the processors lie in one group: beside each of them whatever else
-    runs on the machine would have a small share."""
+    """Where this process may create cgroups of a controller, e.g. `memory`: in version 1, or below `group_base` if it
+    is enabled there; None: nowhere. Groups with processor shares have one common parent: otherwise every other group of
+    the machine would have only a small share."""
     mounts, own = _mounts_and_own()
     for line in mounts:
         left, _, right = line.partition(" - ")
         if right.startswith("cgroup ") and controller in right.split()[-1].split(",") and controller in own:
             base = Path(left.split()[4] + own[controller].rstrip("/"))
             if _may_make_groups(base):
-                return _together(base) if controller in _SHARING else base
+                return _common_group(base) if controller in _SHARING else base
     limited = group_base is not None and _controllers(group_base / "cgroup.subtree_control", (controller,))
     return group_base if limited else None
 
 
-def _together(base: Path) -> Path | None:
-    """Of version 1. None: it is there, and another's."""
+def _common_group(base: Path) -> Path | None:
+    """The common group in version 1. None: it exists, and belongs to another user."""
     group = base / _TOGETHER
     try:
         group.mkdir(exist_ok=True)
@@ -163,8 +167,8 @@ def _together(base: Path) -> Path | None:
 
 
 def weigh_as_processors(group: Path, processors: int = os.cpu_count() or 1) -> None:
-    """All attempts together have as many shares as the machine has processors: on each of these they weigh as much as a service
-    beside them. With more the services would wait for them, with fewer they for everything else. Raises OSError."""
+    """Gives all attempts together as many shares as the machine has processors, so that on each they weigh as much as a
+    service. With more, services would wait for them; with fewer, they for everything else. Raises OSError."""
     for name, usual in _USUAL_WEIGHT.items():
         if (group / name).exists():
             proc.write_text(f"{group}/{name}", str(usual * min(processors, _MOST_PROCESSORS)))
@@ -181,18 +185,18 @@ def _may_make_groups(base: Path) -> bool:
 
 
 def marked(prefix: str) -> set[int]:
-    """Live processes whose initial environment has the marker with this prefix, and all descendants of these. A prefix that
-    ends in a NUL is the whole value."""
+    """Live processes whose initial environment has the marker with this prefix, and all their descendants. A prefix
+    that ends in NUL is the whole value."""
     wanted = f"{MARKER}={prefix}".encode()
-    return _found(lambda pid, stat: _has(pid, wanted))
+    return _with_descendants(lambda pid, stat: _has_marker(pid, wanted))
 
 
 def named(name: str) -> set[int]:
     """Live processes of this name, and all their descendants."""
-    return _found(lambda pid, stat: stat.name == name)
+    return _with_descendants(lambda pid, stat: stat.name == name)
 
 
-def _found(is_one: Callable[[int, proc.Stat], bool]) -> set[int]:
+def _with_descendants(is_one: Callable[[int, proc.Stat], bool]) -> set[int]:
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     own = os.getpid()
@@ -212,7 +216,7 @@ def _found(is_one: Callable[[int, proc.Stat], bool]) -> set[int]:
     return found
 
 
-def _has(pid: int, wanted: bytes) -> bool:
+def _has_marker(pid: int, wanted: bytes) -> bool:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -4,9 +4,9 @@ Rendezvous variables are those of torchrun, so that `torch.distributed`, JAX and
 `launch: per-device` there is one process per device and RANK counts devices; with `per-node` one per node and RANK
 counts nodes. All devices of the part are visible to each of its processes; LOCAL_RANK is the index into them.
 
-Of a nested gang each process serves one role. It is told the role, its rank and the number of processes in it, and where
-all roles are (BATON_ROLE*). With `per-node` a node that serves two roles has a process for each; RANK then counts these,
-role by role, and each sees the devices of its own role only.
+In a nested gang each process serves one role. BATON_ROLE* give its role, its rank, the number of processes in the role,
+and the addresses of all roles. With `per-node`, a node that serves two roles has a process for each; RANK then counts
+these, role by role, and each sees the devices of its own role only.
 """
 
 import logging
@@ -22,16 +22,16 @@ from schemas.nodes import DesiredPart, Rank
 log = logging.getLogger("baton.agent")
 
 GANG_PORTS = range(20_000, 30_000)
-"""At one of these the processes of an attempt meet."""
+"""Processes of an attempt meet at one of these."""
 
 
 class BadEnvironment(ValueError):
-    """The job sets variables that it may not set; the text names them."""
+    """The job sets variables that it may not set. The text names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where a part's files are, as absolute paths."""
+    """A part's files, as absolute paths."""
 
     home: str
     workdir: str
@@ -60,7 +60,7 @@ class ProcessSlot:
 
 
 def slots(part: DesiredPart) -> list[ProcessSlot]:
-    """The processes of the part, in the order of their ranks."""
+    """The part's processes in rank order."""
     if part.spec.launch is Launch.PER_NODE:
         return list(_slots_of_roles(part)) if part.roles else [ProcessSlot(part.node_rank, 0, part.ranks)]
     sizes = {role.name: role.devices for role in part.roles}
@@ -83,14 +83,14 @@ def _slots_of_roles(part: DesiredPart) -> Iterator[ProcessSlot]:
 
 
 def world_size(part: DesiredPart) -> int:
-    """Processes of the whole gang."""
+    """Number of processes in the whole gang."""
     if part.spec.launch is not Launch.PER_NODE:
         return part.world_size
     return sum(len(role.nodes) for role in part.roles) or len(part.nodes)
 
 
 def master_port(job_id: str, attempt: int) -> int:
-    """The same on every node of the gang, and another for the next attempt, whose predecessor may linger in TIME_WAIT."""
+    """Equal on all nodes of the gang, and different for the next attempt, whose predecessor may linger in TIME_WAIT."""
     return GANG_PORTS.start + crc32(f"{job_id}.{attempt}".encode()) % len(GANG_PORTS)
 
 
@@ -108,9 +108,9 @@ def variables(
     """The whole environment of one process. Raises BadEnvironment when the job sets names that Baton or a loader owns.
 
     Args:
-        device: what makes the slot's devices visible.
-        addresses: how each node of the gang is reached from here (`addresses_of`).
-        secrets: the folder of the attempt's secrets, when it names some. Their values are not here.
+        device: variables that make the slot's devices visible.
+        addresses: address of each node of the gang from here (`addresses_of`).
+        secrets: the folder of the attempt's secrets, if it has any. Their values are not here.
     """
     if refused := refused_names([*part.spec.env, *(use.env for use in part.spec.secrets if use.env)]):
         raise BadEnvironment(
@@ -143,7 +143,7 @@ def variables(
     if slot.role is not None:
         out |= _of_roles(part, slot.role, addresses)
     if part.resume is not None:
-        if problem := unusable(part.resume):  # an earlier agent believed it
+        if problem := unusable(part.resume):  # an earlier agent accepted it
             log.warning("attempt %d of %s begins anew: its checkpoint's %s", part.attempt, part.job_id, problem)
         else:
             out |= {"BATON_RESUME_STEP": str(part.resume.step), "BATON_RESUME_REFERENCE": part.resume.reference}
@@ -151,8 +151,8 @@ def variables(
 
 
 def _login(team: str) -> dict[str, str]:
-    """What programs ask the machine's list of users for where no variable tells it, e.g. each start of `bash` (1 ms of its 3).
-    The user that a team's jobs are is in no such list."""
+    """Variables for what programs otherwise look up in the machine's list of users, e.g. each start of `bash` (1 ms of
+    its 3). The user of a team's jobs is in no such list."""
     return {"SHELL": "/bin/sh", "USER": team, "LOGNAME": team}
 
 
@@ -165,12 +165,12 @@ def _of_roles(part: DesiredPart, slot: RoleSlot, addresses: Mapping[str, str]) -
 
 
 def progress_of(acknowledgement: str) -> str:
-    """The file in which a process says how far it is: beside that of its acknowledgements."""
+    """The progress file of a process, beside its acknowledgement."""
     return acknowledgement.removesuffix(".json") + ".progress"
 
 
 def addresses_of(part: DesiredPart, local_nodes: frozenset[str], template: str) -> dict[str, str]:
-    """How each node of the gang is reached: by loopback when all of them are in this agent, else as `template` says."""
+    """Addresses of the gang's nodes: loopback if all are in this agent, else by `template`."""
     if local_nodes.issuperset(part.nodes):
         return dict.fromkeys(part.nodes, "127.0.0.1")
     return {node: template.format(node=node) for node in part.nodes}

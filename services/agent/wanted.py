@@ -1,7 +1,7 @@
-"""Assembles the desired state of one node from placement's messages: pieces of a state, changes of it, specs by digest. Pure.
+"""Assembles a node's desired state from placement's messages: pieces of a state, changes of it, specs by digest. Pure.
 
-The result is a `DesiredState` as `services.agent.reconcile` reads it. A new part whose spec has not arrived is not in it, so
-it starts later. Nor is any later grant on one of its devices: if that started first, the earlier grant would look stale.
+The result is a `DesiredState` for `services.agent.reconcile`. A new part whose spec has not arrived is left out, and
+starts later. So is any later grant on one of its devices: if that started first, the earlier grant would look stale.
 """
 
 from collections import OrderedDict
@@ -23,11 +23,11 @@ from services.agent.reconcile import Key
 
 _KEPT_SPECS = 256
 _UNKNOWN = JobSpec.model_construct()
-"""Stands for the spec of a part that runs already: nobody starts it."""
+"""Placeholder for the unknown spec of a part that runs already; it is never started."""
 
 
 class Specs:
-    """The specs that an agent saw last, by digest: many jobs have the same."""
+    """Recently seen specs by digest, since many jobs have the same."""
 
     def __init__(self, most: int = _KEPT_SPECS) -> None:
         self._most = most
@@ -45,7 +45,7 @@ class Specs:
 
 
 class Wanted:
-    """For one life of a node. `seq` is the ledger sequence of the state that is known, -1 before the first."""
+    """The state for one life of a node. `seq`: ledger sequence of the known state, -1 before the first."""
 
     def __init__(self, pool: str, node: str, incarnation: int, specs: Specs) -> None:
         self.incarnation = incarnation
@@ -54,13 +54,13 @@ class Wanted:
         self._parts: dict[str, ReferencedPart] = {}
         self._specs: dict[str, JobSpec] = {}
         self._made: dict[str, tuple[ReferencedPart, DesiredPart]] = {}
-        """Parts with their specs, made once."""
+        """Parts with their specs, each built once."""
         self._recuts: tuple[Recut, ...] = ()
         self._withdrawn: tuple[Recut, ...] = ()
         self._lifted: tuple[LiftedQuarantine, ...] = ()
 
     def take_state(self, pieces: Sequence[NodeState]) -> None:
-        """All pieces of one state. One that is older than what is known changes nothing."""
+        """Takes all pieces of one state. An older one than the known changes nothing."""
         first = pieces[0]
         if first.ledger_seq < self.seq:
             return
@@ -71,7 +71,7 @@ class Wanted:
             self._take_specs()
 
     def take_change(self, change: NodeChanged) -> bool:
-        """Returns whether the state is known now; if not, something was missed and must be asked for."""
+        """Takes a change. Returns whether the state is known now; otherwise something was missed and must be requested."""
         if change.ledger_seq <= self.seq:
             return True
         if self.seq < change.since:
@@ -82,7 +82,7 @@ class Wanted:
         for part in change.parts:
             earlier = self._parts.get(part.job_id)
             if earlier is not None and earlier.attempt != part.attempt:
-                del self._parts[part.job_id]  # granted anew, so it comes after what was granted before
+                del self._parts[part.job_id]  # granted again, so it moves to the end of the grant order
             self._parts[part.job_id] = part
         for job_id in change.started:
             if (known := self._parts.get(job_id)) is not None:
@@ -102,16 +102,16 @@ class Wanted:
                 self._specs[part.spec] = spec
 
     def lacking(self) -> list[str]:
-        """Digests of specs to ask for, as many as one question may name."""
+        """Digests of missing specs, as many as one question may name."""
         lacking = dict.fromkeys(part.spec for part in self._parts.values() if part.spec not in self._specs)
         return list(lacking)[:SPECS_PER_QUESTION]
 
     def state(self, runs: Container[Key] = ()) -> DesiredState:
-        """`runs`: parts that are on the node already. They are in the state though their specs may not be known here: an agent
-        that has come back goes on with them, and must not take them for unwanted."""
+        """The desired state. `runs`: parts already on the node. They are included even if their specs are unknown here:
+        an agent that continues them must not take them for unwanted."""
         parts: list[ReferencedPart] = []
         waits_for: set[str] = set()
-        for part in self._parts.values():  # in the order of their grants
+        for part in self._parts.values():  # in grant order
             if (part.job_id, part.attempt) not in runs:
                 devices = {rank.device for rank in part.ranks}
                 if part.spec not in self._specs or not waits_for.isdisjoint(devices):
@@ -125,14 +125,14 @@ class Wanted:
                 "node": self._node,
                 "incarnation": self.incarnation,
                 "ledger_seq": self.seq,
-                "parts": tuple(map(self._whole, parts)),
+                "parts": tuple(map(self._with_spec, parts)),
                 "recuts": self._recuts,
                 "withdrawn": self._withdrawn,
                 "lifted": self._lifted,
             },
         )
 
-    def _whole(self, part: ReferencedPart) -> DesiredPart:
+    def _with_spec(self, part: ReferencedPart) -> DesiredPart:
         if part.spec not in self._specs:
             return of_known(DesiredPart, {**part.__dict__, "spec": _UNKNOWN})
         made = self._made.get(part.job_id)
@@ -142,7 +142,7 @@ class Wanted:
         return made[1]
 
     def _take_specs(self) -> None:
-        """Keeps the specs of what is wanted, and no others."""
+        """Keeps the specs of wanted parts only."""
         wanted = {part.spec for part in self._parts.values()}
         known = {digest: self._specs.get(digest) or self._seen.get(digest) for digest in wanted}
         self._specs = {digest: spec for digest, spec in known.items() if spec is not None}

@@ -21,20 +21,10 @@ from libs.core.projections.pool_status import StatusFigures
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
+from schemas.explanations import ExplainQuery, Explanation, PlanQuery, PlanReply
 from schemas.jobs import MOST_STEPS, Reason
-from schemas.queries import (
-    BudgetsQuery,
-    BudgetsReply,
-    ExplainQuery,
-    Explanation,
-    PlanQuery,
-    PlanReply,
-    PoolStatus,
-    QueueList,
-    QueueListQuery,
-    QueuesQuery,
-    QueuesReply,
-)
+from schemas.pool_status import PoolStatus
+from schemas.queue_status import BudgetsQuery, BudgetsReply, QueueList, QueueListQuery, QueuesQuery, QueuesReply
 from schemas.subjects import FINANCE, OPERATOR
 from services.queries.replica import Latencies, Replica
 

@@ -23,7 +23,8 @@ from libs.service.connection import connected
 from libs.service.cycle import dry_run_inputs
 from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
-from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery
+from schemas.explanations import ExplainQuery, Explanation
+from schemas.pool_status import PoolStatus, PoolStatusQuery
 from schemas.subjects import inbox_stream
 from services.queries.answers import Answers, AskedBy, job_of
 from services.queries.heavy import HeavyQuestions

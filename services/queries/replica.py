@@ -12,7 +12,7 @@ from libs.core.state import fold, snapshot
 from libs.core.state.model import State
 from libs.ledger.follower import FollowedEntry
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord
-from schemas.queries import Quantiles
+from schemas.pool_status import Quantiles
 from schemas.subjects import OPERATOR
 
 

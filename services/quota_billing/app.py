@@ -1,4 +1,4 @@
-"""Quota_billing's wiring: the only place that builds its clients."""
+"""Wiring of quota_billing: the only place that builds its clients."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,20 +35,20 @@ from services.quota_billing.settings import QuotaBillingSettings
 from services.quota_billing.use import UseKeeper
 
 FOLLOWER = "quota_billing"
-"""The meter. A bill that is asked for while it reads is exact up to the sequence that the bill names. A record that no valid
-ledger holds (Unbillable) stops the service, because a guess would be a wrong bill."""
+"""The meter's follower. A bill asked for during the initial read is exact up to the sequence that it names. A record
+that no valid ledger contains (Unbillable) stops the service, because a guess would be a wrong bill."""
 
 
 KEEP_USE_S = 30.0
-"""Between two looks whether a slot of use has ended."""
+"""Interval between checks for ended slots of use."""
 
 
 LEDGER_READERS = 2
-"""The number of concurrent answers with parts of the ledger; bills do not wait for them."""
+"""Concurrent answers with parts of the ledger. Bills do not wait for them."""
 
 
 class QuotaBilling:
-    """The parts of one process; made once the event loop runs."""
+    """The parts of one process, built inside the event loop."""
 
     follower: Follower[Meter] | None = None
     stream: JetStreamContext
@@ -61,13 +61,13 @@ class QuotaBilling:
         return self.follower.projection
 
     def kinds(self) -> set[str] | None:
-        """Kinds of device that the pool has; None until its ledger is read."""
+        """Kinds of device in the pool; None until the ledger is read."""
         known = self.follower is not None and self.follower.caught_up.is_set()
         return self.meter.kinds() if known else None
 
 
 def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
-    """The service as an ASGI application. Raises BadFile when the price book or the teams' file cannot be used."""
+    """The ASGI application. Raises BadFile when the price book or the teams' file is invalid."""
     prices, wanted = read_prices(settings.prices), load_quotas(settings.teams)
     policy = policy_version(settings.teams)
     registry = CollectorRegistry()
@@ -128,7 +128,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             billing.stream, billing.outbox = js, Outbox(js)
             billing.follower = follower = Follower(
                 js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records,
-                gather=Gather(0.05, busy_s=0.2),  # no rest: a bill is asked for as soon as a job has ended
+                gather=Gather(0.05, busy_s=0.2),  # no rest: a bill may be asked for as soon as a job has ended
             )  # fmt: skip
             tasks.start("metering", follower.run())
             store = BillStore(settings.mongo_url)

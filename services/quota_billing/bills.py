@@ -1,5 +1,5 @@
-"""Keeps each team's bill of a month in MongoDB, as it is posted. Nothing waits for MongoDB: what changed while it was away is
-written when it is back, and all of them now and then, also into a store that was emptied."""
+"""Keeps each team's monthly bill in MongoDB, as posted. Nothing waits for MongoDB: changes during an outage are written
+afterwards, and all bills are rewritten at intervals, which also fills an emptied store."""
 
 import asyncio
 import logging
@@ -13,11 +13,11 @@ from libs.ledger.follower import Follower
 log = logging.getLogger("baton.quota_billing")
 
 WHOLE_S = 3600.0
-"""The interval at which all bills are written, changed or not."""
+"""Interval at which all bills are rewritten."""
 
 
 class BillKeeper:
-    """`run` is a task. What is unwritten is bounded by teams x months."""
+    """`run` is a task. Unwritten bills are bounded by teams x months."""
 
     def __init__(self, follower: Follower[Meter], store: BillStore, *, every_s: float) -> None:
         self._follower, self._store, self._every_s = follower, store, every_s
@@ -25,12 +25,12 @@ class BillKeeper:
         self._whole_at = float("-inf")
 
     async def run(self) -> None:
-        """For ever. A store that is away is waited for. Raises ConnectionClosedError."""
+        """Runs until cancelled. Waits for an unreachable store. Raises ConnectionClosedError."""
         await self._follower.caught_up.wait()
         await run_periodically(self.turn, self._every_s, log, "bills are not kept in MongoDB")
 
     async def turn(self) -> None:
-        """Writes what changed since the last turn that succeeded. Raises StoreAway."""
+        """Writes bills that changed since the last successful turn. Raises StoreAway."""
         now = asyncio.get_running_loop().time()
         async with self._follower.still():
             money, head = self._follower.projection.money, self._follower.head

@@ -1,4 +1,4 @@
-"""The quotas in the teams' file. What is wrong in it is said at start."""
+"""Quotas in the teams' file. Errors in it are reported at start."""
 
 from pathlib import Path
 
@@ -23,9 +23,8 @@ def _limits(entry: TeamEntry) -> Limits | None:
 def quota_changes(
     wanted: dict[str, Limits | None], applied: dict[str, Limits | None], ledger: dict[str, Limits]
 ) -> dict[str, Limits | None]:
-    """What must be told to placement: entries that are new or were changed since they were applied last, unless the
-    ledger has those limits already. An entry that was applied before is left alone, so that what an operator set in the
-    meantime stays."""
+    """Quotas to send to placement: entries that are new or changed since they were last applied, unless the ledger
+    already has those limits. An entry that was applied before is skipped, so an operator's later command stays."""
     return {
         team: limits
         for team, limits in wanted.items()

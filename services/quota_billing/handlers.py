@@ -26,29 +26,30 @@ from libs.ports import clock
 from libs.service.mongo_questions import asks_mongo
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot
 from schemas.jobs import Reason
+from schemas.pool_status import PoolStatusQuery
 from schemas.proofs import LedgerPart, LedgerRead
-from schemas.queries import PoolStatusQuery
 from schemas.subjects import FINANCE, OPERATOR
 from schemas.use import UseQuery, UseReply
 
 SEES_ALL = (OPERATOR, FINANCE)
-"""Askers that may see all teams' money."""
+"""Askers that see all teams' money."""
 MOST_AHEAD_US = 400 * DAY_US
-"""The maximum horizon of a forecast: to the end of the month in which a year is over."""
+"""The longest forecast: to the end of the month a year ahead."""
 
 MAX_ROWS = 3000
-"""About 750 KB: the broker carries 1 MiB in one answer."""
+"""About 750 KB; the broker's limit per answer is 1 MiB."""
 MAX_READ = 1_000_000
-"""Sums that are read for one answer about use: a few seconds of a thread. A team has at most 500 an hour by job, and one for
-each user in what is not asked by job: 2,000 hours of the largest team, or a year of a hundred users who always work."""
+"""The most sums read for one answer about use: a few seconds of a thread. A team has at most 500 per hour by job, and
+one per user otherwise: 2,000 hours of the largest team, or a year of a hundred users who always work."""
 MAX_LINES = 2_000_000
-"""Of packed attempts (`libs.core.billing.use_lines`), of all teams: some seconds of a thread, while no record is folded."""
+"""The most packed lines (`libs.core.billing.use_lines`) read for one answer, over all teams: some seconds of a thread,
+during which no record is folded."""
 MAX_HOURS = 20_000
-"""Of teams, in one answer about use: a team's are 27 months."""
+"""The most stored hours in one answer about use; one team's 27 months."""
 
 
 class LockableMeter(Protocol):
-    """A meter that is updated elsewhere, with a lock that keeps it unchanged."""
+    """A meter that others update, and a lock that stops them."""
 
     projection: Meter
 
@@ -56,7 +57,7 @@ class LockableMeter(Protocol):
 
 
 async def answer_bill(kept: LockableMeter, prices: Prices, query: BillQuery, team: str) -> BillReply:
-    """`get_bill`; what takes long in a thread, one after the other: records get their turn, and other questions do not wait."""
+    """`get_bill`. Slow questions run in a thread, one at a time, so records and other questions go on."""
     if kept.projection.money.book is not None and is_summed(query) and not _takes_long(query):
         return get_bill(kept.projection, prices, query, team)
     async with kept.still():
@@ -64,13 +65,13 @@ async def answer_bill(kept: LockableMeter, prices: Prices, query: BillQuery, tea
 
 
 def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str, *, now_us: int = 0) -> BillReply:
-    """A team's bill has its own jobs only: another team's job is as if it did not exist. `now_us`: of the wall, as the
-    ledger may have been quiet for long. Raises InvalidQuestion."""
+    """A team's bill has its own jobs only; another team's job looks nonexistent. `now_us`: wall time, since the ledger
+    may have been quiet for long. Raises InvalidQuestion."""
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
     whose = None if team in SEES_ALL else team
-    _not_too_far(query, max(meter.wall_us, now_us))
-    query, days = _when(query)
+    _check_horizon(query, max(meter.wall_us, now_us))
+    query, days = _query_and_days(query)
     if days.day_of is not utc_day:
         try:
             reply = bill_in_days(meter, prices, query, whose, days)
@@ -81,7 +82,7 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str, *, now_u
     elif meter.money.book is not None and is_summed(query):
         reply = bill_of_sums(meter, query, whose)
     else:
-        _narrow(at_least(meter, query, whose), query)
+        _check_size(at_least(meter, query, whose), query)
         asked = cache(days_of(query))
         if (lines := meter.money.lines.opens(whose, asked, query.job_id)) > MAX_LINES:
             problem = (
@@ -94,12 +95,12 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str, *, now_u
         reply = bill(usage, prices, query, meter.seq, currency)
     if query.forecast_until_us is not None:
         reply = with_forecast(reply, meter, prices, query, whose, days)
-    _narrow(len(reply.rows), query)
+    _check_size(len(reply.rows), query)
     return reply
 
 
-def _not_too_far(query: BillQuery, now_us: int) -> None:
-    """What is held is counted hour by hour up to the moments that are asked for."""
+def _check_horizon(query: BillQuery, now_us: int) -> None:
+    """Refuses forecasts too far ahead, since held devices are counted hour by hour."""
     latest = now_us + MOST_AHEAD_US
     for field, moment in (("open_until_us", query.open_until_us), ("forecast_until_us", query.forecast_until_us)):
         if moment is not None and moment > latest:
@@ -113,12 +114,12 @@ def _takes_long(query: BillQuery) -> bool:
 
 
 def _in_days(query: BillQuery) -> bool:
-    """Whether it asks for other days than those of UTC."""
+    """Whether the query needs days other than UTC's."""
     return query.from_us is not None or query.to_us is not None or query.time_zone is not None
 
 
-def _when(query: BillQuery) -> tuple[BillQuery, Days]:
-    """The question, and its days. What is of whole days of UTC is asked by days, whose rows are there."""
+def _query_and_days(query: BillQuery) -> tuple[BillQuery, Days]:
+    """The query and its days. A span of whole UTC days becomes a query by days, whose rows exist."""
     if not _in_days(query):
         start = 0 if query.from_day is None else _begin_of(query.from_day)
         end = ENDLESS_US if query.to_day is None else _begin_of(query.to_day) + DAY_US
@@ -146,14 +147,14 @@ def _begin_of(day: str) -> int:
         raise _invalid("from_day", day, "there is no such day", "correct it") from None
 
 
-def _narrow(rows: int, query: BillQuery) -> None:
+def _check_size(rows: int, query: BillQuery) -> None:
     if rows > MAX_ROWS:
         problem = f"the bill has {rows} rows, more than the {MAX_ROWS} of one answer"
         raise _invalid("group_by", query.group_by, problem, "narrow it with from_day and to_day, or group by day")
 
 
 async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseReply:
-    """A team sees its own. Raises InvalidQuestion, and AskAgain while MongoDB is away."""
+    """A team sees its own use. Raises InvalidQuestion, and AskAgain while MongoDB is unreachable."""
     if store is None:
         raise AskAgain("quota_billing keeps no sums of use: set BATON_QUOTA_BILLING_KEEP_USE_DAYS")
     try:
@@ -165,7 +166,7 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
         raise _invalid("from_us", str(query.from_us), f"no hour begins from there to to_us ({query.to_us})", "say more")
     whose = query.team if team in SEES_ALL else team
     grouped = GroupedUse(query.group_by, lambda hour: day_text(day_of(hour * HOUR_US)))
-    told: list[int] = []
+    span: list[int] = []
     count = read = 0
     by_job = query.group_by == "job"
     async with (
@@ -173,7 +174,7 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
         aclosing(store.pages(whose, start, end, limit=MAX_HOURS + 1, jobs=by_job)) as pages,
     ):
         async for hours in pages:
-            count, told = count + len(hours), [*told[:1], hours[0].hour, hours[-1].hour]
+            count, span = count + len(hours), [*span[:1], hours[0].hour, hours[-1].hour]
             if count > MAX_HOURS:
                 problem, fix = f"more than {MAX_HOURS} hours of teams are kept of that time", "or ask for one team"
                 raise _invalid("from_us", str(query.from_us), problem, f"narrow it with from_us and to_us, {fix}")
@@ -188,13 +189,13 @@ async def list_use(store: UseStore | None, query: UseQuery, team: str) -> UseRep
                 raise _invalid("group_by", query.group_by, problem, f"narrow it with from_us and to_us, {fix}")
     return UseReply(
         rows=tuple(grouped.rows()),
-        first_us=told[0] * HOUR_US if told else None,
-        last_us=(told[-1] + 1) * HOUR_US if told else None,
+        first_us=span[0] * HOUR_US if span else None,
+        last_us=(span[-1] + 1) * HOUR_US if span else None,
     )
 
 
 async def read_ledger(js: JetStreamContext, pool: str, query: LedgerRead, team: str) -> LedgerPart:
-    """The broker lets nobody else ask. Raises InvalidQuestion, and AskAgain while the broker is away."""
+    """The broker admits no other asker. Raises InvalidQuestion, and AskAgain while the broker is unreachable."""
     if team not in SEES_ALL:
         raise _invalid("(asker)", team, "may not read the ledger", "ask for your own part: `baton audit verify --team`")
     try:
@@ -207,11 +208,11 @@ async def read_ledger(js: JetStreamContext, pool: str, query: LedgerRead, team: 
 
 
 def list_quotas(meter: Meter, query: PoolStatusQuery, team: str) -> QuotaSnapshot:
-    """The operator sees every team that has a quota or unfinished jobs; a team sees itself."""
+    """The operator sees all teams with a quota or unfinished jobs; a team sees itself."""
     uses = meter.open_claims.teams(meter.quotas)
     if team != OPERATOR:
         uses = {team: uses.get(team, TeamUse(meter.quotas.get(team), {}, 0, 0))}
-    return QuotaSnapshot(teams=tuple(use.told(name) for name, use in uses.items()), ledger_seq=meter.seq)
+    return QuotaSnapshot(teams=tuple(use.usage_of(name) for name, use in uses.items()), ledger_seq=meter.seq)
 
 
 def _invalid(field: str, value: str, problem: str, fix: str) -> InvalidQuestion:

@@ -1,8 +1,8 @@
-"""What Prometheus sees of usage, money and quotas, read from the meter at each scrape.
+"""Prometheus metrics of usage, money and quotas, read from the meter at each scrape.
 
-`baton_cost` is what was posted, and `baton_credits` what was given back of it: to Prometheus a counter that goes back was
-reset. Without a price book in the ledger `baton_cost` prices each team's sum as a whole; bills round each row, so the two
-differ by half a millionth of the currency unit per row at the most.
+`baton_cost` is posted cost, and `baton_credits` the credits in it, kept apart because Prometheus takes a falling
+counter for a reset. Without a price book in the ledger `baton_cost` prices each team's sum as a whole. Bills round each
+row, so the two differ by at most half a millionth of the currency unit per row.
 """
 
 import time
@@ -21,7 +21,7 @@ _MICROS = 1_000_000
 
 
 class BillingMetrics(Collector):
-    """Register it once; `meter` gives the meter as soon as there is one."""
+    """Register it once. `meter` returns the meter, once there is one."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class BillingMetrics(Collector):
         )
         used, money, free = _sums(meter, self._prices)
         currency = self._prices.currency
-        if meter.money.book is not None:  # what was posted
+        if meter.money.book is not None:  # posted money
             currency = meter.money.book.currency
             back = meter.money.credits
             money = {team: (micros - back.get(team, 0)) / _MICROS for team, micros in meter.money.totals.items()}
@@ -90,7 +90,7 @@ class BillingMetrics(Collector):
         yield GaugeMetricFamily("baton_billing_rows", "lines of use kept: attempt x model", value=meter.lines)
 
     def _as_opencost(self, meter: Meter) -> Iterator[Metric]:
-        """Two series by the names that OpenCost gives them, for boards that are made for it."""
+        """Two series under OpenCost's names, for its dashboards."""
         hourly = GaugeMetricFamily(
             "node_gpu_hourly_cost", "list price of one device and hour, currency units", labels=["node", "gpu_type"]
         )
@@ -133,7 +133,7 @@ _ByModel = dict[tuple[str, str], float]
 
 
 def _sums(meter: Meter, prices: Prices) -> tuple[_ByModel, dict[str, float], _ByModel]:
-    """Device-seconds by team and model, money by team in currency units, and which of the device-seconds have no price."""
+    """Device-seconds by team and model, money by team in currency units, and unpriced device-seconds."""
     used: _ByModel = {}
     money: dict[str, float] = {}
     unpriced: _ByModel = {}

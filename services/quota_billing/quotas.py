@@ -1,4 +1,4 @@
-"""Tells placement what teams may hold: the file's entries after the start, an operator's commands as they come."""
+"""Sends quotas to placement: the file's entries after the start, and operators' commands."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -24,10 +24,10 @@ _TYPE = "io.baton.quota.changed.v1"
 
 
 def set_quota(pool: str, kinds: Callable[[], Collection[str] | None], received: Received) -> list[Outgoing]:
-    """What follows from an operator's command. Raises Malformed for any other sender and for a limit on what there is not,
-    Transient while the latter is not known.
+    """The event for an operator's command. Raises Malformed for another sender or a limit on an unknown kind of device,
+    Transient while the kinds are unknown.
 
-    `kinds`: the kinds of device that the pool has, besides those of the catalogue; None while that is not known.
+    `kinds`: kinds of device in the pool, besides those of the catalogue; None if not known yet.
     """
     envelope, command = decode_bare(SetQuota, received.subject, received.headers, received.payload)
     try:
@@ -66,10 +66,10 @@ async def apply_file(
     pool: str,
     policy: str = "",
 ) -> list[str]:
-    """Tells placement the file's new and changed entries, once the ledger is read. The teams that it was told of.
+    """Sends new and changed entries of the file to placement, once the ledger is read. Returns the teams concerned.
 
-    What was applied is remembered with a number that makes each application's message ids its own; a crash before it
-    is remembered repeats the same messages. A broker that is away, or full, is waited for.
+    The application is stored with a number that makes its message ids unique. A crash before that repeats the same
+    messages. Waits for a broker that is unreachable or full.
     """
     await follower.caught_up.wait()
 

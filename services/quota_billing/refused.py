@@ -1,4 +1,5 @@
-"""Records a refused quota command in the ledger beside its dead letter: both are stored before it is acknowledged."""
+"""Records a refused quota command in the ledger beside its dead letter. Both are stored before the command is
+acknowledged."""
 
 from collections.abc import Callable
 
@@ -13,16 +14,16 @@ ORIGIN = "quota_billing"
 
 
 class RefusedQuotas:
-    """Of one process. `decide` is what follows from a command; where it raises Malformed, that is told as well."""
+    """Wraps `decide`, one per process. If `decide` raises Malformed, the refusal is recorded as well."""
 
     def __init__(self, pool: str, policy: str, decide: Callable[[Received], list[Outgoing]]) -> None:
         self._pool, self._policy, self._decide = pool, policy, decide
         self._refusals = Refusals()
-        """Who floods us with bad commands fills no ledger: see there."""
+        """Limits refusals, so that a flood of bad commands cannot fill the ledger (see the class)."""
 
     def __call__(self, received: Received) -> list[Outgoing]:
-        """What follows, or dead letter and line. Raises what `decide` raises, but for Malformed of a command whose sender its
-        subject tells."""
+        """The result of `decide`, or a dead letter and a refusal in the ledger. Raises what `decide` raises, except
+        Malformed for a command whose subject names its sender."""
         try:
             return self._decide(received)
         except Malformed as error:

@@ -1,7 +1,7 @@
-"""Keeps what was allocated and used, hour by hour, in MongoDB, so that it outlives the broker's samples (an hour) and restarts.
+"""Keeps hourly allocated and used capacity in MongoDB, beyond restarts and the broker's retention of samples (an hour).
 
-Postings come from the meter, samples from the stream TELEMETRY, times from the broker alone: of the newest record or sample. A
-store that is away is waited for, and what is unwritten meanwhile is made again."""
+Postings come from the meter, samples from the stream TELEMETRY, times only from the broker: the newest record or
+sample. Waits for an unreachable store, and computes unwritten slots again."""
 
 import logging
 from itertools import chain
@@ -12,14 +12,14 @@ from libs.adapters.mongo.use import UseStore
 from libs.bus.retry import run_periodically
 from libs.core.billing.metering import Meter
 from libs.core.billing.use_hours import (
+    SAMPLES_IN_US,
     SETTLED_US,
     SLOT_US,
     SLOTS,
-    TOLD_US,
     Rows,
     UseHour,
+    has_slot,
     in_slots,
-    is_told,
     whole,
     with_slot,
 )
@@ -35,16 +35,16 @@ log = logging.getLogger("baton.quota_billing")
 
 _READ = 256
 _MOST_HOURS = 100_000
-"""Of teams, that are looked at in one turn: of a day, after an absence."""
+"""The most team-hours processed in one turn: a day of absence."""
 _LOST_US = 24 * HOUR_US
-"""Of an absence that was longer, nothing is told: its postings are not kept."""
+"""After a longer absence older slots are skipped: their postings are gone."""
 _SET_BACK_US = 600_000_000
-"""Time that goes back by so much is no sample that came late: the broker's clock was set back."""
+"""A step back of time beyond this is no late sample: the broker's clock was set back."""
 
 
 class UseKeeper:
-    """`run` is a task. Memory: a sample of each device and 15 s of the time that has not settled, and postings that the meter
-    keeps as long."""
+    """`run` is a task. Memory: a sample per device and 15 s of unsettled time, and the meter's postings for the same
+    time."""
 
     def __init__(
         self, follower: Follower[Meter], js: JetStreamContext, store: UseStore, *, every_s: float, keep_days: int
@@ -57,19 +57,19 @@ class UseKeeper:
         self._read_to = 0
         self._sampled_us = self._seen_us = 0
         self._since_us: int | None = 0
-        """From when on all samples were read; 0: from the first one that there was; None: from the next one."""
+        """Start of the time with all samples read. 0: from the first stored sample. None: from the next one."""
         self._settled: int | None = None
         self._failed = False
-        """The last turn did not come to its end."""
+        """The last turn failed."""
         self._forgot_hour = 0
 
     @property
     def samples(self) -> int:
-        """In memory."""
+        """Number of samples in memory."""
         return sum(map(len, self._readings.values()))
 
     async def run(self) -> None:
-        """For ever. Raises ConnectionClosedError."""
+        """Runs until cancelled. Raises ConnectionClosedError."""
         await self._follower.caught_up.wait()
         try:
             await run_periodically(self.turn, self._every_s, log, "use is not kept in MongoDB")
@@ -78,12 +78,12 @@ class UseKeeper:
                 await self._tail.close()
 
     async def turn(self) -> None:
-        """Reads new samples, and tells the slots that have ended. Raises StoreAway, and what the broker's client raises."""
+        """Reads new samples and saves slots that have ended. Raises StoreAway, and errors of the broker's client."""
         await self._reach_store()
         await self._read()
         meter = self._follower.projection
         now_us = max(self._sampled_us, meter.wall_us)
-        ended, settled = (now_us - TOLD_US) // SLOT_US, (now_us - SETTLED_US) // SLOT_US
+        ended, settled = (now_us - SAMPLES_IN_US) // SLOT_US, (now_us - SETTLED_US) // SLOT_US
         if now_us < self._seen_us - _SET_BACK_US:
             self._go_back(now_us, settled)
         self._seen_us = now_us
@@ -102,8 +102,8 @@ class UseKeeper:
             self._forgot_hour = self._settled // SLOTS
 
     async def _reach_store(self) -> None:
-        """Before anything is read. Samples of a store that takes nothing would fill the memory: until then they lie with the
-        broker, which drops them after an hour."""
+        """Checks the store before reading. Without it, samples would fill memory; the broker keeps them for an hour,
+        then drops them."""
         if self._settled is None:
             await self._store.prepare()
             self._settled = await self._store.settled()
@@ -112,8 +112,8 @@ class UseKeeper:
         self._failed = True
 
     def _go_back(self, now_us: int, settled: int) -> None:
-        """The clock shows again what it has shown: its slots are told anew, where their hours are not whole. Otherwise nothing
-        would be told, and every sample kept, until it is as late as it was."""
+        """Handles a clock that was set back: computes its slots again where the hour is not settled. Otherwise nothing
+        would be saved, and every sample kept, until the old time is reached again."""
         self._settled = min(self._settled or 0, max(settled, 0))
         self._forgot_hour = min(self._forgot_hour, self._settled // SLOTS)
         for device, readings in list(self._readings.items()):
@@ -127,15 +127,15 @@ class UseKeeper:
             hour = slot // SLOTS
             for team in teams.keys() | {name for name, of in kept if of == hour}:
                 known = kept.get((team, hour)) or UseHour(team, hour, {})
-                if not is_told(known, slot) or (self._since_us is not None and slot * SLOT_US >= self._since_us):
+                if not has_slot(known, slot) or (self._since_us is not None and slot * SLOT_US >= self._since_us):
                     kept[team, hour] = with_slot(known, slot, teams.get(team, {}))
-        told = {key: whole(hour) if (hour.hour + 1) * SLOTS <= settled else hour for key, hour in kept.items()}
-        await self._store.save((hour for key, hour in told.items() if hour != before.get(key)), settled)
+        hours = {key: whole(hour) if (hour.hour + 1) * SLOTS <= settled else hour for key, hour in kept.items()}
+        await self._store.save((hour for key, hour in hours.items() if hour != before.get(key)), settled)
 
     async def _read(self) -> None:
-        """All samples that are there. What the broker has dropped already is unknown."""
+        """Reads all available samples. Those that the broker has dropped stay unknown."""
         state = (await self._js.stream_info(TELEMETRY)).state
-        before_first = max(0, state.first_seq - 1)  # of a stream in which nothing ever was, 0 is the first
+        before_first = max(0, state.first_seq - 1)  # 0 for a stream that never had a message
         if self._tail is None or before_first > self._read_to or state.last_seq < self._read_to:
             if self._tail is not None:
                 await self._tail.close()
@@ -145,7 +145,7 @@ class UseKeeper:
         while self._read_to < state.last_seq:
             try:
                 found = await self._tail.messages(min(_READ, state.last_seq - self._read_to), 1.0)
-            except LedgerStopped:  # what was next has been dropped meanwhile
+            except LedgerStopped:  # the next message was dropped meanwhile
                 await self._tail.close()
                 self._tail = None
                 return
@@ -160,7 +160,7 @@ class UseKeeper:
                     self._readings.setdefault((sample.node, one.device), []).append(reading_of(at_us, one))
 
     def _drop(self, before_us: int) -> None:
-        """Readings of what has settled, but for the last one of each device: the next one speaks since then."""
+        """Drops readings of settled time, except each device's last: the next reading starts there."""
         for device, readings in list(self._readings.items()):
             late = [reading for reading in readings if reading.at_us >= before_us - SLOT_US]
             if late:

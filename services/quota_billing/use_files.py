@@ -1,12 +1,14 @@
-"""Hours of use in a backup (`baton bill used`): what devices did is known by samples, which nobody keeps. MongoDB alone has it.
+"""Hours of use in a backup (`baton bill used`). They derive from samples, which are not kept; MongoDB has the only
+copy.
 
-    use/<pool>-<month>-<when it was copied>.jsonl     a line for each hour of a team, as it is kept
+    use/<pool>-<month>-<when it was copied>.jsonl     a stored hour of a team per line
 
-A month that was over when it was copied is not copied again. Restoring puts the files into the state directory; `baton up`
-takes them into its MongoDB, once, before its services begin. What is told of an hour replaces it: twice changes nothing.
+A month that was over when copied is not copied again. A restore puts the files into the state directory; `baton up`
+loads them into its MongoDB, once, before its services start. Loading replaces stored hours, so loading twice changes
+nothing.
 
-`python -m services.quota_billing.use_files` is a process of its own for both (`libs.cli.backup_use`), since tools open no
-database: a request on its standard input, the answer on its standard output, both JSON. BATON_MONGO_URL says where MongoDB is.
+`python -m services.quota_billing.use_files` does both as its own process (`libs.cli.backup_use`), since tools open no
+database: a JSON request on standard input, a JSON answer on standard output. BATON_MONGO_URL is MongoDB's address.
 """
 
 import asyncio
@@ -25,16 +27,16 @@ from libs.core.billing.wall import HOUR_US, month_of, month_us
 
 FOLDER = "use"
 _SETTLED_US = 48 * HOUR_US
-"""So long after its end a month is written again: an absence of up to a day is told later."""
+"""A month is copied again until this long after its end, since hours may be saved up to a day late."""
 _HOURS = 24
-"""Of all teams, that are asked for at once."""
+"""Hours requested at once, of all teams."""
 
 
 async def copy_use(
     url: str, pools: list[str], folder: Path, before: list[dict[str, Any]], now_us: int
 ) -> list[dict[str, Any]]:
-    """Copies the hours of these pools into the backup; returns what is there, for its manifest. `before`: the same of the
-    backup before, whose files are left alone.
+    """Copies these pools' hours into the backup; returns its manifest's entries. `before`: those of the previous
+    backup, whose files stay.
 
     Raises StoreAway, OSError."""
     known = {one["of"]: one for one in before}
@@ -60,13 +62,13 @@ async def copy_use(
 
 
 def is_whole(folder: Path, one: dict[str, Any]) -> bool:
-    """Whether a file of the backup is as it was written."""
+    """Whether a file of the backup is unchanged since it was written."""
     path = folder / one["file"]
     return path.is_file() and sha256(path) == one["sha256"]
 
 
 async def take_in_use(url: str, home: Path) -> int:
-    """Puts the hours that were restored into `home` into MongoDB, and removes the files; how many hours they have.
+    """Loads restored hours from `home` into MongoDB, and removes the files. Returns the number of hours.
 
     Raises StoreAway, OSError, ValueError."""
     taken = 0
@@ -94,7 +96,7 @@ async def _write(store: UseStore, path: Path, first: int, last: int) -> None:
 
 
 def _months(first_us: int, now_us: int) -> Iterator[tuple[int, int]]:
-    """The calendar months (UTC) from the one of `first_us` up to now, each with its beginning and its end."""
+    """The UTC months from that of `first_us` to now, each with start and end."""
     while first_us and first_us <= now_us:
         begin_us, end_us = month_us(*month_of(first_us))
         yield begin_us, end_us
@@ -102,7 +104,7 @@ def _months(first_us: int, now_us: int) -> Iterator[tuple[int, int]]:
 
 
 def main() -> None:
-    """Exits with 1, and says why, when MongoDB does not answer."""
+    """Exits with 1 and a message when MongoDB does not answer."""
     request, url = json.load(sys.stdin), os.environ["BATON_MONGO_URL"]
     try:
         if request["do"] == "copy":

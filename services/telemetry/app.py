@@ -26,7 +26,7 @@ from libs.service.unanswered import Unanswered
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.nodes import NodeSampled
-from schemas.queries import DeviceList, DeviceListQuery, NodeList, NodeListQuery
+from schemas.pool_status import DeviceList, DeviceListQuery, NodeList, NodeListQuery
 from services.telemetry import figures, handlers
 from services.telemetry.ages import Ages
 from services.telemetry.figures import PoolFigures

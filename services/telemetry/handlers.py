@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import Row
 from schemas.nodes import DeviceSample, NodeSampled
-from schemas.queries import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
+from schemas.pool_status import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
 from schemas.resources import WHOLE_MILLI
 from schemas.subjects import OPERATOR
 from services.telemetry.readings import Samples

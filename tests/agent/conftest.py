@@ -11,9 +11,10 @@ from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
+from services.agent.attempt_launch import AttemptLaunch, ProcessCommand
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
-from services.agent.processes import AttemptLaunch, ProcessCommand, ProcessPart
+from services.agent.processes import ProcessPart
 from services.agent.variables import Paths, slots, variables
 from tests.agent.build import inventory
 

@@ -126,7 +126,7 @@ async def test_a_start_is_reported_until_the_ledger_shows_it(world, start):
         await world.want("n0", wanted)
         await until(lambda: len(world.of(wanted, Started)) >= 3)
         world.hears_starts = True
-        await until(lambda: not agent.nodes["n0"]._starts)
+        await until(lambda: not agent.nodes["n0"]._unconfirmed.starts)
         told = len(world.of(wanted, Started))
         await world.want("n0", but(wanted, Action.STOP))
         await world.sees(wanted, Released)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from services.agent import folders, launcher, limits
+from services.agent import folders, limits, pruning
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement, ProgressFile
-from services.agent.agent import look_at_limits
+from services.agent.agent import check_limits
 from services.agent.folders import DEEPEST, disk_used, files_below, filled, held_open, remove_tree
 from services.agent.secrets import SecretFolders
 
@@ -56,7 +56,7 @@ def test_a_tree_of_any_depth_is_removed_and_no_link_is_followed(tmp_path: Path) 
     for n in range(50):
         (top / "wide" / str(n)).write_text("x")
     (top / "wide" / "link").symlink_to(outside / "kept")
-    launcher.prune([top])
+    pruning.prune([top])
     assert not top.exists()
     assert (outside / "kept").read_text() == "of another team"
     (tmp_path / "link").symlink_to(outside)
@@ -187,10 +187,10 @@ async def test_who_is_looked_at_for_long_keeps_nobody_from_being_looked_at() -> 
         def __init__(self, name: str, since: float | None, due: bool = True) -> None:
             self.name, self.since, self.due = name, since, due
 
-        def waits_for_long_look_since(self) -> float | None:
+        def slow_check_due(self) -> float | None:
             return self.since
 
-        async def look_at_limits(self) -> bool:
+        async def check_limits(self) -> bool:
             looked.append(self.name)
             return self.due
 
@@ -202,7 +202,7 @@ async def test_who_is_looked_at_for_long_keeps_nobody_from_being_looked_at() -> 
         Part("not due", 5.0, due=False),
         Part("b", None),
     ]
-    await look_at_limits(parts)
+    await check_limits(parts)
     assert looked == ["a", "b", "not due", "long"]
 
 
@@ -278,17 +278,17 @@ def test_who_left_most_makes_room_first(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_bytes(bytes(mib * MIB))
     ended = [tmp_path / name for name in sizes]
-    monkeypatch.setattr(launcher, "_lacks", lambda root: "its room" if disk_used([root], 100 * MIB) > 6 * MIB else "")
-    launcher.make_room(tmp_path, lambda: ended)
+    monkeypatch.setattr(pruning, "_lacks", lambda root: "its room" if disk_used([root], 100 * MIB) > 6 * MIB else "")
+    pruning.make_room(tmp_path, lambda: ended)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["middle", "small"]
-    launcher.make_room(tmp_path, lambda: ended[:1])
+    pruning.make_room(tmp_path, lambda: ended[:1])
     assert (tmp_path / "small").exists(), "there is room"
 
 
 def test_a_disk_that_does_not_say_how_full_it_is_ends_nothing(tmp_path: Path) -> None:
     """An agent whose folder of jobs somebody had removed ended within a minute."""
     (left := tmp_path / "left").mkdir()
-    launcher.make_room(tmp_path / "removed", lambda: [left])
+    pruning.make_room(tmp_path / "removed", lambda: [left])
     assert left.is_dir()
 
 
@@ -307,7 +307,7 @@ def test_who_left_most_files_makes_room_first_when_the_disk_has_few(
         return os.statvfs_result((*real[:2], 1000, 900, 900, 340, left, left, *real[8:10]))
 
     monkeypatch.setattr("os.statvfs", disk)
-    launcher.make_room(tmp_path, lambda: [tmp_path / name for name in ("large", "many", "few")])
+    pruning.make_room(tmp_path, lambda: [tmp_path / name for name in ("large", "many", "few")])
     assert sorted(one.name for one in tmp_path.iterdir()) == ["few", "large"]
 
 

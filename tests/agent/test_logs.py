@@ -11,8 +11,8 @@ import pytest
 from schemas.ids import job_id
 from schemas.queries import LogQuery
 from services.agent.failures import why_failed
-from services.agent.launcher import prune, remove_unsaved
 from services.agent.logs import MOST_ANSWERED, LogStore
+from services.agent.pruning import prune, remove_unsaved
 
 JOB = job_id("blue", "a")
 

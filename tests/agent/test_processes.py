@@ -9,7 +9,7 @@ import pytest
 from schemas.attempts import Category
 from schemas.inbox import CheckpointTaken, ProgressSeen, Released, Started
 from schemas.jobs import CheckpointPolicy
-from services.agent import processes
+from services.agent import checkpoints
 from services.agent.keeper.clock import now
 from services.agent.processes import ProcessPart
 from services.agent.reconcile import Phase
@@ -165,7 +165,7 @@ def saved(place) -> list[int]:
 
 async def test_a_job_that_saves_all_the_time_is_told_of_at_times_and_of_its_last_word_at_once(place, monkeypatch):
     """Seen: four records a second for ever, of one job."""
-    monkeypatch.setattr(processes, "CHECKPOINT_LEAST_S", 1000.0)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_LEAST_S", 1000.0)
     wanted = part(spec(ALL_THE_TIME, checkpoint=CheckpointPolicy(grace_s=20)))
     made = place.start(wanted)
     await place.says(wanted, "saved 60")
@@ -177,7 +177,7 @@ async def test_a_job_that_saves_all_the_time_is_told_of_at_times_and_of_its_last
 
 async def test_what_a_job_saved_last_is_told_with_its_end_however_it_ends(place, monkeypatch):
     """Seen: what was saved within ten seconds before the end of a lease, or before a job failed, was lost."""
-    monkeypatch.setattr(processes, "CHECKPOINT_LEAST_S", 1000.0)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_LEAST_S", 1000.0)
     fails = part(spec(f"{ALL_THE_TIME}    step == 40 and sys.exit(3)\n", checkpoint=CheckpointPolicy()))
     place.start(fails)
     assert (await place.released()).exit_code == 3
@@ -192,7 +192,7 @@ async def test_what_a_job_saved_last_is_told_with_its_end_however_it_ends(place,
 
 
 async def test_the_answer_of_a_job_whose_lease_is_in_danger_is_heard_at_once(place, monkeypatch):
-    monkeypatch.setattr(processes, "CHECKPOINT_LEAST_S", 1000.0)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_LEAST_S", 1000.0)
     wanted = part(spec(SAVES, checkpoint=CheckpointPolicy()))
     made = place.start(wanted)
     await place.says(wanted, "up")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemas.nodes import Action, DesiredPart, DesiredState
 from schemas.resources import Device, Inventory
 from services.agent.node import NodeCounts, NodeRunner
-from services.agent.reconcile import Forget, Held, Phase, Refuse, Running, Save, Start, Stop, concerns, follow, plan
+from services.agent.reconcile import Forget, HeldPart, Phase, Refuse, Running, Save, Start, Stop, concerns, follow, plan
 from tests.agent.build import but, part, rank, simulated, spec, state
 
 DEVICES = frozenset({"n0-gpu0", "n0-gpu1"})
@@ -198,7 +198,7 @@ def test_over_any_network_each_attempt_starts_once_and_no_device_is_overfilled(p
 
 @given(st.lists(st.sampled_from([1, 2, 3]), max_size=6))
 def test_planning_changes_nothing(epochs):
-    seen = view(parts={("job-" + "0" * 32, 1): Held({"n0-gpu1": 1000})})
+    seen = view(parts={("job-" + "0" * 32, 1): HeldPart({"n0-gpu1": 1000})})
     before = replace(seen, parts=dict(seen.parts), epochs=dict(seen.epochs))
     plan(state(*(part(None, rank(epoch=epoch, milli=100)) for epoch in epochs)), seen)
     assert (seen.parts, seen.epochs, seen.ledger_seq) == (before.parts, before.epochs, before.ledger_seq)

@@ -17,7 +17,7 @@ from schemas import inbox, subjects
 from schemas.billing import BillQuery, BillReply
 from schemas.catalog import BY_TYPE
 from schemas.inbox import QuotaChanged, RefusalTold
-from schemas.queries import PoolStatusQuery
+from schemas.pool_status import PoolStatusQuery
 from tests.billing.ledgers import NOVEMBER, priced_world
 from tests.billing.ledgers import ask as ask_for
 from tests.cli.test_command import baton

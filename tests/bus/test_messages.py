@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from libs.bus.json_checks import MAX_VALUES
 from libs.bus.messages import MAX_BYTES, PLAIN_SOURCE, Malformed, decode_bare
 from schemas.ids import content_hash
-from schemas.jobs import CancelJob, SubmitJob
+from schemas.requests import CancelJob, SubmitJob
 from schemas.subjects import cancel, submit
 
 SUBJECT = submit("research", "ana")

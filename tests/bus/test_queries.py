@@ -14,9 +14,12 @@ from libs.bus.connect import BusConnection
 from libs.bus.queries import STATUS, InvalidQuestion, NoAnswer, NothingFound, QueryError, ask, serve
 from schemas import subjects
 from schemas.catalog import BY_TYPE
+from schemas.explanations import ExplainQuery, Explanation
 from schemas.jobs import Reason
 from schemas.nodes import DesiredQuery, DesiredReply
-from schemas.queries import ExplainQuery, Explanation, LogPiece, LogQuery, PoolStatusQuery, QueueList, QueueListQuery
+from schemas.pool_status import PoolStatusQuery
+from schemas.queries import LogPiece, LogQuery
+from schemas.queue_status import QueueList, QueueListQuery
 from tests.kit.waiting import until
 
 EXPLAIN = BY_TYPE["io.baton.job.explain.query.v1"]

@@ -18,7 +18,7 @@ from libs.bus.outbox import MAX_PAYLOAD_BYTES, Outbox
 from libs.bus.settle import BatchSize, Received, Transient, consume, dead_letter, replayed
 from libs.bus.streams import provision
 from schemas.inbox import CancelRequested
-from schemas.jobs import CancelJob
+from schemas.requests import CancelJob
 from schemas.subjects import DEAD, REQUESTS, cancel, dead, inbox
 from tests.kit.background import ServerInBackground
 from tests.kit.waiting import stored, until

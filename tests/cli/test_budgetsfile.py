@@ -9,7 +9,7 @@ from libs.cli.apply_budgets import changes
 from libs.cli.budget import tightest
 from libs.cli.budgetsfile import BudgetsFileError, is_budgets, read_budgets
 from schemas.budgets import BudgetPeriod, BudgetUnit, SpendingBudget, WhenSpent
-from schemas.queries import BudgetsReply, BudgetStanding
+from schemas.queue_status import BudgetsReply, BudgetStanding
 
 GOOD = """\
 version: 2

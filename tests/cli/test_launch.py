@@ -24,7 +24,8 @@ from libs.client.where import CLIENT_FILE, find
 from libs.embedded import read_processes
 from libs.walls.book import Book
 from libs.walls.keyring import Keyring
-from schemas.jobs import JobSpec, JobState, ModelShape, Simulation
+from schemas.jobs import JobSpec, JobState, Simulation
+from schemas.model_shape import ModelShape
 from schemas.resources import Resources
 from tests.cli.test_command import baton
 from tests.kit.refusals import refusals

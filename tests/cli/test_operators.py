@@ -45,7 +45,7 @@ from schemas.inbox import (
     NodeSilent,
     QuarantineLifted,
 )
-from schemas.jobs import JobSpec, SubmitJob
+from schemas.jobs import JobSpec
 from schemas.ledger import (
     LedgerEvent,
     LedgerRecord,
@@ -55,19 +55,19 @@ from schemas.ledger import (
     PeriodClosed,
     PricesApplied,
 )
-from schemas.prices import ClosedPeriod
-from schemas.queries import (
+from schemas.pool_status import (
     DeviceList,
     DeviceListQuery,
     DeviceView,
-    JobList,
-    JobListQuery,
     NodeList,
     NodeListQuery,
     NodeView,
     PoolStatusQuery,
-    QueuesReply,
 )
+from schemas.prices import ClosedPeriod
+from schemas.queries import JobList, JobListQuery
+from schemas.queue_status import QueuesReply
+from schemas.requests import SubmitJob
 from schemas.subjects import OPERATOR, close_period, declare_dead, inbox_stream
 from schemas.use import UseQuery, UseReply
 from tests.cli.test_command import baton

@@ -9,15 +9,9 @@ from libs.cli.get import QUEUES
 from libs.cli.output import show
 from libs.cli.top import TopView, draw
 from schemas.jobs import JobSpec, JobState, ProgressDoubt, StepProgress
-from schemas.queries import (
-    AttemptDocument,
-    ExpectedStart,
-    JobDocument,
-    PoolStatus,
-    QueuedJob,
-    QueueShare,
-    QueuesReply,
-)
+from schemas.pool_status import PoolStatus
+from schemas.queries import AttemptDocument, JobDocument
+from schemas.queue_status import ExpectedStart, QueuedJob, QueueShare, QueuesReply
 from schemas.queues import Queue
 from tests.schemas.golden_files import load
 

@@ -14,15 +14,14 @@ from libs.bus.messages import Malformed, decode_bare, outgoing
 from libs.bus.queries import AskAgain, NothingFound, serve
 from schemas import subjects
 from schemas.catalog import BY_TYPE
+from schemas.explanations import ExplainQuery, Explanation
 from schemas.ids import content_hash
 from schemas.ids import job_id as job_id_of
-from schemas.jobs import CancelJob, JobEvent, JobLimits, JobRejected, JobState, Reason, SubmitJob
+from schemas.jobs import JobEvent, JobLimits, JobRejected, JobState, Reason
 from schemas.queries import (
     AttemptDocument,
     EventList,
     EventListQuery,
-    ExplainQuery,
-    Explanation,
     JobDocument,
     JobGet,
     JobList,
@@ -30,6 +29,7 @@ from schemas.queries import (
     LogPiece,
     LogQuery,
 )
+from schemas.requests import CancelJob, SubmitJob
 
 STATES = {"granted": "granted", "running": "running", "preempting": "preempting", "requeued": "queued"}
 

@@ -23,9 +23,11 @@ from libs.core.admission.refusal import RefusalCause
 from libs.core.scheduling import limits
 from schemas import ledger as led
 from schemas.ids import content_hash, job_id
-from schemas.jobs import JobLimits, JobSpec, ModelShape, Simulation, SubmitJob, Workload
+from schemas.jobs import JobLimits, JobSpec, Simulation
+from schemas.model_shape import ModelShape, Workload
 from schemas.queues import Queue
 from schemas.reasons import reasons_of
+from schemas.requests import SubmitJob
 from schemas.resources import (
     Device,
     DeviceKind,

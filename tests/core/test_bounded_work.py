@@ -9,7 +9,8 @@ from libs.core.scheduling import cycle, limits, preemption
 from libs.core.state.limits import Limits
 from libs.core.state.shape import shape_of
 from schemas import inbox
-from schemas.jobs import JobSpec, SubmitJob
+from schemas.jobs import JobSpec
+from schemas.requests import SubmitJob
 from schemas.resources import Device, Inventory, Level, Resources, Role, Topology, TopologyPolicy
 from tests.core.builders import World, job, node
 

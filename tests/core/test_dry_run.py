@@ -23,12 +23,13 @@ from libs.core.state.model import Job, State
 from libs.core.state.shape import Shape
 from libs.embedded.servers import NatsOptions
 from schemas.billing import Price, PriceBook
+from schemas.explanations import PlanReply, PlanVerdict
 from schemas.ids import job_id
 from schemas.inbox import ApplyPrices, NodeLost, QuotaChanged, Tick
-from schemas.jobs import CheckpointPolicy, JobSpec, ModelShape, Simulation, Workload
+from schemas.jobs import CheckpointPolicy, JobSpec, Simulation
 from schemas.ledger import JobQueued, NodeJoined
+from schemas.model_shape import ModelShape, Workload
 from schemas.prices import ContractRate, ListRate, RateBook, RateTier
-from schemas.queries import PlanReply, PlanVerdict
 from schemas.resources import Inventory, Level, Objective, Precision, Resources, Role, Runtime, Topology, TopologyPolicy
 from tests.core.builders import GIB, World, job, node
 

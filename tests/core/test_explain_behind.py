@@ -9,9 +9,9 @@ from libs.core.explain.queue_shares import queue_shares
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view
 from schemas import inbox
+from schemas.explanations import Explanation
 from schemas.inbox import ProgressSeen
 from schemas.jobs import StepProgress
-from schemas.queries import Explanation
 from tests.core.builders import World, job, node
 
 S = 1_000_000

@@ -4,7 +4,7 @@ import re
 
 from libs.core.explain.waiting import BACKING_OFF
 from libs.core.placement.answer import BlockReason
-from schemas.queries import Explanation
+from schemas.explanations import Explanation
 
 
 def test_every_reason_is_in_the_contract() -> None:

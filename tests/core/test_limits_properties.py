@@ -24,7 +24,8 @@ from libs.core.state import snapshot
 from libs.core.state.lifecycle import ACTIVE
 from libs.core.state.limits import Limits
 from schemas import inbox
-from schemas.jobs import JobSpec, JobState, SubmitJob
+from schemas.jobs import JobSpec, JobState
+from schemas.requests import SubmitJob
 from schemas.resources import Resources, parts_of
 from tests.core.builders import World, job, node
 from tests.core.test_limits import asking, board, processors

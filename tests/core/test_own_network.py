@@ -11,7 +11,8 @@ from libs.core.explain.waiting import explain
 from libs.core.scheduling import limits
 from libs.core.state.snapshot import dump, load
 from schemas.inbox import NodeRegistered
-from schemas.jobs import JobSpec, Network, SubmitJob
+from schemas.jobs import JobSpec, Network
+from schemas.requests import SubmitJob
 from schemas.resources import WALLS, Inventory, Resources
 from tests.core.builders import World, job, node
 from tests.core.test_admission import fleet

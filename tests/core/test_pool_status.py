@@ -3,7 +3,7 @@
 from libs.cli.status import _held
 from libs.core.projections.pool_status import StatusFigures
 from schemas import inbox
-from schemas.queries import PoolStatus, Quantiles
+from schemas.pool_status import PoolStatus, Quantiles
 from schemas.resources import Resources
 from tests.core.builders import World, job, node
 from tests.core.test_limits import asking, board, processors

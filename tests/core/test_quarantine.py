@@ -16,7 +16,7 @@ from libs.core.state.desired import desired, node_change, node_state
 from libs.core.state.formats import FIRST, NEWEST
 from schemas import inbox
 from schemas.nodes import LiftedQuarantine
-from schemas.queries import Quantiles
+from schemas.pool_status import Quantiles
 from tests.core.builders import World, job, node
 
 

@@ -22,7 +22,7 @@ from libs.core.state.shape import shape_of
 from libs.core.state.waiting import enqueue
 from schemas import inbox
 from schemas.jobs import JobSpec, JobState
-from schemas.queries import Quantiles
+from schemas.pool_status import Quantiles
 from schemas.resources import Resources
 from schemas.subjects import OPERATOR
 from tests.core.builders import World, job, node

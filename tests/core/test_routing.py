@@ -11,8 +11,8 @@ from libs.core.admission.routing import Pools, home_of, route
 from libs.core.scheduling import limits
 from libs.core.state.ended import DAY_US, KEPT_US
 from schemas.ids import content_hash, job_id
-from schemas.jobs import SubmitJob
 from schemas.ledger import JobQueued, LedgerRecord
+from schemas.requests import SubmitJob
 from schemas.resources import Inventory
 from tests.core.builders import node
 

@@ -16,9 +16,10 @@ from libs.core.scheduling.reactions.teams import offboard_team, suspend_team
 from libs.core.state.desired import node_state
 from libs.core.state.formats import FIRST
 from schemas import inbox, ledger
-from schemas.jobs import JobSpec, JobState, SubmitJob
+from schemas.jobs import JobSpec, JobState
 from schemas.nodes import Action
-from schemas.queries import MOST_SUSPENDED, Quantiles
+from schemas.pool_status import MOST_SUSPENDED, Quantiles
+from schemas.requests import SubmitJob
 from tests.core.builders import World, job, node
 
 PAUSE = inbox.SuspendTeam(team="research", reason="unpaid", user="olga")

@@ -22,7 +22,8 @@ from libs.core.state.shape import Shape, shape_of
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.ids import job_id
-from schemas.jobs import CheckpointPolicy, JobSpec, ModelShape
+from schemas.jobs import CheckpointPolicy, JobSpec
+from schemas.model_shape import ModelShape
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 from tests.core.builders import GIB, World
 from tests.core.test_topology_properties import gang, nested, role

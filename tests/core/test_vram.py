@@ -13,7 +13,7 @@ from libs.core.accelerators.vram import (
     remedy,
     state_bytes,
 )  # fmt: skip
-from schemas.jobs import ModelShape, Optimizer, Workload
+from schemas.model_shape import ModelShape, Optimizer, Workload
 from schemas.resources import Precision
 
 GB, GIB = 1e9, 1024**3

@@ -13,7 +13,8 @@ from libs.core.scheduling import limits
 from libs.core.state.shape import Shape
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
-from schemas.jobs import JobSpec, SubmitJob
+from schemas.jobs import JobSpec
+from schemas.requests import SubmitJob
 from tests.core.builders import World
 
 ZOO = read_fleet(Path(__file__).parents[2] / "deploy" / "fleets" / "zoo.yaml")

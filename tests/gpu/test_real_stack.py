@@ -17,7 +17,7 @@ from libs.cli.launch import REAL, LaunchOptions, LocalStack
 from libs.client import Baton, NotFound
 from schemas.billing import BillQuery
 from schemas.jobs import CheckpointPolicy, JobSpec, JobState
-from schemas.queries import DeviceView
+from schemas.pool_status import DeviceView
 from schemas.resources import DeviceKind, Resources
 from tests.faults.books import books_agree
 from tests.faults.cluster import clients, kill9

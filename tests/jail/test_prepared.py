@@ -40,7 +40,7 @@ class Walled:
             one.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"{self.count}.log"
         kept = self.keeper.attempt(f"n0/{self.count}.1")
-        about = self.walls.behind("blue", own, devices, 1 << 30, readable=readable)
+        about = self.walls.around("blue", own, devices, 1 << 30, readable=readable)
         await self.keeper.start(
             kept,
             {

@@ -313,10 +313,10 @@ async def test_a_record_that_does_not_fit_goes_into_another_segment(
 ) -> None:
     """The segment is not full enough for a roll, and what is left of it is less than the record."""
     monkeypatch.setattr("libs.ledger.writer._FULL_PAUSES_S", (0.05,))
-    monkeypatch.setattr("libs.ledger.writer._INPUT_BYTES", 600 * 1024)
+    monkeypatch.setattr("libs.ledger.batches._INPUT_BYTES", 600 * 1024)
     head = await padded(small, 700 * 1024)
-    monkeypatch.setattr("libs.ledger.writer._BUSY_EVENTS", 0)  # all in one record
-    monkeypatch.setattr("libs.ledger.writer._ENOUGH_BYTES", 600 * 1024)
+    monkeypatch.setattr("libs.ledger.batches._BUSY_EVENTS", 0)  # all in one record
+    monkeypatch.setattr("libs.ledger.batches._ENOUGH_BYTES", 600 * 1024)
     writer = small.writer("one", batch=100, linger_ms=60_000, snapshots=None)
     await small.put(*(large(n) for n in range(100)))
     small.start(writer)

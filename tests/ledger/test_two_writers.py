@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from libs.ledger.append import AppendOutcome
-from libs.ledger.tail import Stored
+from libs.ledger.tail import Stored, Tail
 from schemas.inbox import Tick
-from schemas.subjects import DEAD, ledger
+from schemas.subjects import DEAD, inbox_stream, ledger
 from tests.ledger.test_writer import Interposed
 from tests.ledger.toy import admitted, cancelled, job
 from tests.ledger.world import POOL, World
@@ -48,7 +48,8 @@ async def test_a_stale_writer_buries_nothing(world: World) -> None:
     await world.put(admitted(2))
     await world.decided(awake)
     bad = Stored(seq=2, subject="baton.in.job.v1.unheard-of.main", payload=b"{}", headers={}, time_us=1)
-    assert await stale._decide([bad]) is AppendOutcome.REFUSED
+    inbox = Tail(world.js, inbox_stream(POOL), 2)
+    assert await stale._decide(inbox, [bad]) is AppendOutcome.REFUSED
     assert (await world.js.stream_info(DEAD)).state.messages == 0
 
 

@@ -15,7 +15,7 @@ from libs.bus.decaying_count import DecayingCount
 from libs.bus.outbox import Outbox
 from libs.core.state import catching_up, clock
 from libs.core.state.formats import FIRST, NEWEST
-from libs.ledger import timing
+from libs.ledger import batches, timing
 from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
 from libs.ledger.inputs import InboxItem
@@ -141,7 +141,7 @@ async def test_inputs_of_a_long_time_are_decided_with_the_times_of_each(
 ) -> None:
     """Seen: 256 inputs of an outage were one decision, of the last one's time; what the first ended was billed until then."""
     monkeypatch.setattr(writer_module, "_SPAN_US", 100_000)
-    monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 0)  # each waits for company
+    monkeypatch.setattr(batches, "_BUSY_EVENTS", 0)  # each waits for company
     await world.put(admitted(0))
     await asyncio.sleep(0.2)
     await world.put(*(inbox.Tick() for _ in range(3)), cancelled(0))
@@ -257,16 +257,16 @@ async def test_hooks_see_every_commit_in_order_and_first_of_all_the_refold(world
 
 
 async def test_few_inputs_are_decided_at_once_and_many_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 4)
-    monkeypatch.setattr(writer_module, "_ENOUGH_BYTES", 1_000_000)
+    monkeypatch.setattr(batches, "_BUSY_EVENTS", 4)
+    monkeypatch.setattr(batches, "_ENOUGH_BYTES", 1_000_000)
     writer = world.writer("w1", linger_ms=600_000, batch=16)
-    writer._recent_events = DecayingCount(1e-9)  # each is the first for long
+    writer._batches.recent_events = DecayingCount(1e-9)  # each is the first for long
     world.start(writer)
     for n in range(3):
         await world.put(admitted(n))
         await world.decided(writer)
     assert await world.ledger_last() == 3
-    writer._recent_events = DecayingCount(1e9)  # what came is still felt
+    writer._batches.recent_events = DecayingCount(1e9)  # what came is still felt
     for n in range(3, 43):
         await world.put(admitted(n))
     while writer.counters.inputs < 3 + 16:
@@ -275,10 +275,10 @@ async def test_few_inputs_are_decided_at_once_and_many_together(world: World, mo
 
 
 async def test_large_inputs_wait_for_no_company(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_BUSY_EVENTS", 0)  # always busy
+    monkeypatch.setattr(batches, "_BUSY_EVENTS", 0)  # always busy
     writer = world.writer("w1", linger_ms=600_000)
     world.start(writer)
-    await world.put(admitted(0, argument="x" * writer_module._ENOUGH_BYTES))
+    await world.put(admitted(0, argument="x" * batches._ENOUGH_BYTES))
     await world.decided(writer)
     assert writer.counters.commits == 1
 

@@ -12,8 +12,9 @@ from schemas.base import Fact, Strict, sent
 from schemas.billing import SetQuota
 from schemas.catalog import BY_TYPE
 from schemas.inbox import InboxMessage, NodeLost
-from schemas.jobs import AcceptedSpec, JobSpec
+from schemas.jobs import JobSpec
 from schemas.json_schema import models
+from schemas.known_specs import AcceptedSpec
 from schemas.ledger import LedgerRecord, NodeSilence
 from tests.schemas.golden_files import Golden, load
 

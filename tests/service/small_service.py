@@ -19,7 +19,7 @@ from libs.bus.streams import bind
 from libs.service.app import Tasks, make_asgi, run
 from libs.service.settings import ServiceSettings
 from schemas.inbox import CancelRequested
-from schemas.jobs import CancelJob
+from schemas.requests import CancelJob
 from schemas.subjects import COMMAND, REQUESTS, inbox, read
 
 

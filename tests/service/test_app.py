@@ -23,7 +23,7 @@ from libs.embedded.servers import NATS
 from libs.service.app import _YIELDS, _Server
 from libs.service.http_limits import LINES, MOST
 from libs.service.tasks import FAILED_EXIT_CODE
-from schemas.jobs import CancelJob
+from schemas.requests import CancelJob
 from schemas.subjects import REQUESTS, cancel, inbox
 from tests.kit.background import ServerInBackground
 from tests.kit.commands import SMALL_SERVICE, fork

@@ -11,9 +11,9 @@ from libs.bus.queries import QueryError, ask
 from libs.service.cycle import dry_run_inputs
 from schemas import inbox
 from schemas.catalog import BY_TYPE
+from schemas.explanations import PlanQuery, PlanReply, PlanVerdict
 from schemas.jobs import JobSpec
 from schemas.ledger import AttemptRunning, JobGranted, JobQueued
-from schemas.queries import PlanQuery, PlanReply, PlanVerdict
 from schemas.resources import Resources
 from services.placement.app import make_app
 from services.placement.settings import PlacementSettings

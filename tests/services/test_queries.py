@@ -12,19 +12,12 @@ from pydantic import BaseModel
 from libs.bus.queries import NoAnswer, QueryError, ask
 from schemas import inbox
 from schemas.catalog import BY_TYPE
+from schemas.explanations import ExplainQuery, Explanation, PlanQuery, PlanReply
 from schemas.ids import job_id
 from schemas.jobs import JobSpec
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord, NodeJoined
-from schemas.queries import (
-    ExplainQuery,
-    Explanation,
-    PlanQuery,
-    PlanReply,
-    PoolStatus,
-    PoolStatusQuery,
-    QueueList,
-    QueueListQuery,
-)
+from schemas.pool_status import PoolStatus, PoolStatusQuery
+from schemas.queue_status import QueueList, QueueListQuery
 from schemas.subjects import OPERATOR
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings

@@ -19,8 +19,9 @@ from libs.ledger.reader import LedgerReader
 from schemas import subjects
 from schemas.ids import job_id
 from schemas.inbox import JobAdmitted
-from schemas.jobs import CancelJob, JobRejected, JobSpec, JobState, Simulation, SubmitJob
+from schemas.jobs import JobRejected, JobSpec, JobState, Simulation
 from schemas.ledger import InputRejected, JobFinished, JobGranted, JobQueued, LedgerEvent
+from schemas.requests import CancelJob, SubmitJob
 from schemas.resources import Resources
 from services.admission.app import make_app as admission
 from services.admission.settings import AdmissionSettings

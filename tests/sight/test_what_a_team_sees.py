@@ -25,25 +25,15 @@ from libs.core.proofs.chains import TeamChains
 from schemas import subjects
 from schemas.billing import BillQuery
 from schemas.catalog import BY_TYPE, CATALOG, JOB_EVENTS, Message
+from schemas.explanations import ExplainQuery, PlanQuery
 from schemas.ids import job_id
 from schemas.jobs import JobSpec
 from schemas.ledger import LedgerSummed
 from schemas.nodes import DeviceSample, NodeSampled
+from schemas.pool_status import DeviceListQuery, NodeListQuery, PoolStatusQuery
 from schemas.proofs import AuditRead
-from schemas.queries import (
-    BudgetsQuery,
-    DeviceListQuery,
-    EventListQuery,
-    ExplainQuery,
-    JobGet,
-    JobListQuery,
-    LogQuery,
-    NodeListQuery,
-    PlanQuery,
-    PoolStatusQuery,
-    QueueListQuery,
-    QueuesQuery,
-)
+from schemas.queries import EventListQuery, JobGet, JobListQuery, LogQuery
+from schemas.queue_status import BudgetsQuery, QueueListQuery, QueuesQuery
 from schemas.resources import Resources
 from schemas.secrets import SecretListQuery, SecretRemove, SecretSet
 from schemas.subjects import EVENTS, OPERATOR

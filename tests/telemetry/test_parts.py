@@ -11,7 +11,7 @@ from schemas import inbox
 from schemas.audit import ActionOutcome, OperatorAction
 from schemas.ledger import LedgerRecord
 from schemas.nodes import DeviceSample, NodeSampled, NodeWalls
-from schemas.queries import DeviceListQuery, NodeListQuery
+from schemas.pool_status import DeviceListQuery, NodeListQuery
 from schemas.subjects import OPERATOR
 from services.telemetry import figures, handlers
 from services.telemetry.figures import PoolFigures

@@ -22,7 +22,7 @@ from schemas import inbox, subjects
 from schemas.catalog import BY_TYPE, Message
 from schemas.inbox import NodeRegistered, QuotaChanged
 from schemas.nodes import DeviceSample, Heartbeat, NodeSampled
-from schemas.queries import DeviceListQuery, NodeListQuery
+from schemas.pool_status import DeviceListQuery, NodeListQuery
 from services.placement.projector import Projector
 from services.telemetry.app import FOLLOWER, make_app
 from services.telemetry.figures import PoolFigures

@@ -13,10 +13,11 @@ from libs.bus.queries import ask
 from libs.core.projections.verify import Checker
 from schemas import inbox, subjects
 from schemas.catalog import BY_TYPE
+from schemas.explanations import ExplainQuery
 from schemas.ids import job_id
 from schemas.jobs import JobRejected, TeamEvent
 from schemas.ledger import AttemptStopping, JobFinished, JobGranted, JobQueued, JobRequeued, TeamResumed, TeamSuspended
-from schemas.queries import ExplainQuery, PoolStatusQuery
+from schemas.pool_status import PoolStatusQuery
 from services.admission.app import make_app as make_admission
 from services.admission.settings import AdmissionSettings
 from services.history.feed import FeedLoop

@@ -30,8 +30,8 @@ from schemas.audit import ActionOutcome
 from schemas.catalog import BY_TYPE
 from schemas.ids import team_uid
 from schemas.inbox import ApplyQueues, BoostJob
-from schemas.queries import ManageTeam, TeamManaged
 from schemas.queues import Queue
+from schemas.team_management import ManageTeam, TeamManaged
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
 from services.queries.app import make_app as make_queries

@@ -14,7 +14,7 @@ from libs.core.scheduling.failing import IN_A_ROW
 from libs.ledger.verify import verify
 from schemas.inbox import UncordonNode
 from schemas.jobs import JobSpec, Simulation
-from schemas.queries import NodeView
+from schemas.pool_status import NodeView
 from schemas.resources import Resources
 from schemas.subjects import OPERATOR, uncordon_node
 

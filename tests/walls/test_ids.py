@@ -14,7 +14,8 @@ from libs.walls.keyring import Keyring
 from schemas import subjects
 from schemas.envelope import MSG_ID
 from schemas.ids import content_hash, event_id, job_id
-from schemas.jobs import JobSpec, SubmitJob
+from schemas.jobs import JobSpec
+from schemas.requests import SubmitJob
 from tests.walls.world import broker
 
 SUBMIT = "io.baton.job.submit.v1"

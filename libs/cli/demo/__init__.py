@@ -48,7 +48,7 @@ def command(
 
 
 async def _run(console: Console, folder: Path, out: Path) -> DemoResult | None:
-    """The result; None when a signal ended the run. Either way everything is stopped."""
+    """The result; None when a signal ended the run. Stops everything in either case."""
     stopped = False
     with Screen(console) as screen:
         playing = asyncio.ensure_future(Demo(folder, out, screen).play())

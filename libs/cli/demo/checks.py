@@ -1,4 +1,4 @@
-"""The story's checks: each says what it expects and what the ledger (or a log) shows. Pure."""
+"""The checks of the demo's story: each states what it expects, and what the ledger or a log shows. Pure."""
 
 import re
 from collections.abc import Iterable
@@ -18,12 +18,12 @@ _DONE = re.compile(r"^rank 0: done", re.MULTILINE)
 
 
 def has_begun(log: str) -> bool:
-    """Whether rank 0 has said where it began."""
+    """Whether rank 0 has reported its start."""
     return bool(_RESUMED.search(log) or _STEP.search(log))
 
 
 def is_done(log: str) -> bool:
-    """Whether rank 0 has said that it is done."""
+    """Whether rank 0 has reported that it is done."""
     return bool(_DONE.search(log))
 
 
@@ -82,7 +82,7 @@ def in_time(facts: Facts, serving: JobFacts) -> Step:
 
 
 def resumed(facts: Facts, gang: JobFacts, log: str) -> Step:
-    """`log`: what rank 0 of the second attempt wrote."""
+    """`log`: output of rank 0 of the second attempt."""
     saved = gang.attempts[0].checkpoints[-1][1] if gang.attempts[0].checkpoints else None
     second = gang.attempts[1]
     began = _RESUMED.search(log)
@@ -101,8 +101,8 @@ def resumed(facts: Facts, gang: JobFacts, log: str) -> Step:
 
 
 def lost_little(gang: JobFacts, log: str) -> Step:
-    """`log`: what rank 0 of the first attempt wrote, a line every ten steps. What it did after its last checkpoint is
-    lost: counted in steps by its log, and in time by the ledger."""
+    """`log`: output of rank 0 of the first attempt, a line every ten steps. Work after its last checkpoint is lost:
+    counted in steps from its log, and in time from the ledger."""
     first = gang.attempts[0]
     interval_s = SAVE_EVERY * STEP_S + SAVE_S
     steps = [int(step) for step in _STEP.findall(log)]
@@ -118,7 +118,7 @@ def lost_little(gang: JobFacts, log: str) -> Step:
 
 
 def trained(facts: Facts, gang: JobFacts, log: str) -> Step:
-    """`log`: what rank 0 of the last attempt wrote."""
+    """`log`: output of rank 0 of the last attempt."""
     steps = [int(step) for step in _STEP.findall(log)]
     return Step(
         name="The training reaches its last step",
@@ -130,7 +130,7 @@ def trained(facts: Facts, gang: JobFacts, log: str) -> Step:
 
 
 def all_ended(facts: Facts, submitted: int, cancelled: Iterable[str]) -> Step:
-    """`cancelled`: ids of the jobs that were cancelled on purpose."""
+    """`cancelled`: jobs that were cancelled on purpose."""
     on_purpose = set(cancelled)
     wrong = [
         f"{job.spec.name} {job.state}{': ' + job.reason if job.reason else ''}"
@@ -182,7 +182,7 @@ def accounted(audit: Verification) -> Step:
 
 
 def held_at(facts: Facts, t_us: int) -> int:
-    """Thousandths of accelerators that were held at `t_us`."""
+    """Thousandths of accelerators held at `t_us`."""
     return sum(
         hold.milli
         for attempt in facts.attempts()

@@ -1,4 +1,4 @@
-"""The demo's eyes: the ledger as it grows. Everything that is shown or waited for is a function of `Facts`."""
+"""The demo's view of the growing ledger. Everything shown or awaited is a function of `Facts`."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from libs.report.facts import Facts
 
 
 class Stuck(RuntimeError):
-    """Something that had to happen did not happen in time; the text says what, and which logs to read."""
+    """Something did not happen in time. The text says what, and which logs to read."""
 
 
 class DemoLedger(GrowingLedger):
-    """What happened so far, and waits that say which log explains it when something does not happen."""
+    """What has happened so far, and waits that name the log to read when something does not happen."""
 
     def __init__(self, baton: Baton, logs: Path) -> None:
         self.facts = Facts()
@@ -25,8 +25,8 @@ class DemoLedger(GrowingLedger):
     async def until(self, seen: Callable[[Facts], bool], what: str, *, within_s: float, blame: Sequence[str]) -> None:
         """Returns once `seen(facts)`.
 
-        Raises Stuck when that takes longer than `within_s`; `blame` are the processes whose logs explain it. Raises
-        LedgerStopped, KeyError when the ledger cannot be followed any more.
+        Raises Stuck after `within_s`; `blame`: processes whose logs may explain it. Raises LedgerStopped, KeyError when
+        the ledger cannot be followed any more.
         """
         deadline = asyncio.get_running_loop().time() + within_s
         while not seen(self.facts):

@@ -1,6 +1,6 @@
-"""What the demo asks for: three teams, a few hundred short jobs of many shapes, and the four parts of the story. Pure.
+"""The demo's load: three teams, a few hundred short jobs of many shapes, and the four parts of the story. Pure.
 
-Everything runs as real processes, on two processors: most are `sleep`, wide gangs start one process per node.
+Everything runs as real processes, on two processors: most are `sleep`, and wide gangs start one process per node.
 """
 
 import random
@@ -18,7 +18,7 @@ STEP_S = 0.1
 STEPS = 500
 SAVE_EVERY = 40
 SAVE_S = 0.6
-"""The gang's training: 50 s of steps, a checkpoint every 4 s, each of which takes its time to be written."""
+"""The gang's training: 50 s of steps, a checkpoint every 4 s, each of which takes this long to write."""
 GRACE_S = 10.0
 FILLERS = (16, 16, 16, 16, 8, 8, 8, 8, 4, 4, 2, 2, 2, 2)
 """Devices of the replicas that fill the fleet beside the gang: 112 of 128."""
@@ -31,7 +31,7 @@ CPU_JOBS = 8
 
 @dataclass(frozen=True, slots=True)
 class DemoJob:
-    """One job of a team, submitted `after_s` seconds after its wave began. Its name is its client key too."""
+    """One job of a team, submitted `after_s` seconds after its wave began. Its name is also its client key."""
 
     team: str
     spec: JobSpec
@@ -40,7 +40,7 @@ class DemoJob:
 
 @dataclass(frozen=True, slots=True)
 class _LoadKind:
-    """A kind of short job: its teams, its devices, and how often it comes."""
+    """A kind of short job: its teams, devices and frequency."""
 
     name: str
     teams: tuple[str, ...]
@@ -80,8 +80,7 @@ def training() -> DemoJob:
 
 
 def fillers() -> list[DemoJob]:
-    """Replicas that hold every other device until they are cancelled. They are of the class that gives nothing away, so
-    the gang alone may be asked to yield."""
+    """Replicas that hold all other devices until cancelled. Their class is never preempted, so only the gang can be."""
     return [
         DemoJob(ASSISTANT, _sleeping(f"replica-{number}", 3600, devices, priority_class="serving"))
         for number, devices in enumerate(FILLERS, 1)
@@ -89,7 +88,7 @@ def fillers() -> list[DemoJob]:
 
 
 def serving() -> DemoJob:
-    """The job for which the gang gives way: eight devices of one node, at once."""
+    """The job for which the gang is preempted: eight devices of one node, at once."""
     topology = Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)
     resources = Resources(devices=SERVING_DEVICES, types=("H100",), topology=topology)
     spec = _sleeping("answer-the-rush", SERVING_S, SERVING_DEVICES, priority_class="serving")
@@ -114,7 +113,7 @@ def cpu_jobs() -> list[DemoJob]:
 
 
 def wave(number: int, jobs: int, *, over_s: float) -> Iterator[DemoJob]:
-    """`jobs` short jobs that come at random moments within `over_s`; the same ones each time."""
+    """`jobs` short jobs at random moments within `over_s`; the same in every run."""
     chance = random.Random(number)
     moments = sorted(chance.uniform(0, over_s) for _ in range(jobs))
     for index, after_s in enumerate(moments):

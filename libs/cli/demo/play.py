@@ -1,4 +1,4 @@
-"""The demo from beginning to end: start everything, the load, the story, the end of all jobs, the report."""
+"""The demo from start to end: start everything, the load, the story, the end of all jobs, the report."""
 
 import asyncio
 import contextlib
@@ -35,19 +35,19 @@ _LOG_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What came out, and where it is."""
+    """The results and their files."""
 
     report: Report
     as_json: Path
     as_html: Path
     took_s: float
     restarted: tuple[str, ...]
-    """Processes that ended without being asked to; their supervisor started them again."""
+    """Processes that ended unexpectedly; the supervisor restarted them."""
 
 
 @dataclass(eq=False)
 class Demo:
-    """One run. `scale` shortens the two waves of short jobs (tests)."""
+    """One run. `scale` shortens the two waves of short jobs, for tests."""
 
     state_dir: Path
     out: Path
@@ -68,7 +68,7 @@ class Demo:
             self.screen.facts = lambda: follower.facts
             self._follower = follower
             self.screen.phase(f"this machine's node has walls around jobs: {launch.walls()}")
-            async with _ended_together(self._beside):
+            async with _cancelled_at_end(self._beside):
                 await self._story()
             self.screen.phase("read the whole ledger again: verify, bill, report")
             story = await collect(self._clients[OPERATOR])
@@ -149,7 +149,7 @@ class Demo:
 
     @contextlib.asynccontextmanager
     async def _connected(self, launch: LocalStack) -> AsyncIterator[DemoLedger]:
-        pool = launch.options.pool  # said: BATON_POOL is about another Baton
+        pool = launch.options.pool  # explicit, because BATON_POOL refers to another Baton
         async with contextlib.AsyncExitStack() as stack:
             for team in TEAMS:
                 self._clients[team] = await stack.enter_async_context(
@@ -181,12 +181,12 @@ class Demo:
         return (await self._clients[ask.team].submit(ask.spec, ask.spec.name)).job_id
 
     def _submit_beside(self, asks: Iterable[DemoJob]) -> "asyncio.Task[list[str]]":
-        """`_submit_all` beside the story; it ends with the story at the latest."""
+        """Runs `_submit_all` concurrently with the story, at most until the story ends."""
         self._beside.append(asyncio.create_task(self._submit_all(asks), name="submit beside the story"))
         return self._beside[-1]
 
     async def _submit_all(self, asks: Iterable[DemoJob]) -> list[str]:
-        """Submits each job at its moment, those of a quarter of a second together. Their ids."""
+        """Submits each job at its time, in batches of a quarter of a second. Returns their ids."""
         waiting = sorted(asks, key=lambda ask: ask.after_s)
         loop = asyncio.get_running_loop()
         began, ids = loop.time(), []
@@ -204,11 +204,11 @@ class Demo:
         return ids
 
     async def _log(self, wanted: str, attempt: int, enough: Callable[[str], bool] = bool) -> str:
-        """What rank 0 of an attempt of the gang has written: as soon as that is `enough`, or after a while anyway."""
+        """Output of rank 0 of an attempt of the gang, as soon as it is `enough`, or after a while anyway."""
         deadline = time.monotonic() + _LOG_S
         while True:
             text = ""
-            with contextlib.suppress(NotFound):  # it begins just now
+            with contextlib.suppress(NotFound):  # it is just starting
                 text = "".join([piece.text async for piece in self._clients[RESEARCH].logs(wanted, attempt=attempt)])
             if enough(text) or time.monotonic() > deadline:
                 return text
@@ -216,8 +216,8 @@ class Demo:
 
 
 @contextlib.asynccontextmanager
-async def _ended_together(tasks: Sequence["asyncio.Task[list[str]]"]) -> AsyncIterator[None]:
-    """No task outlives the block, however it is left; an error of the block's own is the one that is raised."""
+async def _cancelled_at_end(tasks: Sequence["asyncio.Task[list[str]]"]) -> AsyncIterator[None]:
+    """No task outlives the block, however it ends; an error of the block itself takes precedence."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live panel on a terminal, plain lines everywhere else."""
+"""The demo's display: a live panel on a terminal, plain lines elsewhere."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ class _Phase:
 
 @dataclass(eq=False)
 class Screen:
-    """`with Screen(console) as screen:`; tell it phases, checks and (once there are any) facts."""
+    """`with Screen(console) as screen:`; give it phases, checks and, once available, facts."""
 
     console: Console
     facts: Callable[[], Facts | None] = field(default=lambda: None)
@@ -61,20 +61,20 @@ class Screen:
         return time.monotonic() - self._began
 
     def phase(self, name: str) -> None:
-        """The next phase begins, the last one is over."""
+        """Starts the next phase and ends the last."""
         self._end_phase()
         self._phases.append(_Phase(name, time.monotonic()))
         if self._live is None:
             self._say(name)
 
     def check(self, step: Step) -> None:
-        """A check of the story has its result."""
+        """Shows a check's result."""
         self._checks.append(step)
         if self._live is None:
             self._say(f"  {'ok  ' if step.ok else 'FAIL'}  {step.name}: {step.observed}")
 
     async def tell(self) -> None:
-        """Runs beside the demo: where there is no terminal, a line with the counts every few seconds."""
+        """Runs beside the demo; without a terminal, prints a line of counts every few seconds."""
         with contextlib.suppress(asyncio.CancelledError):
             while self._live is None:
                 await asyncio.sleep(_LINE_EVERY_S)
@@ -148,7 +148,7 @@ def _check_table(checks: list[Step]) -> Table:
 
 
 def _by_team(facts: Facts) -> dict[str, int]:
-    """Thousandths of accelerators that each team holds now."""
+    """Thousandths of accelerators held now, by team."""
     held = dict.fromkeys(facts.teams, 0)
     for job in facts.jobs.values():
         if job.state == "running":

@@ -46,14 +46,14 @@ def _simulated(scenarios: list[ScenarioFile]) -> list[Played]:
     played = []
     for scenario in scenarios:
         _began(scenario)
-        played.append(simulate(scenario, _tell))
+        played.append(simulate(scenario, _print_step))
     return played
 
 
 async def _live(scenarios: list[ScenarioFile]) -> list[Played]:
     from libs.cli.scenario.live import play_live
 
-    return await play_live(scenarios, _began, _tell)
+    return await play_live(scenarios, _began, _print_step)
 
 
 def _began(scenario: ScenarioFile) -> None:
@@ -74,6 +74,6 @@ def _read(files: list[Path]) -> list[ScenarioFile]:
     return found
 
 
-def _tell(step: Step) -> None:
+def _print_step(step: Step) -> None:
     mark = "  ok  " if step.ok else "  NOT "
     (say if step.ok else hint)(f"{mark}{step.name}: {step.expected}\n        seen: {step.observed}")

@@ -1,7 +1,7 @@
-"""Whether an expectation holds, and what was seen instead. Each answers with one sentence of what is.
+"""Evaluates expectations. Each answer has one sentence about what was seen.
 
-Order, causes and states are what is asked for, not seconds: a machine that is three times slower sees the same. Seconds are
-asked for by `started_within` alone, which holds in virtual time.
+Expectations are about order, causes and states, not seconds, so a machine three times slower gives the same results.
+Only `started_within` is about seconds, and holds in virtual time.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,23 +15,23 @@ from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import NotFound, Unreachable
 from libs.report.facts import AttemptFacts
-from schemas.queries import QueueShare, QueuesQuery, QueuesReply
+from schemas.queue_status import QueueShare, QueuesQuery, QueuesReply
 from schemas.resources import WHOLE_MILLI
 
 AT_THE_END = frozenset({"never_preempted", "never_above", "started_within"})
-"""They speak of the whole time, and are looked at once."""
+"""Expectations over the whole time, evaluated once at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Whether it holds now; `seen` says what is."""
+    """Whether it holds now; `seen`: the actual state."""
 
     met: bool
     seen: str
 
 
 class Judge:
-    """Looks at one scenario's world. `parents`: queue -> the queue above it."""
+    """Evaluates expectations on one scenario's world. `parents`: queue -> its parent."""
 
     def __init__(
         self, watched: ScenarioWatch, operator: Baton, teams: dict[str, Baton], parents: dict[str, str]
@@ -62,7 +62,7 @@ class Judge:
 
     def _all(self, names: Iterable[str], state: str) -> Judged:
         seen = {name: self._watched.state(name) for name in names}
-        return Judged(all(one == state for one in seen.values()), _told(seen))
+        return Judged(all(one == state for one in seen.values()), _sentence(seen))
 
     async def _started_in_order(self, names: tuple[str, ...]) -> Judged:
         first = {name: self._first(name) for name in names}
@@ -70,8 +70,8 @@ class Judge:
         good = all(times) and all(a < b for a, b in pairwise(times))
         order = sorted((one.granted_us, name) for name, one in first.items() if one is not None)
         missing = [name for name, one in first.items() if one is None]
-        told = " then ".join(name for _, name in order) or "none has started"
-        return Judged(good, told + (f"; not yet {', '.join(missing)}" if missing and order else ""))
+        text = " then ".join(name for _, name in order) or "none has started"
+        return Judged(good, text + (f"; not yet {', '.join(missing)}" if missing and order else ""))
 
     async def _started_while_running(self, said: Ordered) -> Judged:
         first, other = self._first(said.first), self._watched.job(said.then)
@@ -93,7 +93,7 @@ class Judge:
                 continue
             waited_s = (first.granted_us - job.submitted_us) / 1e6
             good, took[name] = good and waited_s <= limit_s, f"after {waited_s:.1f} s"
-        return Judged(good, _told(took))
+        return Judged(good, _sentence(took))
 
     def _first(self, name: str) -> AttemptFacts | None:
         job = self._watched.job(name)
@@ -109,8 +109,8 @@ class Judge:
                 why = self._watched.ledger.reasons.get((attempt.job.id, attempt.beneficiary), "")
                 found[names.get(attempt.beneficiary, attempt.beneficiary)] = why
         good = any(said.by in (None, by) and said.because in why for by, why in found.items())
-        told = "; ".join(f"{said.job} gave way to {by} ({why})" for by, why in found.items())
-        return Judged(good, told or f"{said.job} gave way to nobody, and is {self._watched.state(said.job)}")
+        text = "; ".join(f"{said.job} gave way to {by} ({why})" for by, why in found.items())
+        return Judged(good, text or f"{said.job} gave way to nobody, and is {self._watched.state(said.job)}")
 
     async def _never_preempted(self, names: Iterable[str]) -> Judged:
         gave = {
@@ -119,7 +119,7 @@ class Judge:
             if (job := self._watched.job(name)) is not None
             and (times := sum(attempt.preempting_us > 0 for attempt in job.attempts))
         }
-        return Judged(not gave, _told(gave) or "nobody of them gave way")
+        return Judged(not gave, _sentence(gave) or "nobody of them gave way")
 
     async def _resumed(self, names: Iterable[str]) -> Judged:
         seen = {}
@@ -129,7 +129,7 @@ class Judge:
             resumes = [one.resume for one in job.attempts[1:] if one.resume] if job is not None else []
             good = good and bool(resumes)
             seen[name] = f"went on from step {resumes[-1].step}" if resumes else self._watched.state(name)
-        return Judged(good, _told(seen))
+        return Judged(good, _sentence(seen))
 
     # ------------------------------------------------------------------------------------------------------- the queues
 
@@ -146,12 +146,12 @@ class Judge:
             return Judged(False, str(e))
         found = {one.queue.name: of(one) / WHOLE_MILLI for one in reply.shares}
         seen = {name: f"{found.get(name, 0.0):g}" for name in said}
-        return Judged(all(found.get(name, 0.0) == amount for name, amount in said.items()), _told(seen))
+        return Judged(all(found.get(name, 0.0) == amount for name, amount in said.items()), _sentence(seen))
 
     async def _never_above(self, said: dict[str, int]) -> Judged:
         most = self._watched.held_most(self.parents)
         seen = {name: f"at most {most.get(name, 0) / WHOLE_MILLI:g} at once" for name in said}
-        return Judged(all(most.get(name, 0) <= amount * WHOLE_MILLI for name, amount in said.items()), _told(seen))
+        return Judged(all(most.get(name, 0) <= amount * WHOLE_MILLI for name, amount in said.items()), _sentence(seen))
 
     async def _next(self, name: str) -> Judged:
         try:
@@ -173,42 +173,46 @@ class Judge:
     async def _boosted(self, names: Iterable[str]) -> Judged:
         watched = self._watched
         seen = {n: "is boosted" if watched.ids[n] in watched.ledger.boosted else "is not boosted" for n in names}
-        return Judged(all(one == "is boosted" for one in seen.values()), _told(seen))
+        return Judged(all(one == "is boosted" for one in seen.values()), _sentence(seen))
 
     async def _explain(self, said: Explained) -> Judged:
         watched, job = self._watched, self._watched.job(said.job)
         if job is None:
             return Judged(False, f"{said.job} {watched.state(said.job)}")
         try:
-            told = await self._teams[job.team].explain(job.id)
+            found = await self._teams[job.team].explain(job.id)
         except (NotFound, Unreachable) as e:
             return Judged(False, str(e))
-        behind = [watched.names.get(one.job_id, one.name) for one in told.behind]
+        behind = [watched.names.get(one.job_id, one.name) for one in found.behind]
         good = (
-            said.reason in ("", told.reason)
+            said.reason in ("", found.reason)
             and (said.behind is None or said.behind in behind)
-            and said.position in (None, told.position)
-            and (said.start_known is None or said.start_known == (told.start is not None))
-            and (said.suggests is None or said.suggests == bool(told.suggestion))
+            and said.position in (None, found.position)
+            and (said.start_known is None or said.start_known == (found.start is not None))
+            and (said.suggests is None or said.suggests == bool(found.suggestion))
         )
-        parts = [told.reason, f"position {told.position}", f"behind {', '.join(behind) or 'nobody it may know of'}"]
-        parts.append(f"start {'known' if told.start is not None else 'unknown'}")
-        return Judged(good, ", ".join(parts) + f": {told.text}" + (f" ({told.suggestion})" if told.suggestion else ""))
+        parts = [found.reason, f"position {found.position}", f"behind {', '.join(behind) or 'nobody it may know of'}"]
+        parts.append(f"start {'known' if found.start is not None else 'unknown'}")
+        return Judged(
+            good, ", ".join(parts) + f": {found.text}" + (f" ({found.suggestion})" if found.suggestion else "")
+        )
 
     async def _progress(self, names: Iterable[str]) -> Judged:
         seen, good = {}, True
         for name in names:
-            told = self._watched.ledger.progress.get(self._watched.ids[name])
-            good = good and told is not None and told.left_s is not None
+            report = self._watched.ledger.progress.get(self._watched.ids[name])
+            good = good and report is not None and report.left_s is not None
             seen[name] = (
-                "told nothing" if told is None else f"told step {told.step} of {told.steps}, {told.left_s:g} s left"
+                "told nothing"
+                if report is None
+                else f"told step {report.step} of {report.steps}, {report.left_s:g} s left"
             )
-        return Judged(good, _told(seen))
+        return Judged(good, _sentence(seen))
 
     async def _promised(self, names: Iterable[str]) -> Judged:
         promises, ids = self._watched.ledger.promises, self._watched.ids
         seen = {n: "was promised a start" if ids[n] in promises else "was promised nothing" for n in names}
-        return Judged(all(ids[name] in promises for name in names), _told(seen))
+        return Judged(all(ids[name] in promises for name in names), _sentence(seen))
 
     async def _promise_kept(self, names: Iterable[str]) -> Judged:
         seen, good = {}, True
@@ -220,10 +224,10 @@ class Judge:
             early_s = (promise.first_us - job.attempts[promise.attempt].granted_us) / 1e6
             good = good and early_s >= 0
             seen[name] = f"started {abs(early_s):.1f} s {'before' if early_s >= 0 else 'after'} its first promise"
-        return Judged(good, _told(seen))
+        return Judged(good, _sentence(seen))
 
 
-def _told(seen: dict[str, str]) -> str:
+def _sentence(seen: dict[str, str]) -> str:
     return ", ".join(f"{name} {what}" for name, what in seen.items())
 
 

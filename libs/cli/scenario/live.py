@@ -1,7 +1,7 @@
-"""Scenarios through the live services: a Baton is started on this machine, with real servers and a simulated fleet.
+"""Runs scenarios on live services: a Baton on this machine, with real servers and a simulated fleet.
 
-Scenarios with the same fleet and teams of their own share one, one after the other: none sees another's jobs, shares or history
-by team.
+Consecutive scenarios with the same fleet and with distinct teams share one Baton: no scenario sees another's jobs,
+shares or history by team.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ async def play_live(
     told: Callable[[Step], None] = lambda step: None,
     folder: Path | None = None,
 ) -> list[Played]:
-    """Plays each; as they come to their turn `began` hears of it. `folder`: where data and logs stay; else nothing does.
+    """Plays each scenario; `began` is called when its turn comes. `folder`: where data and logs stay; otherwise nothing
+    stays.
 
     Raises what `LocalStack` and the client raise.
     """
@@ -42,7 +43,7 @@ async def play_live(
 
 
 def sharing(scenarios: Sequence[ScenarioFile]) -> list[list[ScenarioFile]]:
-    """Those that may share a Baton, in their order: of the same fleet, and no team in two of them."""
+    """Scenarios that may share a Baton, in order: same fleet, and no team in two of them."""
     groups: list[list[ScenarioFile]] = []
     for one in scenarios:
         for group in groups:

@@ -1,7 +1,7 @@
-"""Plays a scenario on a stage: the steps in their order, and what is expected after each and in the end.
+"""Plays a scenario on a stage: its steps in order, and the expectations after each and at the end.
 
-The stage is Baton in virtual time (`libs.cli.scenario.simulated`), or one that is started on this machine
-(`libs.cli.scenario.live`): what is done and asked is the same, by the client that everybody uses.
+The stage is Baton in virtual time (`libs.cli.scenario.simulated`), or a live one on this machine
+(`libs.cli.scenario.live`). Both use the client that everybody uses, so actions and questions are the same.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from libs.simulation.dst.agents import TOLD_STEPS
 from schemas import subjects
 from schemas.inbox import BoostJob
 from schemas.jobs import CheckpointPolicy, JobSpec, Launch, Simulation
-from schemas.queries import QueuesQuery, QueuesReply
+from schemas.queue_status import QueuesQuery, QueuesReply
 from schemas.resources import Resources, Topology, TopologyPolicy
 from schemas.subjects import OPERATOR
 
@@ -42,9 +42,9 @@ class ScenarioStage:
     """Where a scenario is played.
 
     Args:
-        clients: `team`, `team.user` and `operator` -> who speaks as that.
-        live: time is this machine's: nothing is expected of seconds.
-        patience_s: how long something that must come to hold is waited for, seconds of the stage.
+        clients: `team`, `team.user` and `operator` -> client with that credential.
+        live: time is this machine's, so expectations in seconds are skipped.
+        patience_s: how long to wait for an expectation, seconds of the stage.
     """
 
     clients: Mapping[str, Baton]
@@ -54,7 +54,7 @@ class ScenarioStage:
 
 @dataclass(slots=True)
 class Played:
-    """What came of it; `steps` are the expectations in their order."""
+    """The result; `steps` are the expectations in order."""
 
     scenario: str
     steps: list[Step] = field(default_factory=list)
@@ -67,7 +67,8 @@ class Played:
 async def play(
     scenario: ScenarioFile, stage: ScenarioStage, told: Callable[[Step], None] = lambda step: None
 ) -> Played:
-    """Plays it to its end: whatever came of it, its jobs are over then. `told` hears of each expectation at once.
+    """Plays it to its end; all its jobs are over then, whatever happened. `told` is called with each expectation's
+    result at once.
 
     Raises ClientError when Baton does not do as it is asked.
     """
@@ -102,7 +103,7 @@ class _Player:
         return self._played
 
     async def _step(self, number: int, step: ScenarioStep) -> bool:
-        """Whether it could be done."""
+        """Returns whether it could be done."""
         where = f"step {number}"
         if step.once is not None and not await self._expect(step.once, f"{where}, before it", aloud=False):
             return False
@@ -141,10 +142,10 @@ class _Player:
         await self._stage.clients[team].cancel(self._watched.ids[name], reason)
 
     async def _apply(self, file: QueueFile | None) -> None:
-        """These queues, whatever there was before: the version is one above that."""
-        told: QueuesReply = await ask(self._operator.nats, "queues.list", self._operator.place, QueuesQuery())
-        before = QueueTree(version=told.version)
-        then = tree_of(file or QueueFile(version=1, queues=()), told.version + 1)
+        """Applies these queues in place of any others, as the next version."""
+        reply: QueuesReply = await ask(self._operator.nats, "queues.list", self._operator.place, QueuesQuery())
+        before = QueueTree(version=reply.version)
+        then = tree_of(file or QueueFile(version=1, queues=()), reply.version + 1)
         await apply_tree(self._operator, before, then, "a scenario")
         self._judge.parents = {item.name: item.parent or "" for item in (file.queues if file is not None else ())}
 
@@ -184,7 +185,7 @@ class _Player:
     # ------------------------------------------------------------------------------------------------ beginning and end
 
     async def _ready(self) -> None:
-        """The fleet is there, and questions are answered."""
+        """Waits until the fleet is registered and questions are answered."""
         fleet = self._scenario.given.fleet
         wanted, facts = fleet.nodes * fleet.devices, self._watched.ledger.facts
         async with asyncio.timeout(self._stage.patience_s):
@@ -199,7 +200,7 @@ class _Player:
         return True
 
     async def _clear(self) -> None:
-        """What still runs or waits is cancelled, and its end waited for."""
+        """Cancels what still runs or waits, and waits for its end."""
         for name in self._submitted:
             if self._watched.state(name) not in _ENDED:
                 await self._cancel(name, "the scenario is over")
@@ -211,17 +212,17 @@ class _Player:
         story = await collect(self._operator)
         audit, bill = story.audit, story.bill
         first = f"; the first: {audit.violations[0]}" if audit.violations else ""
-        told = f"{audit.records} records, {audit.violations_total} violations, {audit.open_attempts} open{first}"
-        self._note("the ledger is verified", "no violation", Judged(audit.ok and not audit.open_attempts, told))
+        text = f"{audit.records} records, {audit.violations_total} violations, {audit.open_attempts} open{first}"
+        self._note("the ledger is verified", "no violation", Judged(audit.ok and not audit.open_attempts, text))
         integral = {team: amount for team, amount in audit.by_team.items() if amount}
         billed = {row.key: row.milli_us for row in bill.rows if row.milli_us}
-        told = f"{bill.total_milli_us} of {audit.milli_us} milli-device-microseconds"
-        self._note("the bill is the ledger's integral", "of each team", Judged(billed == integral, told))
+        text = f"{bill.total_milli_us} of {audit.milli_us} milli-device-microseconds"
+        self._note("the bill is the ledger's integral", "of each team", Judged(billed == integral, text))
 
 
 def spec_of(name: str, job: JobSubmitted, *, live: bool = False) -> JobSpec:
-    """What its team asks for: a timer that takes as long as the scenario says. One that tells its progress is a program of the
-    agent's machine where there is one; in virtual time its agent tells what that would."""
+    """The job's spec: a timer of the scenario's duration. A job that reports progress is a program on a live agent's
+    machine; in virtual time its agent reports the same."""
     resources = Resources(devices=job.devices)
     if job.within is not None:
         nearness = Topology(level=job.within, policy=TopologyPolicy.REQUIRED)

@@ -1,4 +1,4 @@
-"""A scenario file read: every problem at once, with its line, its field and what to do."""
+"""Reads a scenario file: all problems at once, with line, field and fix."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +28,7 @@ def read_scenario(text: str, name: str = "scenario") -> ScenarioFile:
 
 
 class _Look:
-    """What the parts of a scenario say of each other."""
+    """Consistency of the parts of a scenario."""
 
     def __init__(self, document: Document, scenario: ScenarioFile) -> None:
         self._document, self._scenario = document, scenario

@@ -1,6 +1,6 @@
-"""A scenario as people write it: what is given, what happens when, what is expected. docs/scenarios.md
+"""A scenario file: what is given, what happens when, what is expected. docs/scenarios.md
 
-Amounts are whole devices; times are durations (`90s`, `5m`, `1h`). A job that says no `run` runs until it is cancelled.
+Amounts are whole devices; times are durations (`90s`, `5m`, `1h`). A job without `run` runs until it is cancelled.
 """
 
 from typing import Annotated, Any, Self
@@ -34,7 +34,7 @@ Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class FleetGiven(Strict):
-    """Like nodes of one kind."""
+    """Equal nodes of one kind."""
 
     nodes: int = Field(ge=1, le=64)
     devices: int = Field(default=8, ge=1, le=16, description="of each node")
@@ -212,5 +212,5 @@ class ScenarioFile(Strict):
 
     @property
     def jobs(self) -> dict[str, JobSubmitted]:
-        """Every job that is ever submitted, by its name."""
+        """Every job of the scenario, by name."""
         return {name: job for step in self.when for job in step.submit or () for name in job.names}

@@ -1,4 +1,4 @@
-"""What a scenario looks at: the ledger as it grows, what was refused, and who is called how."""
+"""What a scenario observes: the growing ledger, refusals, and its names of jobs."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from schemas.jobs import Reason, StepProgress
 
 @dataclass(slots=True)
 class PromiseSeen:
-    """Of one stretch in which a gang waited: the start that it was promised first, and when it started; 0: it waits."""
+    """One wait of a gang: the first promised start, and the actual start; 0: it still waits."""
 
     first_us: int
     attempt: int
@@ -24,16 +24,16 @@ class PromiseSeen:
 
 @dataclass(slots=True)
 class LedgerSeen:
-    """Folded from the records so far."""
+    """A fold of the records so far."""
 
     facts: Facts = field(default_factory=Facts)
     promises: dict[str, PromiseSeen] = field(default_factory=dict)
-    """Job -> the first promise that it ever got."""
+    """Job -> its first promise ever."""
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(victim, beneficiary) -> why it gave way, as the record says."""
+    """(victim, beneficiary) -> the preemption's reason in the record."""
     boosted: set[str] = field(default_factory=set)
     progress: dict[str, StepProgress] = field(default_factory=dict)
-    """Job -> how far it is, as it was told last."""
+    """Job -> its last reported progress."""
 
     def apply(self, record: led.LedgerRecord, seq: int, time_us: int) -> None:
         self.facts.apply(record, seq, time_us)
@@ -53,7 +53,7 @@ class LedgerSeen:
 
 
 class ScenarioWatch(GrowingLedger):
-    """Answers by the names that the scenario gives to jobs."""
+    """Answers by the scenario's names of jobs."""
 
     def __init__(self, operator: Baton, teams: dict[str, str]) -> None:
         """`teams`: job's name -> its team."""
@@ -64,7 +64,7 @@ class ScenarioWatch(GrowingLedger):
         super().__init__(LedgerReader(operator.nats.jetstream(), operator.place.pool), self.ledger.apply)
 
     def job(self, name: str) -> JobFacts | None:
-        """None: not in the ledger."""
+        """The job; None if it is not in the ledger."""
         return self.ledger.facts.jobs.get(self.ids[name])
 
     def state(self, name: str) -> str:
@@ -77,11 +77,11 @@ class ScenarioWatch(GrowingLedger):
         return "waiting" if job.state == "queued" else job.state
 
     def attempts(self) -> list[AttemptFacts]:
-        """Of this scenario's jobs, in the order of grants."""
+        """Attempts of this scenario's jobs, in order of grants."""
         return [one for one in self.ledger.facts.attempts() if one.job.id in self.names]
 
     def held_most(self, parents: Mapping[str, str]) -> dict[str, int]:
-        """Queue -> thousandths of devices that its jobs held at the most at one moment. `parents`: queue -> the one above."""
+        """Queue -> the most thousandths of devices that its jobs held at one moment. `parents`: queue -> its parent."""
         changes: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for attempt in self.attempts():
             queue = attempt.job.team

@@ -19,7 +19,7 @@ _PATIENCE_S = 120.0
 
 
 def simulate(scenario: ScenarioFile, told: Callable[[Step], None] = lambda step: None) -> Played:
-    """Plays it from an idle pool on. The same file gives the same run."""
+    """Plays it from an idle pool. The same file gives the same run."""
     with alone(World(0)) as world:
         staged(world, scenario.given.fleet.text)
 
@@ -44,6 +44,6 @@ def simulate(scenario: ScenarioFile, told: Callable[[Step], None] = lambda step:
 
 
 def voices(scenario: ScenarioFile) -> list[str]:
-    """Who speaks: `team` for each, and `team.user`."""
+    """The clients: `team` for each team, and `team.user`."""
     teams = scenario.given.teams
     return [*teams, *(f"{team}.{user}" for team, users in teams.items() for user in users)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 from operator import truediv
 
-from schemas.jobs import ModelShape, Optimizer, Workload
+from schemas.model_shape import ModelShape, Optimizer, Workload
 from schemas.resources import MOST_DEVICES, Precision
 
 MIB = 1024 * 1024

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from libs.core.accelerators import vram
 from libs.core.admission.refusal import Refusal, RefusalCause, refuse
-from schemas.jobs import JobSpec, ModelShape
+from schemas.jobs import JobSpec
+from schemas.model_shape import ModelShape
 from schemas.resources import WHOLE_MILLI, Resources
 
 

@@ -27,7 +27,8 @@ from libs.core.state.own_network import asked_for
 from libs.core.state.shape import Shape, shape_of
 from schemas.base import Name, Strict
 from schemas.ids import job_id
-from schemas.jobs import DEFAULT_LEASE_S, JobLimits, JobSpec, Latency, Network, SubmitJob
+from schemas.jobs import DEFAULT_LEASE_S, JobLimits, JobSpec, Latency, Network
+from schemas.requests import SubmitJob
 
 MAX_COMMAND_BYTES = 65_536
 """Command, environment and working directory together: each grant of the job sends them to its nodes."""

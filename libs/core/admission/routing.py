@@ -24,7 +24,7 @@ from libs.core.admission.evaluate import AdmissionContext, AdmissionVerdict, Not
 from libs.core.admission.feasible import suitable_devices
 from libs.core.admission.refusal import Refusal, RefusalCause, refuse
 from schemas.ids import job_id
-from schemas.jobs import SubmitJob
+from schemas.requests import SubmitJob
 
 Pools = Mapping[str, AdmissionContext]
 

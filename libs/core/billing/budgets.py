@@ -1,4 +1,4 @@
-"""Budgets beside the state: what is wrong with a set of them, and when their periods begin by the calendar."""
+"""Checks a set of budgets, and computes calendar periods. The state of budgets is in `libs.core.state.budgets`."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from schemas.budgets import BudgetPeriod, BudgetSet, SpendingBudget
 
 
 class BudgetProblem(NamedTuple):
-    """What is wrong, and what to do. `place`: `budgets`, its number, the field; or a field of the set."""
+    """One problem and how to fix it. `place`: `budgets`, index and field; or a field of the whole set."""
 
     place: tuple[str | int, ...]
     value: str
@@ -19,13 +19,13 @@ class BudgetProblem(NamedTuple):
     fix: str
 
     def text(self) -> str:
-        """For people, one line."""
+        """One line for people."""
         return f"{'.'.join(map(str, self.place))} = {self.value}: {self.problem}; {self.fix}"
 
 
 @lru_cache(maxsize=64)
 def zone_of(name: str) -> ZoneInfo | None:
-    """The time zone; None: there is none of that name."""
+    """The time zone of that name, or None."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
@@ -33,8 +33,8 @@ def zone_of(name: str) -> ZoneInfo | None:
 
 
 def period_of(period: BudgetPeriod, time_zone: str, wall_us: int) -> tuple[int, int]:
-    """The period in which `wall_us` lies: its first microsecond, and the first of the next. A day has 23 or 25 hours where the
-    clock is changed, and begins at the first moment of its date. Raises KeyError for no zone."""
+    """Start (inclusive) and end (exclusive), in microseconds, of the period that contains `wall_us`. A day has 23 or 25
+    hours when the clock is changed, and starts at the first moment of its date. Raises KeyError for an unknown zone."""
     zone = zone_of(time_zone)
     if zone is None:
         raise KeyError(time_zone)
@@ -51,13 +51,13 @@ def period_of(period: BudgetPeriod, time_zone: str, wall_us: int) -> tuple[int, 
 
 
 def _first_us(ordinal: int, zone: ZoneInfo) -> int:
-    """The first moment of a day: of two midnights the first; where there is none, the moment at which the clock is
-    put forward."""
+    """The first moment of a day. If midnight occurs twice, the first one; if it is skipped, the moment when the clock
+    is put forward."""
     return int(datetime.fromordinal(ordinal).replace(tzinfo=zone).timestamp()) * 1_000_000
 
 
 def problems(budgets: BudgetSet, queues: Collection[str]) -> list[BudgetProblem]:
-    """Everything that is wrong; empty: nothing is.
+    """All problems; empty when the budgets are valid.
 
     Args:
         queues: names of the pool's queues.
@@ -70,17 +70,17 @@ def problems(budgets: BudgetSet, queues: Collection[str]) -> list[BudgetProblem]
     times = Counter(about.key for about in budgets.budgets if (about.team is None) is not (about.queue is None))
     seen: set[str] = set()
     for number, about in enumerate(budgets.budgets):
-        found += [_at(number, *what) for what in _wrong(about, queues)]
+        found += [_problem(number, *what) for what in _problems_of(about, queues)]
         if (about.team is None) is (about.queue is None):
             continue
         if times[about.key] > 1 and about.key in seen:
-            found.append(_at(number, "unit", about.key, "is there twice", "keep one budget of a unit and period"))
+            found.append(_problem(number, "unit", about.key, "is there twice", "keep one budget of a unit and period"))
         seen.add(about.key)
     return found
 
 
-def _wrong(about: SpendingBudget, queues: Collection[str]) -> list[tuple[str, str, str, str]]:
-    """(field, value, problem, fix) of each thing that is wrong with one budget."""
+def _problems_of(about: SpendingBudget, queues: Collection[str]) -> list[tuple[str, str, str, str]]:
+    """(field, value, problem, fix) of each problem of one budget."""
     wrong = []
     if about.team is not None and about.queue is not None:
         wrong.append(
@@ -118,5 +118,5 @@ def _wrong(about: SpendingBudget, queues: Collection[str]) -> list[tuple[str, st
     return wrong
 
 
-def _at(number: int, field: str, value: str, problem: str, fix: str) -> BudgetProblem:
+def _problem(number: int, field: str, value: str, problem: str, fix: str) -> BudgetProblem:
     return BudgetProblem(("budgets", number, field), value, problem, fix)

@@ -1,20 +1,20 @@
-"""Charges: what attempts used, rated, in the order in which the ledger posted it; and corrections of what was billed.
+"""Charges: rated use in the order in which the ledger posted it, and corrections of what was billed.
 
-    for charge in charges(records, closed): ...  # records(): the valid ones, (sequence, record), from the first, each time
+    for charge in charges(records, closed): ...  # records() yields the valid (sequence, record) anew on each call
 
-Each claim is a use from its grant until it is freed, and is rated then, by the book that is applied (`billing.prices`).
-When another book is applied that prices a time before it differently, every use so far is rated by both. Where they differ,
-that record posts a correction: what the new book makes of an hour, less what was billed. So what was posted is never
-changed, and the whole is a function of the ledger alone.
+A use is one claim from its grant until it is freed. It is rated when it is freed, by the price book in force then
+(`billing.prices`). When a new book changes prices of the past, every earlier use is rated by both books. Where they
+differ, the record that applied the new book posts a correction: the new cost of an hour minus what was billed. Posted
+charges never change, and all charges are a function of the ledger.
 
-A book may say what bills give back (`billing.credited`): such a credit is posted by the record that closes its attempt, and
-corrected with what was billed.
+A book may grant credits (`billing.credited`). The record that closes an attempt posts its credits; they are corrected
+like charges.
 
-When a charge is billed: in the hour of its use. What is posted for a period that is closed by then, and every correction, is
-billed when it is posted. A seal (`PeriodClosed`) counts from the record after the one that it names as the last it knows.
+A charge is billed in the hour of its use. If that hour's period is already closed, the charge is billed when it is
+posted, as every correction is. A seal (`PeriodClosed`) applies from the record after the last one that it names.
 
-Memory: what is held now, what open attempts were billed, which parts of devices were credited, and what contracts have used of
-their months.
+Memory: devices held now, amounts billed to open attempts, credited parts of devices, and each contract's use this
+month.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +31,8 @@ from schemas.prices import ClosedPeriod, CreditCause
 
 
 class Charge(NamedTuple):
-    """One row of a bill: a use in one hour at one price, or the correction of one. `billed_us`: by the wall, when it is billed.
-    `version`: of the book, 0 without one. `late`: it is of a time before what is open."""
+    """One row of a bill: one use in one hour at one price, or its correction. `billed_us`: wall time at which it is
+    billed. `version`: of the price book, 0 without one. `late`: its hour lies before the open period."""
 
     use: DeviceUse
     amount: Amount
@@ -42,20 +42,20 @@ class Charge(NamedTuple):
     late: bool
     correction: bool
     priced_later: bool = False
-    """It is of use that was posted without a price, and told to be unpriced, before."""
+    """The use was posted unpriced, and has a price now."""
     credit: CreditCause | None = None
-    """It gives back what the book's policy says. Money alone, as a correction."""
+    """A credit of the book's policy: money without units, like a correction."""
     why: str = ""
-    """Of a credit: the ledger's own words."""
+    """Cause of a credit, in the ledger's words."""
 
 
 def charges(
     records: RecordsFromFirst, closed: Sequence[ClosedPeriod] = (), *, upto_seq: int | None = None
 ) -> Iterator[Charge]:
-    """All charges of a ledger up to a record, in the order in which they were posted.
+    """All charges of the ledger up to `upto_seq`, in posting order.
 
     Args:
-        closed: the seals of the whole ledger.
+        closed: all seals of the ledger.
     """
     uses, rater, version = Uses(), Rater(None), 0
     earlier: list[tuple[int, PriceList]] = []
@@ -91,7 +91,7 @@ def charges(
                 by = Unchanged(rater.prices, prices, uses.calendar.wall(record.t_us), seen.last())
                 if same := seen.cost_the_same(by):
                     then.go_on(rater, by.with_tiers)
-                for use, was, now in () if same else _twice(records, seq, rater.prices, then):
+                for use, was, now in () if same else _rated_by_both(records, seq, rater.prices, then):
                     billed.again(use, now)
                     for amount in _corrections(use, was, now, earlier):
                         money = amount.units == 0
@@ -117,11 +117,11 @@ def _rated(rater: Rater, use: DeviceUse) -> Sequence[Amount]:
 
 
 class KindsOfUse:
-    """What kinds of uses there were, so that a book that leaves them as they were is no reason to read all of them again."""
+    """The kinds of use so far. If a new book leaves all of them unchanged, the ledger need not be read again."""
 
     def __init__(self) -> None:
         self._kinds: dict[PricedBy, tuple[int, int, int]] = {}
-        """Team, device kind, class -> the piece of a use that ends last."""
+        """Team, device kind, class -> the piece that ends last."""
 
     def note(self, use: DeviceUse) -> None:
         about = (use.team, use.device_kind, use.priority_class)
@@ -131,16 +131,16 @@ class KindsOfUse:
                 known = self._kinds[about] = piece
 
     def last(self) -> dict[PricedBy, int]:
-        """Of each, when by the wall the last of it ends."""
+        """Wall time at which the last use of each kind ends."""
         return {about: wall + end - start for about, (start, end, wall) in self._kinds.items()}
 
     def cost_the_same(self, by: Unchanged) -> bool:
-        """Whether another book changes none of them."""
+        """Whether the new book changes the cost of none of them."""
         return all(by.of(*about, (last,)) for about, last in self._kinds.items())
 
 
 class Billed:
-    """What open attempts were billed so far, by device, at the prices of now."""
+    """Amounts billed so far to open attempts, by device, at current prices."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, int], dict[str, tuple[DeviceUse, Sequence[Amount]]]] = {}
@@ -149,7 +149,7 @@ class Billed:
         self._of.setdefault((use.job_id, use.attempt), {})[use.device] = use, amounts
 
     def again(self, use: DeviceUse, amounts: Sequence[Amount]) -> None:
-        """Another book prices it."""
+        """Replaces a use's amounts after another book was applied."""
         if (use.job_id, use.attempt) in self._of:
             self.note(use, amounts)
 
@@ -159,18 +159,18 @@ class Billed:
         return ((use, back) for back in given_back(use.milli, amounts, parts))
 
     def closed(self, record: led.LedgerRecord) -> None:
-        """After the record's credits are told."""
+        """Forgets the attempts that the record closes. Call it after their credits were posted."""
         if self._of:
             for event in record.events:
                 if isinstance(event, led.AttemptClosed):
                     self._of.pop((event.job_id, event.attempt), None)
 
 
-def _twice(
+def _rated_by_both(
     records: RecordsFromFirst, upto_seq: int, before: PriceList | None, then: Rater
 ) -> Iterator[tuple[DeviceUse, Sequence[Amount], Sequence[Amount]]]:
-    """Each use up to a record, with what it was billed and what it costs by another book; `then` has counted them all
-    afterwards."""
+    """Each use up to a record with its billed amounts and its amounts by the new book. Afterwards `then` has counted
+    all of them."""
     first, uses = Rater(before), Uses()
     for seq, record in records():
         if seq > upto_seq:
@@ -182,8 +182,8 @@ def _twice(
 def _corrections(
     use: DeviceUse, billed: Sequence[Amount], costs: Sequence[Amount], earlier: list[tuple[int, PriceList]]
 ) -> Iterator[Amount]:
-    """What each hour of a use costs more, or less, than was billed. An hour that never had a price is a charge of its own now,
-    with its units; one that had is money alone. `earlier`: books that were replaced before, and by which record."""
+    """For each hour of a use: the new cost minus the billed cost. An hour that never had a price becomes a charge with
+    units; any other is money alone. `earlier`: replaced books, each with the record that replaced it."""
     was = _by_hour(billed)
     for hour, amounts in _by_hour(costs).items():
         old = was.get(hour, [])
@@ -197,7 +197,7 @@ def _corrections(
 
 
 def _was_priced(earlier: list[tuple[int, PriceList]], use: DeviceUse, hour: int) -> bool:
-    """Whether a book that was applied since the use was posted had a price for an hour of it: then its units are billed."""
+    """Whether any book since the use was posted had a price for that hour; if so, its units are billed already."""
     return any(
         amount.hour == hour and amount.quote is not None
         for until_seq, prices in earlier

@@ -1,12 +1,12 @@
-"""What a bill counts, kept up to date as use is posted, so that no bill of a team walks the rows of its attempts.
+"""Sums for bills, updated as use is posted, so that a team's bill need not walk its attempts.
 
-    use      by day, kind of device and priority class, thousandths of a device x microseconds
-    things   how many jobs, or attempts, have a row on some day of a span: a thing that has rows on days a < b < c is the
-             pairs (none, a), (a, b), (b, c), and each pair is counted; of a span those count that end in it and begin
-             before it, which is each thing once
+    use      thousandths of a device x microseconds by day, device kind and priority class
+    things   the number of distinct jobs, or attempts, with rows in a span of days. A thing with rows on days a < b < c is
+             counted as the pairs (none, a), (a, b), (b, c). The number for a span is that of the pairs that end in it and
+             begin before it, so each thing counts once.
 
-A team's sums grow with its days and not with its jobs. Days of a job are remembered until it ends: what comes after that is
-a correction, after which all is counted anew.
+A team's sums grow with its days, not with its jobs. A job's days are kept until it ends. A later correction causes a
+full recount.
 """
 
 from bisect import bisect_left, insort
@@ -21,20 +21,20 @@ RowKey = tuple[str, int, int, str, str, str]
 Thing = tuple[str, int, str]
 """Job id, attempt (0: the job), device kind (empty: any)."""
 _NEVER = -1 << 40
-"""Before every day."""
+"""A day before all others."""
 
 
 @dataclass(slots=True)
 class TeamSums:
-    """Of one team."""
+    """The sums of one team."""
 
     use: dict[tuple[int, str, str], int] = field(default_factory=dict)
     jobs: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)
-    """Device kind (empty: any) -> (day before, day) -> how many jobs have these two behind each other."""
+    """Device kind (empty: any) -> (previous day, day) -> number of jobs with that pair."""
     attempts: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)
 
     def count(self, days: "DaysOf", key: RowKey) -> None:
-        """A row is new. `days`: of its job, from all its rows so far."""
+        """Counts a new row. `days`: the days of its job, from all rows so far; updated here."""
         job, attempt, day, kind, *_ = key
         for thing in ((job, 0, ""), (job, 0, kind), (job, attempt, ""), (job, attempt, kind)):
             known = days.setdefault(thing, [])
@@ -51,7 +51,7 @@ class TeamSums:
             insort(known, day)
 
     def dump(self) -> list[Any]:
-        """Equal for who counted the same."""
+        """A canonical form: equal sums give equal dumps."""
         return [
             [[*key, units] for key, units in sorted(self.use.items())],
             *(
@@ -66,14 +66,14 @@ class TeamSums:
 
     @classmethod
     def load(cls, use: Iterable[Any], jobs: Iterable[Any], attempts: Iterable[Any]) -> "TeamSums":
-        """The inverse."""
+        """The inverse of `dump`."""
         counted = cls({(day, kind, klass): units for day, kind, klass, units in use})
-        for of, told in ((counted.jobs, jobs), (counted.attempts, attempts)):
-            of.update((kind, Counter({(before, day): n for before, day, n in pairs})) for kind, pairs in told)
+        for of, rows in ((counted.jobs, jobs), (counted.attempts, attempts)):
+            of.update((kind, Counter({(before, day): n for before, day, n in pairs})) for kind, pairs in rows)
         return counted
 
     def recount(self, keys: Iterable[RowKey], unfinished: Callable[[str], bool]) -> dict[str, "DaysOf"]:
-        """Counts things anew, of all rows. Returns what must be remembered of jobs that may get more."""
+        """Counts all rows again. Returns the days of unfinished jobs."""
         self.jobs, self.attempts = {}, {}
         kept: dict[str, DaysOf] = {}
         days: DaysOf = {}
@@ -88,11 +88,11 @@ class TeamSums:
 
 
 DaysOf = dict[Thing, list[int]]
-"""Of one job: on which days each thing of it has rows, in order."""
+"""For one job: the sorted days on which each of its things has rows."""
 
 
 def within(pairs: Counter[tuple[int, int]] | None, asked: Callable[[int], bool]) -> int:
-    """How many things have a row on one of the days that are asked for, which follow each other."""
+    """The number of things with a row on one of the days in `asked`, a contiguous range."""
     if pairs is None:
         return 0
     return sum(n for (before, day), n in pairs.items() if asked(day) and not (before != _NEVER and asked(before)))

@@ -1,10 +1,10 @@
-"""Credits in money: what a price book gives back of what attempts were billed (`libs.core.billing.credits` says for what).
+"""Credits in money: what a price book returns of what attempts were billed (causes: `libs.core.billing.credits`).
 
-    credit of an hour = cost of the hour x credited microseconds x share / (microseconds of the hour x 1000)      of each price
+    credit of an hour = cost of the hour x credited microseconds x share / (microseconds of the hour x 1000)      at each price
 
-Rounded half to even, the sum so far and not each part, so nobody is given back more than was billed. It is told when the
-attempt is closed, by the policy of the book that was applied then, at the prices of that book. A later book changes no share;
-where it prices the past otherwise, it corrects what was given back as it corrects what was billed (`differences`).
+The running sum is rounded half to even, not each part, so no credit exceeds the bill. A credit is posted when its
+attempt closes, by the policy and prices of the book in force then. A later book changes no share. If it changes past
+prices, credits are corrected as charges are (`differences`).
 """
 
 from collections import deque
@@ -22,8 +22,8 @@ from schemas.prices import CreditCause
 
 
 class CreditedPart(NamedTuple):
-    """Of one device of one attempt: `share` thousandths of what [start_us, end_us) of the wall's time cost. `why`: the ledger's
-    own words."""
+    """`share` thousandths of the cost of one device of an attempt in [start_us, end_us), wall time. `why`: in the
+    ledger's words."""
 
     cause: CreditCause
     why: str
@@ -33,23 +33,23 @@ class CreditedPart(NamedTuple):
 
 
 Parts = tuple[CreditedPart, ...]
-"""Of one device of one attempt, in the order in which they were told."""
+"""The parts of one device of one attempt, in posting order."""
 DeviceOfAttempt = tuple[str, int, str]
 """Job id, attempt, device."""
 
 
 class CreditedTime:
-    """Folds records into the time that is given back. Memory: that of accounts, and of attempts that are open."""
+    """Folds records into credited time. Memory: the accounts, and open attempts."""
 
     def __init__(self, recent: int = 0) -> None:
-        """`recent`: so many postings of attempts are kept, the newest."""
+        """`recent`: number of postings of attempts to keep, newest first."""
         self.accounts, self._credits = Accounts(), Credits()
         self.recent: deque[Posting] = deque(maxlen=recent)
 
     def apply(
         self, record: led.LedgerRecord, seq: int, policy: Mapping[CreditCause, int]
     ) -> dict[DeviceOfAttempt, Parts]:
-        """Of what attempts that this record closed."""
+        """Credits of the attempts that this record closed."""
         found: dict[DeviceOfAttempt, Parts] = {}
         postings = self.accounts.apply(record, seq)
         self.recent.extend(posting for posting in postings if posting.attempt)
@@ -62,18 +62,18 @@ class CreditedTime:
         return found
 
     def skip(self, seq: int) -> None:
-        """A void record."""
+        """Skips a void record."""
         self.accounts.skip(seq)
 
     def forget(self, before_us: int) -> None:
-        """Of what is recent, what ended before. Anew, not in place: a snapshot may be halfway through it."""
+        """Drops recent postings that ended before. Makes a new list, since a snapshot may be reading the old one."""
         kept = (posting for posting in self.recent if posting.wall_end_us > before_us)
         self.recent = deque(kept, maxlen=self.recent.maxlen)
 
     # ------------------------------------------------------------------------------------------------- the snapshot
 
     def dump(self) -> dict[str, Iterable[Any]]:
-        """Tables for a snapshot. A row of `accounts` is as large as a part of one."""
+        """Tables for a snapshot. A row of `accounts` is as large as one part of its dump."""
         return {
             "accounts": (part.decode() for part in self.accounts.dump()),
             "credits": self._credits.dump(),
@@ -93,7 +93,8 @@ class CreditedTime:
 
 
 class GivenBack(NamedTuple):
-    """Of one device in one hour; `amount` has no units. Its money is below 0, or above where less is given back than was."""
+    """Credit for one device in one hour, by `amount` without units. Money below 0 is a credit, above 0 a reduced
+    credit."""
 
     amount: Amount
     cause: CreditCause
@@ -101,11 +102,12 @@ class GivenBack(NamedTuple):
 
 
 def given_back(milli: int, amounts: Sequence[Amount], parts: Parts) -> Iterator[GivenBack]:
-    """What these parts of a device come to, of which so many thousandths were held. `amounts`: all that it was billed."""
+    """The credits for these parts of a device of which `milli` thousandths were held. `amounts`: everything it was
+    billed."""
     by_hour: dict[int, list[Amount]] = {}
     for amount in amounts:
         by_hour.setdefault(amount.hour, []).append(amount)
-    weights: dict[int, int] = {}  # microseconds x share that are given back so far
+    weights: dict[int, int] = {}  # microseconds x share credited so far
     for part in parts:
         start = part.start_us
         while start < part.end_us:
@@ -123,7 +125,7 @@ def given_back(milli: int, amounts: Sequence[Amount], parts: Parts) -> Iterator[
 
 
 def differences(milli: int, was: Sequence[Amount], now: Sequence[Amount], parts: Parts) -> Iterator[GivenBack]:
-    """What is given back more, or less, of a device that costs `now` what another book has said: a row an hour and cause."""
+    """Changes of a device's credits when its cost changes from `was` to `now`: one row per hour and cause."""
     sums: dict[tuple[int, CreditCause, str], tuple[Quote | None, int]] = {}
     for amounts, sign in ((was, -1), (now, 1)):
         for (hour, cause, why), some in groupby(

@@ -1,18 +1,18 @@
-"""Credits: what attempts paid for and got nothing from, by a policy, each with its cause.
+"""Credits: time that attempts paid for without benefit, returned by a policy, each with its cause.
 
     credit = part of a posting x share of the cause / 1000                        the part exact, in units x microseconds
 
-    node-lost           `unconfirmed` postings of the attempt: its node was silent and was lost
-    hardware-fault      the attempt ended because a node or a device was lost: what it had done since its last checkpoint.
-                        Not where teams can bring about all that says so: words of its output, a port that others held
-    preempted-unsaved   it gave way and acknowledged no checkpoint after it was told to: what it had done since the last one.
-                        Not where it gave way to a job of its own team, which could choose the moment
-    promise-broken      it was granted later than it was promised, for no cause or for one of the platform's (a fault, a drain):
-                        as much of its time, from its grant on, as it was late. Not what was later for jobs of its own team
+    node-lost           `unconfirmed` postings of the attempt: its node was silent, then lost
+    hardware-fault      the attempt ended because a node or a device was lost: work since its last checkpoint. Not if the
+                        only evidence is what teams can cause: lines in its output, a port held by others
+    preempted-unsaved   it was preempted and acknowledged no checkpoint afterwards: work since its last checkpoint. Not if
+                        preempted for its own team, which could choose the moment
+    promise-broken      it was granted later than promised, without a cause or for one of the platform's (a fault, a
+                        drain): as much time from its grant on as it was late, without the delay by its own team's jobs
 
-Nothing is credited twice: silence is `unconfirmed`, all else `billed`, and what a broken promise gives back is not counted as
-lost again. A credit changes no posting and no bill: it is a row of its own, a fold of the same ledger, so anybody can recompute
-it. It is told when the attempt is closed.
+Nothing is credited twice: silence is `unconfirmed` and all else `billed`, and time credited for a broken promise is not
+credited as lost work. A credit changes no posting and no bill. It is a row of its own, folded from the ledger, so
+anyone can recompute it. It is posted when the attempt closes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,27 +27,27 @@ from schemas.jobs import PromiseCause
 from schemas.prices import CreditCause as CreditCause
 
 WHOLE: Final = 1000
-"""All of it is credited."""
+"""The share that credits all of it."""
 EVERYTHING: Final[Mapping[CreditCause, int]] = MappingProxyType(dict.fromkeys(CreditCause, WHOLE))
-"""The policy without a file: each cause is credited whole."""
+"""The default policy: each cause is credited in full."""
 
 _FAULTS = frozenset({Category.NODE_LOST, Category.HARDWARE})
 
 
 class Credit(NamedTuple):
-    """A part of a posting that is given back. `share`: how much of it, thousandths. `why`: the ledger's own words."""
+    """The credited part of a posting. `share`: thousandths of it. `why`: in the ledger's words."""
 
     cause: CreditCause
     why: str
     share: int
     posting: Posting
-    """The part, cut to what is credited."""
+    """The posting, cut to the credited part."""
     closed_seq: int
     """The ledger record that closed the attempt."""
 
     @property
     def unit_us(self) -> int:
-        """Capacity units x microseconds that are given back, rounded down."""
+        """Credited capacity units x microseconds, rounded down."""
         return self.posting.unit_us * self.share // WHOLE
 
 
@@ -57,22 +57,22 @@ class _Open:
 
     postings: list[Posting] = field(default_factory=list)
     saved_us: int = 0
-    """When it acknowledged its last checkpoint."""
+    """When its last checkpoint was acknowledged."""
     told_us: int | None = None
-    """When it was told to give way."""
+    """When it was told to save and stop."""
     why: str = ""
     promised_us: int = 0
-    """When it had been promised to start, if it was late."""
+    """Promised start, if it started late."""
     on_time_us: int = 0
-    """From when on it has what it was promised; before: it was late. 0: it was not."""
+    """End of the credited delay: earlier time was late. 0: it started on time."""
     proven: bool | None = None
-    """Whether more than what teams can bring about says that it ended by a fault; None: nothing says that it did."""
+    """Whether there is evidence of a fault beyond what teams can cause. None: no evidence at all."""
     for_own_team: bool = False
-    """It was told to give way to a job of its own team."""
+    """It was preempted for a job of its own team."""
 
 
 class Credits:
-    """Folds ledger records and their postings (`Accounts.apply`) into credits. Memory: of attempts that are open."""
+    """Folds ledger records and their postings (`Accounts.apply`) into credits. Memory: open attempts."""
 
     handled: ClassVar[frozenset[str]] = led.kinds_of(
         (
@@ -87,20 +87,20 @@ class Credits:
         )
     )
     ignored: ClassVar[frozenset[str]] = frozenset(led.EVENT_KINDS) - handled
-    """No other event says that work was lost."""
+    """No other kind of event shows lost work."""
 
     def __init__(self, policy: Mapping[CreditCause, int] = EVERYTHING) -> None:
-        """`policy`: cause -> thousandths that are credited; a cause that it does not name is not."""
+        """`policy`: cause -> credited thousandths. A cause that is missing is not credited."""
         self._policy = policy
         self._open: dict[tuple[str, int], _Open] = {}
         self._promised: dict[str, int] = {}
-        """Job that waits -> the latest start that it was promised, but for what the platform itself put off."""
+        """Waiting job -> the latest promised start, without delays that the platform caused itself."""
 
     def apply(self, record: led.LedgerRecord, seq: int, postings: Iterable[Posting]) -> list[Credit]:
-        """What the attempts that this record closed are credited. `postings`: what the accounts made of the same record."""
+        """Credits of the attempts that this record closed. `postings`: of the same record, from the accounts."""
         for posting in postings:
             if posting.attempt:
-                self._at(posting.job_id, posting.attempt).postings.append(posting)
+                self._attempt(posting.job_id, posting.attempt).postings.append(posting)
         out: list[Credit] = []
         for event in record.events:
             match event:
@@ -110,18 +110,18 @@ class Credits:
                 case led.JobFinished():
                     self._promised.pop(event.job_id, None)
                 case led.JobGranted():
-                    known, by_us = self._at(event.job_id, event.attempt), self._promised.pop(event.job_id, None)
+                    known, by_us = self._attempt(event.job_id, event.attempt), self._promised.pop(event.job_id, None)
                     own_us = min(record.t_us, event.own_delay_us if event.own_delay_us is not None else record.t_us)
                     if by_us is not None and by_us < own_us:
                         known.promised_us, known.on_time_us = by_us, record.t_us + own_us - by_us
                 case led.AttemptCheckpointed():
-                    self._at(event.job_id, event.attempt).saved_us = record.t_us
+                    self._attempt(event.job_id, event.attempt).saved_us = record.t_us
                 case led.AttemptPreempting():
-                    known = self._at(event.job_id, event.attempt)
+                    known = self._attempt(event.job_id, event.attempt)
                     known.told_us, known.why = record.t_us, event.reason
                     known.for_own_team = event.for_own_team
                 case led.AttemptStopping() | led.DevicesFreed():
-                    known = self._at(event.job_id, event.attempt)
+                    known = self._attempt(event.job_id, event.attempt)
                     known.why = known.why or event.reason
                     if isinstance(event, led.DevicesFreed) and known.proven is None and event.category in _FAULTS:
                         known.proven = not event.unproven
@@ -137,7 +137,7 @@ class Credits:
             yield [job_id, by_us]
 
     def load(self, rows: Iterable[Any]) -> None:
-        """What `dump` told."""
+        """The inverse of `dump`."""
         for job_id, number, *rest in rows:
             if rest:
                 postings = [Posting._make([Account(account), *more]) for account, *more in rest[0]]
@@ -145,7 +145,7 @@ class Credits:
             else:
                 self._promised[job_id] = number
 
-    def _at(self, job_id: str, attempt: int) -> _Open:
+    def _attempt(self, job_id: str, attempt: int) -> _Open:
         return self._open.setdefault((job_id, attempt), _Open())
 
     def _closed(self, event: led.AttemptClosed, known: _Open, seq: int) -> list[Credit]:
@@ -175,7 +175,7 @@ class Credits:
 
 
 def _since(posting: Posting, t_us: int) -> Posting | None:
-    """What of a posting is behind `t_us`."""
+    """The part of a posting after `t_us`."""
     later = max(0, t_us - posting.start_us)
     if later >= posting.end_us - posting.start_us:
         return None
@@ -183,7 +183,7 @@ def _since(posting: Posting, t_us: int) -> Posting | None:
 
 
 def _before(posting: Posting, t_us: int) -> Posting | None:
-    """What of a posting is before `t_us`."""
+    """The part of a posting before `t_us`."""
     over = max(0, posting.end_us - t_us)
     if over >= posting.end_us - posting.start_us:
         return None

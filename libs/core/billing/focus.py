@@ -1,23 +1,24 @@
-"""A charge as a row of FOCUS, the FinOps Open Cost and Usage Specification, versions 1.2, 1.3 and 1.4.
+"""Charges as rows of FOCUS, the FinOps Open Cost and Usage Specification, versions 1.2, 1.3 and 1.4.
 
-One row is one attempt's use of one device in one hour at one price. Numbers are exact: each decimal column has 12
-places, and a row holds it as an integer of that many. Custom columns begin with `x_` and come last.
+One row is one attempt's use of one device in one hour at one price. Decimal columns are exact: 12 places, held as
+integers. Custom columns begin with `x_` and come last.
 
     ConsumedQuantity   GPU-Seconds = units / 10^9                                   exact
     PricingQuantity    GPU-Hours   = units / (3.6 x 10^12)                          to 12 places, half to even
     ListCost, ...      as it was posted, a multiple of a millionth: unit price x quantity, half to even
 
-Since 1.3 a part of a shared device is an allocated charge: the device's cost, by the compute share that the attempt holds
-(`AllocatedMethodId`). Its tags are in `Tags`, so AllocatedTags, which must not repeat them, is null. AllocatedMethodDetails is
-left out: its ratios must sum to 1 over a device, and rows are posted before that sum is known, and never changed.
+From 1.3 on, a part of a shared device is an allocated charge: the device's cost by the attempt's compute share
+(`AllocatedMethodId`). Its tags are in `Tags`, so AllocatedTags, which must not repeat them, is null.
+AllocatedMethodDetails is left out: its ratios must sum to 1 over a device, and posted rows never change, but the sum is
+known only later.
 
-No contract is a contract commitment here, which is "a measurable obligation" (Glossary): a book says what an hour costs a team,
-and obliges it to none. So ContractApplied is null, and the Contract Commitment dataset, which MUST be present when a provider
-supports contract commitments (Contract Commitment, requirements), is not made.
+A contract here is no contract commitment, "a measurable obligation" (Glossary): it sets a price for a team and obliges
+it to nothing. So ContractApplied is null, and there is no Contract Commitment dataset, which MUST be present when a
+provider supports contract commitments (Contract Commitment, requirements).
 
-A correction of a billing period before has ChargeClass `Correction`; one within the billing period is an Adjustment, because
-ChargeClass must be null there (ChargeClass, content rule 3). Either is money alone, and so is a credit (ChargeCategory
-`Credit`), whose list cost is what it gives back (ListCost, of charges without a unit price).
+A correction of an earlier billing period has ChargeClass `Correction`. One within the billing period is an Adjustment,
+because ChargeClass must be null there (ChargeClass, content rule 3). Both are money without units, and so is a credit
+(ChargeCategory `Credit`), whose list cost is the amount credited (ListCost, of charges without a unit price).
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -35,11 +36,12 @@ from schemas.prices import Term
 
 VERSIONS: Final = ("1.2", "1.3", "1.4")
 ALLOCATION: Final = "baton-compute-share"
-"""How the cost of a shared device is split: by the thousandths of its compute that each attempt holds, used or not."""
+"""The allocation method: a shared device's cost is split by the thousandths of compute that each attempt holds, used or
+not."""
 PROGRAM: Final = "Reservation"
-"""The one commitment program that there is."""
+"""The only commitment program."""
 PLACES: Final = 12
-"""Of a decimal column: decimal128(38, 12)."""
+"""Decimal places of a decimal column: decimal128(38, 12)."""
 WHOLE_MILLI: Final = 1000
 
 
@@ -52,7 +54,7 @@ class ColumnKind(Enum):
 
 
 class Grain(Enum):
-    """What the value of a column depends on (`KEY_OF`). Many rows are alike in it, and their value is made once."""
+    """What a column's value depends on (`KEY_OF`). Rows with equal keys share one computed value."""
 
     EXPORT = "of the export"
     USE = "of the use, of what posted it, and of what is credited"
@@ -62,7 +64,8 @@ class Grain(Enum):
 
 
 class FocusColumn(NamedTuple):
-    """`since`, `until`: the versions that have it, `until` excluded; "": all later ones. `level`: Custom is ours."""
+    """`since`, `until`: the versions with this column, `until` excluded; "": no upper bound. `level`: Custom marks our
+    own columns."""
 
     name: str
     kind: ColumnKind
@@ -75,20 +78,20 @@ class FocusColumn(NamedTuple):
 
 
 class RowFacts(NamedTuple):
-    """What the columns of one row are made of."""
+    """The inputs of all columns of one row."""
 
     charge: Charge
     pool: str
     currency: str
     billing: tuple[int, int]
     before: bool
-    """It is of a billing period before the one that it is billed in."""
+    """It belongs to a billing period before the one in which it is billed."""
     by_price: bool
-    """Quantities and unit prices are there: it is use, and no correction."""
+    """It has quantities and unit prices: use, not a correction."""
 
 
 def facts_of(charge: Charge, pool: str, currency: str) -> RowFacts:
-    """Of a charge that has a price; one without is in no export."""
+    """The facts of a charge with a price. Unpriced charges are in no export."""
     billing = billing_month(charge.billed_us // HOUR_US)
     return RowFacts(
         charge,
@@ -124,11 +127,12 @@ KEY_OF: Final[Mapping[Grain, Callable[[RowFacts], Hashable]]] = {
     Grain.PRICE: _price_key,
     Grain.AMOUNT: _amount_key,
 }
-"""Rows of one export with equal keys have equal values in all columns of the grain, while all of them are kept."""
+"""Rows of one export with equal keys have equal values in all columns of the grain. Valid while the rows' facts are
+alive."""
 
 
 def columns_of(version: str) -> list[FocusColumn]:
-    """In their order. Raises KeyError for a version that there is not."""
+    """The columns of a version, in order. Raises KeyError for an unknown version."""
     if version not in VERSIONS:
         raise KeyError(version)
     return [c for c in COLUMNS if c.since <= version and (not c.until or version < c.until)]
@@ -193,12 +197,13 @@ def _attempt(f: RowFacts) -> str:
 
 
 def _allocated(value: Callable[[RowFacts], Any]) -> Callable[[RowFacts], Any]:
-    """Of a part of a shared device; null of a whole one, and of a MIG slice, which is a resource of its own."""
+    """The value for a part of a shared device. Null for a whole device, and for a MIG slice, which is a resource of its
+    own."""
     return lambda f: value(f) if f.charge.use.milli < WHOLE_MILLI else None
 
 
 def _programs(f: RowFacts) -> dict[str, Any] | None:
-    """What could have been committed to instead: a reservation, where one is in the price list, or was applied."""
+    """Commitment programs that were possible: a reservation, if one is in the price list or was applied."""
     quote = _quote(f)
     if quote.reservable or quote.term is Term.RESERVATION:
         return {"CommitmentPrograms": [{"ProgramType": PROGRAM}]}
@@ -294,7 +299,7 @@ COLUMNS: Final = (
 
 
 def decimal_text(scaled: int) -> str:
-    """An integer of `PLACES` places as a decimal without needless zeros: `-0.25`."""
+    """An integer of `PLACES` places as a decimal without trailing zeros: `-0.25`."""
     sign, digits = ("-" if scaled < 0 else ""), str(abs(scaled)).rjust(PLACES + 1, "0")
     fraction = digits[-PLACES:].rstrip("0")
     return f"{sign}{digits[:-PLACES]}{'.' + fraction if fraction else ''}"

@@ -1,5 +1,5 @@
-"""Bills of any span of time, on the days of any zone, and what is still to come: the same rows as `libs.core.billing.pricing`
-sums up, cut at other midnights."""
+"""Bills for any span of time, by the days of any time zone, and forecasts: the rows that `libs.core.billing.pricing`
+sums, cut at that zone's midnights."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -16,23 +16,23 @@ _OUTSIDE = -1
 
 
 class Days(NamedTuple):
-    """The days of a calendar, within [from_us, to_us) of the wall. An hour is where it begins."""
+    """The days of a calendar within [from_us, to_us), wall time. An hour belongs to the day in which it starts."""
 
     day_of: DayOf
     from_us: int
     to_us: int
 
     def number(self, wall_us: int) -> int:
-        """Counted from 1970-01-01; of a moment that is not within, the same one for all."""
+        """Days since 1970-01-01. All moments outside the span get one and the same number."""
         return self.day_of(wall_us) if self.from_us <= wall_us < self.to_us else _OUTSIDE
 
 
 MOST_USES = 20_000
-"""Rated anew for one bill: what takes a second or two."""
+"""The most uses rated again for one bill: one to two seconds of work."""
 
 
 def bill_in_days(meter: Meter, prices: Prices, query: BillQuery, team: str | None, days: Days) -> BillReply:
-    """A bill of these days. `team`: None: of all teams. Raises TooManyUses when it is of more than `MOST_USES`."""
+    """The bill for these days. `team`: None for all teams. Raises TooManyUses above `MOST_USES`."""
     rows = [row for row in _freed(meter.money, days, team) if row.day != _OUTSIDE]
     if query.open_until_us is not None:
         rows += held_usage(meter, query.open_until_us, team, days)
@@ -40,8 +40,8 @@ def bill_in_days(meter: Meter, prices: Prices, query: BillQuery, team: str | Non
 
 
 def _freed(money: PostedMoney, days: Days, team: str | None) -> Iterator[UsageRow]:
-    """The rows of what is freed. Use is of the hour in which it was, money of the moment at which it was billed, as in the
-    meter's rows of UTC days. Raises TooManyUses when it is of more than `MOST_USES`."""
+    """Rows of freed devices. Use is in the hour in which it happened, money at the moment at which it was billed, as in
+    the meter's UTC rows. Raises TooManyUses above `MOST_USES`."""
     recut, uses = money.recut(days.number, team, (days.from_us, days.to_us), MOST_USES)
     used: dict[str, dict[Key, int]] = {}
     for one in uses:
@@ -70,7 +70,8 @@ def _freed(money: PostedMoney, days: Days, team: str | None) -> Iterator[UsageRo
 def with_forecast(
     reply: BillReply, meter: Meter, prices: Prices, query: BillQuery, team: str | None, days: Days
 ) -> BillReply:
-    """The bill, and what is held still, as if it were held until the query's moment: at the prices of now, in no cost."""
+    """Adds a forecast: devices still held, counted up to the query's moment at current prices. No cost of the bill
+    includes it."""
     assert query.forecast_until_us is not None
     to_come = _billed(meter, prices, query, held_usage(meter, query.forecast_until_us, team, days))
     rows = {(row.key, row.team): row for row in reply.rows}
@@ -90,7 +91,7 @@ def _billed(meter: Meter, prices: Prices, query: BillQuery, rows: Iterable[Usage
 
 
 def held_usage(meter: Meter, until_us: int, team: str | None, days: Days) -> Iterator[UsageRow]:
-    """What is held still, as if it were held up to a moment of ledger time: never on a bill that is posted."""
+    """Rows of devices still held, as if held until a moment of ledger time. For forecasts, never for a posted bill."""
     for row in meter.held_rows(until_us, days.number, team):
         job, attempt, day, kind, klass, user = row.key
         if day != _OUTSIDE and team in (None, row.team):

@@ -1,8 +1,8 @@
-"""Bills of a UTC month as they are posted: a projection that is stored outside the ledger and can be rebuilt from it at any
-time.
+"""Bills of UTC months as posted: a projection stored outside the ledger that can be rebuilt from it.
 
-A bill is what `libs.core.billing.posted` sums up to a ledger record, with that record's number and hash: any fold of the
-ledger up to there gives the same. A later price does not change it; a correction is in the month in which it was posted.
+A bill sums what `libs.core.billing.posted` has up to a ledger record, and names that record's number and hash. Every
+fold of the ledger up to there gives the same bill. Later prices do not change it; a correction is billed in the month
+in which it was posted.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DayOfBill(NamedTuple):
-    """Of one UTC day. Money in millionths of the currency, units in thousandths of a device x microseconds."""
+    """One UTC day. Money in millionths of the currency, units in thousandths of a device x microseconds."""
 
     day: str
     device_kind: str
@@ -24,11 +24,11 @@ class DayOfBill(NamedTuple):
     list_micros: int
     unpriced_units: int
     credit_micros: int = 0
-    """Of the cost, what is given back."""
+    """Part of the cost that is credits."""
 
 
 class KeptBill(NamedTuple):
-    """One team's bill of one month ("2026-11"), as of the ledger records 1 to `upto_seq`; `head` is the last one's hash."""
+    """One team's bill for one month ("2026-11") after ledger records 1 to `upto_seq`; `head` is the hash of the last."""
 
     pool: str
     team: str
@@ -45,14 +45,14 @@ class KeptBill(NamedTuple):
 
 
 def months_of(days: Iterable[tuple[str, int]]) -> set[tuple[str, str]]:
-    """(team, month) of (team, UTC day)."""
+    """(team, UTC day) pairs as (team, month) pairs."""
     return {(team, _date(day)[:7]) for team, day in days}
 
 
 def kept_bills(
     money: PostedMoney, months: Iterable[tuple[str, str]], *, pool: str, upto_seq: int, head: str
 ) -> Iterator[KeptBill]:
-    """The bills of these (team, month). None without a price book in the ledger: nothing is posted then."""
+    """The bills of these (team, month) pairs. None if the ledger has no price book, since nothing is posted then."""
     book = money.book
     if book is None:
         return

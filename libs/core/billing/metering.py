@@ -1,11 +1,10 @@
-"""Usage is the ledger's integral: for every claim the time from its grant to its freeing, times its share.
+"""Usage as the ledger's integral: for each claim, the time from its grant until it is freed, times its share.
 
     milli_us(claim) = milli x (t_us of DevicesFreed - t_us of JobGranted)                       exact, in integers
     row = one attempt x UTC day x device model: the smallest unit that is priced (`libs.core.billing.pricing`)
 
-`t_us` is ledger time, which no jump of a wall clock moves; a day is one of the wall clock, as it was shown (`Calendar`).
-Usage is summed exactly. Closed claims are kept as lines of uses (`libs.core.billing.use_lines`) and as sums; what is still
-held, as segments.
+`t_us` is ledger time, which no jump of the wall clock moves. Days follow the wall clock as shown (`Calendar`). Sums are
+exact. Closed claims are kept as lines of uses (`libs.core.billing.use_lines`) and as sums, open claims as segments.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,43 +28,43 @@ from libs.core.state.limits import Limits
 from schemas import ledger as led
 
 MOST_RECENT = 200_000
-"""Postings of attempts that are kept for sums of use, some 70 MB; nobody keeps up whom a thousand freed devices a second
-outrun."""
+"""The most postings of attempts kept for sums of use, some 70 MB. A consumer that falls behind a thousand freed devices
+a second loses the oldest."""
 
 
 class Meter:
-    """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
-    to go back. Memory: some 40 bytes per attempt and model, plus what is held now."""
+    """Folds ledger records into usage, each once and in order: the reader ensures it, and `apply` ignores earlier
+    records. Memory: some 40 bytes per attempt and model, plus open claims."""
 
     version: ClassVar[int] = 8
-    """Of the layout of `dump`."""
+    """Version of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar[frozenset[str]]
-    """Money runs from the grant to the freeing; what happens between costs nothing more, but it tells what is given back."""
+    """Events that change no bill. Cost runs from grant to freeing; events between matter for credits alone."""
 
     def __init__(self, *, credits: bool = True) -> None:
-        """`credits`: it folds whole ledgers, and so knows what is given back."""
+        """`credits`: whether to compute credits, which needs a whole ledger."""
         self.seq = 0
         self.t_us = 0
-        """Of the last record."""
+        """Ledger time of the last record."""
         self._credited = CreditedTime(MOST_RECENT) if credits else None
         self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
         self.open_claims = OpenClaims()
         self._sums: dict[tuple[str, str, str], int] = {}
         self.counted: dict[str, TeamSums] = {}
-        """Team -> what its bills sum up of all rows."""
+        """Team -> sums over all rows, for its bills."""
         self._days: dict[str, DaysOf] = {}
         """Unfinished job -> the days of its rows."""
         self._calendar = Calendar()
         self.money = PostedMoney()
         self._applying = 0
-        """The record that is folded now."""
+        """Sequence of the record being applied."""
         self.nodes: dict[str, list[str]] = {}
-        """Node -> kinds of its devices, as it told them last."""
+        """Node -> the kinds of its devices, as last reported."""
 
     def apply(self, record: led.LedgerRecord, seq: int) -> None:
-        """Folds one valid record at ledger sequence `seq`; one that was applied before changes nothing.
+        """Folds one valid record at ledger sequence `seq`. A record that was applied before changes nothing.
 
         Raises Unbillable when a claim opens twice, closes without being open, or names an unknown job or device.
         """
@@ -77,7 +76,7 @@ class Meter:
         for event in record.events:
             if (fold := _FOLD.get(type(event))) is not None:
                 fold(self, event, record.t_us)
-            if (fold := _THEN.get(type(event))) is not None:
+            if (fold := _FOLD_LAST.get(type(event))) is not None:
                 then.append((fold, event))
         if self._credited is not None:
             found = self._credited.apply(record, seq, self.money.policy)
@@ -88,13 +87,14 @@ class Meter:
         self.money.pack()
         self.seq, self.t_us = seq, record.t_us
 
-    def told(self, models: Mapping[str, str], calendar: Iterable[Sequence[int]]) -> None:
-        """For who folds one team's events: what devices are billed as, and pieces of the ledger's calendar that are new."""
+    def add_context(self, models: Mapping[str, str], calendar: Iterable[Sequence[int]]) -> None:
+        """For a fold of one team's events alone: adds the billed kinds of devices and new pieces of the ledger's
+        calendar."""
         self._models.update(models)
         self._calendar = Calendar([*self._calendar.pieces, *calendar]) if calendar else self._calendar
 
     def skip(self, seq: int) -> None:
-        """A void record: it counts for nothing, and the bill is exact up to it as well."""
+        """Skips a void record; the bill is exact up to it."""
         self.seq = max(self.seq, seq)
         if self._credited is not None:
             self._credited.skip(seq)
@@ -107,13 +107,13 @@ class Meter:
         of_day: Callable[[int], bool] = lambda day: True,
         job_id: str | None = None,
     ) -> Iterator[UsageRow]:
-        """The rows of `team`, or of all teams, of the days that are asked for, and of one job, or of all; with `open_until_us`
-        claims that are still held count up to there. Only what is asked for is unpacked."""
+        """Usage rows of a team (default: all) on the selected days, of a job (default: all). `open_until_us`: also
+        count open claims up to there. Unpacks only what it needs."""
         ahead = self.money.ahead()
         held = self._held_rows(open_until_us, ahead, team=team) if open_until_us is not None else {}
         posted = self.money.book is not None
         found: dict[tuple[str, Key], list[int]] = {}
-        """(Team, row) -> [units, cost, units without a price, what of the cost is credits]."""
+        """(Team, row) -> [units, cost, units without a price, credits within the cost]."""
         for name, key, units in chain(self._used_rows(team, of_day, job_id), rows_of(held, team, of_day, job_id)):
             found.setdefault((name, key), [0, 0, 0, 0])[0] += units
         if posted:
@@ -124,13 +124,13 @@ class Meter:
                     sums[place] += more
         for (name, (job, attempt, day, model, klass, user)), (units, *paid) in sorted(found.items()):
             cost, unpriced, credit = paid
-            told = (cost, unpriced, credit) if posted else None
-            yield UsageRow(name, job, attempt, day, model, klass, units, told, user)
+            posted_values = (cost, unpriced, credit) if posted else None
+            yield UsageRow(name, job, attempt, day, model, klass, units, posted_values, user)
 
     def _used_rows(
         self, team: str | None, of_day: Callable[[int], bool], job_id: str | None
     ) -> Iterator[tuple[str, Key, int]]:
-        """What lines come to: team, row, units."""
+        """(team, row, units) of lines of uses."""
         for one in self.money.lines.of(team, of_day, job_id):
             for day, us in one.by_day():
                 if of_day(day):
@@ -138,45 +138,45 @@ class Meter:
                     yield one.team, key, us * one.milli * one.alike
 
     def ledger_time(self, wall_us: int) -> int:
-        """When the wall will show a moment, if nobody sets its clock; not before the last record."""
+        """Ledger time at which the wall will show a moment if nobody sets the clock; not before the last record."""
         return max(self.t_us, wall_us - (self._calendar.wall(self.t_us) - self.t_us))
 
     @property
     def wall_us(self) -> int:
-        """The wall's time of the last record."""
+        """Wall time of the last record."""
         return self._calendar.wall(self.t_us)
 
     @property
     def accounts(self) -> Accounts:
-        """Where all capacity is; empty where nothing is given back."""
+        """The accounts of all capacity; empty without credits."""
         return self._credited.accounts if self._credited is not None else Accounts()
 
     def recent_postings(self) -> Iterable[Posting]:
-        """Of attempts, as they closed, since `forget_postings`."""
+        """Closed postings of attempts since `forget_postings`."""
         return self._credited.recent if self._credited is not None else ()
 
     def open_postings(self, wall_until_us: int) -> Iterator[Posting]:
-        """Of attempts, what is open, counted up to a time of the wall."""
+        """Open postings of attempts, counted up to a wall time."""
         if self._credited is not None:
             found = self._credited.accounts.open(self.ledger_time(wall_until_us))
             yield from (posting for posting in found if posting.attempt)
 
     def forget_postings(self, before_us: int) -> None:
-        """Those that ended before are not asked for any more."""
+        """Drops postings that ended before."""
         if self._credited is not None:
             self._credited.forget(before_us)
 
     def sums(self) -> dict[tuple[str, str, str], int]:
-        """Closed usage per (team, model, priority class), milli_us: for metrics, without walking the rows."""
+        """Closed usage per (team, model, priority class) in milli_us, for metrics. Walks no rows."""
         return self._sums
 
     def kinds(self) -> set[str]:
-        """Every kind of device that a node has brought."""
+        """Every kind of device that any node has offered."""
         return set(self._models.values())
 
     @property
     def lines(self) -> int:
-        """How many lines of closed usage are kept."""
+        """Number of lines of closed usage."""
         return len(self.money.lines)
 
     # ----------------------------------------------------------------------------------------------------- the fold
@@ -223,7 +223,7 @@ class Meter:
     ) -> None:
         team, klass, user = self.open_claims.jobs[job_id]
         straight, posted_us = tuple(self._calendar.straight(held.opened_us, until_us)), self._calendar.wall(until_us)
-        in_order = sorted(claims, key=itemgetter(1))  # tiers are of a model, and used up in the order of the claims
+        in_order = sorted(claims, key=itemgetter(1))  # tiers are used up in claim order, per model
         for (model, milli), some in groupby(in_order, key=itemgetter(1, 2)):
             devices = [device for device, _, _ in some]
             uses = AlikeUses(
@@ -236,7 +236,7 @@ class Meter:
 
     def _priced(self, event: led.PricesApplied, t_us: int) -> None:
         if self.money.apply(AppliedBook(self._applying, self._calendar.wall(t_us), event.book)):
-            self._recount()  # a correction is a row of another day, of jobs that have ended as well
+            self._recount()  # a correction may add rows on other days, also for ended jobs
 
     def _sealed(self, event: led.PeriodClosed, t_us: int) -> None:
         if self.money.close_period(event.period):
@@ -249,10 +249,10 @@ class Meter:
         self._days.pop(event.job_id, None)
 
     def _count_fresh(self) -> None:
-        """Counts rows of money, some of which are on days on which nothing was used: of what was posted late."""
+        """Counts new rows of money. Late postings may be on days without use."""
         for team, key in self.money.fresh:
             if key[0] not in self._days and key[0] not in self.open_claims.jobs:
-                return self._recount()  # of a job that has ended, whose days are not remembered
+                return self._recount()  # the job has ended, and its days are forgotten
             self.counted.setdefault(team, TeamSums()).count(self._days.setdefault(key[0], {}), key)
         self.money.fresh.clear()
 
@@ -268,7 +268,7 @@ class Meter:
             self._days |= counted.recount(keys.pop(team), self.open_claims.jobs.__contains__)
 
     def held_rows(self, until_us: int, day_of: DayOf = utc_day, team: str | None = None) -> list[HeldRow]:
-        """What `team`, or all, hold still, as rows up to a time, on the days of any calendar; money at the prices of now."""
+        """Rows of open claims of a team (default: all) up to a moment, by the days of any calendar, at current prices."""
         ahead = self.money.ahead(day_of)
         found = self._held_rows(until_us, ahead, day_of, team)
         out: list[HeldRow] = []
@@ -284,7 +284,7 @@ class Meter:
     def _held_rows(
         self, until_us: int, ahead: PostedMoney, day_of: DayOf = utc_day, team: str | None = None
     ) -> dict[str, dict[int, dict[Key, int]]]:
-        """Of `team` alone, or of all."""
+        """Open claims of one team, or of all."""
         out: dict[str, dict[int, dict[Key, int]]] = {}
         for job, held in self.open_claims.held.items():
             whose, klass, user = self.open_claims.jobs[job]
@@ -302,8 +302,8 @@ class Meter:
     # ------------------------------------------------------------------------------------------------- the snapshot
 
     def dump(self) -> Iterator[parts.Part]:
-        """Parts for a snapshot; meters that folded the same records give equal parts. The meter must not change before
-        the last one is taken."""
+        """Parts for a snapshot. Meters that folded the same records give equal parts. The meter must not change while
+        the parts are consumed."""
         about, money = self.money.dump()
         return parts.write_sharing(
             {
@@ -327,14 +327,14 @@ class Meter:
 
     @classmethod
     def load(cls, dumped: Iterable[parts.Part]) -> "Meter":
-        """The inverse of `dump`, of parts that this `version` wrote."""
+        """The inverse of `dump`, for parts of the same `version`."""
         meter = cls()
         about, tables = parts.read(dumped)
         meter.seq, meter.t_us = about["seq"], about["t_us"]
         meter.nodes = about["nodes"]
         meter._calendar = Calendar(about["calendar"])
         meter.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
-        same: dict[str, str] = {}  # one object per name, not one per row
+        same: dict[str, str] = {}  # share one object per name
         accounts, credits, recent = list[str](), list[Any](), list[Any]()
         for table, rows in tables:
             match table:
@@ -349,8 +349,8 @@ class Meter:
                 case "recent":
                     recent += rows
                 case "counted":
-                    for team, *told in rows:
-                        counted = meter.counted[team] = TeamSums.load(*told)
+                    for team, *sums in rows:
+                        counted = meter.counted[team] = TeamSums.load(*sums)
                         for (_, model, klass), units in counted.use.items():
                             group = (team, model, klass)
                             meter._sums[group] = meter._sums.get(group, 0) + units
@@ -375,12 +375,12 @@ _FOLD: dict[type, Callable[[Meter, Any, int], None]] = {
     led.DevicesFreed: Meter._close,
     led.JobFinished: Meter._finish,
 }
-_THEN: dict[type, Callable[[Meter, Any, int], None]] = {
+_FOLD_LAST: dict[type, Callable[[Meter, Any, int], None]] = {
     led.AttemptClosed: Meter._closed,
     led.JobFinished: Meter._forget_days,
     led.PricesApplied: Meter._priced,
     led.PeriodClosed: Meter._sealed,
 }
-"""After all that the record ended is posted, as exports do."""
-Meter.handled = led.kinds_of(_FOLD) | led.kinds_of(_THEN) | Accounts.handled | Credits.handled
+"""These run last, after everything that the record ended is posted, as in exports."""
+Meter.handled = led.kinds_of(_FOLD) | led.kinds_of(_FOLD_LAST) | Accounts.handled | Credits.handled
 Meter.ignored = frozenset(led.EVENT_KINDS) - Meter.handled

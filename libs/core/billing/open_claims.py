@@ -1,4 +1,4 @@
-"""The jobs that have not ended, and the devices that each of them holds: what is being used now, and by whom."""
+"""Unfinished jobs and the devices that each holds: current use, by owner."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ OpenClaim = tuple[str, str, int]
 
 
 class JobPayer(NamedTuple):
-    """Who pays for a job, and at which rate."""
+    """Who pays for a job, and in which class."""
 
     team: str
     priority_class: str
@@ -27,14 +27,14 @@ class JobPayer(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _whose(team: str, priority_class: str, user: str) -> JobPayer:
-    """One object for all jobs of a user and class."""
+def _payer(team: str, priority_class: str, user: str) -> JobPayer:
+    """One shared object per user and class."""
     return JobPayer(team, priority_class, user)
 
 
 @dataclass(slots=True)
 class OpenAttempt:
-    """An attempt that holds devices. `by_node`: node -> its claims that are not freed yet."""
+    """An attempt that holds devices. `by_node`: node -> open claims."""
 
     attempt: int
     opened_us: int
@@ -46,7 +46,7 @@ class OpenAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TeamUse:
-    """What a team holds now, kind of device -> thousandths of devices, and its limits (None: it has none)."""
+    """What a team holds now, device kind -> thousandths of devices, and its limits, if any."""
 
     limits: Limits | None
     used: Mapping[str, int]
@@ -59,13 +59,12 @@ class TeamUse:
         return accelerators_milli(self.used)
 
     def used_by_type(self) -> dict[str, int]:
-        """What counts against each limit by type, and each kind that it holds: thousandths of what the key names, rounded
-        up."""
+        """Use against each limit by type and of each kind held: thousandths of what the key names, rounded up."""
         keys = {key for key, _ in self.limits.by_type} if self.limits is not None else set()
         return {key: counted_milli(key, self.used) for key in sorted(keys | self.used.keys())}
 
-    def told(self, team: str) -> TeamUsage:
-        """As it is told of `team`."""
+    def usage_of(self, team: str) -> TeamUsage:
+        """The answer to a query about `team`."""
         limits = self.limits or Limits()
         return TeamUsage(
             team=team,
@@ -79,19 +78,19 @@ class TeamUse:
 
 
 class OpenClaims:
-    """Follows the events of a ledger. Each method raises Unbillable for what no valid ledger says."""
+    """Follows a ledger's events. Each method raises Unbillable for what no valid ledger contains."""
 
     def __init__(self) -> None:
         self.jobs: ByJob[JobPayer] = ByJob()
-        """Of each job that has not ended."""
+        """Each unfinished job."""
         self.held: dict[str, OpenAttempt] = {}
-        """Job -> its attempt that holds devices."""
+        """Job -> its attempt with devices."""
 
     def queued(self, event: led.JobQueued) -> None:
-        self.jobs[event.job_id] = _whose(event.team, event.spec.priority_class, event.user)
+        self.jobs[event.job_id] = _payer(event.team, event.spec.priority_class, event.user)
 
     def granted(self, event: led.JobGranted, kinds: Mapping[str, str], t_us: int) -> None:
-        """`kinds`: of each device that a node has brought."""
+        """`kinds`: the kind of each device, from its node's inventory."""
         if event.job_id not in self.jobs:
             raise Unbillable(f"{event.job_id} is granted devices and was never queued, or has ended")
         if event.job_id in self.held:
@@ -105,7 +104,7 @@ class OpenClaims:
         self.held[event.job_id] = held
 
     def freed(self, event: led.DevicesFreed) -> tuple[OpenAttempt, list[OpenClaim]]:
-        """The attempt, and its claims that are freed."""
+        """The attempt, and which of its claims are freed."""
         held = self.held.get(event.job_id)
         if held is None or held.attempt != event.attempt:
             raise Unbillable(f"{event.job_id}.{event.attempt} frees devices and holds none")
@@ -123,7 +122,7 @@ class OpenClaims:
             raise Unbillable(f"{event.job_id} ends and was never queued, or ends twice")
 
     def segments(self) -> list[UsageSegment]:
-        """Each claim."""
+        """Each open claim."""
         out = []
         for job, held in self.held.items():
             team, priority_class, _ = self.jobs[job]
@@ -171,7 +170,7 @@ class OpenClaims:
     def load(self, table: str, rows: Iterable[list[Any]]) -> None:
         """Rows of one table of `dump`."""
         if table == "jobs":
-            self.jobs.fill((job, _whose(*whose)) for job, whose in rows)
+            self.jobs.fill((job, _payer(*whose)) for job, whose in rows)
             return
         for job, attempt, opened_us, nodes in rows:
             by_node = {node: [(device, kind, milli) for device, kind, milli in some] for node, some in nodes.items()}

@@ -1,12 +1,12 @@
-"""A team's check of its own lines: that they are complete and unchanged, and what its bill comes to by them.
+"""A team's check of its own lines: complete, unchanged, and in agreement with its bill.
 
     check = OwnPart(pool, team)
     check.take(text)  ...             each line, in order
-    check.prove(sum, proof)           the lines' head is in a sum of the ledger
+    check.prove(sum, proof)           the lines' head is part of a sum over the ledger
     check.against(bill)               compares with the usage that quota_billing reports
 
-Each finding is a sentence that names the line, the record or the attempt. A line that was changed together with all heads
-after it is found by the first sum that does not contain it; `narrowed` finds that sum by bisection, with few proofs.
+A finding is a sentence that names the line, record or attempt. If a line and all later heads were forged, the first sum
+that does not contain it shows that; `narrowed` finds that sum by bisection, with few proofs.
 """
 
 from collections import Counter
@@ -26,34 +26,34 @@ from schemas.prices import RateBook
 from schemas.proofs import Sum, TeamProof
 
 MOST_FINDINGS = 20
-"""The first ones are told."""
+"""Later findings are dropped."""
 
 
 class OwnPart:
-    """One team's lines, taken in order. `whole`: they begin with the team's first one."""
+    """One team's lines, taken in order. `whole`: they start at the team's first."""
 
     def __init__(self, pool: str, team: str, book: RateBook | None = None) -> None:
-        """`book`: what all use is priced by, and then money is compared as well."""
+        """`book`: the price of all use; with it, money is compared as well."""
         self.pool, self.team = pool, team
         self.findings: list[str] = []
         self.seq = 0
-        """The record of the last line."""
+        """Ledger sequence of the last line."""
         self.whole = True
         self.events = 0
         self._heads: list[bytes] = []
-        """After each line; before the first there is `_begins`."""
+        """The head after each line; before the first it is `_begins`."""
         self._seqs: list[int] = []
         self._begins = (0, first_head(pool, team))
         self._jobs: dict[str, tuple[JobState | None, lifecycle.AttemptState | None]] = {}
         self._foreign: set[str] = set()
-        """Jobs that were queued before the first line that is kept."""
+        """Jobs queued before the first line at hand."""
         self.meter = Meter(credits=False)
         if book is not None:
             self.meter.money.apply(AppliedBook(0, 0, book))
 
     @property
     def count(self) -> int:
-        """Lines of the team up to here, also those that are not kept any more."""
+        """Number of the team's lines so far, with those that are no longer kept."""
         return self._begins[0] + len(self._heads)
 
     @property
@@ -61,20 +61,20 @@ class OwnPart:
         return self._heads[-1] if self._heads else self._begins[1]
 
     def begin(self, number: int, head: bytes) -> None:
-        """The first line that is kept is the `number`th, behind `head`; the sum proves that, too."""
+        """Starts at line number `number`, behind `head`. The sums prove that, too."""
         if number > 1:
             self._begins, self.whole = (number - 1, head), False
 
     # ----------------------------------------------------------------------------------------------------------- lines
 
     def take(self, text: str) -> None:
-        """The next line."""
+        """Takes the next line."""
         try:
             line = read(text)
         except ValueError as error:
             self._heads.append(next_head(self.head, text))
             self._seqs.append(self.seq)
-            self._found(f"line {self.count} cannot be read: {str(error)[:200]}")
+            self._report(f"line {self.count} cannot be read: {str(error)[:200]}")
             return
         self._in_order(line)
         self._heads.append(next_head(self.head, text))
@@ -85,15 +85,15 @@ class OwnPart:
 
     def _in_order(self, line: OwnRecord) -> None:
         if line.team != self.team:
-            self._found(f"line {line.number} (record {line.seq}) is of team {line.team}")
+            self._report(f"line {line.number} (record {line.seq}) is of team {line.team}")
         if line.number != self.count + 1:
-            self._found(f"line {self.count + 1} is missing: there comes line {line.number} (record {line.seq})")
+            self._report(f"line {self.count + 1} is missing: there comes line {line.number} (record {line.seq})")
         if line.seq <= self.seq:
-            self._found(f"line {line.number} is of record {line.seq}, and comes after one of record {self.seq}")
+            self._report(f"line {line.number} is of record {line.seq}, and comes after one of record {self.seq}")
 
     def _fold(self, line: OwnRecord) -> None:
-        own = [event for event in line.events if self._may(event, line)]
-        self.meter.told(line.models, line.calendar)
+        own = [event for event in line.events if self._follows(event, line)]
+        self.meter.add_context(line.models, line.calendar)
         record = led.LedgerRecord(
             pool=self.pool, prev_seq=0, prev_hash="", inbox_seq=0, t_us=line.t_us, wall_us=line.wall_us, writer="",
             events=tuple(own),
@@ -101,15 +101,15 @@ class OwnPart:
         try:
             self.meter.apply(record, line.seq)
         except Unbillable as error:
-            self._found(f"line {line.number} (record {line.seq}): {error}")
+            self._report(f"line {line.number} (record {line.seq}): {error}")
 
-    def _may(self, event: object, line: OwnRecord) -> bool:
-        """Whether the event may follow those before it, of its job."""
+    def _follows(self, event: object, line: OwnRecord) -> bool:
+        """Whether the event may follow the job's earlier events."""
         job_id = getattr(event, "job_id", None)
         if not isinstance(event, led.EventOfJob):
             return True
         if isinstance(event, led.JobQueued) and event.team != self.team:
-            self._found(f"line {line.number} (record {line.seq}) queues {job_id} of team {event.team}")
+            self._report(f"line {line.number} (record {line.seq}) queues {job_id} of team {event.team}")
             return False
         states = self._jobs.get(str(job_id), (None, None))
         if states == (None, None) and not isinstance(event, led.JobQueued) and not self.whole:
@@ -118,7 +118,7 @@ class OwnPart:
         try:
             after = lifecycle.after(event, *states)
         except lifecycle.Forbidden as error:
-            self._found(f"line {line.number} (record {line.seq}): {error}")
+            self._report(f"line {line.number} (record {line.seq}): {error}")
             return False
         closed = after[1] is lifecycle.AttemptState.CLOSED
         self._jobs[str(job_id)] = (after[0], None if closed else after[1])
@@ -129,12 +129,12 @@ class OwnPart:
     # ---------------------------------------------------------------------------------------------------------- proofs
 
     def prove(self, one: Sum, proof: TeamProof | None) -> str:
-        """What is wrong with the lines, by what is told of a sum; "" when they are what it was made of."""
+        """What is wrong with the lines according to a sum and its proof; "" if they match."""
         at = f"sum {one.number} (up to record {one.upto_seq})"
         if proof is None:
             first = self._seqs[0] if self._seqs else None
-            told = first is not None and first <= one.upto_seq
-            return f"{at} has not the lines of the team that were told" if told or not self.whole else ""
+            expected = first is not None and first <= one.upto_seq
+            return f"{at} has not the lines of the team that were told" if expected or not self.whole else ""
         if proof.sum != one:
             return f"the proof is of sum {proof.sum.number}, not of {at}"
         head = bytes.fromhex(proof.head)
@@ -158,37 +158,37 @@ class OwnPart:
         return ""
 
     def at(self, count: int) -> bytes | None:
-        """The head after so many lines; None: they are not kept."""
+        """The head after so many lines; None if these are not at hand."""
         known = count - self._begins[0]
         return self._begins[1] if known == 0 else self._heads[known - 1] if 0 < known <= len(self._heads) else None
 
     # ------------------------------------------------------------------------------------------------------------ bill
 
-    def against(self, told: BillReply, query: BillQuery, prices: Prices | None = None) -> list[str]:
-        """Where the bill differs from what these lines come to; `prices`: money is compared as well. Lines must have been
-        taken up to the bill's record, and none beyond.
+    def against(self, reply: BillReply, query: BillQuery, prices: Prices | None = None) -> list[str]:
+        """Differences between the bill and these lines; with `prices`, of money too. The lines must end at the bill's
+        record.
 
-        What is given back is told by the platform alone (whether a node was lost is in nobody's lines), and left out.
-        By a book of versions money is compared in all: what a later version corrects lies on the day of that version. Where
-        the sums differ, each row that does is named. What a contract has used of its tiers needs all lines."""
+        Credits are left out: the platform alone reports them (no team's lines say that a node was lost). With a book of
+        versions only total money is compared, since corrections lie on the day of the later version. Each differing row
+        is named. A contract's use of its tiers needs all lines."""
         rows = (row for row in self.meter.usage(self.team) if row.job_id not in self._foreign)
-        own = bill(rows, prices or NO_PRICES, query, told.ledger_seq)
+        own = bill(rows, prices or NO_PRICES, query, reply.ledger_seq)
         mine = {row.key: (row.milli_us, row.cost_micros) for row in own.rows}
         theirs: Counter[str] = Counter()
         cost: Counter[str] = Counter()
         out = []
-        for row in told.rows:
+        for row in reply.rows:
             if row.key.partition(".")[0] in self._foreign:
                 continue
             if row.team != self.team:
                 out.append(f"the bill has a row of team {row.team}: {row.key}")
             theirs[row.key] += row.milli_us
             cost[row.key] += row.cost_micros - row.credit_micros
-        if (told.total_milli_us, told.total_cost_micros) != (
-            sum(row.milli_us for row in told.rows), sum(row.cost_micros for row in told.rows)
+        if (reply.total_milli_us, reply.total_cost_micros) != (
+            sum(row.milli_us for row in reply.rows), sum(row.cost_micros for row in reply.rows)
         ):  # fmt: skip
             out.append("the bill's total is not the sum of its rows")
-        if query.from_day is None and query.to_day is None and sum(row.credit_micros for row in told.rows) > 0:
+        if query.from_day is None and query.to_day is None and sum(row.credit_micros for row in reply.rows) > 0:
             out.append("the bill's credits are above 0: they give nothing back")
         compared = prices is not None
         if self.meter.money.book is not None:
@@ -203,10 +203,10 @@ class OwnPart:
 
     @property
     def foreign(self) -> int:
-        """Jobs whose beginning is not kept any more: their use is not compared."""
+        """Jobs that began before the lines at hand; their use is not compared."""
         return len(self._foreign)
 
-    def _found(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(what)
 
@@ -214,8 +214,8 @@ class OwnPart:
 async def narrowed(
     part: OwnPart, oldest: int, bad: Sum, ask: Callable[[int], Awaitable[tuple[Sum, TeamProof | None]]]
 ) -> tuple[Sum | None, Sum]:
-    """The last sum that the lines agree with, if one of those from `oldest` on does, and the first one that they do not.
-    `bad` is one that they do not."""
+    """The last sum from `oldest` on that the lines agree with (None if none does), and the first that they do not.
+    `bad` is known to disagree."""
     good: Sum | None = None
     first, low, high = bad, oldest, bad.number
     while low < high:
@@ -229,5 +229,5 @@ async def narrowed(
 
 
 def days_of(findings: Sequence[str]) -> list[str]:
-    """The days that a bill by day differs on."""
+    """The days on which a bill by day differs."""
     return [finding.partition(":")[0] for finding in findings if finding[:4].isdigit()]

@@ -1,11 +1,11 @@
-"""Money as it was posted, for who answers bills: what each use came to when it ended, what was given back, and what a later
-book corrected.
+"""Posted money, for answering bills: the cost of each use when it ended, credits, and corrections by later books.
 
-The same rule as an export's (`libs.core.billing.charges`), in sums: a use costs on its day what the book that was applied then
-makes of its hours, and a credit gives back on that day; a book that prices the past otherwise adds, on the day on which it is
-applied, what it makes of both less what was billed. What is posted for a period that is closed by then is on the day on which
-it was posted. Uses are kept, one line for all devices of an attempt that were alike, because a later book rates them again, and
-because a seal counts from a record that is there already. Old lines and rows are packed (`libs.core.billing.use_lines`).
+The same rule as the exports' (`libs.core.billing.charges`), as sums. A use costs, on its day, what the book in force
+made of its hours; a credit counts on the same day. When a book that changes past prices is applied, the difference is
+added on the day of that record. What is posted late, for a closed period, counts on the day of posting.
+
+Uses are kept, one line for all equal devices of an attempt, because a later book rates them again and a seal applies
+from an earlier record on. Old lines and rows are packed (`libs.core.billing.use_lines`).
 """
 
 import zlib
@@ -27,9 +27,9 @@ from libs.core.state.parts import SharedTable
 from schemas.prices import ClosedPeriod, CreditCause, RateBook
 
 NOT_POSTED = 1 << 62
-"""The record of what is held still."""
+"""The record number for use that is still open."""
 NOTHING_POSTED = (0, 0, 0, 0)
-"""For a row of `PostedMoney.rows` that is not there."""
+"""Default for rows missing from `PostedMoney.rows`."""
 
 SumKey = tuple[int, str, str]
 """UTC day, device kind, priority class."""
@@ -42,7 +42,7 @@ class AppliedBook(NamedTuple):
 
 
 class PastBook(NamedTuple):
-    """An applied book, kept for who rates old uses: JSON, compressed. A hundredth of the object."""
+    """An applied book, kept to rate old uses again: compressed JSON, a hundredth of the object's size."""
 
     seq: int
     posted_us: int
@@ -58,49 +58,50 @@ class PastBook(NamedTuple):
 
 
 class TooManyUses(ValueError):
-    """More would have to be rated anew than are rated at once."""
+    """A question needs more uses rated again than are allowed at once."""
 
 
 class PostedMoney:
-    """Money by team and row. `book` None: no book is in the ledger, nothing is posted, and a file may say what use costs."""
+    """Money by team and row. Without a book in the ledger (`book` None) nothing is posted, and the service's price file
+    may price use."""
 
     def __init__(self, closed: Sequence[ClosedPeriod] = (), day_of: DayOf = utc_day) -> None:
-        """`day_of`: the number of the day on which a moment lies."""
+        """`day_of`: day number of a moment."""
         self._day_of = day_of
         self.rows: dict[str, dict[int, dict[Key, list[int]]]] = {}
-        """Team -> UTC day -> row -> [cost, list cost, units without a price, what of the cost is credits], in millionths:
-        what was added since the last of `packed`."""
+        """Team -> UTC day -> row -> [cost, list cost, units without a price, credits within the cost], in millionths:
+        added since the last block in `packed`."""
         self.packed: list[RowsBlock] = []
-        """A row may be in several, and in `rows`, and is their sum."""
+        """A row may be in several blocks and in `rows`; its value is the sum."""
         self._table = SharedTable("packed")
         self._fresh_rows = 0
         self.sums: dict[str, dict[SumKey, list[int]]] = {}
-        """As `rows`, of all attempts together: what is kept of a team's month grows with its days, and not with its jobs."""
+        """As `rows`, summed over attempts, so that a team's month grows with its days and not with its jobs."""
         self.touched: set[tuple[str, int]] = set()
-        """(team, UTC day) of sums that changed since whoever keeps them emptied this."""
+        """(team, UTC day) of changed sums. Their reader clears it."""
         self.fresh: list[tuple[str, Key]] = []
-        """Rows that are new since whoever counts them emptied this."""
+        """New rows. Their reader clears it."""
         self.totals: dict[str, int] = {}
         """Team -> cost."""
         self.credits: dict[str, int] = {}
-        """Team -> what of its cost is credits."""
+        """Team -> credits within its cost."""
         self.unpriced: dict[tuple[str, str], int] = {}
         """(team, device kind) -> units."""
         self._rater = Rater(None)
         self._closed = list(closed)
         self.lines = UseLines()
         self.book: RateBook | None = None
-        """The one that is applied now; None: none was."""
+        """The book in force; None without one."""
         self._books: list[PastBook] = []
-        """And all before it."""
+        """All earlier books."""
         self._tiered_teams: set[str] = set()
-        """Those with tiers in any."""
+        """Teams with tiers in any book."""
         self._open: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
-        """Attempt that is not closed -> device that is freed -> its line of uses, and its place there."""
+        """Open attempt -> freed device -> (line of uses, index in the line)."""
         self._lines: set[int] = set()
         """The lines in `_open`."""
         self._tiered: dict[int, list[Sequence[Amount]]] = {}
-        """Of `_lines` whose price has tiers: what each device costs by the book of now."""
+        """Lines in `_lines` whose price has tiers -> each device's amounts by the current book."""
 
     @property
     def prices(self) -> PriceList | None:
@@ -108,11 +109,11 @@ class PostedMoney:
 
     @property
     def policy(self) -> Mapping[CreditCause, int]:
-        """What is given back, thousandths by cause."""
+        """Credit policy: cause -> thousandths."""
         return self.book.credits if self.book is not None else {}
 
     def ahead(self, day_of: "DayOf | None" = None) -> "PostedMoney":
-        """For what is held still: what it would come to, at the prices of now."""
+        """A rater for use that is still open, at current prices."""
         other = PostedMoney(self._closed, day_of or self._day_of)
         other.book, other._books, other._rater = self.book, self._books, self._rater.fork()
         return other
@@ -120,7 +121,8 @@ class PostedMoney:
     def all_rows(
         self, team: str | None = None, of_day: Callable[[int], bool] = any_day, job_id: str | None = None
     ) -> Iterator[tuple[str, Key, Sequence[int]]]:
-        """Rows with the team of each, of those days. One may come several times, and is the sum. None: all."""
+        """(team, row, value) of the selected days. A row may occur several times; its value is the sum. `team`,
+        `job_id` None: all."""
         for block in self.packed:
             if block.has(team, of_day, job_id):
                 yield from block.rows(team, of_day, job_id)
@@ -129,7 +131,7 @@ class PostedMoney:
     # ----------------------------------------------------------------------------------------------------- what is posted
 
     def post(self, uses: AlikeUses, devices: Sequence[str] = ()) -> None:
-        """What ended, at the prices of now. `devices`: the claims', of an attempt that may be credited."""
+        """Posts ended uses at current prices. `devices`: of the claims, if the attempt may be credited."""
         number = self.lines.add(uses)
         if devices:
             places = self._open.setdefault((uses.job_id, uses.attempt), {})
@@ -141,20 +143,20 @@ class PostedMoney:
                 self._add(uses, self._day(hour, uses.seq, uses.posted_us), cost, listed, unpriced, 0)
 
     def give_back(self, found: Mapping[DeviceOfAttempt, Parts], seq: int, posted_us: int) -> None:
-        """What attempts that are closed by record `seq` are credited; all that they held is posted."""
+        """Posts credits of attempts that record `seq` closes. All their use is posted by then."""
         for (job_id, attempt, device), parts in found.items():
             number, place = self._open[job_id, attempt][device]
             self._give_back(CreditedUse(number, place, seq, posted_us, parts))
 
     def close_attempt(self, job_id: str, attempt: int) -> None:
-        """Nothing more will be credited."""
+        """Ends an attempt: no more credits."""
         for number, _ in self._open.pop((job_id, attempt), {}).values():
             self._lines.discard(number)
             self._tiered.pop(number, None)
             self.lines.settled(number)
 
     def apply(self, applied: AppliedBook) -> bool:
-        """Another book: from now on by it, and what was billed is corrected. Whether anything was."""
+        """Puts another book in force, and corrects what was billed. Returns whether anything was corrected."""
         first = not self._books
         before, then = Rater(self._rater.prices), Rater(prices := PriceList(applied.book))
         same = Unchanged(before.prices, prices, applied.posted_us, self.lines.last_used())
@@ -164,7 +166,7 @@ class PostedMoney:
             for number, each in self._tiered.items()
             if same.with_tiers(*self.lines.awaited(number).about[:2])
         }
-        self._take(applied.book)
+        self._use_book(applied.book)
         self._books.append(PastBook.of(applied))
         self._rater = then
         day = self._day_of(self._posted(applied.seq, applied.posted_us))
@@ -186,20 +188,20 @@ class PostedMoney:
                     self._credit(uses, day, back)
             if self._fresh_rows >= FRESH_ROWS:
                 self._pack_rows()
-                self.fresh.clear()  # all is counted anew
+                self.fresh.clear()  # everything is counted again
         return corrected
 
     def _past(self) -> Iterator[AppliedBook]:
         return (AppliedBook(one.seq, one.posted_us, one.book) for one in self._books)
 
-    def _take(self, book: RateBook) -> None:
+    def _use_book(self, book: RateBook) -> None:
         self.book = book
         self._tiered_teams.update(contract.team for contract in book.contracts if len(contract.tiers) > 1)
 
     def _with_parts(
         self, wanted: Callable[[LinesBlock], bool]
     ) -> Iterator[tuple[AlikeUses, int, Sequence[tuple[int, Parts]]]]:
-        """Every line of blocks that are wanted, and of what is in none, with its number and what was credited of it."""
+        """(number, line, credits) of each line in the selected blocks, and of each unpacked line."""
         lines = self.lines
         for block in filter(wanted, lines.blocks):
             parts = lines.parts_of(block.first, block.end)
@@ -211,7 +213,7 @@ class PostedMoney:
             yield uses, number, parts.get(number, ())
 
     def close_period(self, period: ClosedPeriod) -> bool:
-        """Seals it. Whether that laid something on another day: what was posted since the seal's record, for that period."""
+        """Closes a period. Returns whether a posting moved to another day: one for that period since the seal's record."""
         self._closed.append(period)
         late = (
             any(
@@ -223,11 +225,11 @@ class PostedMoney:
             or any(one.seq > period.upto_seq and one.posted_us < period.to_us for one in self._books)
         )
         if late and self._books:
-            self._again()
+            self._repost()
         return late
 
-    def _again(self) -> None:
-        """Posts all once more, by the seals that there are now."""
+    def _repost(self) -> None:
+        """Posts everything again under the present seals."""
         money = PostedMoney(self._closed, self._day_of)
         money._lines = self._lines | {one.use for one in self.lines.credited()}
         uses = (uses for _, uses in self.lines.all())
@@ -241,10 +243,10 @@ class PostedMoney:
     def recut(
         self, day_of: DayOf, team: str | None, span: tuple[int, int], most: int
     ) -> tuple["PostedMoney", list[AlikeUses]]:
-        """The same, on the days of another calendar, and the uses that it looked at. Whole is what is billed in the span,
-        [from, to) of the wall, of one team or of all; what is not needed for that is passed over.
+        """The same money by the days of another calendar, and the uses that were rated. Only what is billed in `span`
+        ([from, to), wall time) for the team, or all teams, is complete; the rest is skipped.
 
-        Raises TooManyUses when more than `most` are needed.
+        Raises TooManyUses when more than `most` uses are needed.
         """
         needed = self._needed(team, span)
         found = list(islice(needed, most + 1))
@@ -260,13 +262,13 @@ class PostedMoney:
         return money, uses
 
     def _needed(self, team: str | None, span: tuple[int, int]) -> Iterator[tuple[int, AlikeUses]]:
-        """The lines of uses of which something is, or may be, billed in a span. Tiers count all that their team used."""
+        """The lines of uses that are, or may be, billed in a span. With tiers, all use of the team counts."""
         priced = [
             Unchanged(PriceList(before.book) if before is not None else None, PriceList(one.book), one.posted_us)
             for before, one in pairwise([None, *self._books])
             if one is not None and span[0] <= self._posted(one.seq, one.posted_us) < span[1]
         ]
-        used = span[0], span[1] + HOUR_US  # an hour is billed where it begins
+        used = span[0], span[1] + HOUR_US  # an hour is billed where it starts
         credited = {
             one.use
             for one in self.lines.credited(
@@ -280,7 +282,7 @@ class PostedMoney:
         ascending = sorted(credited)
 
         def may(block: LinesBlock) -> bool:
-            """Whether a line of it may be needed."""
+            """Whether the block may contain a needed line."""
             if bisect_left(ascending, block.first) < bisect_left(ascending, block.end):
                 return True
             late = block.posted[0] < span[1] and span[0] <= max(block.posted[1], self._until(block.last_seq))
@@ -320,7 +322,7 @@ class PostedMoney:
         *,
         packed: bool = False,
     ) -> None:
-        """Those of one record in this order, as they were. `packed`: what is many is packed on the way."""
+        """Posts uses and credits in their order, record by record. `packed`: pack on the way."""
         posted: Iterator[AlikeUses | CreditedUse | AppliedBook] = merge(uses, credited, books, key=lambda one: one.seq)
         for one in posted:
             match one:
@@ -334,7 +336,7 @@ class PostedMoney:
                 self.pack()
 
     def pack(self) -> None:
-        """Packs what has become many."""
+        """Packs lines and rows once there are enough."""
         if self.lines.full:
             ids = chain((one.job_id for one in self.lines.fresh()), (key[0] for _, key, _ in rows_of(self.rows)))
             jobs = JobIds.of(ids)
@@ -344,7 +346,7 @@ class PostedMoney:
             self._pack_rows()
 
     def _pack_rows(self, jobs: JobIds | None = None) -> None:
-        """`jobs`: ids that are kept already."""
+        """`jobs`: ids that a block of lines already stores."""
         self.packed.append(packed_rows(self.rows, jobs))
         self.rows, self._fresh_rows = {}, 0
 
@@ -365,16 +367,16 @@ class PostedMoney:
         self._add(uses, day, back.amount.cost_micros, back.amount.list_micros, 0, back.amount.cost_micros)
 
     def _day(self, hour: int, seq: int, posted_us: int) -> int:
-        """On which what record `seq` posts for an hour is billed."""
+        """The day on which what record `seq` posts for an hour is billed."""
         until_us = self._until(seq)
         return self._day_of(hour * HOUR_US if hour * HOUR_US >= until_us else max(posted_us, until_us))
 
     def _posted(self, seq: int, posted_us: int) -> int:
-        """When what record `seq` posts late is billed."""
+        """When a late posting of record `seq` is billed."""
         return max(posted_us, self._until(seq))
 
     def _until(self, seq: int) -> int:
-        """Up to when periods are closed for what record `seq` posts."""
+        """End of the closed periods for postings of record `seq`."""
         return max((period.to_us for period in self._closed if period.upto_seq < seq), default=0)
 
     def _add(self, uses: AlikeUses, day: int, cost: int, listed: int, unpriced: int, credit: int) -> None:
@@ -389,7 +391,7 @@ class PostedMoney:
         self._count(uses.team, (day, uses.device_kind, uses.priority_class), cost, listed, unpriced, credit)
 
     def _count(self, team: str, key: SumKey, cost: int, listed: int, unpriced: int, credit: int) -> None:
-        """Of a row: what is more in all that is summed over rows."""
+        """Adds a row's change to all sums over rows."""
         day, kind, _ = key
         self.totals[team] = self.totals.get(team, 0) + cost
         if credit:
@@ -404,7 +406,7 @@ class PostedMoney:
     # ------------------------------------------------------------------------------------------------------- the snapshot
 
     def dump(self) -> tuple[dict[str, Any], dict[str, Iterable[Any]]]:
-        """For a snapshot: small things, and tables."""
+        """For a snapshot: a header, and tables."""
         about = {
             "closed": [period.model_dump(mode="json") for period in self._closed],
         }
@@ -427,12 +429,12 @@ class PostedMoney:
         }
 
     def _dump_packed(self) -> Iterator[Any]:
-        """Ids that lie with lines are not written twice."""
+        """Ids stored with lines are not written again."""
         with_lines = {id(block.jobs): number for number, block in enumerate(self.lines.blocks)}
         return self._table.rows(self.packed, lambda block: block.dump(with_lines.get(id(block.jobs))))
 
     def load_rows(self, table: str, rows: Iterable[Any]) -> None:
-        """Some rows of one of the tables."""
+        """Loads rows of one table."""
         match table:
             case "books":
                 self._books += (PastBook(seq, posted_us, b64decode(packed)) for seq, posted_us, packed in rows)
@@ -459,17 +461,17 @@ class PostedMoney:
                 self.lines.load_rows(table, rows)
 
     def loaded(self, about: Mapping[str, Any]) -> None:
-        """All rows are there."""
+        """Finishes loading, after all rows."""
         self._closed = [ClosedPeriod.model_validate(period) for period in about["closed"]]
         self._lines = {number for places in self._open.values() for number, _ in places.values()}
         for book in self._past():
-            self._take(book.book)
+            self._use_book(book.book)
         if self.book is not None:
             self._rater.prices = PriceList(self.book)
 
 
 def _rated(rater: Rater, uses: AlikeUses) -> list[Sequence[Amount]]:
-    """Of each device: tiers are used up by one after the other."""
+    """The amounts of each device. Tiers are used up device by device."""
     if rater.flat(*uses.about):
         return [rater.rate(*uses.about, uses.milli, uses.straight)] * uses.alike
     return [rater.rate(*uses.about, uses.milli, uses.straight) for _ in range(uses.alike)]

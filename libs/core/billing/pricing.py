@@ -27,12 +27,11 @@ _SECOND_UNITS = 1000 * 1_000_000  # milli_us in one device-second
 
 
 class Prices:
-    """Looks prices up. The more exact entry wins: model and class, then model. There is no price for any model: what the
-    book does not name is unpriced, and said to be so, rather than billed at a guess or for nothing. A model may be spelt in
-    any way that the catalogue knows."""
+    """Price look-up. The more specific entry wins: model and class, then model. A model that the book does not name is
+    unpriced and reported so; there is no default price. Models may be spelt in any way that the catalogue knows."""
 
     def __init__(self, book: PriceBook) -> None:
-        """Raises ValueError when two entries name one model, spelt in two ways, for one class."""
+        """Raises ValueError when two entries name one model (in two spellings) for one class."""
         self.currency = book.currency
         self._prices: dict[tuple[str, str], int] = {}
         for price in book.prices:
@@ -42,19 +41,20 @@ class Prices:
             self._prices[key] = price.micros_per_device_hour
 
     def of(self, model: str, priority_class: str = _ANY) -> int | None:
-        """Micro-units of the currency per device-hour; None: the book has no price for it."""
+        """Millionths of the currency per device-hour; None if the book has no price."""
         kind = catalogued(model)
         price = self._prices.get((kind, priority_class))
         return price if price is not None else self._prices.get((kind, _ANY))
 
     def cost_micros(self, row: UsageRow) -> int | None:
-        """What one row costs, rounded once, half to even; None: it has no price."""
+        """The row's cost, rounded once, half to even; None without a price."""
         price = self.of(row.model, row.priority_class)
         return None if price is None else round_half_even(row.milli_us * price, _HOUR_UNITS)
 
 
 class _NoPrices(Prices):
-    """Of who has a ledger without a price book, and not the file of its services: all is unpriced."""
+    """Prices for a reader that has neither a price book in the ledger nor the services' price file: everything is
+    unpriced."""
 
     def __init__(self) -> None:
         self.currency = NO_CURRENCY
@@ -67,8 +67,8 @@ NO_PRICES: Final[Prices] = _NoPrices()
 
 
 def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq: int, currency: str = "") -> BillReply:
-    """Prices rows and groups them as the query asks; one group never mixes teams. Use without a price is counted apart. What
-    was posted costs what it was posted at, in the `currency` of the ledger's book; `prices` are for a ledger without."""
+    """Prices rows and groups them as the query asks. A group never mixes teams. Use without a price is counted apart.
+    Posted use costs what was posted, in the `currency` of the ledger's book; `prices` are for ledgers without a book."""
     asked = cache(days_of(query))
     groups: dict[tuple[str, str], _Group] = {}
     unpriced: set[str] = set()
@@ -96,12 +96,13 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
 
 
 def is_summed(query: BillQuery) -> bool:
-    """Whether a bill can be told by what the meter has counted (`bill_of_sums`): it asks about no single job."""
+    """Whether the meter's sums answer the query (`bill_of_sums`): it asks about no single job."""
     return query.group_by in ("team", "day", "model") and query.job_id is None
 
 
 def at_least(meter: Meter, query: BillQuery, team: str | None) -> int:
-    """How many rows a bill by job or attempt of what is freed has, without walking them; 0 of any other, or of a single job."""
+    """A lower bound for the rows of a bill by job or attempt, freed use only, without walking them. 0 for other
+    groupings and for a single job."""
     if query.job_id is not None or query.group_by not in ("job", "attempt"):
         return 0
     asked = cache(days_of(query))
@@ -111,9 +112,10 @@ def at_least(meter: Meter, query: BillQuery, team: str | None) -> int:
 
 
 def bill_of_sums(meter: Meter, query: BillQuery, team: str | None) -> BillReply:
-    """The same bill as `bill` makes of all rows, of what was posted by a book in the ledger: it walks days, and what is held.
+    """The bill that `bill` would make of all rows, from sums, for ledgers with a price book. Walks days and open
+    claims.
 
-    `team`: None: of all teams.
+    `team`: None for all teams.
     """
     book = meter.money.book
     assert book is not None, "the rows of a ledger without a price book are rounded one by one"
@@ -193,7 +195,7 @@ def _reply(
 
 
 def days_of(query: BillQuery) -> Callable[[int], bool]:
-    """Whether a bill is asked for a day, counted from 1970-01-01."""
+    """A predicate on days since 1970-01-01: whether the query asks for the day."""
     first, last = query.from_day or "", query.to_day or "9999-12-31"
     return lambda day: first <= day_text(day) <= last
 
@@ -211,7 +213,7 @@ class _Group:
     jobs: set[str] = field(default_factory=set)
     attempts: set[tuple[str, int]] = field(default_factory=set)
     more_jobs: int = 0
-    """That are counted, and not named."""
+    """Jobs that are counted but not listed."""
     more_attempts: int = 0
 
 
@@ -224,4 +226,4 @@ GROUP_KEYS: Final[Mapping[str, Callable[[UsageRow], str]]] = {
     "class": lambda row: row.priority_class,
     "user": lambda row: f"{row.team}.{row.user}" if row.user else row.team,
 }
-"""What a row is grouped by, in bills and statements."""
+"""The key of a row for each grouping of bills and statements."""

@@ -1,7 +1,7 @@
-"""The one rounding of money: half to even, so that many rows have no bias."""
+"""The one rounding rule for money: half to even, so that sums of many rows have no bias."""
 
 
 def round_half_even(numerator: int, denominator: int) -> int:
-    """numerator / denominator (both not negative), to the nearest integer, ties to the even one."""
+    """numerator / denominator (both non-negative), to the nearest integer, ties to even."""
     quotient, rest = divmod(numerator, denominator)
     return quotient + (2 * rest > denominator or (2 * rest == denominator and quotient % 2 == 1))

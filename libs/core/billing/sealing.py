@@ -1,7 +1,7 @@
-"""What a period's charges come to: totals, and one hash over its rows, the same for every export of them.
+"""The seal of a period: totals, and one hash over its rows, equal for every export of them.
 
-rows = SHA-256 over lines `job.attempt device hour units list cost unit-price sku version posted-by`, one for each charge, in
-the order in which they were posted, each ended by a newline
+rows = SHA-256 over lines `job.attempt device hour units list cost unit-price sku version posted-by`,
+       one per charge, in posting order, each ended by a newline
 """
 
 from collections import Counter
@@ -12,27 +12,27 @@ from libs.core.billing.prices.rating import money_of
 from schemas.prices import PeriodTotal
 
 _AT_ONCE = 256
-"""Lines that are hashed together: one by one takes twice the time."""
+"""Lines hashed per call; hashing each alone takes twice as long."""
 
 
 class WrongRow(AssertionError):
-    """A row is not what its own figures come to: nothing of it may be written."""
+    """A row's cost does not follow from its units and price. Nothing of the export may be written."""
 
 
 class Sealing:
-    """Takes the charges of a period, one after the other."""
+    """Takes the charges of a period in order."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.unpriced: Counter[tuple[str, str]] = Counter()
-        """(team, device kind) -> units that have no price; negative: of another period, and priced in this one."""
+        """(team, device kind) -> unpriced units. Negative: units of an earlier period that are priced in this one."""
         self._totals: dict[str, list[int]] = {}
         self._hash = sha256()
         self._lines: list[str] = []
-        """What is not in the hash yet."""
+        """Lines not hashed yet."""
 
     def take(self, charge: Charge) -> bool:
-        """Counts it; whether it has a price, and so is a row. Raises WrongRow."""
+        """Counts a charge. Returns whether it has a price and so is a row. Raises WrongRow."""
         use, amount = charge.use, charge.amount
         hour, units, quote, _, list_micros, cost_micros = amount
         if quote is None:
@@ -76,7 +76,7 @@ class Sealing:
 
     @property
     def totals(self) -> tuple[PeriodTotal, ...]:
-        """By team."""
+        """Totals by team."""
         return tuple(
             PeriodTotal(team=team, charges=n, units=units, list_micros=listed, cost_micros=cost)
             for team, (n, units, listed, cost) in sorted(self._totals.items())

@@ -1,5 +1,5 @@
-"""What no bill can be made of."""
+"""The error for a ledger that cannot be billed."""
 
 
 class Unbillable(ValueError):
-    """The ledger says something that no valid ledger says: the reader must stop, a guess would be a wrong bill."""
+    """The ledger contains what no valid ledger does. The reader must stop, since a guess would be a wrong bill."""

@@ -1,8 +1,8 @@
-"""Use as events for billing systems of others: one internal event, and a mapping for each of them. Pure.
+"""Usage events for external billing systems: one internal event, mapped to each system's format. Pure.
 
-An event is one row's use: `value` is in device-nanoseconds, which is what thousandths of a device x microseconds are, as a text
-with an integer inside. Its id follows from the row alone, so that one that is sent again is the same event: OpenMeter tells by
-(source, id), Lago by transaction_id, Stripe by identifier. Corrections are money and no use, so they are no events.
+An event is the use of one row. `value` is in device-nanoseconds (thousandths of a device x microseconds), an integer as
+text. Its id is derived from the row, so an event that is sent again is recognised: OpenMeter deduplicates by (source,
+id), Lago by transaction_id, Stripe by identifier. Corrections are money without use, so they are no events.
 """
 
 import json
@@ -17,11 +17,11 @@ from libs.core.state.moments import text_of
 
 METER: Final = "gpu_nanoseconds_total"
 STRIPE_BACK_US: Final = 35 * 86_400_000_000
-"""Stripe takes no event that is older."""
+"""Stripe rejects older events."""
 
 
 class UsageEvent(NamedTuple):
-    """The internal event. `at_us`: the start of its hour, by the wall."""
+    """The internal event. `at_us`: start of its hour, wall time."""
 
     id: str
     source: str
@@ -32,7 +32,7 @@ class UsageEvent(NamedTuple):
 
 
 class HttpMessage(NamedTuple):
-    """What is posted: path below the endpoint, content type, body."""
+    """An HTTP POST: path below the endpoint, content type, body."""
 
     path: str
     content_type: str
@@ -40,7 +40,8 @@ class HttpMessage(NamedTuple):
 
 
 def event_of(charge: Charge, pool: str) -> UsageEvent | None:
-    """Of a row of use; None for a correction, and for what has no price: it is told apart, and may become an event later."""
+    """The event for a row of use. None for a correction, and for unpriced use, which is reported apart and may become
+    an event later."""
     use, amount = charge.use, charge.amount
     if charge.correction or amount.quote is None or not amount.units:
         return None
@@ -68,7 +69,7 @@ def openmeter(event: UsageEvent, customer: str) -> HttpMessage:
 
 
 def lago(event: UsageEvent, customer: str) -> HttpMessage:
-    """Lago's event of a subscription."""
+    """Lago's event for a subscription."""
     body = {
         "event": {
             "transaction_id": event.id, "external_subscription_id": customer, "code": METER,
@@ -88,7 +89,7 @@ def stripe(event: UsageEvent, customer: str) -> HttpMessage:
 
 
 def too_late(system: str, event: UsageEvent, now_us: int) -> bool:
-    """Whether the system takes no event of that time any more: it is told to people, never sent with another time."""
+    """Whether the system rejects events of that age. They are reported to people, never sent with another time."""
     return system == "stripe" and now_us - event.at_us > STRIPE_BACK_US
 
 
@@ -100,7 +101,7 @@ MAPPINGS: Final[Mapping[str, Callable[[UsageEvent, str], HttpMessage]]] = {
 
 
 def known_already(status: int, body: bytes) -> bool:
-    """Whether an answer says that the event is there: it was sent before, and its answer was lost."""
+    """Whether the response says that the event exists: it was sent before, and the response was lost."""
     if status == 400:
         return b"identifier" in body and b"already" in body
     return status == 409 or (status == 422 and b"value_already_exist" in body)

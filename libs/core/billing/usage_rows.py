@@ -1,4 +1,4 @@
-"""Rows of usage: what one attempt used of one device model on one day. What bills are sums of."""
+"""Rows of usage: what one attempt used of one device model on one day. Bills are sums of rows."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from schemas.resources import Device, kind_of
 
 
 class UsageRow(NamedTuple):
-    """One row. `day` counts from 1970-01-01, in UTC or in the zone that was asked for.
+    """One row. `day` counts from 1970-01-01, in UTC or in the requested zone.
 
     A tuple, because a bill may walk a million of them.
     """
@@ -21,13 +21,13 @@ class UsageRow(NamedTuple):
     priority_class: str
     milli_us: int
     posted: tuple[int, int, int] | None = None
-    """What it cost when it was posted, millionths, what of it has no price, and what of the cost is credits; None: no price
-    book is in the ledger."""
+    """(cost, units without a price, credits within the cost) as posted, money in millionths. None if the ledger has no
+    price book."""
     user: str = ""
 
 
 class HeldRow(NamedTuple):
-    """A row of what is not freed. `days`: of its job's rows that are posted."""
+    """A row of an open claim. `days`: of the job's posted rows."""
 
     team: str
     key: Key
@@ -38,5 +38,5 @@ class HeldRow(NamedTuple):
 
 
 def billed_model(device: Device) -> str:
-    """The name that the price book knows a device by: its model, and for a MIG instance `<model>:<profile>`."""
+    """The price book's name for a device: its model, and for a MIG instance `<model>:<profile>`."""
     return kind_of(device.model, device.mig_profile)

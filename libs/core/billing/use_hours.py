@@ -1,11 +1,11 @@
-"""Allocated against used, hour by hour, to be kept: sums of `libs.core.billing.used` over slots of five minutes.
+"""Hourly sums of allocated and used capacity for storage: `libs.core.billing.used` over slots of five minutes.
 
-A slot is told once its samples are there, and again until it ended `SETTLED_US` ago: what the ledger decides late, and samples
-that were read late, are in it then. It follows from postings and samples alone, and telling it replaces what was told, so who
-does it twice, or after a restart, changes nothing. Of a slot without samples all is unknown.
+A slot is computed when its samples are there, and again until `SETTLED_US` after its end, so that late decisions of the
+ledger and late samples are included. It is a function of postings and samples, and a new result replaces the old, so
+computing it twice, or after a restart, changes nothing. A slot without samples is all unknown.
 
-An hour of a team is kept as its slots, and as one sum once all of them have settled. Rows are of a user and job. A team has
-`MOST_ROWS` in a slot at the most; of the smaller ones only the user is told, then nobody.
+A team's hour is stored as its slots, and as one sum once all have settled. Rows are per user and job, at most
+`MOST_ROWS` per team and slot: the smallest rows are merged per user, then without a user.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,19 +19,19 @@ from schemas.use import UseRow
 
 SLOT_US: Final = 300_000_000
 SLOTS: Final = HOUR_US // SLOT_US
-TOLD_US: Final = 60_000_000
-"""After its end a slot is told: the samples of its last seconds come up to `used.GAP_US` later."""
+SAMPLES_IN_US: Final = 60_000_000
+"""A slot is computed this long after its end: its last samples arrive up to `used.GAP_US` later."""
 SETTLED_US: Final = 900_000_000
 MOST_ROWS: Final = 500
 WHOLE: Final = "all"
-"""What the slots of a settled hour are together."""
+"""The slot name of a settled hour's sum."""
 
 Rows = dict[tuple[str, str], DeviceUseSums]
-"""(user, job id) -> sums; of one team."""
+"""(user, job id) -> sums of one team."""
 
 
 class UseHour(NamedTuple):
-    """What is kept of a team's hour. `hour`: since the epoch. `slots`: slot of the hour, or `WHOLE`, -> its rows."""
+    """One stored hour of a team. `hour`: since the epoch. `slots`: slot of the hour, or `WHOLE`, -> rows."""
 
     team: str
     hour: int
@@ -39,14 +39,14 @@ class UseHour(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """Of the whole hour, as far as it is told."""
+        """Rows of the hour, over the slots so far."""
         return added(self.slots.values())
 
 
 def in_slots(
     postings: Iterable[Posting], readings: DeviceReadings, first: int, last: int
 ) -> dict[int, dict[str, Rows]]:
-    """What slots [first, last), counted since the epoch, come to: slot -> team -> rows."""
+    """Slots [first, last), counted since the epoch: slot -> team -> rows."""
     of: dict[int, list[Posting]] = {slot: [] for slot in range(first, last)}
     for posting in postings:
         if posting.attempt:
@@ -57,7 +57,7 @@ def in_slots(
 
 
 def added(some: Iterable[Rows]) -> Rows:
-    """The sums of sums."""
+    """Adds rows."""
     out: Rows = {}
     for rows in some:
         for whose, sums in rows.items():
@@ -66,30 +66,30 @@ def added(some: Iterable[Rows]) -> Rows:
 
 
 def by_user(rows: Rows) -> Rows:
-    """Sums of each user, whatever the job."""
+    """Sums by user, over all jobs."""
     return added({(user, ""): sums} for (user, _), sums in rows.items())
 
 
 def with_slot(hour: UseHour, slot: int, rows: Rows) -> UseHour:
-    """The hour with another sum of one of its slots, counted since the epoch; of one that is whole nothing changes."""
+    """The hour with a slot (counted since the epoch) replaced. A settled hour stays as it is."""
     if WHOLE in hour.slots:
         return hour
     return hour._replace(slots={**hour.slots, str(slot % SLOTS): rows})
 
 
-def is_told(hour: UseHour, slot: int) -> bool:
-    """Whether a sum of the slot is there."""
+def has_slot(hour: UseHour, slot: int) -> bool:
+    """Whether the hour has a sum for the slot."""
     return WHOLE in hour.slots or str(slot % SLOTS) in hour.slots
 
 
 def whole(hour: UseHour) -> UseHour:
-    """The hour, when all of its slots have settled."""
+    """The hour as one sum, if all its slots have settled."""
     return hour if WHOLE in hour.slots else hour._replace(slots={WHOLE: bounded(hour.rows)})
 
 
 def bounded(rows: Rows) -> Rows:
-    """No more than `MOST_ROWS`: the largest are told, the others as one of their user, and if there are too many users, of
-    nobody."""
+    """At most `MOST_ROWS` rows: the largest stay, the others are merged per user, and if there are too many users,
+    without one."""
     if len(rows) <= MOST_ROWS:
         return rows
     ordered = sorted(rows.items(), key=lambda item: (-item[1].allocated_unit_us, item[0]))
@@ -101,20 +101,20 @@ def bounded(rows: Rows) -> Rows:
 
 
 class GroupedUse:
-    """Sums of hours, by team, user, job, day or hour; no row is of two teams. Hours are added as they are read: months of a
-    team have millions of rows."""
+    """Hourly sums grouped by team, user, job, day or hour; no group mixes teams. Hours are added one at a time, since
+    months of a team have millions of rows."""
 
     def __init__(self, by: str, day_of: Callable[[int], str]) -> None:
-        """`day_of`: the day of an hour."""
+        """`day_of`: day of an hour."""
         self._by, self._day_of = by, day_of
         self._sums: dict[tuple[str, str, str], DeviceUseSums] = {}
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self._sums)
 
     def add(self, hours: Iterable[UseHour]) -> None:
-        """Each hour once."""
+        """Adds hours, each once."""
         by = self._by
         for hour in hours:
             day, begins = self._day_of(hour.hour), text_of(hour.hour * HOUR_US)
@@ -127,7 +127,7 @@ class GroupedUse:
                 self._sums.setdefault(whose, DeviceUseSums()).add(one)
 
     def rows(self) -> list[UseRow]:
-        """In order."""
+        """Rows in order."""
         return [
             UseRow(
                 key=key,
@@ -144,7 +144,7 @@ class GroupedUse:
 
 
 def dumped(slots: Mapping[str, Rows]) -> dict[str, list[list[Any]]]:
-    """As plain values, in order."""
+    """Plain values for storage, in order."""
     return {
         slot: [
             [*whose, s.allocated_unit_us, s.known_unit_us, s.used_parts, s.energy_nj, s.energy_known_us]

@@ -1,13 +1,14 @@
-"""Allocated against used: what attempts held, what of that was seen, and what of that was used.
+"""Allocated, known and used capacity of attempts.
 
     allocated = known + unknown                     device capacity x microseconds, exact
     used <= known                                   utilization x time, where one attempt alone was on the device
 
-A reading says what its device did since the reading before it, but not for longer than `GAP_US`: agents take one every 15 s.
-What no reading covers is unknown, and so is what is of a device that is shared: a reading tells of the device, not of who uses
-it. Unknown is never taken for unused. Waste is what is known and not used.
+A reading covers the time since the device's previous reading, at most `GAP_US`; agents sample every 15 s. Time without
+a reading is unknown, and so is time on a shared device, since a reading does not say which attempt used it. Unknown
+never counts as unused. Waste is known minus used.
 
-Postings and readings meet in wall time, as the broker showed it. Memory: one reading per device and 15 s of the period.
+Postings and readings are joined in wall time, as the broker showed it. Memory: one reading per device and 15 s of the
+period.
 """
 
 from bisect import bisect_left
@@ -21,13 +22,13 @@ from libs.core.billing.accounts.posting import Account, Posting
 from schemas.nodes import DeviceSample
 
 GAP_US: Final = 40_000_000
-"""A reading speaks for no longer: two that were lost leave a gap."""
+"""The most time that one reading covers. Two lost readings leave a gap."""
 PARTS: Final = 100_000
-"""A utilization is counted in thousandths of a per cent."""
+"""Utilization is counted in thousandths of a per cent."""
 
 
 class Reading(NamedTuple):
-    """Of one device, at a time of the broker's clock. `power_mw` 0: the device does not tell."""
+    """A reading of one device at a time of the broker's clock. `power_mw` 0: not reported."""
 
     at_us: int
     utilization_pct: float
@@ -35,20 +36,20 @@ class Reading(NamedTuple):
 
 
 DeviceReadings = Mapping[tuple[str, str], Sequence[Reading]]
-"""By the node that says so, and the device: what a node says of another's devices counts for nothing."""
+"""(reporting node, device) -> readings. A node's readings of another node's devices are ignored."""
 
 MOST_POWER_W = 100_000.0
-"""No device draws more: an agent that says so does not tell its power."""
+"""No device draws more. A larger value counts as no power reading."""
 
 
 def reading_of(at_us: int, sample: DeviceSample) -> Reading:
-    """What a sample says, that the broker stored at `at_us`."""
+    """The reading in a sample that the broker stored at `at_us`."""
     power_w = sample.power_w if sample.power_w <= MOST_POWER_W else 0.0
     return Reading(at_us, sample.utilization_pct, round(power_w * 1000))
 
 
 class UsedBy(NamedTuple):
-    """Whose it is."""
+    """Who used it."""
 
     team: str
     user: str
@@ -57,15 +58,15 @@ class UsedBy(NamedTuple):
 
 @dataclass(slots=True)
 class DeviceUseSums:
-    """Of one job, capacity units (7,000 a device) x microseconds."""
+    """Sums of one job, in capacity units (7,000 a device) x microseconds."""
 
     allocated_unit_us: int = 0
     known_unit_us: int = 0
     used_parts: int = 0
-    """Used, in hundred-thousandths of a unit-microsecond."""
+    """Used capacity, in hundred-thousandths of a unit-microsecond."""
     energy_nj: int = 0
     energy_known_us: int = 0
-    """Device-microseconds of which the energy is known."""
+    """Device-microseconds with known energy."""
 
     @property
     def unknown_unit_us(self) -> int:
@@ -77,7 +78,7 @@ class DeviceUseSums:
 
     @property
     def wasted_unit_us(self) -> int:
-        """Known, and not used."""
+        """Known minus used."""
         return self.known_unit_us - self.used_unit_us
 
     def add(self, other: "DeviceUseSums") -> None:
@@ -91,10 +92,10 @@ class DeviceUseSums:
 def used(
     postings: Iterable[Posting], readings: DeviceReadings, from_us: int, to_us: int
 ) -> dict[UsedBy, DeviceUseSums]:
-    """Every job that held something in [from_us, to_us) of wall time.
+    """Sums for each job that held anything in [from_us, to_us), wall time.
 
     Args:
-        readings: in order of time.
+        readings: sorted by time.
     """
     out: defaultdict[UsedBy, DeviceUseSums] = defaultdict(DeviceUseSums)
     for p in postings:
@@ -109,7 +110,7 @@ def used(
 
 
 def _see(sums: DeviceUseSums, p: Posting, readings: Sequence[Reading], start: int, end: int) -> None:
-    """Adds what the readings of its device say of [start, end)."""
+    """Adds the readings of one device over [start, end)."""
     first = bisect_left(readings, start, key=lambda reading: reading.at_us)
     before = readings[first - 1].at_us if first else 0
     for reading in readings[first:]:

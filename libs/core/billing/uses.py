@@ -13,13 +13,13 @@ RecordsFromFirst = Callable[[], Iterable[tuple[int, led.LedgerRecord]]]
 
 
 Straight = tuple[tuple[int, int, int], ...]
-"""A span in pieces without a jump of the wall's clock, each as (start, end, start by the wall)."""
+"""A span in pieces without a jump of the wall clock: (start, end, wall time of the start)."""
 
 
 class DeviceUse(NamedTuple):
-    """One claim of one attempt, from its grant until it was freed, in ledger time and in the ledger's records.
+    """One claim of one attempt, from its grant until it was freed, in ledger time and record numbers.
 
-    `device_kind`: what the price book knows it by."""
+    `device_kind`: its name in the price book."""
 
     team: str
     user: str
@@ -51,7 +51,7 @@ class Uses:
         self._held: dict[str, _OpenGrant] = {}
 
     def apply(self, seq: int, record: led.LedgerRecord) -> list[DeviceUse]:
-        """What ended with this record. Raises Unbillable for what no valid ledger says."""
+        """Uses that ended with this record. Raises Unbillable for what no valid ledger contains."""
         self.calendar.hear(record)
         found: list[DeviceUse] = []
         for event in record.events:
@@ -69,7 +69,7 @@ class Uses:
         return found
 
     def open(self, until_us: int) -> list[DeviceUse]:
-        """What is held still, as if it ended at `until_us`: for forecasts, never for a bill."""
+        """Open claims as uses that end at `until_us`. For forecasts, never for a bill."""
         return [
             self._use(held, claim, until_us, 0, self._straight(held.since_us, until_us))
             for held in self._held.values()
@@ -101,7 +101,7 @@ class Uses:
 
 
 class _OpenGrant(NamedTuple):
-    """A grant, and what of it is not freed."""
+    """A grant with its open claims."""
 
     grant: led.JobGranted
     since_us: int

@@ -1,4 +1,4 @@
-"""Wall time as people write it: UTC, to the microsecond. Pure; never by floats."""
+"""Wall time in UTC to the microsecond, and as text. Pure, and without floats."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -7,20 +7,20 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR_US = 3_600_000_000
-_QUARTER_US = HOUR_US // 4  # no zone of these times is off by less
+_QUARTER_US = HOUR_US // 4  # all zone offsets are multiples of it
 DAY_US = 24 * HOUR_US
 ENDLESS_US = 4_102_444_800_000_000
-"""2100-01-01: after every period that there is."""
+"""2100-01-01, later than every period."""
 
 
 @lru_cache(maxsize=4096)
 def day_text(day: int) -> str:
-    """`YYYY-MM-DD` of a day counted from 1970-01-01."""
+    """A day since 1970-01-01 as `YYYY-MM-DD`."""
     return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
 
 
 def us_of(moment: datetime) -> int:
-    """Microseconds since the epoch of a moment with a time zone."""
+    """Microseconds since the epoch of a datetime with a time zone."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -32,20 +32,19 @@ def month_of(us: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def billing_month(hour: int) -> tuple[int, int]:
-    """Start and end of the month (UTC) in which an hour lies, counted since the epoch."""
+    """Start and end of the UTC month that contains an hour since the epoch."""
     return month_us(*month_of(hour * HOUR_US))
 
 
 def month_us(year: int, month: int) -> tuple[int, int]:
-    """Start and end of a month in UTC."""
+    """Start and end of a UTC month."""
     following = (year + 1, 1) if month == 12 else (year, month + 1)
     return us_of(datetime(year, month, 1, tzinfo=UTC)), us_of(datetime(*following, 1, tzinfo=UTC))
 
 
 @lru_cache(maxsize=64)
 def days_of_zone(name: str) -> Callable[[int], int]:
-    """The number of the day, counted from 1970-01-01, on which a moment lies in a time zone. Raises ValueError when there is no
-    such zone."""
+    """A function from a moment to its day (since 1970-01-01) in a time zone. Raises ValueError for an unknown zone."""
     try:
         zone = ZoneInfo(name)
     except (ZoneInfoNotFoundError, OSError) as error:

@@ -4,7 +4,7 @@ from collections import Counter
 
 from libs.core.state.budgets import BudgetBalance
 from libs.core.state.model import State
-from schemas.queries import BudgetsReply, BudgetStanding
+from schemas.queue_status import BudgetsReply, BudgetStanding
 from schemas.subjects import OPERATOR
 
 

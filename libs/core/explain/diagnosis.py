@@ -24,7 +24,7 @@ from libs.core.state.model import Job, State
 from libs.core.state.own_network import ASKED, OWN_NETWORK
 from libs.core.state.shape import Shape
 from libs.core.state.usable import MOST_PARTS
-from schemas.queries import Removed
+from schemas.explanations import Removed
 from schemas.subjects import OPERATOR
 
 TEXT = {

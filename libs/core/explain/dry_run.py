@@ -48,8 +48,9 @@ from libs.core.state.fleet import Ints
 from libs.core.state.line import Line
 from libs.core.state.model import Job, State
 from libs.core.state.shape import shape_of
-from schemas.jobs import JobSpec, SubmitJob
-from schemas.queries import PlannedNode, PlannedVictim, PlanReply, PlanVerdict
+from schemas.explanations import PlannedNode, PlannedVictim, PlanReply, PlanVerdict
+from schemas.jobs import JobSpec
+from schemas.requests import SubmitJob
 from schemas.subjects import OPERATOR
 
 _ME = "plan"

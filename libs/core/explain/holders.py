@@ -9,7 +9,7 @@ from libs.core.placement.view import View
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.precedence.remaining import Basis, Remaining, known_end, remaining
 from libs.core.state.model import Job, State, running
-from schemas.queries import HeldBy
+from schemas.explanations import HeldBy
 from schemas.subjects import OPERATOR
 
 SHOWN = 8

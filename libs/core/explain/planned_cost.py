@@ -8,8 +8,8 @@ from libs.core.explain.right_sizing import kinds_of, suggest
 from libs.core.placement.throughput import HOUR_S, Throughputs
 from libs.core.scheduling.limits import prices_of
 from libs.core.state.model import Job, State
+from schemas.explanations import PlannedCost, PlanReply, RightSize
 from schemas.jobs import JobSpec
-from schemas.queries import PlannedCost, PlanReply, RightSize
 from schemas.resources import WHOLE_MILLI
 
 

@@ -10,7 +10,7 @@ from libs.core.scheduling.queues import divide_tree
 from libs.core.state.model import State
 from libs.core.state.queue_tree import ROOT
 from schemas.jobs import StartPromise
-from schemas.queries import ExpectedStart, QueueShare, QueuesReply, UserShare
+from schemas.queue_status import ExpectedStart, QueueShare, QueuesReply, UserShare
 from schemas.queues import Queue
 from schemas.resources import ANY_ACCELERATOR
 from schemas.subjects import OPERATOR

@@ -22,8 +22,9 @@ from pydantic import ValidationError
 
 from libs.core.placement.throughput import HOUR_S, PriceOf, Throughputs, choose
 from libs.core.state.model import State
-from schemas.jobs import JobSpec, Workload
-from schemas.queries import RightSize
+from schemas.explanations import RightSize
+from schemas.jobs import JobSpec
+from schemas.model_shape import Workload
 from schemas.resources import WHOLE_MILLI, Resources
 
 EFFICIENT = 0.5

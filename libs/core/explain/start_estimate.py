@@ -27,7 +27,7 @@ from libs.core.scheduling import limits
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, State
-from schemas.queries import PlanVerdict
+from schemas.explanations import PlanVerdict
 from schemas.resources import WHOLE_MILLI, Claim
 from schemas.subjects import OPERATOR
 

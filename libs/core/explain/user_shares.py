@@ -7,7 +7,7 @@ from libs.core.scheduling.order import UserAmounts, kinds_asked
 from libs.core.scheduling.queues import Claimant, divide
 from libs.core.state.model import State
 from libs.core.state.past_use import user_of
-from schemas.queries import UserShare
+from schemas.queue_status import UserShare
 from schemas.resources import ANY_ACCELERATOR
 
 MOST = 64

@@ -23,8 +23,9 @@ from libs.core.scheduling.policy import Policy
 from libs.core.state.boosts import Boost
 from libs.core.state.model import Job, QueueKey, State, running
 from libs.core.state.ranges import in_ranges
+from schemas.explanations import Explanation
 from schemas.jobs import JobState, StartPromise
-from schemas.queries import ExpectedStart, Explanation, QueuedJob
+from schemas.queue_status import ExpectedStart, QueuedJob
 from schemas.resources import Span
 from schemas.subjects import OPERATOR
 

@@ -16,7 +16,7 @@ from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.limits import Limits
 from libs.core.state.model import State, running
 from schemas.jobs import JobState
-from schemas.queries import MOST_SUSPENDED, PoolStatus, Quantiles, SuspendedTeam
+from schemas.pool_status import MOST_SUSPENDED, PoolStatus, Quantiles, SuspendedTeam
 from schemas.resources import WHOLE_MILLI, kind_of
 
 

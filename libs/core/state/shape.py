@@ -107,7 +107,7 @@ _shapes: dict[int, tuple[JobSpec, Shape]] = {}
 
 
 def shape_of(spec: JobSpec, network: Network = Network.HOST) -> Shape:
-    """The shape of a job's request. Jobs of one form share their spec (`schemas.jobs.AcceptedSpec`). `network`: its
+    """The shape of a job's request. Jobs of one form share their spec (`schemas.known_specs.AcceptedSpec`). `network`: its
     class's."""
     shape = _shape_of_spec(spec)
     if network is Network.HOST:

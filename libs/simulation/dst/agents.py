@@ -22,7 +22,7 @@ from services.agent.failures import why_not_started
 from services.agent.keeper.table import StartRefused
 from services.agent.lease import why_ended
 from services.agent.node import EarlierLife, NodeCounts, NodeRunner
-from services.agent.processes import COULD_NOT_START
+from services.agent.part_end import COULD_NOT_START
 from services.agent.quarantine import KeptQuarantine
 from services.agent.reports import Reports
 from services.agent.secrets import NotWanted, SecretMissing, SecretSource, SecretsUnavailable

@@ -12,7 +12,7 @@ from libs.simulation.dst.telling import tell_secrets
 from libs.simulation.dst.world import World
 from schemas import subjects
 from schemas.catalog import TYPE_OF
-from schemas.jobs import CancelJob, SubmitJob
+from schemas.requests import CancelJob, SubmitJob
 
 
 async def teams(world: World, scenario: Scenario) -> None:

@@ -1,14 +1,14 @@
-"""How many units of capacity a device is, and a part of one. The one rule for what does not divide.
+"""Capacity units of a device and its parts. The one rule for rounding.
 
-    a device                        7,000 units: sevenths (MIG) and thousandths (shares) are whole numbers
+    a device                        7,000 units: sevenths (MIG) and thousandths (shares) are integers
     an instance of a MIG board      7,000 x its compute slices / the board's, rounded down
-    what is in no instance          what is left of the board's 7,000; a row of its own, under the board's id
+    the rest of a MIG board         7,000 minus its instances; a row of its own, under the board's id
     a share of n thousandths        n / 1,000 of its device's units, rounded down
 
-What is rounded down is in nobody's share, so it stays with what is free of the device or board: nothing is lost, nobody pays
-for a part of a unit. With the boards that there are (2, 4, 7 or 8 slices) nothing is rounded. Instances that the
-catalogue knows no board of count as whole devices, as they do for limits (`libs.core.accelerators.kinds`); the board is then
-as large as its instances.
+A rounding remainder belongs to no share. It stays with the free part of the device or board, so nothing is lost and
+nobody pays for part of a unit. Existing boards (2, 4, 7 or 8 slices) need no rounding. An instance of a board that the
+catalogue does not know counts as a whole device, as for limits (`libs.core.accelerators.kinds`); its board is then the
+sum of its instances.
 """
 
 from typing import NamedTuple
@@ -19,14 +19,14 @@ from schemas.resources import WHOLE_MILLI, Inventory, kind_of
 
 
 class CapacityPiece(NamedTuple):
-    """A device, an instance, or what is in no instance of a board."""
+    """A device, a MIG instance, or the part of a board that is in no instance."""
 
     device: str
     model: str
     profile: str
     units: int
     board: str
-    """Of an instance, and of what is in none; else empty."""
+    """The board of an instance or of a board's rest; else empty."""
 
 
 def units_of(model: str, profile: str = "") -> int:
@@ -40,7 +40,7 @@ def units_of_share(units: int, milli: int) -> int:
 
 
 def pieces(inventory: Inventory) -> list[CapacityPiece]:
-    """All that a node offers, as rows of the books."""
+    """All capacity that a node offers, piece by piece."""
     out, of_board, models = [], {b.id: 0 for b in inventory.boards}, {b.id: b.model for b in inventory.boards}
     for device in inventory.devices:
         units = units_of(device.model, device.mig_profile)

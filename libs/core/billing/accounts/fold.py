@@ -1,4 +1,4 @@
-"""Folds ledger records into postings: what closes is posted, what goes on is open."""
+"""Folds ledger records into postings: closed intervals are posted, the others stay open."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,31 +18,31 @@ from schemas import ledger as led
 from schemas.attempts import Evidence
 from schemas.resources import Inventory, kind_of
 
-_NO_WORD = frozenset({Evidence.LEASE_ENDED, Evidence.NEW_INCARNATION})
-"""Evidence that is no word of the life in which the part ran: what it did in silence is not known."""
+_WITHOUT_NODE = frozenset({Evidence.LEASE_ENDED, Evidence.NEW_INCARNATION})
+"""Evidence that does not come from the life in which the part ran: what happened during the silence is unknown."""
 
 
 @dataclass(slots=True)
 class _Silence:
-    """Of a node that is up and not heard."""
+    """The silence of a node that is up."""
 
     since_us: int
     ended: list[tuple[BookLine, int, int]] = field(default_factory=list)
-    """Lines of nobody's that ended meanwhile, each with the time and the record: what they were is known when the node speaks
-    or is lost."""
+    """Lines without a payer that ended during the silence, each with time and record. Their account is known when the
+    node is heard or lost."""
 
 
 @lru_cache(maxsize=4096)
 def _payer_of(team: str, user: str, klass: str) -> Payer:
-    """One object for all jobs of a user and class."""
+    """One shared object per user and class."""
     return Payer(team, user, priority_class=klass)
 
 
 class Accounts:
-    """Folds ledger records, each once and in order. Memory: a few hundred bytes per device and per attempt that runs."""
+    """Folds ledger records, each once and in order. Memory: a few hundred bytes per device and per running attempt."""
 
     version: ClassVar[int] = 2
-    """Of the layout of `dump`."""
+    """Version of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
         "job.boosted", "job.boost-ended",
@@ -53,38 +53,39 @@ class Accounts:
         "prices.applied", "period.closed", "budgets.applied",
         "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
     })  # fmt: skip
-    """A start, a checkpoint and a stop are the attempt's own; a withdrawn repartition lasts until its node answers."""
+    """Events that move no capacity: starts, checkpoints and stops stay within the attempt's account; a withdrawn
+    repartition lasts until its node answers."""
 
     def __init__(self) -> None:
         self.seq = 0
         self.t_us = 0
         self.posted: Counter[Account] = Counter()
-        """Account -> unit-microseconds of all postings so far."""
+        """Account -> unit-microseconds of all postings."""
         self.posted_to_attempts = 0
-        """Of these, in the name of attempts: the bill."""
+        """Part of these that attempts pay: the bill."""
         self._pool = ""
         self._devices: dict[str, DeviceBook] = {}
         self._on_node: dict[str, set[str]] = {}
         self._joined_us: dict[str, int] = {}
-        """Node -> when its present life, or its last one, began: it was heard then."""
-        self._jobs: ByJob[Payer] = ByJob()  # unfinished ones, without their ids
+        """Node -> start of its present or last life; it was heard then."""
+        self._jobs: ByJob[Payer] = ByJob()  # unfinished jobs, without their ids
         self._holds: dict[str, tuple[str, ...]] = {}
         self._reserved: dict[str, Payer] = {}
-        """Device -> the gang that it is kept free for."""
+        """Device -> the gang that it is reserved for."""
         self._cordoned: dict[str, str] = {}
-        """Node that an operator took out of use -> who, and why."""
+        """Cordoned node -> who cordoned it, and why."""
         self._cleaning: dict[str, tuple[str, frozenset[str]]] = {}
-        """Board -> its node, and what goes, while it is being repartitioned."""
+        """Board being repartitioned -> its node, and the instances that go."""
         self._silent: dict[str, _Silence] = {}
         self._lost: dict[str, tuple[_Silence, str]] = {}
-        """Nodes whose silence ended in this record without a word of them, each with the proof."""
+        """Nodes whose silence ended in this record without a report by them, with the proof."""
         self._freed: dict[tuple[str, Key], tuple[int, str]] = {}
-        """Of this record: what was freed without a word of its node -> when that was heard last, and the proof."""
+        """In this record: what was freed without a report by its node -> when the node was last heard, and the proof."""
         self._touched: dict[str, None] = {}
         self.idle: Counter[str] = Counter()
-        """Kind of device -> units that are idle now, as far as is known."""
+        """Device kind -> units known to be idle now."""
         self._told_fragmented: Mapping[str, int] = {}
-        """Kind of device -> units that were told to be of no use to what waits, last."""
+        """Device kind -> units last reported to fit no waiting job."""
         self._fragmented_unit_us = 0
         self._tree = QueueTree()
         self._calendar = Calendar()
@@ -93,9 +94,10 @@ class Accounts:
         self._out: list[Posting] = []
 
     def apply(self, record: led.LedgerRecord, seq: int) -> list[Posting]:
-        """Folds one valid record at ledger sequence `seq`; returns what it closed. One that was applied before changes nothing.
+        """Folds one valid record at ledger sequence `seq`; returns the postings it closed. A record that was applied
+        before changes nothing.
 
-        Raises Unbillable when it says what no valid ledger says.
+        Raises Unbillable for what no valid ledger contains.
         """
         if seq <= self.seq:
             return []
@@ -117,12 +119,12 @@ class Accounts:
         return self._out
 
     def skip(self, seq: int) -> None:
-        """A void record: it counts for nothing."""
+        """Skips a void record."""
         self.seq = max(self.seq, seq)
 
     def open(self, until_us: int) -> Iterator[Posting]:
-        """What is open, counted up to `until_us`, as it would be posted if nothing more were ever known: what a silent node
-        does is unconfirmed. None of these is posted; the next records may tell it otherwise."""
+        """Open intervals up to `until_us`, as they would be posted if nothing more became known: a silent node's time
+        is unconfirmed. None is final; later records may decide otherwise."""
         for node, silence in sorted(self._silent.items()):
             for line, end_us, seq in silence.ended:
                 yield from self._cut(line, min(end_us, until_us), seq, silence.since_us, f"{node} is silent")
@@ -133,42 +135,42 @@ class Accounts:
                 yield from self._cut(line, until_us, self.seq, since_us, why)
 
     def balances(self, until_us: int | None = None) -> dict[Account, int]:
-        """Every account -> unit-microseconds, what is open counted up to `until_us` (default: the last record)."""
+        """Account -> unit-microseconds, with open intervals up to `until_us` (default: the last record)."""
         sums = Counter(self.posted)
         for posting in self.open(self.t_us if until_us is None else until_us):
             sums[posting.account] += posting.unit_us
         return {account: sums[account] for account in Account}
 
     def of_attempts(self, until_us: int | None = None) -> int:
-        """What of the balances is in the name of attempts, unit-microseconds: the bill."""
+        """Part of the balances that attempts pay, in unit-microseconds: the bill."""
         now = self.open(self.t_us if until_us is None else until_us)
         return self.posted_to_attempts + sum(posting.unit_us for posting in now if posting.attempt)
 
     def capacity_unit_us(self, until_us: int | None = None) -> int:
-        """What existed, units x microseconds, up to `until_us`, which is not before the last record (default: that)."""
+        """Existing capacity, units x microseconds, up to `until_us`, at or after the last record (default: the last
+        record)."""
         return self._capacity_unit_us + self._units * (0 if until_us is None else until_us - self.t_us)
 
     @property
     def fragmented(self) -> dict[str, int]:
-        """Kind of device -> units of what is idle now that are of no use to what waits: what was told last, and of that no more
-        than is still idle."""
+        """Device kind -> idle units that fit no waiting job: as last reported, at most what is still idle."""
         return {kind: min(units, self.idle[kind]) for kind, units in self._told_fragmented.items()}
 
     @property
     def overstated(self) -> str:
-        """A kind of device of which more was told to be fragmented than is idle; "" for none."""
+        """A kind of device with more units reported fragmented than idle; "" if there is none."""
         return next((kind for kind, units in self._told_fragmented.items() if units > self.idle[kind]), "")
 
     def fragmented_unit_us(self, until_us: int | None = None) -> int:
-        """What of the balance of `idle` was of no use to what waited, unit-microseconds up to `until_us` (default: the last
-        record). Nothing that turns out not to have been idle is in it: it is never more than that balance."""
+        """Part of the `idle` balance that fitted no waiting job, in unit-microseconds up to `until_us` (default: the
+        last record). Time that turns out not to have been idle is excluded, so it never exceeds the balance."""
         after_us = 0 if until_us is None else until_us - self.t_us
-        told = self._fragmented_unit_us + sum(self.fragmented.values()) * after_us
-        return min(told, self.balances(until_us)[Account.IDLE])
+        total = self._fragmented_unit_us + sum(self.fragmented.values()) * after_us
+        return min(total, self.balances(until_us)[Account.IDLE])
 
     @property
     def calendar(self) -> list[tuple[int, int]]:
-        """Wall time by ledger time, as pieces of a `Calendar`."""
+        """Ledger time to wall time, as pieces of a `Calendar`."""
         return self._calendar.pieces
 
     # ----------------------------------------------------------------------------------------------------- the fold
@@ -275,7 +277,7 @@ class Accounts:
             book = self._devices.get(device)
             if book is None or book.claims.pop(key, None) is None:
                 raise Unbillable(f"{event.job_id}.{event.attempt} frees {device} and does not hold it")
-            if since_us is not None and event.evidence in _NO_WORD:
+            if since_us is not None and event.evidence in _WITHOUT_NODE:
                 self._freed[device, key] = since_us, event.reason or event.evidence.value
             self._touch(device)
 
@@ -298,7 +300,7 @@ class Accounts:
         self._told_fragmented = event.units
 
     def _keep(self, job_id: str, devices: tuple[str, ...]) -> None:
-        """From now on these are kept free for a gang, and no others."""
+        """Reserves exactly these devices for a gang from now on."""
         for device in [device for device, payer in self._reserved.items() if payer.job_id == job_id]:
             del self._reserved[device]
             self._touch(device)
@@ -343,7 +345,7 @@ class Accounts:
             self._touch_node(node)
 
     def _settle(self, t_us: int, seq: int) -> None:
-        """At the end of a record: closes the lines that are not as they were, and opens those that are new."""
+        """Ends a record: closes changed lines and opens new ones."""
         for silence, proof in self._lost.values():
             for line, end_us, end_seq in silence.ended:
                 self._post(self._cut(line, end_us, end_seq, silence.since_us, proof))
@@ -410,7 +412,7 @@ class Accounts:
     # ------------------------------------------------------------------------------------------------- the snapshot
 
     def dump(self) -> Iterator[bytes]:
-        """Parts for a snapshot; accounts that folded the same records give equal parts."""
+        """Parts for a snapshot. Accounts that folded the same records give equal parts."""
         about = {
             "at": [self.seq, self.t_us, self._pool, self._capacity_unit_us, self.posted_to_attempts],
             "posted": {account.value: self.posted[account] for account in Account if self.posted[account]},
@@ -434,7 +436,7 @@ class Accounts:
 
     @classmethod
     def load(cls, dumped: Iterable[bytes]) -> "Accounts":
-        """The inverse of `dump`, of parts that this `version` wrote."""
+        """The inverse of `dump`, for parts of the same `version`."""
         books, (about, tables) = cls(), parts.read(dumped)
         books.seq, books.t_us, books._pool, books._capacity_unit_us, books.posted_to_attempts = about["at"]
         books.posted = Counter({Account(name): amount for name, amount in about["posted"].items()})

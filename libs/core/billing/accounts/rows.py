@@ -1,4 +1,4 @@
-"""The open books of a device: what it is, what is known of it, and the lines that its capacity is divided into now."""
+"""Open books of a device: what it is, what is known of it, and its open lines."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from libs.core.state.clock import Calendar
 
 
 class Payer(NamedTuple):
-    """Whom a line is in the name of."""
+    """Who pays for a line."""
 
     team: str = ""
     user: str = ""
@@ -22,14 +22,14 @@ class Payer(NamedTuple):
 
 NOBODY = Payer()
 REST = ("", 0)
-"""The key of the line of what no attempt holds."""
+"""The key of the line for the part that no attempt holds."""
 
 Key = tuple[str, int]
-"""Of a line: job and attempt; or `REST`."""
+"""Key of a line: (job, attempt), or `REST`."""
 
 
 class About(NamedTuple):
-    """Where a line's device is, and what it is."""
+    """Place and kind of a line's device."""
 
     node: str
     device: str
@@ -39,7 +39,7 @@ class About(NamedTuple):
 
 @dataclass(slots=True)
 class BookLine:
-    """A part of a device that is in one account since `since_us`."""
+    """A part of a device that has been in one account since `since_us`."""
 
     about: About
     account: Account
@@ -50,13 +50,13 @@ class BookLine:
     seq: int = 0
 
     def same(self, other: "BookLine") -> bool:
-        return self._what() == other._what()
+        return self._state() == other._state()
 
     def postings(
         self, pool: str, calendar: Calendar, end_us: int, seq: int, since_us: int | None, proof: str
     ) -> Iterator[Posting]:
-        """The line until `end_us`, as record `seq` ended it. From `since_us` on nobody knows what became of it: `proof` says
-        what showed that it was over; None: all of it is known."""
+        """The line's postings until `end_us`, ended by record `seq`. After `since_us` the state was unknown; `proof`:
+        what ended the uncertainty. None: the state was known throughout."""
         until = end_us if since_us is None else min(end_us, max(since_us, self.since_us))
         known = (self.account, self.payer, self.since_us, until, self.cause)
         payer = self.payer if self.payer.attempt else NOBODY
@@ -69,7 +69,7 @@ class BookLine:
                 )  # fmt: skip
 
     def dump(self) -> list[Any]:
-        """For a snapshot, as JSON takes it."""
+        """Plain JSON values for a snapshot."""
         return [*self.about, self.account.value, self.payer, self.units, self.cause, self.since_us, self.seq]
 
     @classmethod
@@ -77,13 +77,13 @@ class BookLine:
         about, (account, payer, *rest) = About(*dumped[:4]), dumped[4:]
         return cls(about, Account(account), Payer(*payer), *rest)
 
-    def _what(self) -> tuple[About, Account, Payer, int, str]:
+    def _state(self) -> tuple[About, Account, Payer, int, str]:
         return self.about, self.account, self.payer, self.units, self.cause
 
 
 @dataclass(slots=True)
 class DeviceBook:
-    """A device, a MIG instance, or what is in no instance of a board. It is kept while it exists or is held."""
+    """A device, a MIG instance, or the rest of a board. Kept while it exists or is held."""
 
     id: str
     node: str
@@ -93,16 +93,16 @@ class DeviceBook:
     board: str
     exists: bool = True
     claims: dict[Key, tuple[Payer, int]] = field(default_factory=dict)
-    """Who holds it, and how many thousandths."""
+    """Holder -> payer and thousandths held."""
     held_for: Payer | None = None
     quarantine: str | None = None
-    """Who uses it though nobody was granted it; None: it is in no quarantine."""
+    """Who uses it without a grant; None if it is not in quarantine."""
     lines: dict[Key, BookLine] = field(default_factory=dict)
-    """What is open."""
+    """Open lines."""
 
     def now(self, *, cleaning: bool, kept_out: str | None, reserved_for: Payer | None) -> dict[Key, BookLine]:
-        """What its capacity is divided into, by all that is known. Of a device that is gone, what is still held exists.
-        `kept_out`: who took its node out of use, and why. `reserved_for`: the gang that it is kept free for."""
+        """How its capacity is divided now, by all that is known. Of a removed device only the held part exists.
+        `kept_out`: who cordoned its node, and why. `reserved_for`: the gang that it is reserved for."""
         out: dict[Key, BookLine] = {}
         taken, about = 0, About(self.node, self.id, self.model, self.profile)
         for key, (payer, milli) in self.claims.items():
@@ -131,7 +131,7 @@ class DeviceBook:
         return BookLine(about, Account.IDLE, NOBODY, units)
 
     def dump(self) -> list[Any]:
-        """For a snapshot, as JSON takes it."""
+        """Plain JSON values for a snapshot."""
         claims = [[payer, milli] for payer, milli in self.claims.values()]
         lines = [[*key, line.dump()] for key, line in self.lines.items()]
         what = [self.id, self.node, self.model, self.profile, self.units, self.board, self.exists]

@@ -1,5 +1,5 @@
-"""The price book: what is wrong with one (`check`), what a device costs when (`lookup`), what a use comes to (`rating`),
-and what another one leaves as it was (`unchanged`)."""
+"""The price book: its validation (`check`), prices at a moment (`lookup`), the cost of a use (`rating`), and what a new
+book leaves unchanged (`unchanged`)."""
 
 from libs.core.billing.prices.check import RateProblem, problems, unknown_classes
 from libs.core.billing.prices.lookup import PricedBy, PriceList, Quote

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a price book."""
+"""Validation of a price book."""
 
 import math
 from bisect import bisect_right
@@ -15,7 +15,7 @@ Entry = ListRate | ContractRate
 
 
 class RateProblem(NamedTuple):
-    """What is wrong with one entry, and what to do. `place`: `prices` or `contracts`, the entry's number, the field."""
+    """One problem and how to fix it. `place`: `prices` or `contracts`, index, field."""
 
     place: tuple[str | int, ...]
     value: str
@@ -26,12 +26,12 @@ class RateProblem(NamedTuple):
 def problems(
     book: RateBook, offered: Collection[str] = (), classes: Collection[str] | None = None, *, first: bool = True
 ) -> list[RateProblem]:
-    """Everything that is wrong; empty: nothing is.
+    """All problems; empty when the book is valid.
 
     Args:
-        offered: kinds of device that the pool has, besides those of the catalogue.
-        classes: the names of the priority classes that there are; None: not known here.
-        first: the pool has no book yet. A later one has the currency of the one before, whatever that is.
+        offered: kinds of device in the pool, besides those of the catalogue.
+        classes: names of the priority classes; None if unknown here.
+        first: whether the pool has no book yet. Later books keep the currency of the first.
     """
     found = [
         *(_currency(book.currency) if first else ()),
@@ -90,7 +90,7 @@ def _each(what: str, entries: Sequence[Entry], offered: Collection[str]) -> Iter
 
 
 def unknown_classes(book: RateBook, known: Collection[str]) -> Iterator[RateProblem]:
-    """Entries of classes that are not known."""
+    """Entries with unknown classes."""
     listed: tuple[tuple[str, Sequence[Entry]], ...] = (("prices", book.prices), ("contracts", book.contracts))
     for what, entries in listed:
         for number, entry in enumerate(entries):
@@ -109,7 +109,7 @@ def _key(entry: Entry) -> tuple[str, ...]:
 
 
 def _series(what: str, entries: Sequence[Entry], *, gaps: bool) -> Iterator[RateProblem]:
-    """Entries of one device and class follow each other: never two at once, and list prices without a gap."""
+    """Checks that entries of one device and class never overlap, and that list prices leave no gap."""
     series: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for number, entry in enumerate(entries):
         series.setdefault(_key(entry), []).append((entry.from_us, number))
@@ -133,7 +133,7 @@ def _series(what: str, entries: Sequence[Entry], *, gaps: bool) -> Iterator[Rate
 
 
 def _spans(listed: Iterable[ListRate]) -> list[tuple[int, float]]:
-    """The times that these prices cover together, in order, none of them touching the next."""
+    """The union of the times of these prices: sorted, disjoint spans that do not touch."""
     found: list[tuple[int, float]] = []
     for price in sorted(listed, key=lambda p: p.from_us):
         until = math.inf if price.to_us is None else price.to_us

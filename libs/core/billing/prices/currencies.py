@@ -1,7 +1,7 @@
-"""The currencies that there are: active codes of ISO 4217, without funds, metals and codes for tests.
+"""Currencies: active ISO 4217 codes, without funds, metals and test codes.
 
-A pool bills in one currency for good, so a slip of the pen in its first book could never be mended. FOCUS wants a national
-currency's code in `BillingCurrency`.
+A pool bills in one currency for good, so a typo in its first book could never be repaired. FOCUS requires a national
+currency code in `BillingCurrency`.
 """
 
 from typing import Final

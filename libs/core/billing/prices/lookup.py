@@ -1,7 +1,7 @@
-"""What a device costs at a moment, for a team and a class.
+"""The price of a device at a moment, for a team and a class.
 
-The more exact entry wins: device and class, then device. A contract of the team stands in for the list price, which is told
-beside it. There is no price for any device: what the book does not name is unpriced.
+The more specific entry wins: device and class, then device. A team's contract replaces the list price, which is
+reported beside it. There is no default price: what the book does not name is unpriced.
 """
 
 from bisect import bisect_right
@@ -12,13 +12,13 @@ from libs.core.accelerators.kinds import catalogued
 from schemas.prices import ContractRate, ListRate, RateBook, Term
 
 PricedBy = tuple[str, str, str]
-"""Team, device kind, priority class: what prices hang on."""
+"""Team, device kind, priority class: all that a price depends on."""
 E = TypeVar("E", ListRate, ContractRate)
 
 
 class Quote(NamedTuple):
-    """A price. `tiers`: (device-hours above which it holds, millionths per device-hour), rising; one without tiers has one.
-    `reservable`: the list has a price of a reservation for it, too."""
+    """A price. `tiers`: ascending (device-hours above which it holds, millionths per device-hour); a price without
+    tiers has one. `reservable`: the list also has a reservation price."""
 
     sku: str
     term: Term
@@ -29,12 +29,12 @@ class Quote(NamedTuple):
 
 
 class PriceList:
-    """A book for look-ups. The book has no problems (`check.problems`)."""
+    """A price book prepared for look-up. It must be valid (`check.problems`)."""
 
     def __init__(self, book: RateBook) -> None:
         self.book = book
         self._listed: dict[tuple[str, str, bool], list[ListRate]] = {}
-        """Device, priority class, whether it is the price of a reservation -> its prices."""
+        """(device, priority class, reservation price or not) -> prices."""
         self._contracts: dict[tuple[str, str, str], list[ContractRate]] = {}
         for price in book.prices:
             key = (catalogued(price.device), price.priority_class, price.term is Term.RESERVATION)
@@ -45,21 +45,21 @@ class PriceList:
         self._series: dict[tuple[str, str, str], tuple[list[int], list[Quote | None]]] = {}
 
     def series(self, team: str, device: str, priority_class: str) -> tuple[list[int], list[Quote | None]]:
-        """The moments at which the price changes, rising, and the price from each on; None, and before: unpriced. Equal prices
-        are one object."""
+        """The ascending moments at which the price changes, and the price from each on; None, and before the first:
+        unpriced. Equal prices are one object."""
         key = (team, device, priority_class)
         found = self._series.get(key)
         if found is None:
-            found = self._series[key] = self._made(team, catalogued(device), priority_class)
+            found = self._series[key] = self._build_series(team, catalogued(device), priority_class)
         return found
 
     def at(self, team: str, device: str, priority_class: str, wall_us: int) -> Quote | None:
-        """The price at a moment; None: unpriced."""
+        """The price at a moment; None if unpriced."""
         starts, quotes = self.series(team, device, priority_class)
         number = bisect_right(starts, wall_us) - 1
         return quotes[number] if number >= 0 else None
 
-    def _made(self, team: str, device: str, klass: str) -> tuple[list[int], list[Quote | None]]:
+    def _build_series(self, team: str, device: str, klass: str) -> tuple[list[int], list[Quote | None]]:
         own, own_any = (
             self._contracts.get((team, device, klass), []),
             self._contracts.get((team, device, "*"), []),
@@ -77,16 +77,16 @@ class PriceList:
         quotes: list[Quote | None] = []
         known: dict[Quote | None, Quote | None] = {}
         for moment in moments:
-            price = _at(listed, moment) or _at(listed_any, moment)
-            contract = _at(own, moment) or _at(own_any, moment)
-            quote = _quote(device, price, contract, reservable=_at(kept, moment) is not None)
+            price = _valid_at(listed, moment) or _valid_at(listed_any, moment)
+            contract = _valid_at(own, moment) or _valid_at(own_any, moment)
+            quote = _quote(device, price, contract, reservable=_valid_at(kept, moment) is not None)
             if not quotes or quotes[-1] != quote:
                 starts.append(moment)
                 quotes.append(known.setdefault(quote, quote))
         return starts, quotes
 
 
-def _at(entries: Sequence[E], moment: int) -> E | None:
+def _valid_at(entries: Sequence[E], moment: int) -> E | None:
     return next((e for e in entries if e.from_us <= moment and (e.to_us is None or moment < e.to_us)), None)
 
 

@@ -1,13 +1,13 @@
-"""What a use of a device comes to: cut at hours, at changes of the price and at tiers, each piece rounded once.
+"""The cost of a use of a device: cut at hours, price changes and tiers, each piece rounded once.
 
     units         = thousandths of a device x microseconds                                                    exact
     cost_micros   = round_half_even(units x micros per device-hour / 3 600 000 000 000)            once for each piece
     total         = sum of pieces
 
-A piece is one attempt's use of one device in one hour (UTC) at one price: the row of an export, and the smallest thing that is
-rounded. So every total of one period is the same sum, however it is grouped.
+A piece is one attempt's use of one device in one hour (UTC) at one price: the row of an export, and the smallest amount
+that is rounded. So every grouping of a period has the same total.
 
-Tiers count a team's device-hours under one contract in one calendar month (UTC), in the order in which use was posted.
+Tiers count a team's device-hours under one contract in one calendar month (UTC), in posting order.
 """
 
 from bisect import bisect_right
@@ -25,11 +25,11 @@ HOUR_UNITS = 1000 * HOUR_US
 
 
 _NEVER: Final[tuple[list[int], list[Quote | None]]] = ([], [])
-"""Without a book there never is a price."""
+"""The price series without a book."""
 
 
 class Amount(NamedTuple):
-    """One piece. `hour`: since the epoch. `quote` None: unpriced, and the money is 0. `tier`: which of its tiers, from 0."""
+    """One piece. `hour`: since the epoch. `quote` None: unpriced, with money 0. `tier`: index of the tier."""
 
     hour: int
     units: int
@@ -40,12 +40,12 @@ class Amount(NamedTuple):
 
     @property
     def unit_micros(self) -> int:
-        """Of the tier, per device-hour."""
+        """The tier's price per device-hour."""
         return self.quote.tiers[self.tier][1] if self.quote is not None else 0
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> "Amount":
-        """Of what JSON makes of one."""
+        """From a JSON row."""
         hour, units, quote, *money = row
         if quote is not None:
             sku, term, listed, tiers, *rest = quote
@@ -54,29 +54,30 @@ class Amount(NamedTuple):
 
 
 class Rater:
-    """Rates uses in the order in which they are posted. Keeps what contracts have used of their months."""
+    """Rates uses in posting order. Tracks how far contracts have used their tiers this month."""
 
     def __init__(self, prices: PriceList | None) -> None:
-        """`prices` None: there is no book yet, and everything is unpriced."""
+        """`prices` None: no book yet, everything is unpriced."""
         self.prices = prices
         self._used: dict[tuple[str, str, str, int, int], int] = {}
         self._months: dict[int, tuple[int, int]] = {}
         self._last: tuple[Any, ...] | None = None
-        """What was rated last, unless tiers count it: the devices of a gang are alike."""
+        """The last use and its pieces, unless it has tiers: the devices of a gang are alike."""
         self._amounts: list[Amount] = []
 
     def fork(self) -> "Rater":
-        """Another one that goes on from here, for what is only asked."""
+        """A copy that continues from here, for questions that post nothing."""
         other = Rater(self.prices)
         other._used = dict(self._used)
         return other
 
     def go_on(self, before: "Rater", same: Callable[[str, str], bool]) -> None:
-        """Takes what contracts have used of those teams and device kinds whose uses are not rated anew."""
+        """Copies the use of contracts from `before` for the teams and device kinds in `same`, whose uses are not rated
+        again."""
         self._used |= {key: units for key, units in before._used.items() if same(key[0], key[2])}
 
     def flat(self, team: str, device: str, priority_class: str) -> bool:
-        """Whether no price has tiers: then equal uses come to the same, one after the other."""
+        """Whether no price has tiers, so that equal uses cost the same."""
         if self.prices is None:
             return True
         return all(q is None or len(q.tiers) == 1 for q in self.prices.series(team, device, priority_class)[1])
@@ -84,8 +85,8 @@ class Rater:
     def rate(
         self, team: str, device: str, priority_class: str, milli: int, straight: Sequence[tuple[int, int, int]]
     ) -> list[Amount]:
-        """The pieces of one use, by hour; nobody changes the list. `straight`: (start, end, start by the wall), as
-        `Calendar.straight` tells them. An hour that was there twice is one piece."""
+        """The pieces of one use, by hour; do not modify the list. `straight`: (start, end, wall time of the start), as
+        from `Calendar.straight`. An hour that occurred twice is one piece."""
         about = (team, device, priority_class, milli, straight)
         if about == self._last:
             return self._amounts
@@ -95,7 +96,7 @@ class Rater:
             end, at = start + until - since, bisect_right(starts, start)
             quote = quotes[at - 1] if at else None
             if (at == len(starts) or starts[at] >= end) and (quote is None or len(quote.tiers) == 1):
-                self._last, self._amounts = about, _even(start, end, milli, quote)
+                self._last, self._amounts = about, _at_one_price(start, end, milli, quote)
                 return self._amounts
         pieces: dict[tuple[int, int, int], int] = {}
         named: dict[int, Quote | None] = {}
@@ -126,11 +127,11 @@ class Rater:
         return self._parts(team, device, hour, quote, units)
 
     def dump(self) -> Iterator[Any]:
-        """What contracts have used: rows for a snapshot."""
+        """The use of contracts, as rows for a snapshot."""
         return ([*key, units] for key, units in sorted(self._used.items()))
 
     def load_rows(self, rows: Iterable[Any]) -> None:
-        """The inverse."""
+        """The inverse of `dump`."""
         self._used.update(
             ((team, contract, device, year, month), units) for team, contract, device, year, month, units in rows
         )
@@ -157,7 +158,7 @@ class Rater:
 
 @lru_cache(maxsize=4096)
 def money_of(units: int, micros: int) -> int:
-    """What so many units cost at a price per device-hour, millionths. Most pieces are whole hours."""
+    """The cost of units at a price per device-hour, in millionths. Most pieces are whole hours."""
     return round_half_even(units * micros, HOUR_UNITS)
 
 
@@ -168,8 +169,8 @@ def _amount(hour: int, quote: Quote | None, tier: int, units: int) -> Amount:
     return Amount(hour, units, quote, tier, money_of(units, quote.list_micros), money_of(units, price))
 
 
-def _even(start: int, end: int, milli: int, quote: Quote | None) -> list[Amount]:
-    """Of a span of the wall with one price without tiers, as most are: its whole hours are alike."""
+def _at_one_price(start: int, end: int, milli: int, quote: Quote | None) -> list[Amount]:
+    """The pieces of a span of wall time at one price without tiers, the common case: its whole hours are alike."""
     amounts: list[Amount] = []
     hour, whole = start // HOUR_US, _amount(0, quote, 0, HOUR_UNITS // 1000 * milli)[1:]
     while start < end:

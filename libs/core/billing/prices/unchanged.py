@@ -1,5 +1,5 @@
-"""Which uses have exactly the same cost by another price book. Most books change only future prices: they correct nothing, and
-no use need be rated twice."""
+"""Finds uses that cost the same under another price book. Most books change only future prices: they correct nothing,
+and no use need be rated twice."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,21 +7,20 @@ from libs.core.billing.prices.lookup import PricedBy, PriceList
 
 
 class Unchanged:
-    """Between two books, of which the later one was applied at a moment of the wall. What a use with tiers costs hangs on all
-    that its team used before it of that kind of device: either all of these are unchanged, or none is."""
+    """Compares two books, the later applied at a moment of wall time. The cost of a use with tiers depends on all
+    earlier use of its team and device kind: either all of it is unchanged, or none."""
 
     def __init__(
         self, before: PriceList | None, then: PriceList, applied_us: int, used: Mapping[PricedBy, int] | None = None
     ) -> None:
-        """`used`: every kind of use that there is, and when by the wall the last of it ends. None: nobody knows, and uses with
-        tiers may have changed."""
+        """`used`: kind of use -> wall time of its last end. None: unknown, and uses with tiers may have changed."""
         self._before, self._then, self._applied_us = before, then, applied_us
         self._used = used
         self._known: dict[PricedBy, bool] = {}
         self._groups: dict[tuple[str, str], bool] = {}
 
     def of(self, team: str, device: str, priority_class: str, straight: Sequence[tuple[int, int, int]]) -> bool:
-        """Of one use; `straight` as `Rater.rate` takes it."""
+        """Whether one use costs the same; `straight` as for `Rater.rate`."""
         about = (team, device, priority_class)
         known = self._known.get(about)
         if known is None:
@@ -29,11 +28,11 @@ class Unchanged:
         return known and all(wall + end - start <= self._applied_us for start, end, wall in straight)
 
     def of_all(self, spans: Mapping[PricedBy, tuple[int, int]]) -> bool:
-        """Of all uses within spans of the wall, by what they are of."""
+        """Whether all uses within spans of wall time cost the same, keyed by what their prices depend on."""
         return all(self.of(*about, ((since, until, since),)) for about, (since, until) in spans.items())
 
     def with_tiers(self, team: str, device: str) -> bool:
-        """Whether everything is unchanged that a team used of a kind of device, whatever has tiers."""
+        """Whether all use of a team and device kind costs the same, with or without tiers."""
         if self._used is None:
             return False
         found = self._groups.get((team, device))

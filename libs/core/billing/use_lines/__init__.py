@@ -1,1 +1,1 @@
-"""Uses as they were posted, line by line, and the money that they came to: old ones as bytes."""
+"""Posted uses, as lines, and their money; old ones are packed into bytes."""

@@ -1,4 +1,4 @@
-"""What a line of uses has, and what is said of one later."""
+"""A line of posted uses, and credits posted for it later."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -13,7 +13,7 @@ UseOwner = tuple[str, str, str, str]
 """Team, user, device kind, priority class."""
 
 DayOf = Callable[[int], int]
-"""The number of the day on which a moment of the wall lies."""
+"""A function from wall time to its day number."""
 
 
 def utc_day(wall_us: int) -> int:
@@ -22,13 +22,13 @@ def utc_day(wall_us: int) -> int:
 
 
 def any_day(day: int) -> bool:
-    """For who asks for all."""
+    """Selects every day."""
     return True
 
 
 class AlikeUses(NamedTuple):
-    """`alike` claims of one attempt of devices of one kind, one after the other, by the wall: (start, end, start by the wall)
-    pieces. Record `seq` posted them, at `posted_us` of the wall."""
+    """`alike` claims of equal devices of one attempt, one after the other: pieces (start, end, wall time of the start).
+    Posted by record `seq`, at wall time `posted_us`."""
 
     team: str
     user: str
@@ -43,7 +43,7 @@ class AlikeUses(NamedTuple):
     straight: tuple[tuple[int, int, int], ...]
 
     def by_day(self) -> Iterator[tuple[int, int]]:
-        """(UTC day, microseconds); a day may come twice."""
+        """(UTC day, microseconds); a day may occur twice."""
         for start, end, wall in self.straight:
             until = wall + end - start
             while wall < until:
@@ -58,7 +58,7 @@ class AlikeUses(NamedTuple):
 
 
 class CreditedUse(NamedTuple):
-    """What is given back of one of the devices of a line of uses."""
+    """A credit for one of the devices of a line."""
 
     use: int
     place: int

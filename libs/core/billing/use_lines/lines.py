@@ -1,5 +1,5 @@
-"""Lines of uses, in the order in which they were posted: each has a number. The last ones are objects. Older ones lie in
-blocks, as bytes, and a block says without being opened whose lines it has and of when."""
+"""Numbered lines of uses in posting order. The newest are objects. Older ones are packed in blocks, whose headers say
+which teams and days they contain."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,19 +19,19 @@ from libs.core.state.parts import SharedTable
 from schemas.prices import CreditCause
 
 FRESH: Final = 4096
-"""Lines that are objects, some 600 bytes each."""
+"""The most lines kept as objects, some 600 bytes each."""
 _KEPT_OPEN = 2
-"""Blocks that were opened last, and stay so: what is asked of one block is often asked of it again."""
+"""Blocks kept unpacked after use: questions about a block often repeat."""
 PartsByLine = Mapping[int, Sequence[tuple[int, Parts]]]
-"""Line -> (place, parts) of its devices that were credited."""
+"""Line -> (index in the line, parts) of its credited devices."""
 _NONE = (1 << 62, -1)
-"""A range without anything in it."""
+"""An empty range."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinesBlock:
-    """Lines `first`, `first` + 1, and so on, and what was credited since the block before, of any line. Ranges are from the
-    least to the greatest. `wall`: from the first moment of use to the last, by whose they are."""
+    """Lines `first`, `first` + 1, ..., and the credits, of any line, since the previous block. Ranges are (least,
+    greatest). `wall`: owner -> first and last moment of use."""
 
     first: int
     count: int
@@ -40,11 +40,11 @@ class LinesBlock:
     posted: tuple[int, int]
     last_seq: int
     credited: tuple[int, int]
-    """Lines of which something was credited."""
+    """Range of the lines that were credited."""
     credited_us: tuple[int, int]
-    """When, by the wall."""
+    """Range of the credited wall time."""
     credited_seq: int
-    """The last of those records."""
+    """Last record with one of these credits."""
     packed: bytes
 
     @property
@@ -52,7 +52,7 @@ class LinesBlock:
         return self.first + self.count
 
     def on(self, team: str | None, of_day: Callable[[int], bool]) -> bool:
-        """Whether some of a team, or of anybody, may be of one of these days (UTC)."""
+        """Whether the block may have lines of the team (or any team) on a selected day (UTC)."""
         return any(
             any(map(of_day, range(since // DAY_US, until // DAY_US + 1)))
             for (name, *_), (since, until) in self.wall.items()
@@ -77,16 +77,16 @@ class LinesBlock:
 
 
 class UseLines:
-    """All of them. Memory: `FRESH` lines as objects, and some 40 bytes of each that is older."""
+    """All lines. Memory: `FRESH` lines as objects, and some 40 bytes per older line."""
 
     def __init__(self) -> None:
         self.blocks: list[LinesBlock] = []
         self._fresh: list[AlikeUses] = []
         self._credited: list[CreditedUse] = []
         self._parts: dict[int, list[tuple[int, Parts]]] = {}
-        """Of `_credited`."""
+        """Index of `_credited` by line."""
         self._awaited: dict[int, AlikeUses] = {}
-        """Lines in blocks of which something may still be credited."""
+        """Packed lines that may still be credited."""
         self._opened: dict[int, _Opened] = {}
         self._table = SharedTable("lines")
 
@@ -99,11 +99,11 @@ class UseLines:
 
     @property
     def full(self) -> bool:
-        """Whether so many are fresh that they should be packed."""
+        """Whether the unpacked lines should be packed."""
         return len(self._fresh) >= FRESH
 
     def add(self, uses: AlikeUses) -> int:
-        """Its number."""
+        """Adds a line; returns its number."""
         self._fresh.append(uses)
         return len(self) - 1
 
@@ -112,12 +112,12 @@ class UseLines:
         self._parts.setdefault(one.use, []).append((one.place, one.parts))
 
     def awaited(self, number: int) -> AlikeUses:
-        """A line that is fresh, or was awaited when it was packed."""
+        """A line that is unpacked, or was awaiting credits when packed."""
         at = number - self._first
         return self._fresh[at] if at >= 0 else self._awaited[number]
 
     def last_used(self) -> dict[PricedBy, int]:
-        """Of each kind of use, when by the wall the last of it ends."""
+        """Kind of use -> wall time of its last end."""
         found: dict[PricedBy, int] = {}
         for spans in (*(block.wall for block in self.blocks), _walls(self._fresh)):
             for about, (_, until) in spans.items():
@@ -125,60 +125,60 @@ class UseLines:
         return found
 
     def settled(self, number: int) -> None:
-        """Nothing more will be credited of it."""
+        """Marks that a line gets no more credits."""
         self._awaited.pop(number, None)
 
     # ------------------------------------------------------------------------------------------------------------- reading
 
     def fresh(self) -> Sequence[AlikeUses]:
-        """The last ones, which are in no block."""
+        """Unpacked lines."""
         return self._fresh
 
     def opened(self, block: LinesBlock) -> Sequence[AlikeUses]:
-        """The lines of a block."""
+        """A block's lines."""
         return self._open(block).lines()
 
     def of(self, team: str | None, of_day: Callable[[int], bool], job_id: str | None) -> Iterator[AlikeUses]:
-        """Those of a team, or of all; of a job, or of all. Blocks with nothing on one of these days are left packed."""
+        """Lines of a team and job (None: all). Blocks without one of the selected days stay packed."""
         for block in self._blocks_of(team, of_day, job_id):
             yield from self._open(block).of(team, job_id)
         yield from (one for one in self._fresh if team in (None, one.team) and job_id in (None, one.job_id))
 
     def opens(self, team: str | None, of_day: Callable[[int], bool], job_id: str | None) -> int:
-        """How many lines lie in the blocks that `of` would open."""
+        """Number of lines in blocks that `of` would unpack."""
         return sum(block.count for block in self._blocks_of(team, of_day, job_id))
 
     def _blocks_of(self, team: str | None, of_day: Callable[[int], bool], job_id: str | None) -> Iterator[LinesBlock]:
         return (block for block in self.blocks if (job_id is None or job_id in block.jobs) and block.on(team, of_day))
 
     def all(self, wanted: Callable[[LinesBlock], bool] = lambda block: True) -> Iterator[tuple[int, AlikeUses]]:
-        """Every line with its number, in order; without those of blocks that are not wanted."""
+        """(number, line) in order, without unwanted blocks."""
         for block in filter(wanted, self.blocks):
             yield from enumerate(self.opened(block), start=block.first)
         yield from enumerate(self._fresh, start=self._first)
 
     def since(self, seq: int) -> Iterator[AlikeUses]:
-        """What later records posted."""
+        """Lines posted by later records."""
         return (one for _, one in self.all(lambda block: block.last_seq > seq) if one.seq > seq)
 
     def credited(self, wanted: Callable[[LinesBlock], bool] = lambda block: True) -> Iterator[CreditedUse]:
-        """What was given back, in order; without that of blocks that are not wanted."""
+        """Credits in order, without unwanted blocks."""
         for block in self.blocks:
             if block.credited != _NONE and wanted(block):
                 yield from self._open(block).credited()
         yield from self._credited
 
     def credited_since(self, seq: int) -> Iterator[CreditedUse]:
-        """By later records."""
+        """Credits posted by later records."""
         return (one for one in self.credited(lambda block: block.credited_seq > seq) if one.seq > seq)
 
     def credited_of(self, first: int, end: int) -> Iterator[CreditedUse]:
-        """Of the lines from `first` on, up to `end`."""
+        """Credits of lines [first, end)."""
         found = self.credited(lambda block: block.credited[0] < end and first <= block.credited[1])
         return (one for one in found if first <= one.use < end)
 
     def parts_of(self, first: int, end: int) -> PartsByLine:
-        """Of the lines from `first` on, up to `end`."""
+        """Credited parts of lines [first, end)."""
         if first >= self._first:
             return self._parts
         found: dict[int, list[tuple[int, Parts]]] = {}
@@ -189,15 +189,15 @@ class UseLines:
     # ------------------------------------------------------------------------------------------------------------- packing
 
     def pack(self, awaited: Collection[int], jobs: JobIds) -> None:
-        """All that is fresh is a block from now on. `awaited`: lines of which something may still be credited. `jobs`: ids of
-        all their jobs, and maybe of others."""
+        """Packs all unpacked lines into a block. `awaited`: lines that may still be credited. `jobs`: a superset of
+        their job ids."""
         first = self._first
         self._awaited.update((number, one) for number, one in enumerate(self._fresh, start=first) if number in awaited)
         self.blocks.append(_block(first, self._fresh, self._credited, jobs))
         self._fresh, self._credited, self._parts = [], [], {}
 
     def await_only(self, awaited: Collection[int]) -> None:
-        """Of no other line something will be credited."""
+        """Only these lines may still be credited."""
         self._awaited = {number: one for number, one in self._awaited.items() if number in awaited}
 
     def _open(self, block: LinesBlock) -> "_Opened":
@@ -210,7 +210,7 @@ class UseLines:
     # ------------------------------------------------------------------------------------------------------------ snapshot
 
     def dump(self) -> dict[str, Iterable[Any]]:
-        """Tables."""
+        """Tables for a snapshot."""
         return {
             "lines": self._table.rows(self.blocks, LinesBlock.dump),
             "uses": iter(self._fresh),
@@ -219,7 +219,7 @@ class UseLines:
         }
 
     def load_rows(self, table: str, rows: Iterable[Any]) -> None:
-        """Some rows of one of the tables, in the order of `dump`."""
+        """Loads rows of one table, in the order of `dump`."""
         match table:
             case "lines":
                 self.blocks += map(LinesBlock.load, rows)
@@ -233,11 +233,11 @@ class UseLines:
 
 
 class _Opened:
-    """A block that is read."""
+    """An unpacked block."""
 
     def __init__(self, block: LinesBlock) -> None:
         self._jobs = block.jobs
-        self._columns, (self._whose, pieces, self._credited) = unpacked_columns(block.packed)
+        self._columns, (self._owners, pieces, self._credited) = unpacked_columns(block.packed)
         self._pieces = {number: tuple(map(_triple, some)) for number, some in pieces}
         self._numbers, self._abouts, *_ = self._columns
         _, _, _, _, _, more_seq, begins_after, *_ = self._columns
@@ -246,18 +246,18 @@ class _Opened:
 
     def lines(self) -> Sequence[AlikeUses]:
         if self._lines is None:
-            self._lines = list(self._made(np.arange(len(self._seq))))
+            self._lines = list(self._lines_at(np.arange(len(self._seq))))
         return self._lines
 
     def of(self, team: str | None, job_id: str | None) -> Iterator[AlikeUses]:
-        """Those of a team, or of all; of a job, or of all."""
-        wanted = [n for n, (name, *_) in enumerate(self._whose) if team in (None, name)]
+        """Lines of a team and job (None: all)."""
+        wanted = [n for n, (name, *_) in enumerate(self._owners) if team in (None, name)]
         mask = np.isin(self._abouts, wanted)
         if job_id is not None:
             mask &= self._numbers == self._jobs.number(job_id)
-        return self._made(np.flatnonzero(mask))
+        return self._lines_at(np.flatnonzero(mask))
 
-    def _made(self, places: npt.NDArray[np.intp]) -> Iterator[AlikeUses]:
+    def _lines_at(self, places: npt.NDArray[np.intp]) -> Iterator[AlikeUses]:
         columns = (column[places].tolist() for column in (*self._columns, self._seq, self._begin))
         for number, (job, about, attempt, milli, alike, _, _, lasted, add, late, seq, wall) in zip(
             places.tolist(), zip(*columns, strict=True), strict=True
@@ -265,7 +265,7 @@ class _Opened:
             straight = self._pieces.get(number)
             if straight is None:
                 straight = ((wall - add, wall - add + lasted, wall),)
-            team, user, kind, klass = self._whose[about]
+            team, user, kind, klass = self._owners[about]
             yield AlikeUses(
                 team,
                 user,
@@ -315,7 +315,7 @@ def _block(first: int, lines: Sequence[AlikeUses], credited: Sequence[CreditedUs
 
 
 def _walls(lines: Iterable[AlikeUses]) -> dict[PricedBy, tuple[int, int]]:
-    """From the first moment of use to the last, by the wall."""
+    """Owner -> first and last moment of use, wall time."""
     wall: dict[PricedBy, tuple[int, int]] = {}
     for one in lines:
         for start, end, begin in one.straight:
@@ -335,15 +335,15 @@ def _line(row: Sequence[Any]) -> AlikeUses:
     return AlikeUses._make([*row[:-1], tuple(map(_triple, row[-1]))])
 
 
-def _parts(told: Iterable[Any]) -> Parts:
-    return tuple(CreditedPart(CreditCause(cause), *more) for cause, *more in told)
+def _parts(values: Iterable[Any]) -> Parts:
+    return tuple(CreditedPart(CreditCause(cause), *more) for cause, *more in values)
 
 
-def _pair(told: Sequence[int]) -> tuple[int, int]:
-    first, second = told
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    first, second = values
     return first, second
 
 
-def _triple(told: Sequence[int]) -> tuple[int, int, int]:
-    first, second, third = told
+def _triple(values: Sequence[int]) -> tuple[int, int, int]:
+    first, second, third = values
     return first, second, third

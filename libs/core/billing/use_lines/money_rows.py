@@ -1,4 +1,5 @@
-"""Rows of money, of attempts and days, as bytes. A row may be in several blocks, and is their sum: nothing is added to one."""
+"""Rows of money per attempt and day, packed. A row may be in several blocks; its value is their sum, and blocks never
+change."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,14 +15,15 @@ from libs.core.billing.use_lines.packing import JobIds, Numbering, packed_column
 V = TypeVar("V")
 
 FRESH_ROWS: Final = 16_384
-"""Rows that are objects, some 600 bytes each. Mostly they are packed with the lines that they are of, which have their ids."""
+"""The most rows kept as objects, some 600 bytes each. Usually they are packed together with their lines, whose blocks
+have the ids."""
 RowsByTeam = Mapping[str, Mapping[int, Mapping[Key, Sequence[int]]]]
-"""Team -> UTC day -> row -> [cost, list cost, units without a price, what of the cost is credits], money in millionths."""
+"""Team -> UTC day -> row -> [cost, list cost, units without a price, credits within the cost], money in millionths."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsBlock:
-    """`days`: those of which it has rows, by team."""
+    """`days`: team -> days with rows."""
 
     jobs: JobIds
     days: Mapping[str, tuple[int, ...]]
@@ -30,7 +32,7 @@ class RowsBlock:
     def rows(
         self, team: str | None, of_day: Callable[[int], bool], job_id: str | None = None
     ) -> Iterator[tuple[str, Key, tuple[int, int, int, int]]]:
-        """With the team of each. `team`, `job_id`: None: all."""
+        """(team, row, value). `team`, `job_id` None: all."""
         if team is not None and team not in self.days:
             return
         columns, whose = unpacked_columns(self.packed)
@@ -46,20 +48,20 @@ class RowsBlock:
             yield name, (self.jobs.name(job), attempt, day, kind, klass, user), (cost, cost + listed, unpriced, credit)
 
     def has(self, team: str | None, of_day: Callable[[int], bool], job_id: str | None = None) -> bool:
-        """Whether there is a row of these."""
+        """Whether the block has a matching row."""
         days = chain.from_iterable(self.days.values()) if team is None else self.days.get(team, ())
         return any(map(of_day, days)) and (job_id is None or job_id in self.jobs)
 
     def dump(self, with_lines: int | None) -> list[Any]:
-        """`with_lines`: of the block of lines that has the same ids, which then is enough."""
+        """`with_lines`: the block of lines with the same ids, which are then not stored again."""
         jobs = self.jobs.dump() if with_lines is None else with_lines
         return [jobs, list(self.days.items()), b64encode(self.packed).decode()]
 
     @classmethod
     def load(cls, row: Sequence[Any], with_lines: Sequence[JobIds]) -> "RowsBlock":
         """The inverse of `dump`."""
-        told, days, packed = row
-        jobs = with_lines[told] if isinstance(told, int) else JobIds.load(told)
+        ids, days, packed = row
+        jobs = with_lines[ids] if isinstance(ids, int) else JobIds.load(ids)
         return cls(jobs, {team: tuple(some) for team, some in days}, b64decode(packed))
 
 
@@ -69,7 +71,7 @@ def rows_of(
     of_day: Callable[[int], bool] = any_day,
     job_id: str | None = None,
 ) -> Iterator[tuple[str, Key, V]]:
-    """Those that are asked for, with the team of each. `team`, `job_id`: None: all."""
+    """The matching (team, row, value). `team`, `job_id` None: all."""
     for name in rows if team is None else (team,):
         for day, some in rows.get(name, {}).items():
             if of_day(day):
@@ -77,7 +79,7 @@ def rows_of(
 
 
 def packed_rows(rows: RowsByTeam, jobs: JobIds | None = None) -> RowsBlock:
-    """All of these as one block. `jobs`: ids of all their jobs, and maybe of others."""
+    """Packs all rows into one block. `jobs`: a superset of their job ids."""
     every = list(rows_of(rows))
     jobs = jobs or JobIds.of(key[0] for _, key, _ in every)
     number_of = jobs.numbers()

@@ -1,7 +1,7 @@
-"""Tables in which most of a row is a job's id, as bytes: ids once, ascending, 16 bytes each; the rest in columns, compressed.
+"""Packs tables keyed by job id: each id once, sorted, 16 bytes; other fields in compressed columns.
 
-A row of a few numbers takes some 10 bytes beside its id, in place of a kilobyte as objects. Of a column all first bytes of its
-numbers lie together, then all second bytes, and so on: most of these are alike.
+A row of a few numbers takes some 10 bytes besides its id, instead of a kilobyte as objects. A column stores the first
+bytes of all its numbers, then the second bytes, and so on, because most of these are equal.
 """
 
 import json
@@ -20,20 +20,20 @@ from libs.core.state.by_job import packed_id
 from schemas.ids import JOB_ID_DIGITS, JOB_ID_PREFIX
 
 _WIDTH, _BYTES, _LENGTH_BYTES = JOB_ID_DIGITS // 2, 8, 4
-"""Of an id, of a number in a column, and of a length."""
+"""Bytes of an id, of a number in a column, and of a length."""
 T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class JobIds:
-    """Ids of jobs, each once, numbered. `others`: what is no job's id."""
+    """Distinct job ids, numbered. `others`: names that are no job ids."""
 
     digits: bytes
     others: tuple[str, ...]
 
     @classmethod
     def of(cls, job_ids: Iterable[str]) -> "JobIds":
-        """Of these."""
+        """The set of these ids."""
         packed = set(map(packed_id, job_ids))
         numbers = sorted(one for one in packed if isinstance(one, int))
         others = sorted(one for one in packed if isinstance(one, str))
@@ -52,7 +52,7 @@ class JobIds:
         return isinstance(job_id, str) and self.number(job_id) is not None
 
     def number(self, job_id: str) -> int | None:
-        """Its number; None: it is not here."""
+        """The id's number; None if absent."""
         packed = packed_id(job_id)
         count = len(self.digits) // _WIDTH
         if isinstance(packed, str):
@@ -62,11 +62,11 @@ class JobIds:
         return at if at < count and self._digits(at) == key else None
 
     def numbers(self) -> dict[str, int]:
-        """The number of each."""
+        """Id -> number."""
         return {job_id: number for number, job_id in enumerate(self.all())}
 
     def all(self) -> list[str]:
-        """By number."""
+        """Ids by number."""
         return [self.name(number) for number in range(len(self.digits) // _WIDTH + len(self.others))]
 
     def name(self, number: int) -> str:
@@ -79,7 +79,7 @@ class JobIds:
 
 
 class Numbering(Generic[T]):
-    """Numbers things in the order in which they come."""
+    """Numbers things in order of first use."""
 
     def __init__(self) -> None:
         self.all: dict[T, int] = {}
@@ -92,7 +92,7 @@ Integers = npt.NDArray[np.int64] | npt.NDArray[np.object_]
 
 
 def running_sums(column: Integers) -> Integers:
-    """Exact ones: of Python's integers where 64 bits may not hold them."""
+    """Exact running sums: Python integers where 64 bits might overflow."""
     sums: Integers
     if column.dtype == np.object_ or np.abs(column, dtype=np.float64).sum() < 2**62:
         sums = column.cumsum()
@@ -102,7 +102,7 @@ def running_sums(column: Integers) -> Integers:
 
 
 def packed_columns(columns: Sequence[Sequence[int]], beside: Any) -> bytes:
-    """Columns of one length, and what lies beside them, of what JSON can say."""
+    """Packs columns of equal length, with any JSON value `beside` them."""
     large: dict[int, Sequence[int]] = {}
     planes: list[bytes] = []
     for at, column in enumerate(columns):
@@ -117,11 +117,11 @@ def packed_columns(columns: Sequence[Sequence[int]], beside: Any) -> bytes:
 
 
 def unpacked_columns(packed: bytes) -> tuple[list[Integers], Any]:
-    """The inverse; tuples beside come back as lists."""
+    """The inverse of `packed_columns`; tuples in `beside` become lists."""
     raw = zlib.decompress(packed)
     start = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES])
-    count, told, beside = json.loads(raw[_LENGTH_BYTES:start])
-    large: dict[int, list[int]] = dict(told)
+    count, large_values, beside = json.loads(raw[_LENGTH_BYTES:start])
+    large: dict[int, list[int]] = dict(large_values)
     size = (len(raw) - start) // max(1, count - len(large))
     columns: list[Integers] = []
     for at in range(count):

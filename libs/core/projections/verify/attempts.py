@@ -1,5 +1,5 @@
-"""Attempts (I5): one after the other, seen running part by part, freed part by part, closed once when nothing is left; and
-their bill, the sum of share x (freed - granted), in integers."""
+"""Checks attempts (I5): one after the other; each part seen running, then freed; closed once when nothing is left. The
+bill is the sum of share x (freed - granted), in integers."""
 
 from collections import defaultdict
 from typing import ClassVar
@@ -11,7 +11,7 @@ from schemas.resources import Claim
 
 
 class Attempts(Subject):
-    """Opens and closes the rows of attempts, and counts what was used."""
+    """Opens and closes rows of attempts, and sums usage."""
 
     handlers: ClassVar = {
         led.JobGranted: "granted",
@@ -59,7 +59,7 @@ class Attempts(Subject):
         if found is None:
             return
         _, attempt = found
-        if len(attempt.unseen) != 1:  # the event stands for the last part that was seen
+        if len(attempt.unseen) != 1:  # the event counts for the last part seen
             self.books.broken(
                 "I5", f"{e.job_id}.{e.attempt} runs, and {len(attempt.unseen)} parts were not seen, not 1"
             )

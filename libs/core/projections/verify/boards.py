@@ -1,5 +1,5 @@
-"""Boards that are repartitioned (I8): only idle instances go, nobody is granted them meanwhile, and a board is answered for
-once, in the life of the node that was asked."""
+"""Checks repartitions of boards (I8): only idle instances are removed, none of them is granted meanwhile, and each
+request is answered once, in the life of the node that was asked."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from schemas import ledger as led
 
 @dataclass(slots=True)
 class _OpenRepartition:
-    """A repartition that is under way."""
+    """A pending repartition."""
 
     node: str
     number: int
@@ -19,7 +19,7 @@ class _OpenRepartition:
 
 
 class Boards(Subject):
-    """Keeps what is asked of boards."""
+    """Tracks pending repartitions."""
 
     handlers: ClassVar = {
         led.BoardRecut: "asked",
@@ -33,7 +33,7 @@ class Boards(Subject):
         super().__init__(books)
         self._asked: dict[str, _OpenRepartition] = {}
         self._numbers: dict[str, int] = {}
-        """Board -> the number of its last repartition."""
+        """Board -> number of its last repartition."""
 
     def asked(self, e: led.BoardRecut) -> None:
         books, board = self.books, e.recut.board
@@ -67,7 +67,7 @@ class Boards(Subject):
         self._forget(e.board)
 
     def withdrawn(self, e: led.BoardRecutWithdrawn) -> None:
-        """What was to go may be gone: nobody is granted it before the node says what the board is."""
+        """The instances may be gone already, so none may be granted until the node reports its board."""
         self._present(e.node, e.incarnation, f"repartition {e.number} of board {e.board} is withdrawn")
         asked = self._asked.get(e.board)
         if asked is None or asked.number != e.number or asked.node != e.node or asked.withdrawn:

@@ -1,11 +1,11 @@
-"""The checker's own books: what is open now, as the events said it. Each row is written by one subject and read by all.
+"""The checker's state: everything open now, as the events reported it. One subject writes each row, all read it.
 
     jobs, ended                lives        devices            devices
     JobRow.open, AttemptRow    attempts     nodes              nodes
     AttemptRow.cause, bad      outcomes     holds              holds
-                                            limits, guarantees limits
+    limits, guarantees         limits
 
-Nothing here is taken from the fold that placement runs on: a mistake that both made would be seen by nobody.
+Nothing here is shared with placement's fold, since a mistake in both would stay unseen.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from schemas.resources import Claim, Device
 
 
 class Stage(IntEnum):
-    """How far a job is, in the checker's words. CLOSED: its attempt was closed, and what becomes of it comes next."""
+    """State of a job in the checker. CLOSED: its attempt is closed, and its requeue or end follows."""
 
     WAITING = 0
     GRANTED = 1
@@ -38,30 +38,30 @@ class Stage(IntEnum):
 
 @dataclass(slots=True)
 class AttemptRow:
-    """One run of a job, from its grant to its close."""
+    """One run of a job, from grant to close."""
 
     number: int
     opened_us: int
     parts: dict[str, list[Claim]]
-    """Node -> what it holds there still, nodes in the order of their ranks."""
+    """Node -> claims still held there; nodes in rank order."""
     nodes: tuple[str, ...]
-    """All nodes that it was granted on."""
+    """All granted nodes."""
     unseen: set[str]
-    """Nodes whose part was not seen running yet."""
+    """Nodes whose part has not been seen running."""
     running_us: int = 0
     ended_us: int = 0
-    """When its end was decided or shown first; on a silent node, when that was heard last."""
+    """When its end was first decided or observed; on a silent node, when that was last heard."""
     cause: Cause | None = None
-    """What was decided of its end, last."""
+    """The last decision to end it."""
     beneficiary: str = ""
     done: bool = True
-    """Every part that is free so far ended by itself with exit code 0."""
+    """All parts freed so far exited by themselves with code 0."""
     bad: KnownOfPart | None = None
-    """What the agent said of the first part that ended otherwise, if nothing had been decided before."""
+    """The agent's report of the first part that ended otherwise, if no end had been decided."""
     bad_code: int | None = None
-    """Its exit code, if it ended by itself."""
+    """That part's exit code, if it exited by itself."""
     evidence: set[str] = field(default_factory=set)
-    """Of the parts that ended otherwise: `failed` (by themselves), or the evidence that they are gone."""
+    """For parts that ended otherwise: `failed` (exited by themselves), or the evidence that they are gone."""
     exits: dict[str, int | None] = field(default_factory=dict)
     """Node -> exit code of its part."""
     own_exits: bool = True
@@ -69,7 +69,7 @@ class AttemptRow:
 
 @dataclass(slots=True)
 class JobRow:
-    """A job that has not ended; or one that ended although it held something, until it does not."""
+    """An unfinished job, or a finished one that wrongly still holds something."""
 
     id: str
     team: str
@@ -77,58 +77,58 @@ class JobRow:
     priority: int
     preempts: bool
     lease_s: float
-    """How long its work survives silence, s; 0: until its node speaks."""
+    """How long its work survives silence, s; 0: until its node reports."""
     stage: Stage = Stage.WAITING
     attempts: int = 0
     open: AttemptRow | None = None
     closed: AttemptRow | None = None
-    """The last attempt, between its close and what becomes of the job."""
+    """The last attempt, between its close and the requeue or end."""
     outcome: Outcome | None = None
-    """Of the last attempt that was closed."""
+    """Outcome of the last closed attempt."""
     failures: int = 0
-    """Attempts that the job's own budget of retries has to pay for."""
+    """Attempts that count against the job's retries."""
     losses: int = 0
-    """Attempts that were lost, in all."""
+    """Lost attempts in total."""
     in_a_row: int = 0
-    """Of these the last ones, none after a good run."""
+    """Consecutive losses since the last good run."""
     failed_in_a_row: int = 0
-    """The same of those that failed by themselves."""
+    """Consecutive failures since the last good run."""
     counted: bool = False
-    """Its losses in a row are told: they alone decide whether it runs again."""
+    """The ledger reports its losses in a row, and they alone decide whether it runs again."""
     not_before_us: int = 0
-    """It waits until then."""
+    """End of its back-off."""
     resume: Checkpoint | None = None
-    """The last checkpoint that it acknowledged."""
+    """Its last acknowledged checkpoint."""
 
 
 @dataclass(slots=True)
 class DeviceRow:
-    """A device, and what is granted of it: `<job id>.<attempt>` -> claim."""
+    """A device and its grants: `<job id>.<attempt>` -> claim."""
 
     about: Device
     memory_mib: int
-    """What of it can be granted."""
+    """Grantable memory."""
     node: str
     kind: Kind
     epoch: int = 0
     claims: dict[str, Claim] = field(default_factory=dict)
     held_for: str = ""
-    """The job that it is held for."""
+    """The job for which it is held."""
     quarantine: int | None = None
-    """It is in quarantine; when that began names it."""
+    """In quarantine, identified by the time of its start."""
     going: str = ""
-    """The board whose repartition is to destroy it, or may have: nobody may be granted it."""
+    """The board whose repartition will destroy it, or may have: it may not be granted."""
 
 
 @dataclass(slots=True)
 class NodeRow:
-    """A node in its present life, or its last one."""
+    """A node in its present or last life."""
 
     name: str
     incarnation: int
     up: bool
     offered: frozenset[str]
-    """Its devices, by the last inventory."""
+    """Devices of the last inventory."""
     labels: dict[str, str]
     leaf: tuple[str, str, str]
     simulated: bool
@@ -138,55 +138,55 @@ class NodeRow:
     used_cpu: int = 0
     used_mib: int = 0
     parts: int = 0
-    """Of attempts, on this node."""
+    """Number of attempts' parts on this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class SilentRow:
-    """A node's silence."""
+    """The silence of a node."""
 
     since_us: int
-    """When it was heard last, us of ledger time."""
+    """When it was last heard, us of ledger time."""
     kept: bool
-    """Only kept work is left."""
+    """Only work that is kept in silence is left."""
     ended_lease_s: float
-    """Leases of at most this length are told to have ended."""
+    """Leases up to this length are recorded as ended."""
 
 
 class Books:
-    """All rows, the report, and where in the ledger we are."""
+    """All rows, the report, and the position in the ledger."""
 
     def __init__(self) -> None:
         self.report = Verification()
         self.seq = 0
         self.t_us = 0
         self.format: int | None = None
-        """What the present record declares; None: it was written by a version that did not."""
+        """Format that the present record declares; None: written by a version that declared none."""
         self.more = False
-        """The decision goes on in the next record."""
+        """The decision continues in the next record."""
         self.ticked_us = 0
-        """So late it is at least, us of ledger time: what the last tick said, see `clock`."""
+        """A lower bound of the time, us of ledger time, from the last tick (see `clock`)."""
         self.inbox_seq = 0
-        """The last inbox message that is decided with the present record."""
+        """The last inbox message decided up to the present record."""
         self.jobs: dict[str, JobRow] = {}
         self.ended = EndedIds()
         self.devices: dict[str, DeviceRow] = {}
         self.nodes: dict[str, NodeRow] = {}
         self.silent: dict[str, SilentRow] = {}
-        """Nodes that are not heard."""
+        """Silent nodes."""
         self.cordoned: set[str] = set()
-        """Nodes that an operator has taken out of use."""
+        """Cordoned nodes."""
         self.suspended: set[str] = set()
-        """Teams that an operator has paused."""
+        """Suspended teams."""
         self.holds: dict[str, tuple[str, ...]] = {}
-        """Job -> devices that are held for it."""
+        """Job -> devices held for it."""
         self.limits = LimitBooks()
         self.guarantees = Guarantees()
         self.covers: Callable[[JobRow, Sequence[str]], bool] = lambda job, devices: True
-        """Whether the budgets of a job that waits cover these devices now; `Spending` knows."""
+        """Whether budgets cover these devices for a waiting job now; set by `Spending`."""
 
     def broken(self, invariant: str, what: str) -> None:
-        """The present record says something that cannot be."""
+        """Reports a violation by the present record."""
         self.report.violated(invariant, self.seq, what)
 
     def offered(self, device_id: str, node: str) -> bool:
@@ -195,12 +195,12 @@ class Books:
         return row is not None and row.node == node and owner is not None and owner.up and device_id in owner.offered
 
     def kind(self, device_id: str) -> Kind | None:
-        """None for a device that no node brought, which is a violation of its own and counts for nothing."""
+        """None for a device of no node, which is reported elsewhere and counts for nothing."""
         row = self.devices.get(device_id)
         return None if row is None else row.kind
 
     def attempt(self, job_id: str, number: int) -> tuple[JobRow, AttemptRow] | None:
-        """The job and its open attempt, if that has this number. What is wrong otherwise is said by `lives`."""
+        """The job and its open attempt, if its number matches. `lives` reports mismatches."""
         job = self.jobs.get(job_id)
         if job is None or job.open is None or job.open.number != number:
             return None
@@ -208,14 +208,14 @@ class Books:
 
 
 class Promises(dict[str, int]):
-    """What an event says that a later one of the same decision must follow up on.
+    """Follow-ups that an event requires within the same decision.
 
-    That is in the same record, or, of a decision that takes several records (`LedgerRecord.more`), in one of the others: at
-    the latest in the one by which the input is decided that led to it. Each goes with what was decided of the inbox before.
+    They must come in the same record or, if the decision takes several (`LedgerRecord.more`), by the record that
+    completes the input that caused it. All follow from what the inbox held before.
     """
 
     def __init__(self, books: Books, otherwise: str) -> None:
-        """`otherwise`: what is wrong if it is not kept, with `{}` for what it is about."""
+        """`otherwise`: the violation if a follow-up is missing, with `{}` for its subject."""
         super().__init__()
         self._books = books
         self._otherwise = otherwise
@@ -224,13 +224,13 @@ class Promises(dict[str, int]):
         self[about] = self._books.inbox_seq
 
     def keep(self, about: str) -> bool:
-        """Whether there was such a promise."""
+        """Whether the follow-up was required."""
         kept = about in self
         self.pop(about, None)
         return kept
 
     def check(self, invariant: str) -> None:
-        """At the end of each record: what should have been kept by now."""
+        """Reports follow-ups that are missing; call it at the end of each record."""
         if not self:
             return
         books = self._books
@@ -240,7 +240,7 @@ class Promises(dict[str, int]):
 
 
 class Subject:
-    """The checks of one subject. `handlers`: event type -> name of the method that is called with each such event."""
+    """The checks of one subject. `handlers`: event type -> name of the method to call."""
 
     handlers: ClassVar[dict[type, str]] = {}
 
@@ -248,13 +248,13 @@ class Subject:
         self.books = books
 
     def begin(self, record: led.LedgerRecord) -> None:
-        """Before the record's events."""
+        """Called before the record's events."""
 
     def end(self) -> None:
-        """After the record's events: what one record must say as a whole."""
+        """Called after the record's events: checks of the record as a whole."""
 
     def finish(self) -> None:
-        """After the last record that there is now. May be called again after more of them."""
+        """Called after the last record so far; more records may follow."""
 
 
 Handler = Callable[[Any], None]

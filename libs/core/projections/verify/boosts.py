@@ -1,5 +1,5 @@
-"""Boosts (I20): a job is raised above its class for a time and within its team's budget, by nobody else's admin, and has its
-own priority again when that time is over."""
+"""Checks boosts (I20): a job is raised above its class for a limited time, within its team's budget, by an admin of its
+own team, and gets its priority back afterwards."""
 
 from collections import deque
 from typing import ClassVar
@@ -12,7 +12,7 @@ _S = 1_000_000
 
 
 class Boosts(Subject):
-    """Keeps who is raised, and how often jobs of each team were. Writes the priority of a job's row."""
+    """Tracks raised jobs and each team's use of boosts. Writes the priority of a job's row."""
 
     handlers: ClassVar = {
         led.JobBoosted: "boosted",
@@ -24,10 +24,10 @@ class Boosts(Subject):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._raised: dict[str, tuple[int, int]] = {}
-        """Job -> the priority of its class, and until when it is raised."""
+        """Job -> priority of its class, and end of the boost."""
         self._had: dict[str, deque[int]] = {}
         self._budgets: dict[str, tuple[str, BoostBudget | None]] = {}
-        """Queue -> the one above it, and the budget that it says."""
+        """Queue -> its parent, and its own budget."""
 
     def applied(self, e: led.QueuesApplied) -> None:
         self._budgets = {queue.name: (queue.parent, queue.boosts) for queue in e.queues}

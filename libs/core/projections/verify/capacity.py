@@ -1,8 +1,8 @@
-"""How much capacity existed, and how much of it attempts held (I16): what the sum of all accounts must be.
+"""Computes existing capacity, and the part held by attempts (I16): the sums that all accounts must have.
 
-It shares no code with the accounts (`libs.core.billing.accounts`), whose sums are compared with these where both are at hand
-(`libs.ledger.audited`). Capacity is counted in units, 7,000 a device; a MIG instance has its part of its board's; a board of
-which some is in no instance is a whole one all the same.
+It shares no code with the accounts (`libs.core.billing.accounts`); `libs.ledger.audited` compares the two. Capacity is
+counted in units, 7,000 per device. A MIG instance has its part of its board; a board counts whole, even if part of it
+is in no instance.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _UNITS = 7000
 
 
 class CapacityBooks(Subject):
-    """Integrates over ledger time what nodes offer and what attempts hold."""
+    """Integrates offered and held capacity over ledger time."""
 
     handlers: ClassVar = {
         led.NodeJoined: "offered",
@@ -36,20 +36,20 @@ class CapacityBooks(Subject):
         self._held = 0
 
     def offered(self, e: led.NodeJoined | led.BoardCutDone) -> None:
-        self._now(e.inventory.node, _units(e.inventory))
+        self._set_offered(e.inventory.node, _units(e.inventory))
 
     def left(self, e: led.NodeLeft) -> None:
-        self._now(e.node, 0)
+        self._set_offered(e.node, 0)
 
     def freed(self, e: led.DevicesFreed) -> None:
         found = self.books.attempt(e.job_id, e.attempt)
         if found is not None:
-            self._held += self._of(found[1].parts.get(e.node, ())) * (self.books.t_us - found[1].opened_us)
+            self._held += self._units_of(found[1].parts.get(e.node, ())) * (self.books.t_us - found[1].opened_us)
 
     def split(self, e: led.DevicesFragmented) -> None:
-        """That it is no more than is idle, the accounts say."""
-        if (told := sum(e.units.values())) > self._units:
-            self.books.broken("I16", f"{told} units are told to be fragmented, and there are {self._units}")
+        """The accounts check that it is at most what is idle."""
+        if (fragmented := sum(e.units.values())) > self._units:
+            self.books.broken("I16", f"{fragmented} units are told to be fragmented, and there are {self._units}")
         if e.units and not any(job.stage is Stage.WAITING for job in self.books.jobs.values()):
             self.books.broken("I16", "devices are told to be fragmented, and no job waits")
 
@@ -58,17 +58,17 @@ class CapacityBooks(Subject):
         report.capacity_unit_us = self._existed + self._units * (books.t_us - self._since_us)
         report.held_unit_us = self._held
         for open_now in (job.open for job in books.jobs.values() if job.open is not None):
-            units = sum(map(self._of, open_now.parts.values()))
+            units = sum(map(self._units_of, open_now.parts.values()))
             report.held_unit_us += units * (books.t_us - open_now.opened_us)
 
-    def _now(self, node: str, units: int) -> None:
+    def _set_offered(self, node: str, units: int) -> None:
         self._existed += self._units * (self.books.t_us - self._since_us)
         self._since_us = self.books.t_us
         self._units += units - self._nodes.get(node, 0)
         self._nodes[node] = units
 
-    def _of(self, claims: Iterable[Claim]) -> int:
-        """Units of what is held."""
+    def _units_of(self, claims: Iterable[Claim]) -> int:
+        """Units of claims."""
         units = 0
         for claim in claims:
             row = self.books.devices.get(claim.device)

@@ -1,9 +1,10 @@
-"""The checker: hands each event of a ledger to the subjects that it concerns, in the order in which they rely on each other."""
+"""The checker: passes each event to the subjects that handle it, in order of their dependencies."""
 
 from typing import ClassVar, Final
 
-from libs.core.projections.verify.asked import AsAsked
+from libs.core.projections.verify.asked import GrantMatchesRequest
 from libs.core.projections.verify.attempts import Attempts
+from libs.core.projections.verify.audit_records import AuditRecords
 from libs.core.projections.verify.boards import Boards
 from libs.core.projections.verify.books import Books, Handler, Subject
 from libs.core.projections.verify.boosts import Boosts
@@ -24,7 +25,6 @@ from libs.core.projections.verify.records import Records
 from libs.core.projections.verify.report import Verification
 from libs.core.projections.verify.spending import Spending
 from libs.core.projections.verify.summed import Summed
-from libs.core.projections.verify.told import Told
 from schemas import ledger as led
 
 SUBJECTS: Final[tuple[type[Subject], ...]] = (
@@ -33,9 +33,9 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Lives,  # moves the job's state, which all others read
     Boosts,  # its priority
     Holds,
-    AsAsked,
+    GrantMatchesRequest,
     Boards,
-    CapacityBooks,  # these six free what the attempt's row says, so before `Attempts` strikes it
+    CapacityBooks,  # these six read the attempt's row, so they come before `Attempts` removes it
     Devices,
     Hosts,
     TeamLimits,
@@ -47,11 +47,11 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     AttemptsProgress,
     PromisedStarts,
     Ends,
-    Told,
+    AuditRecords,
     Summed,
     Rates,
 )
-"""In this order each hears of an event."""
+"""The order in which subjects get an event."""
 
 
 class Checker:
@@ -59,7 +59,7 @@ class Checker:
 
     handled: ClassVar[frozenset[str]] = led.kinds_of({kind for subject in SUBJECTS for kind in subject.handlers})
     ignored: ClassVar[frozenset[str]] = frozenset()
-    """An auditor overlooks nothing."""
+    """The checker knows every kind of event."""
 
     def __init__(self) -> None:
         self._books = Books()
@@ -75,11 +75,11 @@ class Checker:
 
     @property
     def report(self) -> Verification:
-        """What was found so far; `finish` brings its sums up to date."""
+        """Violations so far. Call `finish` to update the sums."""
         return self._books.report
 
     def step(self, seq: int, record: led.LedgerRecord, valid: bool) -> None:
-        """One record at stream sequence `seq`; `valid` is what the chain's reader rule says of it (I10)."""
+        """One record at stream sequence `seq`; `valid`: whether the chain's reader rule accepts it (I10)."""
         books, report = self._books, self._books.report
         books.seq = report.last_seq = seq
         if not valid:
@@ -97,7 +97,7 @@ class Checker:
         report.last_t_us = books.t_us
 
     def finish(self) -> Verification:
-        """The report so far."""
+        """The report up to here."""
         for finish in self._finish:
             finish()
         return self.report

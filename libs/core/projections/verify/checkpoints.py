@@ -1,4 +1,4 @@
-"""Checkpoints (I12): a job's never goes back, and every attempt goes on from the last one that the ledger has."""
+"""Checks checkpoints (I12): a job's checkpoint never goes back, and every attempt resumes from the ledger's last one."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ from schemas.jobs import Checkpoint
 
 
 class Checkpoints(Subject):
-    """Keeps each job's last checkpoint."""
+    """Tracks each job's last checkpoint."""
 
     handlers: ClassVar = {
         led.AttemptCheckpointed: "checkpointed",

@@ -1,5 +1,5 @@
-"""Devices (I1, I8): only those of a node that is up are granted, never beyond compute or memory, each time with a larger
-epoch; and what is free at the end is what nobody holds."""
+"""Checks devices (I1, I8): grants only of devices of a node that is up, never beyond compute or memory, each with a
+larger epoch. At the end, free capacity is what nobody holds."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from schemas.resources import WHOLE_MILLI, Claim, Device, Inventory
 
 
 class Devices(Subject):
-    """Keeps a row per device: what of it is granted to whom."""
+    """Keeps a row per device, with its grants."""
 
     handlers: ClassVar = {
         led.NodeJoined: "joined",
@@ -22,7 +22,7 @@ class Devices(Subject):
     }
 
     def joined(self, e: led.NodeJoined | led.BoardCutDone) -> None:
-        """What is held stays held where a board was repartitioned; a node that begins a new life holds nothing (`nodes`)."""
+        """A repartitioned board's devices stay held. A node with a new life holds nothing (`nodes`)."""
         if self.books.format is not None and len({d.id for d in e.inventory.devices}) < len(e.inventory.devices):
             self.books.broken("I8", f"node {e.inventory.node} offers a device twice")
         known = self.books.nodes.get(e.inventory.node)
@@ -63,9 +63,9 @@ class Devices(Subject):
     def granted(self, e: led.JobGranted) -> None:
         name = attempt_id(e.job_id, e.attempt)
         for claim in e.claims:
-            self._take(e.job_id, name, claim)
+            self._add_claim(e.job_id, name, claim)
 
-    def _take(self, job: str, name: str, claim: Claim) -> None:
+    def _add_claim(self, job: str, name: str, claim: Claim) -> None:
         books = self.books
         row = books.devices.get(claim.device)
         if row is not None and row.quarantine is not None:
@@ -101,7 +101,7 @@ class Devices(Subject):
                 self.books.broken("I8", f"{name} frees {claim.device} and does not hold it")
 
     def finish(self) -> None:
-        """Used and free make a whole device; and what its row says is what open attempts say."""
+        """Used and free add up to the device, and the row agrees with the open attempts."""
         books = self.books
         held = sum(len(claims) for job in books.jobs.values() if job.open for claims in job.open.parts.values())
         claims = 0

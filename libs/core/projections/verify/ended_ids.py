@@ -1,10 +1,10 @@
-"""The checker's own memory of ended jobs, to find one that is queued a second time.
+"""Remembers ended jobs, to find one that is queued a second time.
 
-An id may be used again once its client key counts no more (`libs.core.state.ended`), so ids of the last full days within
-that window are enough; at the bound, the newest ones. A second queueing beyond that is not found. Placement remembers
-more and longer than this, so what is found here is never a lawful reuse.
+An id may be used again once its client key has expired (`libs.core.state.ended`), so the ids of the last full days in
+that window are enough, at most the newest `REMEMBERED`. A later second queueing is not found. Placement remembers more
+and longer, so every finding is a violation.
 
-The newest ids are a set; once it is full, or its day is over, it is put down as a sorted array of 8 bytes for each.
+The newest ids are a set. When it is full, or its day is over, it becomes a sorted array of 8 bytes per id.
 """
 
 from array import array
@@ -14,21 +14,21 @@ from collections import deque
 from libs.core.state.ended import DAY_US, KEPT_US
 
 REMEMBERED = 2_000_000
-"""Ids kept, 8 bytes each: 16 MB. The newest of them, `_AT_ONCE` at the most, take some 8 MB more."""
+"""Ids kept, 8 bytes each: 16 MB. The newest, at most `_AT_ONCE`, take some 8 MB more."""
 _AT_ONCE = 100_000
 _PARTS = REMEMBERED // _AT_ONCE + KEPT_US // DAY_US + 1
 
 
 class EndedIds:
-    """Ids in parts, each of one day and of `_AT_ONCE` ids at the most, dropped as a whole. Time is the ledger's."""
+    """Ids in parts, each of one day and at most `_AT_ONCE` ids; parts are dropped whole. Time is ledger time."""
 
     def __init__(self) -> None:
         self._day, self._newest = 0, set[int]()
         self._before: deque[tuple[int, array[int]]] = deque(maxlen=_PARTS - 1)
-        """Oldest first, each with its day, sorted."""
+        """(day, sorted ids), oldest first."""
 
     def add(self, job_id: str, t_us: int) -> None:
-        """The job ended at `t_us`."""
+        """Adds a job that ended at `t_us`."""
         day = t_us // DAY_US
         if self._newest and (self._day != day or len(self._newest) >= _AT_ONCE):
             self._before.append((self._day, array("Q", sorted(self._newest))))
@@ -37,7 +37,7 @@ class EndedIds:
         self._newest.add(_short(job_id))
 
     def has(self, job_id: str, t_us: int) -> bool:
-        """Whether it ended lately. Nothing is said of the day that the window begins in: part of it is outside."""
+        """Whether it ended recently. The window's first day is ignored, since part of it is outside."""
         begins, short = (t_us - KEPT_US) // DAY_US, _short(job_id)
         while self._before and self._before[0][0] <= begins:
             self._before.popleft()

@@ -1,7 +1,8 @@
-"""What queues are guaranteed, in the checker's own books: whether one may take back from another, and whether what is lent to
-both is more even then (I11).
+"""Queue guarantees in the checker's own books: whether a queue may take devices back from another, and whether lent
+devices are spread more evenly afterwards (I11).
 
-It counts in fractions and after the fact; those who decide count in grains and before (`libs.core.scheduling.queues.reclaim`).
+It counts in fractions, after the fact. The scheduler counts in grains, beforehand
+(`libs.core.scheduling.queues.reclaim`).
 """
 
 from collections import Counter
@@ -11,18 +12,18 @@ from fractions import Fraction
 from libs.core.projections.verify.limit_books import Kind, counts, part_of
 
 HeldByTeams = Callable[[Collection[str]], Counter[Kind]]
-"""Teams -> what they hold together, thousandths by kind."""
+"""Teams -> their joint holdings, thousandths by kind."""
 
 
 class Guarantees:
-    """The tree of queues with what is guaranteed to each."""
+    """The tree of queues with their guarantees."""
 
     def __init__(self) -> None:
         self._parent: dict[str, str] = {}
         self._guaranteed: dict[str, Mapping[str, int]] = {}
         self._weights: dict[str, int] = {}
         self.evens_after_s: Fraction | None = None
-        """A job runs so long before it goes so that what is lent is even; None: it never does."""
+        """The least run time before a job may be preempted to even out lent devices; None: never."""
 
     def __bool__(self) -> bool:
         return bool(self._guaranteed)
@@ -30,16 +31,16 @@ class Guarantees:
     def applied(
         self, queues: Iterable[tuple[str, str, Mapping[str, int], int]], evens_after_s: Fraction | None = None
     ) -> None:
-        """From here on these are all queues: (name, parent, guaranteed thousandths by key, weight in thousandths)."""
-        told = list(queues)
-        self._parent = {name: parent for name, parent, *_ in told}
-        self._guaranteed = {name: dict(guaranteed) for name, _, guaranteed, _ in told}
-        self._weights = {name: weight for name, *_, weight in told}
+        """Replaces all queues: (name, parent, guaranteed thousandths by key, weight in thousandths)."""
+        listed = list(queues)
+        self._parent = {name: parent for name, parent, *_ in listed}
+        self._guaranteed = {name: dict(guaranteed) for name, _, guaranteed, _ in listed}
+        self._weights = {name: weight for name, *_, weight in listed}
         self.evens_after_s = evens_after_s
 
     def line(self, team: str) -> list[tuple[str, frozenset[str]]]:
-        """The queues that the team's jobs stand in, from the top, each with its teams; beside queues below its own, the team
-        stands alone."""
+        """The queues of the team's jobs, from the top, each with its teams. Beside queues below its own, the team
+        counts as one alone."""
         names = [team]
         while (above := self._parent.get(names[-1], "")) and len(names) <= len(self._parent):
             names.append(above)
@@ -47,8 +48,8 @@ class Guarantees:
         return [*line, (f"{team} itself", frozenset({team}))] if line[-1][1] != {team} else line
 
     def lends(self, giver: str, taker: str, asked: Collection[Kind], held: HeldByTeams) -> int | None:
-        """The level at which the two part, if from there down all queues of the one that gives hold more than is guaranteed to
-        them of the kinds `asked` (none: of any accelerator); else None."""
+        """The level at which the two paths part, if from there down every queue of the giver holds more than its
+        guarantee in the kinds `asked` (none: any accelerator). Else None."""
         ours, theirs = self.line(giver), self.line(taker)
         parted = next((at for at, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
         if parted is None or not all(self._beyond(name, asked, held(teams)) for name, teams in ours[parted:]):
@@ -58,7 +59,7 @@ class Guarantees:
     def within(
         self, team: str, level: int, gets: Mapping[Kind, int], asked: Collection[Kind], held: HeldByTeams
     ) -> bool:
-        """Whether all queues of the team from a level on are within their guarantees when it gets `gets` more."""
+        """Whether all queues of the team from a level on stay within their guarantees with `gets` more."""
         for name, teams in self.line(team)[level:]:
             total = held(teams) + Counter(gets)
             keys = self._keys(name, asked)
@@ -69,9 +70,8 @@ class Guarantees:
     def evens(
         self, giver: str, taker: str, gone: Mapping[Kind, int], gets: Mapping[Kind, int], held: HeldByTeams
     ) -> bool:
-        """Whether the giver, which has given `gone`, holds what it is guaranteed still, and beyond it at least as much for its
-        weight as the taker does with `gets` more, where the two part; accelerators are counted. `held`: without what was given,
-        and without `gets`."""
+        """Whether the giver, after giving `gone`, still holds its guarantee and, beyond it, at least as much per weight
+        as the taker with `gets` more, where the two paths part. Counts accelerators. `held`: without both."""
         ours, theirs = self.line(giver), self.line(taker)
         parted = next((at for at, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
         if parted is None or self.evens_after_s is None:

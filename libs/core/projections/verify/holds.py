@@ -1,7 +1,7 @@
-"""Preemption and what it keeps (I11): only a job of a lower class gives way, to one that waits and may preempt; or one that
-runs on what its queue borrowed, to one whose queue is within its guarantee, or has less of what is lent; or one of the same
-class and team where the order of its queue has it so. What is kept for one is granted to nobody else; and a plan that makes
-somebody give way keeps devices for its beneficiary. How soon and how often jobs give way is limited (`thrash`)."""
+"""Checks preemption and its holds (I11). A victim has a lower class than a waiting beneficiary that may preempt; or it
+runs on borrowed devices of its queue, and the other's queue is within its guarantee or has a smaller share of lent
+devices; or both have the same class and team, and their queue's order says so. Held devices are granted to nobody else.
+A plan with victims holds devices for its beneficiary. Limits on frequency are in `thrash`."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -18,19 +18,19 @@ from schemas.resources import WHOLE_MILLI
 
 
 class _GivesBack(NamedTuple):
-    """A job that gives way although the other's class may not make it."""
+    """A victim that the beneficiary's class may not preempt."""
 
     job_id: str
     team: str
     kinds: Counter[Kind]
     level: int | None
-    """Where the two queues part, if it runs on what its queue borrowed."""
+    """The level at which the two queues part, if it runs on borrowed devices."""
     early: str
-    """What is wrong if it goes so that what is lent is even."""
+    """The violation if it is preempted to even out lent devices."""
 
 
 class Holds(Subject):
-    """Keeps what is held for whom."""
+    """Tracks devices held for beneficiaries."""
 
     handlers: ClassVar = {
         led.AttemptPreempting: "preempting",
@@ -54,26 +54,27 @@ class Holds(Subject):
         self._will_hold = Promises(books, "somebody gives way to {}, and nothing is held for it")
         self._thrash = ThrashBooks()
         self._plans: dict[str, set[str]] = {}
-        """Whom others give way to -> the plans that say so, in this decision."""
+        """Beneficiary -> plans of this decision."""
         self._leaving: set[str] = set()
-        """Jobs whose attempt gives way or stops: what they hold is not their queues' any more."""
+        """Jobs whose attempt is being preempted or stopped: their devices no longer count for their queues."""
         self._takes_back: dict[str, list[_GivesBack]] = {}
-        """Who gives back what queues borrowed, by whom to."""
+        """Beneficiary -> victims that return borrowed devices."""
         self._let_go = Promises(books, "what is held for {} is released, and it neither starts nor ends")
         self._paused = Promises(books, "the team of {} is suspended, and devices stay held for it")
         self._silent: set[str] = set()
-        """Nodes that are not heard: what is held there is let go."""
+        """Silent nodes: holds on them are released."""
         self._was_on: dict[str, set[str]] = {}
-        """The nodes of such holds."""
+        """Job -> nodes of such holds."""
         self._queues: dict[str, tuple[str, str | None]] = {"": ("", None)}
-        """Queue -> the one above it, and the order that it says; "": the pool."""
+        """Queue -> its parent and its order; "": the pool."""
 
     def applied(self, e: led.QueuesApplied) -> None:
         self._thrash.applied(e)
         self._queues = {"": ("", e.order), **{queue.name: (queue.parent, queue.order) for queue in e.queues}}
 
     def _exchanges(self, team: str) -> bool:
-        """Whether jobs of one class and team give way to each other: its queue says an order that does, or the next above."""
+        """Whether jobs of one class and team preempt each other, by the order of their queue or the nearest parent with
+        an order."""
         name = team if team in self._queues else ""
         while name and self._queues[name][1] is None:
             name = self._queues[name][0]
@@ -103,12 +104,12 @@ class Holds(Subject):
             elif early:
                 books.broken("I11", f"{e.job_id} gives way to {e.beneficiary} {early}")
         elif victim is not None and not (winner.preempts and victim.priority < winner.priority and not early):
-            self._back(victim, winner, early)
+            self._check_return(victim, winner, early)
         self._leaving.add(e.job_id)
 
     def _too_soon(self, e: led.AttemptPreempting, victim: JobRow | None, winner: JobRow | None) -> str:
-        """What is wrong with how long the victim ran, if it gives back nothing that was lent; "": nothing. Tells by itself when
-        it, or the pool, gives way too often."""
+        """The violation in how long the victim ran, if it returns no borrowed devices; "": none. Reports preemptions
+        that are too frequent itself."""
         same = (
             victim is not None
             and winner is not None
@@ -123,13 +124,13 @@ class Holds(Subject):
             self.books.broken("I11", f"{e.job_id} gives way to {e.beneficiary} {often}")
         return self._thrash.too_short(victim.team, victim.open, self.books.t_us, lent=False)
 
-    def _back(self, victim: JobRow, winner: JobRow, early: str) -> None:
-        """What is wrong with a job that gives way although the other's class may not make it."""
+    def _check_return(self, victim: JobRow, winner: JobRow, early: str) -> None:
+        """The violation of a preemption that the beneficiary's class does not allow."""
         parted, guarantees = None, self.books.guarantees
         may_lend = guarantees and victim.priority <= winner.priority
         if may_lend:
             asked = _asked(winner)
-            parted = guarantees.lends(victim.team, winner.team, asked, self._staying)
+            parted = guarantees.lends(victim.team, winner.team, asked, self._holdings_left)
         if parted is not None or (may_lend and guarantees.evens_after_s is not None and victim.team != winner.team):
             soon = self._too_soon_to_even_out(victim)
             kinds = self._kinds_of(victim)
@@ -154,7 +155,7 @@ class Holds(Subject):
         return self._thrash.too_short(victim.team, victim.open, t_us, evens_after_s=evens_after_s)
 
     def _kinds_of(self, job: JobRow) -> Counter[Kind]:
-        """What it holds."""
+        """The kinds it holds."""
         total: Counter[Kind] = Counter()
         for claims in job.open.parts.values() if job.open is not None else ():
             for claim in claims:
@@ -163,20 +164,20 @@ class Holds(Subject):
         return total
 
     def _given_back(self, job: JobRow, given: list[_GivesBack], gets: Counter[Kind]) -> str:
-        """What is wrong with what others give back to a job that gets `gets`; "": nothing."""
+        """The violation in what others return to a job that gets `gets`; "": none."""
         levels = [one.level for one in given if one.level is not None]
         within = self.books.guarantees.within
-        if len(levels) == len(given) and within(job.team, min(levels), gets, _asked(job), self._staying):
+        if len(levels) == len(given) and within(job.team, min(levels), gets, _asked(job), self._holdings_left):
             return ""
         for one in given:
             if one.early:
                 return f"{one.job_id} gives way to {job.id} {one.early}"
-            if not self.books.guarantees.evens(one.team, job.team, one.kinds, gets, self._staying):
+            if not self.books.guarantees.evens(one.team, job.team, one.kinds, gets, self._holdings_left):
                 return f"{one.job_id} gives back to {job.id}, whose queues are not within their guarantees, and have not less"
         return ""
 
-    def _staying(self, teams: Collection[str]) -> Counter[Kind]:
-        """What teams hold, and what is kept for them, without what is being given back."""
+    def _holdings_left(self, teams: Collection[str]) -> Counter[Kind]:
+        """Devices held by teams or for them, without those being returned."""
         total = self.books.limits.counted(teams)
         for job_id in self._leaving:
             job = self.books.jobs.get(job_id)
@@ -234,14 +235,14 @@ class Holds(Subject):
             row.held_for = e.job_id
             if (
                 job is not None
-                and (stay := self._stay(device, e.job_id)) + job.spec.resources.share_milli > WHOLE_MILLI
+                and (stay := self._still_taken(device, e.job_id)) + job.spec.resources.share_milli > WHOLE_MILLI
             ):
                 books.broken(
                     "I11", f"{device} is held for {e.job_id}, and {stay} milli of it are of jobs that do not give way"
                 )
 
-    def _stay(self, device: str, beneficiary: str) -> int:
-        """Thousandths of a device that stay taken when those who give way to `beneficiary` are gone."""
+    def _still_taken(self, device: str, beneficiary: str) -> int:
+        """Thousandths of a device still taken after all victims of `beneficiary` have gone."""
         stay = 0
         for name, claim in self.books.devices[device].claims.items():
             job_id, number = split_attempt_id(name)
@@ -271,7 +272,7 @@ class Holds(Subject):
             self.books.broken("I11", f"{e.job_id} is granted devices, and its hold is not released")
             self._forget(e.job_id)
         if self._was_on:
-            self._explained(e.job_id)
+            self._accept_release(e.job_id)
         if not self.books.holds:
             return
         for claim in e.claims:
@@ -283,12 +284,12 @@ class Holds(Subject):
         if e.job_id in self.books.holds:
             self.books.broken("I11", f"{e.job_id} ends, and devices are held for it")
             self._forget(e.job_id)
-        self._explained(e.job_id)
+        self._accept_release(e.job_id)
         self._thrash.ended(e.job_id)
 
     def reserved(self, e: led.DevicesReserved) -> None:
-        """What is kept for a job that waits is in the pool; it is no promise to be granted just these. Mostly it is a gang; one
-        device is kept for a job that has waited so long that it comes before all."""
+        """Devices reserved for a waiting job exist in the pool; the job need not be granted these. Usually it is a
+        gang. A single device is reserved for a job that has waited so long that it precedes all others."""
         job = self.books.jobs.get(e.gang)
         if job is None or job.stage is not Stage.WAITING:
             self.books.broken("I11", f"devices are reserved for {e.gang}, which does not wait")
@@ -308,7 +309,7 @@ class Holds(Subject):
         self._silent.discard(node)
         if self._was_on:
             for job in [job for job, nodes in self._was_on.items() if node in nodes]:
-                self._explained(job)
+                self._accept_release(job)
 
     def suspended(self, e: led.TeamSuspended) -> None:
         for job_id in self.books.holds:
@@ -330,7 +331,7 @@ class Holds(Subject):
             self._let_go.check("I11")
             self._was_on = {job: nodes for job, nodes in self._was_on.items() if job in self._let_go}
 
-    def _explained(self, job_id: str) -> None:
+    def _accept_release(self, job_id: str) -> None:
         self._let_go.keep(job_id)
         self._was_on.pop(job_id, None)
 
@@ -342,7 +343,7 @@ class Holds(Subject):
 
 
 def _asked(job: JobRow) -> list[Kind]:
-    """The kinds that a job names; none: any accelerator."""
+    """The kinds that a job requests; none: any accelerator."""
     asked = job.spec.resources
     if asked.roles:
         return [(model, "") for role in asked.roles for model in role.types or asked.types]

@@ -1,6 +1,6 @@
-"""What devices share (I1): processors and host memory of a node, power of a leaf, at the moment that they are taken; and how
-many parts a node runs: one that is full throughout a decision is granted nothing by it. Ledgers of before records declared
-their format are of before that bound, too."""
+"""Checks shared resources when they are taken (I1): processors and host memory of a node, power of a leaf, and the
+number of parts on a node: one that is full throughout a decision gets no grant in it. Ledgers from before records
+declared a format predate the bound on parts."""
 
 from typing import ClassVar
 
@@ -8,22 +8,22 @@ from libs.core.projections.verify.books import Books, Subject
 from schemas import ledger as led
 
 MOST_PARTS = 4096
-"""Of attempts on one node."""
+"""The most parts on one node."""
 MOST_AT_ONCE = 1024
-"""What one decision may grant on a node beyond that: its cycle began when there was room."""
+"""Parts that one decision may grant beyond it, since its cycle started with room."""
 
 
 class Hosts(Subject):
-    """Looks after each grant whether its nodes and leaves can serve it."""
+    """Checks after each grant that its nodes and leaves can carry it."""
 
     handlers: ClassVar = {led.NodeJoined: "joined", led.JobGranted: "granted", led.DevicesFreed: "freed"}
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._capped = False
-        """A node declared a power cap: only then leaves are looked at."""
+        """Whether any node declared a power cap; only then are leaves checked."""
         self._fewest: dict[str, int] = {}
-        """Node -> the fewest parts that it ran since the decision began, for those on which any began or ended."""
+        """Node -> the fewest parts during this decision, for nodes where any started or ended."""
 
     def joined(self, e: led.NodeJoined) -> None:
         self._capped |= bool(e.inventory.rack_power_w)
@@ -58,8 +58,8 @@ class Hosts(Subject):
             self.books.broken("I1", f"{name} is granted its part {node.parts}, and runs {MOST_PARTS} at the most")
 
     def _power(self, leaf: tuple[str, str, str]) -> None:
-        """A leaf's power cap is the smallest that a node of it that is up declares; a share of a device draws its part of the
-        limit."""
+        """A leaf's power cap is the smallest that any of its nodes that are up declares. A share of a device counts its
+        part of the device's limit."""
         books = self.books
         caps = [node.rack_w for node in books.nodes.values() if node.leaf == leaf and node.rack_w and node.up]
         if not caps:

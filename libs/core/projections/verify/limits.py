@@ -1,5 +1,5 @@
-"""Limits of teams and queues (I7): no grant and no hold lifts one above them, in books of their own (`limit_books`).
-A team that is suspended gets no grant, no hold and no new job, and one that has left is suspended and has no job."""
+"""Checks limits of teams and queues (I7): no grant and no hold exceeds one (`limit_books`). A suspended team gets no
+grant, no hold and no new job. A team that has left is suspended and has no job."""
 
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -13,7 +13,7 @@ from schemas.resources import Claim
 
 
 class TeamLimits(Subject):
-    """Tells the limit books what happens."""
+    """Passes events to the limit books."""
 
     handlers: ClassVar = {
         led.QuotaSet: "set",
@@ -79,7 +79,7 @@ class TeamLimits(Subject):
             self._while_suspended(job.team, f"{e.job_id} is granted devices")
         if job is not None and job.stage is not Stage.ENDED:
             once = (self.books.format or FIRST) >= COUNTS_ONCE
-            self._told(self.books.limits.grant(job.team, e.job_id, self._kinds(e.claims), counts_once=once))
+            self._report(self.books.limits.grant(job.team, e.job_id, self._kinds(e.claims), counts_once=once))
 
     def freed(self, e: led.DevicesFreed) -> None:
         found = self.books.attempt(e.job_id, e.attempt)
@@ -101,14 +101,14 @@ class TeamLimits(Subject):
             self._while_suspended(job.team, f"devices are held for {e.job_id}")
         if job is not None and job.stage is not Stage.ENDED:
             milli = job.spec.resources.share_milli
-            self._told(
+            self._report(
                 self.books.limits.hold(job.team, e.job_id, [(self.books.kind(device), milli) for device in e.devices])
             )
 
     def released(self, e: led.HoldReleased) -> None:
         self.books.limits.release(e.job_id)
 
-    def _told(self, exceeded: list[str]) -> None:
+    def _report(self, exceeded: list[str]) -> None:
         for what in exceeded:
             self.books.broken("I7", what)
 
@@ -117,7 +117,8 @@ class TeamLimits(Subject):
 
 
 def _evens_after_s(e: led.QueuesApplied) -> Fraction | None:
-    """After how long jobs go so that what is lent is even; None: they do not. A twentieth of a half-life, unless it is said."""
+    """The least run time before a preemption that evens out lent devices; None: there are none. Default: a twentieth of
+    a half-life."""
     said = None if e.preemption is None else e.preemption.share_grace_s
     if said == "never":
         return None

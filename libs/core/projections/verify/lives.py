@@ -1,4 +1,4 @@
-"""The lives of jobs (I3): queued once, one end, and each event at a moment at which it can be."""
+"""Checks lives of jobs (I3): queued once, ended once, and each event in a stage that allows it."""
 
 from typing import ClassVar
 
@@ -28,11 +28,11 @@ _MAY_COME: dict[type, tuple[frozenset[Stage], Stage | None, bool, str]] = {
     led.JobRequeued: (frozenset({S.CLOSED}), S.WAITING, False, "queued again"),
     led.JobFinished: (frozenset({S.WAITING, S.CLOSED}), S.ENDED, False, "finished"),
 }
-"""Event -> where its job may stand when it comes; where it leads; whether it is of the open attempt; and a word for it."""
+"""Event -> allowed stages, next stage, whether it concerns the open attempt, and a verb."""
 
 
 class Lives(Subject):
-    """Finds events of jobs that never were, are over, or stand elsewhere. Removes a job when it has ended."""
+    """Reports events of jobs that do not exist, are over, or are in another stage. Removes ended jobs."""
 
     handlers: ClassVar = {led.JobQueued: "queued", **dict.fromkeys(_MAY_COME, "follows")}
 
@@ -85,7 +85,7 @@ class Lives(Subject):
 
 
 class Ends(Subject):
-    """The last subject that sees a job's end: nothing of the job is left then."""
+    """The last subject that handles a job's end: nothing of the job may be left."""
 
     handlers: ClassVar = {led.JobFinished: "finished", led.AttemptClosed: "closed"}
 

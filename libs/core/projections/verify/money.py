@@ -1,4 +1,5 @@
-"""Price books and closed periods (I17): versions rise, the currency stays, closed periods follow each other without a gap."""
+"""Checks price books and closed periods (I17): versions rise, the currency stays, periods follow each other without a
+gap."""
 
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ from schemas.prices import RateBook
 
 
 class Rates(Subject):
-    """What a seal's sums and hashes come to takes a second reading: `libs.ledger.seals`."""
+    """Totals and hashes of a seal need a second pass: `libs.ledger.seals`."""
 
     handlers: ClassVar = {led.PricesApplied: "applied", led.PeriodClosed: "closed"}
 
@@ -17,7 +18,7 @@ class Rates(Subject):
         self._book: RateBook | None = None
         self._closed_us: int | None = None
         self._wall_us = 0
-        """What the calendar says at the present record."""
+        """Wall time at the present record, by the calendar."""
 
     def begin(self, record: led.LedgerRecord) -> None:
         self._wall_us = record.wall_us if record.wall_us is not None else record.t_us

@@ -1,5 +1,5 @@
-"""Nodes and leases (I8): a node's lives follow each other, a lease ends only when the node leaves, and a node that leaves or
-begins a new life holds nothing."""
+"""Checks nodes and leases (I8): a node's lives follow each other, a lease ends only when the node leaves, and a node
+that leaves or starts a new life holds nothing."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -36,18 +36,19 @@ class Nodes(Subject):
         self._leaves = Promises(books, "a part on node {} ended with its node, and the node does not leave")
         self._anew = Promises(books, "a part on node {} ended with its life, and the node does not begin a new one")
         self._dead: set[str] = set()
-        """Nodes that an operator declared dead, and that have not left yet."""
-        self._told_ended: set[str] = set()
-        """Nodes of which this decision tells silence."""
+        """Nodes declared dead that have not left yet."""
+        self._reported_silent: set[str] = set()
+        """Nodes whose silence this decision reports."""
         self._epoch = 0
         self._ticked_us: int | None = None
-        """What the last tick said, us of ledger time; None: there was none yet."""
+        """Time of the last tick, us of ledger time; None: none yet."""
         self._now_us = 0
-        """So late it may be: what comes after a long pause, or to a restored ledger, takes time along by little at first."""
+        """An upper bound of the time: after a long pause, or in a restored ledger, inputs advance time little by little
+        at first."""
         self._term_us = 0
-        """That of who grants leases."""
+        """Term of the granter of leases."""
         self._deaf_us = 0
-        """Until then its predecessor may have renewed leases that it cannot know of."""
+        """Until then the previous granter may have renewed leases unknown to this one."""
 
     def begin(self, record: led.LedgerRecord) -> None:
         mark, self._now_us = record.clock, record.t_us
@@ -71,7 +72,7 @@ class Nodes(Subject):
             row.used_cpu, row.used_mib, row.parts = known.used_cpu, known.used_mib, known.parts
             self._holds_nothing(known, "joins")
         for device in row.offered - (known.offered if known is not None else frozenset()):
-            if (found := self.books.devices.get(device)) is not None and found.claims:  # another node's until now
+            if (found := self.books.devices.get(device)) is not None and found.claims:  # it was another node's so far
                 self.books.broken("I8", f"node {name} joins while {device} is held by {', '.join(found.claims)}")
 
     def left(self, e: led.NodeLeft) -> None:
@@ -89,10 +90,10 @@ class Nodes(Subject):
             self._holds_nothing(row, "leaves")
 
     def cut(self, e: led.BoardCutDone) -> None:
-        """The node's inventory is another; what is held stays held, and is still there."""
+        """The node has a new inventory; held devices stay held, and exist."""
         row = self.books.nodes.get(e.inventory.node)
         if row is None:
-            return  # `boards` says that it is not up
+            return  # `boards` reports that it is not up
         new = _row(e.inventory, row.incarnation)
         new.up, new.used_cpu, new.used_mib, new.parts = row.up, row.used_cpu, row.used_mib, row.parts
         self.books.nodes[row.name] = new
@@ -106,7 +107,7 @@ class Nodes(Subject):
         row = self.books.nodes.get(e.node)
         if row is None or not row.up:
             self.books.broken("I8", f"node {e.node} frees devices and is not up")
-        if e.evidence is Evidence.LEASE_ENDED and e.node not in self._dead and not self._said_otherwise(e):
+        if e.evidence is Evidence.LEASE_ENDED and e.node not in self._dead and not self._reason_says_dead(e):
             self._surely_silent(e.node, e.silent_s or 0)
             job = self.books.jobs.get(e.job_id)
             if job is not None and not job.lease_s:
@@ -114,19 +115,20 @@ class Nodes(Subject):
             silence = self.books.silent.get(e.node)
             if silence is not None and job is not None:
                 if silence.kept and job.lease_s:
-                    return  # the node's own lease has ended, which may be shorter than what the class says
-                told = self.books.format is None or silence.ended_lease_s >= job.lease_s
-                # What waited in the inbox is decided late and together: the ledger's own time then shows less than there was.
+                    return  # the node's own lease ended; it may be shorter than the class's
+                recorded = self.books.format is None or silence.ended_lease_s >= job.lease_s
+                # Inputs that waited in the inbox are decided late and together, so ledger time shows a shorter span
+                # than the actual one.
                 shown_s = (self.books.t_us - silence.since_us) / 1e6
-                if told and (e.silent_s if e.silent_s is not None else shown_s) >= job.lease_s:
+                if recorded and (e.silent_s if e.silent_s is not None else shown_s) >= job.lease_s:
                     return  # its own lease was shorter than the node's
         if e.evidence in _LEAVES:
             self._leaves.make(e.node)
         elif e.evidence is Evidence.NEW_INCARNATION:
             self._anew.make(e.node)
 
-    def _said_otherwise(self, e: led.DevicesFreed) -> bool:
-        """The node was declared dead, and a reader of before knows no record of that: the reason says it."""
+    def _reason_says_dead(self, e: led.DevicesFreed) -> bool:
+        """The reason says that the node was declared dead; older readers have no event for that."""
         older = (self.books.format or 0) < FORMAT_OF["node.declared-dead"]
         return older and e.reason.startswith(led.DECLARED_DEAD)
 
@@ -167,7 +169,7 @@ class Nodes(Subject):
             self.books.broken("I8", f"node {e.node} is silent for {e.silent_s:g} s, and {what}")
         if e.kept and all(job.lease_s for job in self._jobs_on(e.node)):
             self.books.broken("I8", f"node {e.node} is told to keep work, and has none that is kept")
-        self._told_ended.add(e.node)
+        self._reported_silent.add(e.node)
         self.books.silent[e.node] = SilentRow(since_us, e.kept, e.ended_lease_s)
 
     def heard(self, e: led.NodeHeard) -> None:
@@ -186,13 +188,13 @@ class Nodes(Subject):
     def granter(self, e: led.GranterNamed) -> None:
         if e.epoch != self._epoch + 1:
             self.books.broken("I8", f"leases are granted in epoch {e.epoch} after {self._epoch}")
-        if self._epoch:  # who granted before the first was named tells what it knows until that is decided
+        if self._epoch:  # the first named granter knows of earlier silence until it is decided
             named_us = self.books.t_us if self._ticked_us is None else min(self._ticked_us, self.books.t_us)
             self._deaf_us = max(self._deaf_us, named_us + self._term_us)
         self._epoch, self._term_us = max(self._epoch, e.epoch), int(e.term_s * 1_000_000)
 
     def _surely_silent(self, node: str, silent_s: float) -> None:
-        """Who grants leases knows of a node's silence from when its predecessor's term had passed."""
+        """A granter counts a node's silence from the end of its predecessor's term."""
         if self._deaf_us and self._now_us - int(silent_s * 1_000_000) < self._deaf_us:
             what = f"was silent for {silent_s:g} s" if silent_s else "has lost its leases"
             self.books.broken("I8", f"node {node} {what}, and who granted them before may have renewed them since")
@@ -203,7 +205,7 @@ class Nodes(Subject):
             self.books.broken("I8", f"node {node} is {what} in life {incarnation}, which it does not live")
 
     def _jobs_on(self, node: str) -> Iterator[JobRow]:
-        """Jobs that hold something there."""
+        """Jobs that hold something on a node."""
         row = self.books.nodes.get(node)
         for device in row.offered if row is not None else ():
             for name in self.books.devices[device].claims:
@@ -211,9 +213,9 @@ class Nodes(Subject):
                 if job is not None:
                     yield job
 
-    def _all_ended(self) -> None:
-        """Parts whose leases are told to have ended are free by the same decision."""
-        for node in self._told_ended:
+    def _check_leases_ended(self) -> None:
+        """Parts whose leases are recorded as ended must be freed by the same decision."""
+        for node in self._reported_silent:
             silence = self.books.silent.get(node)
             if silence is None:
                 continue
@@ -221,11 +223,11 @@ class Nodes(Subject):
                 if 0 < job.lease_s <= silence.ended_lease_s or (silence.kept and job.lease_s):
                     lease = f"its lease of {job.lease_s:g} s has ended there"
                     self.books.broken("I8", f"{job.id} holds devices of node {node}, and {lease}")
-        self._told_ended.clear()
+        self._reported_silent.clear()
 
     def end(self) -> None:
-        if self._told_ended and not self.books.more:
-            self._all_ended()
+        if self._reported_silent and not self.books.more:
+            self._check_leases_ended()
         if self._leaves or self._anew:
             self._leaves.check("I8")
             self._anew.check("I8")

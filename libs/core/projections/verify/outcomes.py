@@ -1,14 +1,13 @@
-"""How attempts end, and jobs with them (I5, I3): what is booked is what was decided and what the nodes showed.
+"""Checks how attempts and their jobs end (I5, I3): the recorded outcome follows from decisions and the nodes' reports.
 
-An attempt has succeeded only if every part ended by itself with exit code 0, and it was not cancelled or over its time. An
-end that was decided (cancelled, over time, preempted, its node left in good order) is booked as that. Otherwise the first
-part that ended counts: what its agent knows of why, or else whether it failed, was lost or was refused.
+An attempt succeeded only if every part exited by itself with code 0, and it was neither cancelled nor over its time. A
+decided end (cancelled, over time, preempted, node left in good order) is recorded as such. Otherwise the first part
+that ended decides: the agent's reason or, without one, whether it failed, was lost or was refused.
 
-A job that was lost runs again, whatever its own budget: it ends only after more losses in a row than every job survives, none
-after a good run, and waits longer after each but the first. So does one that failed by itself, from the format on that says
-so. Where a ledger tells no losses in a row, and declares no format, it
-was written before they were counted, and they were a budget. While older readers live nobody waits: such records declare the
-first format, or none.
+A lost job runs again, whatever its retries. It ends only after more consecutive losses than every job survives, and
+waits longer after each but the first; a good run resets the count. From a later format on the same holds for jobs that
+fail by themselves. A ledger that reports no consecutive losses and declares no format predates the count; there, losses
+used up retries. While older readers live there is no back-off: such records declare the first format, or none.
 """
 
 from typing import ClassVar
@@ -52,24 +51,24 @@ _PROOF: dict[Cause, frozenset[str]] = {
     Cause.PART_REFUSED: frozenset({Evidence.REFUSED}),
     Cause.NODE_LEFT: frozenset({Evidence.NODE_LEFT}),
 }
-"""Cause -> what must have been seen of a part before."""
+"""Cause -> reports of a part of which one must come first."""
 
 
 _LOST = (Outcome.LOST, Outcome.REFUSED)
 _GOOD_RUN_US = 600_000_000
 _SURVIVED = 8
-"""Losses in a row after which every job runs again, but one that must not run twice."""
+"""Consecutive losses after which every job runs again, except one that must not run twice."""
 _WAITS_S = (5, 10, 20, 40, 80, 160, 300)
-"""What a job waits after its second loss, or failure, in a row, its third, ...; after further ones as after the last."""
+"""Back-off after the second consecutive loss or failure, the third, ...; the last value repeats."""
 
 
 _LATE_US = 5_000_000
-"""So long after its limit a tick has stopped an attempt, for sure."""
+"""A tick stops an attempt at most this long after its limit."""
 _LOOK_US = 10_000_000
 
 
 class Outcomes(Subject):
-    """Follows what is decided and shown of an attempt's end, and compares it with what is booked."""
+    """Tracks decisions and reports about an attempt's end, and compares them with the recorded outcome."""
 
     handlers: ClassVar = {
         led.JobGranted: "granted",
@@ -85,7 +84,7 @@ class Outcomes(Subject):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._limits: dict[str, int] = {}
-        """Jobs that run and have a limit -> when that is."""
+        """Running job with a time limit -> when it is reached."""
         self._looked_us = 0
 
     def granted(self, e: led.JobGranted) -> None:
@@ -173,8 +172,8 @@ class Outcomes(Subject):
         if e.category is not None and _BOOKED_AS[e.category] is not e.outcome:
             self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value} of kind {e.category.value}")
         elif should is not None and self.books.format is not None and e.category is not (kind := _category(job.closed)):
-            told = e.category.value if e.category is not None else "nothing"
-            self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as of kind {told}, it was {kind.value}")
+            recorded = e.category.value if e.category is not None else "nothing"
+            self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as of kind {recorded}, it was {kind.value}")
         lost = e.outcome in _LOST
         ran_us = job.closed.ended_us - job.closed.running_us if job.closed.running_us else 0
         job.failures += e.outcome is Outcome.FAILED
@@ -200,7 +199,7 @@ class Outcomes(Subject):
         declared = self.books.format
         refused = job.closed is not None and job.closed.cause is Cause.PART_REFUSED
         if refused and (declared or FIRST) < BACK_OFF and e.losses == job.in_a_row - 1:
-            job.in_a_row = e.losses  # a refusal that nobody can be told the reason of need not count
+            job.in_a_row = e.losses  # a refusal without a known reason need not count
         if job.outcome in _LOST and job.in_a_row > survived:
             self.books.broken("I3", f"{job.id} is queued again after {job.in_a_row} losses, {survived} are survived")
         if (e.losses or declared is not None) and e.losses != job.in_a_row:
@@ -240,7 +239,7 @@ class Outcomes(Subject):
         self._end_of(job, attempt, e)
 
     def _end_of(self, job: JobRow, attempt: AttemptRow, e: led.JobFinished) -> None:
-        """What a job comes to after its last attempt."""
+        """The job's outcome after its last attempt."""
         outcome = job.outcome
         should = {Outcome.SUCCEEDED: JobState.SUCCEEDED, Outcome.CANCELLED: JobState.CANCELLED}.get(
             outcome or Outcome.FAILED, JobState.FAILED
@@ -263,16 +262,16 @@ class Outcomes(Subject):
 
 
 def wait_s(times: int) -> int:
-    """What a job waits after so many losses, or failures, in a row, s."""
+    """Back-off after so many consecutive losses or failures, s."""
     return _WAITS_S[min(times - 2, len(_WAITS_S) - 1)] if times > 1 else 0
 
 
 _MAY_FINISH = (Cause.PREEMPTED, Cause.SUSPENDED, Cause.BUDGET_SPENT)
-"""Causes after which an attempt may save its work, or finish it."""
+"""Causes after which an attempt may save or finish its work."""
 
 
 def _category(attempt: AttemptRow) -> Category:
-    """What kind of end an attempt came to that `_outcome` knows the outcome of."""
+    """The kind of end of an attempt for which `_outcome` has a result."""
     if attempt.cause is None or (attempt.done and attempt.cause in _MAY_FINISH):
         return Category.SUCCESS
     if attempt.cause in _DECIDED:
@@ -283,7 +282,7 @@ def _category(attempt: AttemptRow) -> Category:
 
 
 def _outcome(attempt: AttemptRow) -> Outcome | None:
-    """How an attempt of which nothing is left must be booked; None: nothing says why it ended."""
+    """The outcome to record for an attempt without parts; None: nothing says why it ended."""
     if attempt.cause is None and not attempt.done:
         return None
     return _BOOKED_AS[_category(attempt)]

@@ -1,4 +1,5 @@
-"""Progress (I15): an attempt's steps never go back and stay within a total that stays; once doubted, it is not told again."""
+"""Checks progress (I15): an attempt's steps never go back and stay within a constant total; after a doubt there are no
+more reports."""
 
 from typing import ClassVar
 
@@ -7,19 +8,19 @@ from schemas import ledger as led
 from schemas.jobs import StepProgress
 
 LEAST_US = 10_000_000
-"""Between two reports of one attempt that are believed."""
+"""Least time between two recorded reports of an attempt."""
 
 
 class AttemptsProgress(Subject):
-    """Keeps what was told last of each open attempt, and when."""
+    """Tracks the last report of each open attempt, and its time."""
 
-    handlers: ClassVar = {led.AttemptProgress: "told", led.AttemptClosed: "closed"}
+    handlers: ClassVar = {led.AttemptProgress: "reported", led.AttemptClosed: "closed"}
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._last: dict[str, tuple[int, StepProgress, int]] = {}
 
-    def told(self, e: led.AttemptProgress) -> None:
+    def reported(self, e: led.AttemptProgress) -> None:
         new, name = e.progress, f"{e.job_id}.{e.attempt}"
         if new.step > new.steps:
             self.books.broken("I15", f"{name} is told to be at step {new.step} of {new.steps}")

@@ -1,7 +1,7 @@
-"""Promised starts (I18): a promise moves to a later time only for a cause that came since it was made; and the grant of a gang
-that is late says since which promised start it waited for jobs of its own team alone, as often as that is so.
+"""Checks promised starts (I18): a promise moves later only for a cause that occurred since it was made. The grant of a
+late gang names the promised start since which only jobs of its own team delayed it, whenever that applies.
 
-It counts devices for itself, and shares no code with what placement decides that by.
+It counts devices itself, and shares no code with placement's decision.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Level, Resources, Topolog
 
 
 class _CountedOn(NamedTuple):
-    """A promised start, and the jobs of the gang's team that were to run on beyond it."""
+    """A promised start, and the jobs of the gang's team that were expected to run beyond it."""
 
     start_us: int
     stays: frozenset[str]
@@ -27,10 +27,10 @@ _InUse = tuple[DeviceRow, NodeRow, int, JobRow | None]
 
 
 class PromisedStarts(Subject):
-    """Keeps the promise of each gang that waits, and when causes came last."""
+    """Tracks promises of waiting gangs, and the last time of each cause."""
 
     handlers: ClassVar = {
-        led.GangPromised: "told",
+        led.GangPromised: "promised",
         led.JobGranted: "granted",
         led.AttemptClosed: "closed",
         led.JobFinished: "over",
@@ -40,29 +40,29 @@ class PromisedStarts(Subject):
         led.NodeJoined: "fault",
         led.NodeLeft: "left",
         led.NodeCordoned: "left",
-        led.JobQueued: "came",
-        led.JobBoosted: "came",
-        led.JobRequeued: "came",
+        led.JobQueued: "arrived",
+        led.JobBoosted: "arrived",
+        led.JobRequeued: "arrived",
     }
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._told: dict[str, tuple[int, int]] = {}
-        """Job -> the promised start, and when it was told."""
+        self._promises: dict[str, tuple[int, int]] = {}
+        """Job -> promised start, and when it was promised."""
         self._last: dict[PromiseCause, int] = {}
-        self._came: dict[int, int] = {}
-        """Priority -> when a job of it came last."""
+        self._arrivals: dict[int, int] = {}
+        """Priority -> when a job of it last arrived."""
         self._counted_on: dict[str, list[_CountedOn]] = {}
-        """Job -> of its promises since a higher class moved it, the first ones and the last."""
+        """Job -> its first promises and its last since a higher class delayed it."""
         self._own_delay: dict[str, int] = {}
-        """Job -> the earliest of these starts after which only jobs of its own team were in its way."""
+        """Job -> the earliest of these starts after which only its own team was in its way."""
         self._open: dict[str, set[str]] = defaultdict(set)
-        """Team -> its jobs with an open attempt."""
+        """Team -> jobs with an open attempt."""
         self._noted_us, self._looked_us = -1, -led.OWN_DELAY_US
-        """The last record's time, and when it was looked last. Records of one time are one decision."""
+        """Time of the last record, and of the last check. Records with the same time are one decision."""
 
     def begin(self, record: led.LedgerRecord) -> None:
-        """What is decided now was decided on what the records before say."""
+        """A decision is based on the state before it."""
         if not record.events or record.t_us <= self._noted_us:
             return
         self._noted_us = record.t_us
@@ -80,12 +80,12 @@ class PromisedStarts(Subject):
                 if start_us < self._own_delay.get(job.id, record.t_us) and self._in_the_way(job, stays, in_use):
                     self._own_delay[job.id] = start_us
 
-    def told(self, e: led.GangPromised) -> None:
+    def promised(self, e: led.GangPromised) -> None:
         books, new = self.books, e.promise
         job = books.jobs.get(e.job_id)
         if not books.t_us <= new.p50_us <= new.p90_us or new.start_us < new.p50_us:
             books.broken("I18", f"{e.job_id} is promised a start by {new.start_us} us, and expected at {new.p50_us} us")
-        before = self._told.get(e.job_id)
+        before = self._promises.get(e.job_id)
         if before is not None:
             start_us, told_us = before
             if new.start_us > start_us and (
@@ -97,10 +97,10 @@ class PromisedStarts(Subject):
                 )
         elif new.cause is not None:
             books.broken("I18", f"the first promise of {e.job_id} names {new.cause} as the cause of a move")
-        self._told[e.job_id] = (new.start_us, books.t_us)
-        self._stays(e, job)
+        self._promises[e.job_id] = (new.start_us, books.t_us)
+        self._note_expected(e, job)
 
-    def _stays(self, e: led.GangPromised, job: JobRow | None) -> None:
+    def _note_expected(self, e: led.GangPromised, job: JobRow | None) -> None:
         books = self.books
         if (e.stays is not None) != ((books.format or FIRST) >= OWN_DELAY):
             said = "does not say" if e.stays is None else "says"
@@ -117,20 +117,22 @@ class PromisedStarts(Subject):
             self._counted_on[e.job_id] = []
             self._own_delay.pop(e.job_id, None)
         if e.stays is not None:
-            told = _CountedOn(e.promise.start_us, frozenset(e.stays))
-            self._counted_on[e.job_id][led.MOST_COUNTED_ON - 1 :] = [told]
+            expected = _CountedOn(e.promise.start_us, frozenset(e.stays))
+            self._counted_on[e.job_id][led.MOST_COUNTED_ON - 1 :] = [expected]
 
     def _since(self, cause: PromiseCause, priority: int | None) -> int:
         if cause is not PromiseCause.HIGHER_CLASS:
             return self._last.get(cause, -1)
-        return max((at for other, at in self._came.items() if priority is not None and other > priority), default=-1)
+        return max(
+            (at for other, at in self._arrivals.items() if priority is not None and other > priority), default=-1
+        )
 
     def granted(self, e: led.JobGranted) -> None:
         books, found = self.books, self._own_delay.get(e.job_id)
         if e.own_delay_us != found:
             was = "of nobody" if found is None else f"of its own team since {found} us"
-            told = "of nobody" if e.own_delay_us is None else f"of its own team since {e.own_delay_us} us"
-            books.broken("I18", f"{e.job_id} starts late for jobs {was} alone, and is told to for jobs {told}")
+            recorded = "of nobody" if e.own_delay_us is None else f"of its own team since {e.own_delay_us} us"
+            books.broken("I18", f"{e.job_id} starts late for jobs {was} alone, and is told to for jobs {recorded}")
         self.over(e)
         if (job := books.jobs.get(e.job_id)) is not None and job.open is not None:
             self._open[job.team].add(e.job_id)
@@ -141,7 +143,7 @@ class PromisedStarts(Subject):
             self._open[job.team].discard(e.job_id)
 
     def over(self, e: led.JobGranted | led.JobFinished) -> None:
-        for kept in (self._told, self._counted_on, self._own_delay):
+        for kept in (self._promises, self._counted_on, self._own_delay):
             kept.pop(e.job_id, None)
 
     def fault(self, e: led.LedgerEvent) -> None:
@@ -150,13 +152,13 @@ class PromisedStarts(Subject):
     def left(self, e: led.NodeLeft | led.NodeCordoned) -> None:
         self._last[PromiseCause.DRAIN] = self.books.t_us
 
-    def came(self, e: led.JobQueued | led.JobRequeued | led.JobBoosted) -> None:
+    def arrived(self, e: led.JobQueued | led.JobRequeued | led.JobBoosted) -> None:
         job = self.books.jobs.get(e.job_id)
         if job is not None:
-            self._came[job.priority] = self.books.t_us
+            self._arrivals[job.priority] = self.books.t_us
 
     def _in_the_way(self, job: JobRow, stays: frozenset[str], in_use: list[_InUse]) -> bool:
-        """Whether it would have room if the jobs of its team but those in `stays` held nothing."""
+        """Whether it would fit if its team's jobs, except those in `stays`, held nothing."""
         theirs = Counter[str]()
         for other_id in self._open.get(job.team, set()) - stays:
             other = self.books.jobs.get(other_id)
@@ -177,7 +179,7 @@ class PromisedStarts(Subject):
         return any(count >= fewest and count > has[group] for group, count in would_have.items())
 
     def _in_use(self) -> Iterator[_InUse]:
-        """Devices that may be granted now: what is free of each, thousandths, and for whom it is held."""
+        """Grantable devices now: free thousandths, and the job that it is held for."""
         books = self.books
         for device_id, row in books.devices.items():
             if row.going or row.quarantine is not None or row.node in books.cordoned or row.node in books.silent:
@@ -196,7 +198,7 @@ def _as_asked(row: DeviceRow, node: NodeRow, asked: Resources) -> bool:
 
 
 def _groups(row: DeviceRow, node: NodeRow, asked: Resources) -> Iterator[object]:
-    """The gang takes devices of one of these."""
+    """The groups of which the gang uses one."""
     topology = asked.topology
     if asked.roles:
         yield ()

@@ -1,8 +1,8 @@
-"""The order of records (I10): the chain, the format, and what of the inbox they decide. Time is in `clock`.
+"""Checks the order of records (I10): the chain, the format, and the inbox messages they decide. Time is in `clock`.
 
-A record declares the format that it was decided in (`libs.core.state.formats`): what it may say, and by which rules it is
-judged. Records of before there was a declaration are judged by what they say. A format never goes back: 0.1.0, which declares
-none, cannot go on with a ledger that has come to a later one.
+A record declares the format in which it was decided (`libs.core.state.formats`): what it may contain, and by which
+rules it is checked. Older records without a declaration are checked by their content. A format never goes back, so
+0.1.0, which declares none, cannot continue a ledger of a later format.
 """
 
 from typing import ClassVar
@@ -12,11 +12,11 @@ from libs.core.state.formats import FIRST, FORMAT_OF
 from schemas import ledger as led
 
 _CUT_SHORT = 10
-"""So often in a row no writer dies, or loses its right to write, in the midst of a decision about one input."""
+"""More consecutive incomplete decisions about one input than crashes or loss of the writer's role explain."""
 
 
 class Records(Subject):
-    """A record goes on from the last valid one, and decides inputs after those that were decided."""
+    """A record continues the last valid one, and decides inputs after those already decided."""
 
     handlers: ClassVar = {
         led.InputRejected: "rejected", led.PlanDeclined: "declined", led.SegmentSealed: "sealed",
@@ -26,15 +26,15 @@ class Records(Subject):
         super().__init__(books)
         self._head = 0
         self._format = FIRST
-        """The last that was declared."""
+        """The last declared format."""
         self._decided_before = 0
         self._rejected = 0
         self._segment = 1
-        """The first sequence of the segment that is open."""
+        """First sequence of the open segment."""
         self._open: tuple[int, str] | None = None
-        """When and by whom the decision was made that is not at its end."""
+        """Time and writer of the incomplete decision."""
         self._cut_short = 0
-        """Decisions about the input under way that began and came to no end."""
+        """Incomplete decisions about the current input so far."""
         self._last: led.LedgerEvent | None = None
         """The last event of this record."""
 
@@ -53,8 +53,8 @@ class Records(Subject):
         self._decided_before, books.inbox_seq = books.inbox_seq, max(record.inbox_seq, books.inbox_seq)
 
     def _goes_on(self, record: led.LedgerRecord) -> None:
-        """What must be said by the end of a decision waits while it goes on, so none may go on for ever. A record of another
-        decision than the one that is not at its end is of a writer that decides its input again: it says what it was about."""
+        """Follow-ups wait for the end of a decision, so none may continue for ever. A record that starts another
+        decision, while one is incomplete, comes from a writer that decides the same input again; it is checked as such."""
         books, report, decided = self.books, self.books.report, record.inbox_seq > self.books.inbox_seq
         made = (record.t_us, record.writer)
         anew = made != self._open

@@ -1,14 +1,14 @@
-"""What the checker says of a whole ledger."""
+"""The checker's report on a ledger."""
 
 from dataclasses import dataclass, field
 
 MAX_VIOLATIONS = 1000
-"""A report names this many; more are counted."""
+"""Listed violations; further ones are only counted."""
 
 
 @dataclass(slots=True)
 class Verification:
-    """What a whole ledger says. `milli_us`: device-microseconds x thousandths, of claims that were freed."""
+    """Totals and violations of a ledger. `milli_us`: device-microseconds x thousandths, of freed claims."""
 
     records: int = 0
     void: int = 0
@@ -23,29 +23,29 @@ class Verification:
     operator_actions: int = 0
     refused_commands: int = 0
     sums: int = 0
-    """Over all teams' lines, repeats as well."""
+    """Sums over all teams' lines, with repeats."""
     closed_periods: int = 0
     states: int = 0
-    """Saved by placement, each compared with the fold; 0 where nobody asked for it."""
+    """Saved states of placement that were compared with the fold; 0 if none were requested."""
     milli_us: int = 0
     by_team: dict[str, int] = field(default_factory=dict)
     capacity_unit_us: int = 0
-    """What existed, capacity units (7,000 a device) x microseconds, up to the last record."""
+    """Existing capacity, units (7,000 per device) x microseconds, up to the last record."""
     held_unit_us: int = 0
-    """What of it attempts held, those that still hold as well."""
+    """Part of it held by attempts, including open ones."""
     accounts: dict[str, int] = field(default_factory=dict)
-    """Account -> unit-microseconds: their sum is `capacity_unit_us`. Empty: nobody kept the accounts beside the checker."""
+    """Account -> unit-microseconds, summing to `capacity_unit_us`. Empty: no accounts were kept."""
     fragmented_unit_us: int = 0
-    """What of the account `idle` was of no use to what waited, as placement told it."""
+    """Part of `idle` that fitted no waiting job, as placement reported."""
     violations: list[str] = field(default_factory=list)
     violations_total: int = 0
     last_seq: int = 0
     last_t_us: int = 0
     unfinished: int = 0
-    """The record that begins the last decision, if that goes on behind the last record; else 0. Its end is not judged."""
+    """First record of a last decision that is incomplete at the end; else 0. Its end is not checked."""
     head_seq: int = 0
     head_hash: str = ""
-    """The last valid record: two who verified the same ledger have the same."""
+    """Hash of the last valid record. Equal for everyone who verified the same ledger."""
 
     @property
     def ok(self) -> bool:

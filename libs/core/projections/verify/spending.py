@@ -1,8 +1,8 @@
-"""Budgets (I19): no grant unless what is available covers its hold, no hold that runs out and is neither renewed nor the reason
-of a stop, and a renewal beyond what is available only where the budget goes on when it is spent.
+"""Checks budgets (I19): each grant's hold is covered, each hold that runs out is renewed or stops its attempt, and a
+renewal beyond the available amount occurs only where the budget continues when spent.
 
-Books of their own: each open attempt with its devices is looked at whenever something is asked, and nothing is summed up
-ahead. Budgets without a hard limit bind nobody.
+It has its own books. Every question walks the open attempts with their devices; there are no running sums. Budgets
+without a hard limit restrict nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from schemas.prices import ContractRate, ListRate, RateBook, Term
 from schemas.resources import Claim
 
 _LATE_US = 15_000_000
-"""Between a hold's end and the tick that shows that nobody did anything about it."""
+"""The longest time from a hold's end to the tick that shows that it was missed."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Running:
     prices: dict[str, int]
     stopping: bool = False
     rates: dict[BudgetUnit, int] = field(default_factory=dict)
-    """Worked out once; forgotten when a part is freed."""
+    """Computed once, and again after a part is freed."""
 
     def per_us(self, unit: BudgetUnit) -> int:
         if unit not in self.rates:
@@ -58,8 +58,8 @@ class _BudgetRow:
     more: int = 0
     """Carried over and topped up."""
     spent: int = 0
-    told: str = ""
-    """The level that was told last."""
+    reported: str = ""
+    """The last reported level."""
 
     @property
     def scale(self) -> int:
@@ -82,7 +82,7 @@ class _Tree:
 
 
 class Spending(Subject):
-    """What is spent and held of budgets."""
+    """Spent and held amounts of budgets."""
 
     handlers: ClassVar = {
         led.BudgetsApplied: "applied",
@@ -103,14 +103,14 @@ class Spending(Subject):
         self._set: BudgetSet | None = None
         self._rows: dict[str, _BudgetRow] = {}
         self._counting: dict[str, tuple[_BudgetRow, ...]] = {}
-        """Team -> the budgets that count it."""
+        """Team -> budgets that count it."""
         self._running: dict[str, _Running] = {}
         self._of_team: dict[str, dict[str, _Running]] = {}
-        """The same by team."""
+        """Team -> running attempts."""
         self._tree = _Tree()
         self._book: RateBook | None = None
         self._ran_out: set[str] = set()
-        """Budgets because of which attempts were stopped by this decision."""
+        """Budgets that caused stops in this decision."""
         self._wall_us = self._before_us = self._looked_us = 0
         books.covers = self.covers
 
@@ -126,7 +126,7 @@ class Spending(Subject):
         if self._rows and tick_us - self._looked_us >= _LATE_US:
             self._looked_us = tick_us
             for job_id, one in self._running.items():
-                if not one.stopping and one.until_us + _LATE_US <= tick_us and any(self._over(one.team)):
+                if not one.stopping and one.until_us + _LATE_US <= tick_us and any(self._budgets_of(one.team)):
                     self.books.broken("I19", f"{job_id} runs on, and its hold ended at {one.until_us}")
 
     # --------------------------------------------------------------------------------------------------------- what is said
@@ -162,7 +162,7 @@ class Spending(Subject):
             self.books.broken("I19", f"{e.budget} is topped up, and there is no such budget with a hard limit")
             return
         row.more += e.amount * row.scale
-        row.told = ""
+        row.reported = ""
 
     def began(self, e: led.BudgetPeriodBegan) -> None:
         zone = (_zone(self._set.time_zone) if self._set is not None else None) or ZoneInfo("UTC")
@@ -188,7 +188,7 @@ class Spending(Subject):
                 row.more = min(row.about.carry_over * row.scale, row.allowed - row.spent)
             else:
                 row.more = 0
-            row.spent, row.from_us, row.to_us, row.told = 0, e.from_us, e.to_us, ""
+            row.spent, row.from_us, row.to_us, row.reported = 0, e.from_us, e.to_us, ""
 
     def reached(self, e: led.BudgetReached) -> None:
         row = self._rows.get(e.budget)
@@ -197,7 +197,7 @@ class Spending(Subject):
             self.books.broken("I19", f"{e.budget} has reached its {e.level} limit, and has none")
             return
         spent = row.spent + sum(
-            one.per_us(row.about.unit) * (self.books.t_us - one.since_us) for one in self._of(row) if one.parts
+            one.per_us(row.about.unit) * (self.books.t_us - one.since_us) for one in self._running_in(row) if one.parts
         )
         early = spent < (limit * row.scale if e.level == "soft" else limit)
         if (early and not (e.level == "hard" and e.budget in self._ran_out)) or spent // row.scale != e.spent:
@@ -205,9 +205,9 @@ class Spending(Subject):
         teams = {name for name in self._tree.parent if row.about.queue in self._tree.above(name)} | {row.about.queue}
         if set(e.teams) != ({row.about.team} if row.about.team is not None else teams):
             self.books.broken("I19", f"that {e.budget} has reached its {e.level} limit is told to {', '.join(e.teams)}")
-        if row.told in ("hard", e.level):
+        if row.reported in ("hard", e.level):
             self.books.broken("I19", f"that {e.budget} has reached its {e.level} limit is told again")
-        row.told = e.level
+        row.reported = e.level
         if max(0, limit if e.level == "soft" else limit // row.scale) != e.limit:
             self.books.broken("I19", f"{e.budget} has another {e.level} limit than {e.limit}")
 
@@ -217,7 +217,7 @@ class Spending(Subject):
         job = self.books.jobs.get(e.job_id)
         if job is None:
             return
-        over = self._over(job.team)
+        over = self._budgets_of(job.team)
         if (e.hold is not None) is not bool(over):
             what = "takes no hold of" if over else "takes a hold, and is under no"
             self.books.broken("I19", f"{e.job_id} {what} budget")
@@ -236,11 +236,11 @@ class Spending(Subject):
             if row.to_us <= self._wall_us:
                 self.books.broken("I19", f"{e.job_id} is granted in a period of {row.about.key} that is over")
             self._covers(e.job_id, row, one, self._available(row))
-        self._put(e.job_id, one)
+        self._add(e.job_id, one)
 
     def covers(self, job: JobRow, devices: Sequence[str]) -> bool:
         """Whether a grant of these devices to `job` would be covered now."""
-        over = self._over(job.team)
+        over = self._budgets_of(job.team)
         if not over or self._set is None:
             return True
         milli = job.spec.resources.share_milli
@@ -268,11 +268,9 @@ class Spending(Subject):
                 one.team, one.parts, now, e.hold.until_us, dict(e.hold.units), dict(e.hold.prices), one.stopping
             )
             self._as_told(job_id, after, job.spec.priority_class)
-            rows, whole_us = self._over(one.team), self._set.renewal_s * 1_000_000
+            rows, whole_us = self._budgets_of(one.team), self._set.renewal_s * 1_000_000
             for row in rows:
-                if (
-                    row.about.key not in left
-                ):  # what it held last is what it has spent: renewing it alone takes from the rest
+                if row.about.key not in left:  # the last hold is spent by now: the renewal alone needs room
                     left[row.about.key] = self._available(row)
             self._spend(one, now)
             stops = [row for row in rows if row.about.when_spent is WhenSpent.STOP and one.units]
@@ -285,7 +283,7 @@ class Spending(Subject):
                 rest = left[row.about.key]
                 if rest is not None:
                     left[row.about.key] = rest - after.per_us(row.about.unit) * (after.until_us - now)
-            self._put(job_id, after)
+            self._add(job_id, after)
 
     def freed(self, e: led.DevicesFreed) -> None:
         one = self._running.get(e.job_id)
@@ -313,8 +311,8 @@ class Spending(Subject):
 
     # ------------------------------------------------------------------------------------------------------ what it comes to
 
-    def _over(self, team: str) -> tuple[_BudgetRow, ...]:
-        """The budgets that count what a team spends."""
+    def _budgets_of(self, team: str) -> tuple[_BudgetRow, ...]:
+        """Budgets that count the team's spending."""
         found = self._counting.get(team)
         if found is None:
             above = self._tree.above(team)
@@ -325,18 +323,20 @@ class Spending(Subject):
             )
         return found
 
-    def _of(self, row: _BudgetRow) -> Iterator[_Running]:
+    def _running_in(self, row: _BudgetRow) -> Iterator[_Running]:
         for team, running in self._of_team.items():
-            if any(other is row for other in self._over(team)):
+            if any(other is row for other in self._budgets_of(team)):
                 yield from running.values()
 
-    def _put(self, job_id: str, one: _Running) -> None:
+    def _add(self, job_id: str, one: _Running) -> None:
         self._running[job_id] = self._of_team.setdefault(one.team, {})[job_id] = one
 
     def _available(self, row: _BudgetRow) -> int | None:
         if row.allowed is None:
             return None
-        held = sum(o.per_us(row.about.unit) * (max(o.until_us, self.books.t_us) - o.since_us) for o in self._of(row))
+        held = sum(
+            o.per_us(row.about.unit) * (max(o.until_us, self.books.t_us) - o.since_us) for o in self._running_in(row)
+        )
         return row.allowed - row.spent - held
 
     def _covers(self, job_id: str, row: _BudgetRow, one: _Running, left: int | None) -> None:
@@ -345,10 +345,10 @@ class Spending(Subject):
             self.books.broken("I19", f"{job_id} takes a hold of {asked} of {row.about.key}, which has {left} left")
 
     def _spent_out(self, one: _Running) -> Iterator[str]:
-        """The budgets that stop at their end and do not cover another renewal. One of money may be dearer now than when it was
-        held last, so any of them may be spent."""
+        """Budgets that stop at their end and cannot cover another renewal. Prices may have risen since the last hold,
+        so any budget of money may be exhausted."""
         assert self._set is not None
-        for row in self._over(one.team):
+        for row in self._budgets_of(one.team):
             left = self._available(row)
             asked = one.per_us(row.about.unit) * self._set.renewal_s * 1_000_000
             if row.about.when_spent is not WhenSpent.STOP or left is None:
@@ -357,7 +357,7 @@ class Spending(Subject):
                 yield row.about.key
 
     def _spend(self, one: _Running, at_us: int) -> None:
-        for row in self._over(one.team):
+        for row in self._budgets_of(one.team):
             row.spent += one.per_us(row.about.unit) * (at_us - one.since_us)
         one.since_us = at_us
 
@@ -366,18 +366,18 @@ class Spending(Subject):
             self._spend(one, at_us)
 
     def _recover(self) -> None:
-        """After budgets or queues have changed: who runs and is counted now."""
+        """Recomputes who counts where, after budgets or queues changed."""
         now, before, self._running = self.books.t_us, self._running, {}
         self._of_team = {}
         self._counting.clear()
         for job in self.books.jobs.values():
-            if job.open is None or not any(self._over(job.team)):
+            if job.open is None or not any(self._budgets_of(job.team)):
                 continue
             known = before.get(job.id)
             if known is None:
                 parts = {node: self._kinds(claims) for node, claims in job.open.parts.items()}
                 known = _Running(job.team, parts, now, now, {}, {}, stopping=job.open.cause is not None)
-            self._put(job.id, known)
+            self._add(job.id, known)
 
     def _kinds(self, claims: Sequence[Claim]) -> list[tuple[Kind, int]]:
         return [(kind, claim.milli) for claim in claims if (kind := self.books.kind(claim.device)) is not None]
@@ -392,15 +392,15 @@ class Spending(Subject):
             self.books.broken("I19", f"{job_id} is held at {one.prices}, and the book says {prices}")
 
     def _terms(self, one: _Running, priority_class: str) -> tuple[dict[str, int], dict[str, int]]:
-        """What its devices count, and what they cost now where a budget of money counts them."""
+        """Units of its devices, and their present price if a budget of money counts them."""
         units = {_name(kind): int(7000 * counts("*", kind)) for kind in one.kinds()}
-        if all(row.about.unit is not BudgetUnit.MONEY for row in self._over(one.team)):
+        if all(row.about.unit is not BudgetUnit.MONEY for row in self._budgets_of(one.team)):
             return units, {}
         kinds = sorted(map(_name, one.kinds()))
         return units, {k: price for k in kinds if (price := self._price(one.team, k, priority_class)) is not None}
 
     def _price(self, team: str, kind: str, priority_class: str) -> int | None:
-        """Of a contract with tiers the dearest."""
+        """The most expensive tier of a contract."""
         book = self._book
         listed = [p for p in book.prices if p.term is not Term.RESERVATION] if book is not None else []
         price = self._best(listed, kind, priority_class)
@@ -426,12 +426,12 @@ def _name(kind: Kind) -> str:
 
 
 def _affords(row: _BudgetRow, one: _Running, window_us: int, left: int | None) -> bool:
-    """Whether what is left covers it for so long; what costs nothing is covered by any budget."""
+    """Whether the remainder covers it for that long. Free use is always covered."""
     return left is None or one.per_us(row.about.unit) * window_us <= max(0, left)
 
 
 def _is_period(period: BudgetPeriod, from_us: int, to_us: int, zone: ZoneInfo) -> bool:
-    """Whether both are the first moments of days in the zone, and the days are those at which such a period begins and ends."""
+    """Whether both moments start a day in the zone, and such a period begins and ends on these days."""
     first, after = (datetime.fromtimestamp(us // 1_000_000, zone) for us in (from_us, to_us))
     if any(us % 1_000_000 or _day(us - 1, zone) == _day(us, zone) for us in (from_us, to_us)):
         return False

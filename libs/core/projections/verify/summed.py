@@ -1,6 +1,6 @@
-"""Sums over all teams' lines (I14): each follows the one before it, and is what the ledger up to its record comes to.
+"""Checks sums over all teams' lines (I14): each follows the previous one, and matches the ledger up to its record.
 
-Here alone a fold is shared with a service, history: what is hashed must be the same bytes. Placement has no part in it.
+This alone shares a fold with a service, history: the hashed bytes must be identical. Placement is not involved.
 """
 
 from typing import ClassVar
@@ -11,7 +11,7 @@ from schemas import ledger as led
 
 
 class Summed(Subject):
-    """A number that was summed before counts for nothing: history may have proposed it twice."""
+    """A sum number that came before is skipped: history may have proposed it twice."""
 
     handlers: ClassVar = {led.LedgerSummed: "summed"}
 

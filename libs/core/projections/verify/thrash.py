@@ -1,5 +1,6 @@
-"""What keeps a pool from thrashing, in the checker's own books (I11): how long a job ran before it gives way, how often it did
-lately, and how many did. It looks after the fact; those who decide look before (`libs.core.scheduling.preemption_guard`).
+"""Checks the limits against thrashing (I11): how long a job ran before its preemption, how often it was preempted
+recently, and how many jobs were. It checks afterwards; the scheduler checks beforehand
+(`libs.core.scheduling.preemption_guard`).
 """
 
 from collections import deque
@@ -14,21 +15,21 @@ _S = 1_000_000
 
 
 class ThrashBooks:
-    """When jobs gave way, and what the queues that were applied last say of it."""
+    """Times of preemptions, and the limits of the queues in force."""
 
     def __init__(self) -> None:
         self.said = False
-        """Queues were applied: the limits hold for those of one queue as well."""
+        """Queues were applied: limits hold within a queue as well."""
         self._limits = PreemptionLimits()
         self._applied = False
-        """They are those of a file, not the defaults."""
+        """The queues come from a file, not from defaults."""
         self._minimum: dict[str, tuple[str, int | None]] = {}
-        """Queue -> the one above it, and the minimum that it says, s."""
+        """Queue -> its parent and its own minimum run time, s."""
         self._of_job: dict[str, tuple[deque[int], deque[int]]] = {}
-        """Job that has not ended -> when it gave way, the last times; and the last that counted."""
+        """Unfinished job -> its last preemptions, and the last that counted."""
         self._moments: deque[int] = deque()
         self._plans: dict[str, tuple[int, int]] = {}
-        """Plan of this decision -> how many gave way shortly before it, and by it."""
+        """Plan of this decision -> preemptions shortly before it, and by it."""
 
     def applied(self, e: led.QueuesApplied) -> None:
         self.said = True
@@ -39,8 +40,8 @@ class ThrashBooks:
     def too_short(
         self, team: str, attempt: AttemptRow, t_us: int, *, lent: bool = False, evens_after_s: Fraction | None = None
     ) -> str:
-        """What is wrong with how long an attempt ran that gives way now; "": nothing. `lent`: it gives back what its queue
-        borrowed. `evens_after_s`: it goes so that what is lent is even, and ran so long."""
+        """The violation if a job is preempted after too short a run; "": none. `lent`: it returns borrowed devices.
+        `evens_after_s`: least run time if it evens out lent devices."""
         least_s, name = self._limits.min_run_s, team
         for _ in range(len(self._minimum)):
             above, said = self._minimum.get(name, ("", None))
@@ -58,8 +59,8 @@ class ThrashBooks:
     def gives_way(
         self, job_id: str, plan_id: str, t_us: int, *, limited: bool = True, counts: bool = True, own: bool = False
     ) -> Iterator[str]:
-        """A job gives way by a plan: what is too often. `limited`: the defaults hold where a file says nothing. `counts`: for
-        the rates at which it, and the pool, give way. `own`: to one of its team and class, for which all counts."""
+        """Reports preemptions by a plan that are too frequent. `limited`: the defaults apply without a file. `counts`:
+        towards the rates of the job and the pool. `own`: for a job of its own team and class, where all count."""
         job, pool = self._limits.per_job, self._limits.per_pool
         every, counted = self._of_job.setdefault(job_id, (deque(maxlen=MOST_PER_JOB), deque(maxlen=MOST_PER_JOB)))
         limited = limited or self._applied
@@ -83,5 +84,5 @@ class ThrashBooks:
         self._of_job.pop(job_id, None)
 
     def decided(self) -> None:
-        """The decision is over."""
+        """The decision is complete."""
         self._plans.clear()

@@ -1,4 +1,5 @@
-"""What is told for auditors alone (I13): lines of an operator's book follow each other, refusals are counted as they say."""
+"""Checks records for auditors (I13): lines of an operator's book follow each other, and refusals are counted
+consistently."""
 
 from typing import ClassVar
 
@@ -7,18 +8,18 @@ from schemas import ledger as led
 from schemas.audit import line_hash
 
 KEPT_LINES = 4096
-"""Of each book, its last."""
+"""Lines kept per book, the newest."""
 
 
-class Told(Subject):
-    """A line may come again, as it was. Lines that were not told leave a hole, which `baton audit verify` shows."""
+class AuditRecords(Subject):
+    """A line may be repeated unchanged. Lines missing from the ledger leave a gap, which `baton audit verify` shows."""
 
     handlers: ClassVar = {led.OperatorActed: "acted", led.CommandRefused: "refused"}
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._lines: dict[str, dict[int, tuple[str, str]]] = {}
-        """Book -> number -> hash of the line, and of the one before it as it says."""
+        """Book -> line number -> hash of the line, and its stated hash of the previous line."""
 
     def acted(self, e: led.OperatorActed) -> None:
         self.books.report.operator_actions += 1
