@@ -30,6 +30,7 @@ from schemas.audit import ActionOutcome
 from schemas.catalog import BY_TYPE
 from schemas.ids import team_uid
 from schemas.inbox import ApplyQueues, BoostJob
+from schemas.queue_status import QueuesQuery
 from schemas.queues import Queue
 from schemas.team_management import ManageTeam, TeamManaged
 from services.placement.app import make_app as make_placement
@@ -46,7 +47,7 @@ from tests.walls.world import broker
 
 ONE_NUMBER = ("team-4297", "team-10338")
 """Two names whose user ids are one."""
-MANAGE = BY_TYPE["io.baton.team.manage.query.v1"]
+MANAGE, QUEUES = BY_TYPE["io.baton.team.manage.query.v1"], BY_TYPE["io.baton.queues.list.query.v1"]
 
 
 @dataclass
@@ -378,6 +379,12 @@ async def test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks(
         queues = (Queue(name="blue", classes=("experiment", "production")),)
         await world.put(ApplyQueues(version=1, queues=queues, user="olga"))
         await world.event(ledger.QueuesApplied)
+
+        async def read() -> bool:
+            reply = await ask(core, QUEUES, QueuesQuery(), pool="main", team=subjects.OPERATOR, user="olga")
+            return bool(reply.version == 1)
+
+        await until(read)
         above = await said("blue.ana", own.job_id, "--to", "serving", "--for", "1h")
         assert (above.code, "may not use that class; it may use experiment, production" in above.err) == (2, True), (
             above.err
