@@ -191,13 +191,17 @@ class Launcher:
                 return ""
             return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{root}-{name}"
 
+        def stem_in(base: Path | None) -> str:
+            return f"{base}/{root}" if base not in (None, self.group_base) else ""
+
         return limits_of(
             part,
             self.job_disk,
             memory_group=group_in(self.memory_base),
+            memory_stem=stem_in(self.memory_base),
             process_group=group_in(self.process_base),
             cpu_group=group_in(self.cpu_base) if self.cpu_base == self.group_base else "",
-            cpu_stem=f"{self.cpu_base}/{root}" if self.cpu_base not in (None, self.group_base) else "",
+            cpu_stem=stem_in(self.cpu_base),
         )
 
     def _shared(self, part: DesiredPart) -> SharedUse:

@@ -37,14 +37,15 @@ _OF_PROCESSOR, _LARGEST_WEIGHT = 100, 10_000
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `processes`:
-    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`.
+    """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `memory_stem`: with
+    this begin the names of groups that the keeper may take in its place; "": it may not. `processes`: processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`.
     `cpu_group`: likewise, by which the kernel shares the processors, by `cpu_weight`; or else `cpu_stem`, with which the names
     begin of such groups that the keeper makes; "": there is none."""
 
     memory: int
     disk: int
     memory_group: str = ""
+    memory_stem: str = ""
     processes: int = 0
     process_group: str = ""
     cpu_group: str = ""
@@ -53,10 +54,11 @@ class AttemptLimits:
 
     def told(self) -> dict[str, dict[str, Any] | None]:
         """As the keeper is told of it."""
-        memory = {"group": self.memory_group, "bytes": self.memory} if self.memory_group else None
+        memory: dict[str, Any] = {"group": self.memory_group, "bytes": self.memory}
+        memory |= {"stem": self.memory_stem} if self.memory_stem else {}
         held = self.processes and self.process_group
         return {
-            "memory": memory,
+            "memory": memory if self.memory_group else None,
             "pids": {"group": self.process_group, "most": self.processes} if held else None,
             "cpu": self._cpu(),
         }
@@ -100,7 +102,14 @@ def processes_of_machine() -> int:
 
 
 def limits_of(
-    part: DesiredPart, disk: int, *, memory_group: str, process_group: str, cpu_group: str, cpu_stem: str
+    part: DesiredPart,
+    disk: int,
+    *,
+    memory_group: str,
+    process_group: str,
+    cpu_group: str,
+    cpu_stem: str,
+    memory_stem: str = "",
 ) -> AttemptLimits:
     """What a part is held to: what its job asked for, and of the disk no more than `disk` bytes."""
     asked = part.spec.limits or JobLimits()
@@ -108,6 +117,7 @@ def limits_of(
         memory=memory_of(part),
         disk=disk if asked.disk_mib is None else min(disk, asked.disk_mib * _MIB),
         memory_group=memory_group,
+        memory_stem=memory_stem,
         processes=asked.processes or 0,
         process_group=process_group,
         cpu_group=cpu_group,

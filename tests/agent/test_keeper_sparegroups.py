@@ -3,17 +3,17 @@
 import os
 from pathlib import Path
 
-from services.agent.keeper.cpugroups import MOST_SPARE, CpuGroups
+from services.agent.keeper.sparegroups import MOST_SPARE, SpareGroups
 
 
-def taken(groups: CpuGroups, folder: Path, weight: int = 100) -> Path:
+def taken(groups: SpareGroups, folder: Path, weight: int = 100) -> Path:
     group = Path(groups.take(f"{folder}/baton-n0", weight))
     group.mkdir(exist_ok=True)  # as a shim does
     return group
 
 
 def test_no_two_attempts_have_one_at_a_time(tmp_path: Path) -> None:
-    groups = CpuGroups(again=True)
+    groups = SpareGroups(again=True)
     one, other = taken(groups, tmp_path), taken(groups, tmp_path)
     assert one.name == f"baton-n0-{os.getpid()}-1"
     assert one != other
@@ -23,7 +23,7 @@ def test_no_two_attempts_have_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_weight_and_a_node_have_their_own(tmp_path: Path) -> None:
-    groups = CpuGroups(again=True)
+    groups = SpareGroups(again=True)
     one = taken(groups, tmp_path)
     groups.give_back(str(one))
     assert taken(groups, tmp_path, weight=200) != one
@@ -32,7 +32,7 @@ def test_a_weight_and_a_node_have_their_own(tmp_path: Path) -> None:
 
 
 def test_few_are_kept_and_in_the_end_none(tmp_path: Path) -> None:
-    groups = CpuGroups(again=True)
+    groups = SpareGroups(again=True)
     for group in [taken(groups, tmp_path) for _ in range(MOST_SPARE + 8)]:
         groups.give_back(str(group))
         groups.give_back(str(group))  # it was given back before
@@ -42,7 +42,7 @@ def test_few_are_kept_and_in_the_end_none(tmp_path: Path) -> None:
 
 
 def test_where_something_may_be_left_in_one_it_is_not_used_again(tmp_path: Path) -> None:
-    groups = CpuGroups(again=False)
+    groups = SpareGroups(again=False)
     one = taken(groups, tmp_path)
     groups.give_back(str(one))
     assert not one.exists()
