@@ -84,8 +84,8 @@ class AttemptLaunch:
     early_s: float | None
     """How long before its node's lease that of the part ends, s; None: no lease ends it."""
     may_run: Callable[[], bool]
-    group: Path | None = None
-    """A cgroup of its own, to be made."""
+    group: str = ""
+    """A cgroup of its own, to be made; "": none."""
     adopted: Mapping[str, Any] | None = None
     behind: Callable[[], dict[str, Any] | None] = lambda: None
     """Makes its folders its team's, and describes the walls around it, if there are any. Raises OSError or NotServed."""
@@ -318,7 +318,7 @@ class ProcessPart:
             "early": launch.early_s,
             "command": list(self.part.spec.command),  # an argv list, never a shell
             "workdir": str(launch.workdir),
-            "group": str(launch.group or ""),
+            "group": launch.group,
             **({} if launch.watched is None else launch.watched.limits.told()),
             "log_limit": launch.log_limit,
             "remove": str(launch.secrets_folder or ""),

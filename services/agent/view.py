@@ -48,6 +48,12 @@ class JobView:
     processes: int
     _shared: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     """Device files -> what all views with them have in common."""
+    _begun: dict[tuple[tuple[str, ...], bool, int], tuple[str, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Device files, network, scratch -> what bubblewrap's arguments begin with."""
+    _stems: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """A folder -> the highest of the agent's own that it lies in, "": in none."""
     hidden: tuple[str, ...] = field(init=False)
     """Of its own folders those that would be seen otherwise."""
 
@@ -66,22 +72,33 @@ class JobView:
     ) -> list[str]:
         """bubblewrap's, for a job that has these folders and device files, so many bytes of memory, and asked for a /tmp of
         that size. `readable`: folders of its own that it may not write to."""
-        scratch = str(self._scratch(memory, scratch_mib))
+        own = [*((str(folder), "--bind") for folder in writable), *((str(folder), "--ro-bind") for folder in readable)]
         return [
-            *("--cap-drop", "ALL", "--unshare-ipc"),
-            *(() if network else ("--unshare-net",)),
-            *("--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"),
-            *self.system,
-            *_sys(devices),
-            *("--proc", "/proc", "--ro-bind-try", "/proc/pressure", "/proc/pressure", "--dev", "/dev"),
-            *self._device_files(devices),
-            *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
-            *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),
-            *_ways(str(folder) for folder in (*writable, *readable)),
-            *(word for folder in writable for word in ("--bind", str(folder), str(folder))),
-            *(word for folder in readable for word in ("--ro-bind", str(folder), str(folder))),
+            *self._before_own(tuple(devices), network, self._scratch(memory, scratch_mib)),
+            *_ways(path for path, _ in own),
+            *(word for path, how in own for word in (how, path, path)),
             *("--remount-ro", "/dev", "--remount-ro", "/"),
         ]
+
+    def _before_own(self, devices: tuple[str, ...], network: bool, scratch: int) -> tuple[str, ...]:
+        """Of `arguments` what no folder of the job's changes."""
+        key = devices, network, scratch
+        if (found := self._begun.get(key)) is None:
+            if len(self._begun) >= _MOST_SHARED:
+                self._begun.clear()
+            size = str(scratch)
+            found = self._begun[key] = (
+                *("--cap-drop", "ALL", "--unshare-ipc"),
+                *(() if network else ("--unshare-net",)),
+                *("--perms", "1777", "--size", size, "--tmpfs", "/tmp"),
+                *self.system,
+                *_sys(devices),
+                *("--proc", "/proc", "--ro-bind-try", "/proc/pressure", "/proc/pressure", "--dev", "/dev"),
+                *self._device_files(devices),
+                *("--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"),
+                *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),
+            )
+        return found
 
     def prepared(
         self,
@@ -94,16 +111,23 @@ class JobView:
         """The same view for `keeper.prepared`: what all jobs share apart from what is this one's. None where that does not do:
         a folder of the job's is not below one of the agent's, or lies in another of its own. The network is the host's."""
         own = [*((str(folder), True) for folder in writable), *((str(folder), False) for folder in readable)]
-        stems = {path: min((stem for stem in self.own if _below(path, stem)), key=len, default="") for path, _ in own}
-        if not all(stems.values()) or any(
-            _below(path, other) for path, _ in own for other, _ in own if path is not other
-        ):
+        stems = {self._stem(path) for path, _ in own}
+        if "" in stems or any(_below(path, other) for path, _ in own for other, _ in own if path is not other):
             return None
         return self.shared(devices) | {
             "scratch": self._scratch(memory, scratch_mib),
-            "stems": sorted({stem for stem in stems.values() if not _below(stem, "/tmp")}),
+            "stems": sorted(stem for stem in stems if not _below(stem, "/tmp")),
             "own": own,
         }
+
+    def _stem(self, path: str) -> str:
+        """Of the agent's own folders the highest that it lies in; "": in none. Those of all attempts lie in a few."""
+        above = path.rpartition("/")[0]
+        if (found := self._stems.get(above)) is None:
+            if len(self._stems) >= _MOST_SHARED:
+                self._stems.clear()
+            found = self._stems[above] = min((own for own in self.own if _below(above, own)), key=len, default="")
+        return found or (path if path in self.own else "")
 
     def shared(self, devices: Sequence[str]) -> dict[str, Any]:
         """What all views with these device files have in common: of `keeper.prepared` what is no attempt's own."""
