@@ -48,8 +48,8 @@ TIMED: dict[str, Any] = {"timed": True}
 
 @dataclass(frozen=True, slots=True)
 class _LifeNames:
-    """What names are made of for all attempts in one life of a node: an attempt's cgroups are called by what is here and its own
-    name. "": there are none."""
+    """What names are made of for all attempts in one life of a node: what an attempt's cgroups begin with, before its own name. "":
+    there are none."""
 
     incarnation: int
     marker: str
@@ -265,7 +265,8 @@ class Launcher:
         made = make_folder(str(saves))
         if row is None:
             self.owners.on_start(part.job_id, part.team, node.view.ledger_seq, saved=not made)
-            made |= make_folder(str(saves))
+            if self.shares_checkpoints:
+                made |= make_folder(str(saves))
         if made:
             fresh.append(saves)
         own.append(saves)
@@ -289,7 +290,7 @@ class Launcher:
                     marker=marker,
                     secrets=secrets,
                 ),
-                log=self.logs.log(part.job_id, part.attempt, slot.rank),
+                log=self.logs.log_name(part.job_id, part.attempt, slot.rank),
                 acknowledgement=Path(paths.acknowledgement.format(rank=slot.rank)),
             )
             for slot in slots(part)

@@ -55,7 +55,7 @@ class ProcessCommand:
 
     rank: int
     environment: Mapping[str, str]
-    log: Path
+    log: str
     acknowledgement: Path
 
 
@@ -327,7 +327,7 @@ class ProcessPart:
                 {
                     "rank": command.rank,
                     "environment": {**command.environment, **delivered.environment},
-                    "log": str(command.log),
+                    "log": command.log,
                 }
                 for command in launch.commands
             ],
@@ -483,7 +483,7 @@ class ProcessPart:
 
     def _why_failed(self) -> tuple[KnownOfPart | None, bool]:
         """And whether only its output says so, which it may write as it likes."""
-        log = next(command.log for command in self.launch.commands if command.rank == self._failed_rank)
+        log = Path(next(command.log for command in self.launch.commands if command.rank == self._failed_rank))
         silent = self.launch.silent_devices()
         category = failures.why_failed(silent, self.launch.kept.oom_kills, log)
         return category, category is Category.HARDWARE and not silent

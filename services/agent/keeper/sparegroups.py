@@ -8,8 +8,11 @@ from services.agent.keeper.proc import oom_kills_of, remove_group
 
 MOST_SPARE = 32
 LITTLE = 64
-"""A group of memory is used again when no more of its limit than one part of so many is still taken: what the next attempt
-lacks then. What else takes memory when nothing runs is mostly the page cache of what was written."""
+"""A group of memory is used again when at the most one part of so many of its limit is still taken: so much the next attempt
+lacks. It is page cache of what was written, tables of the kernel's, and what each processor has set aside for the group."""
+
+_Kind = tuple[str, int]
+"""Where a group lies, and its weight or limit."""
 
 
 class SpareGroups:
@@ -18,19 +21,19 @@ class SpareGroups:
     def __init__(self, *, again: bool) -> None:
         self._again = again
         self._made = 0
-        self._taken: dict[str, tuple[str, int]] = {}
-        """Group -> what its name begins with, and its weight or limit."""
-        self._spare: dict[tuple[str, int], list[str]] = {}
+        self._taken: dict[str, _Kind] = {}
+        self._spare: dict[_Kind, list[str]] = {}
 
     def take(self, stem: str, size: int) -> str:
-        """A group for one attempt, which may be there already. Its name begins with the stem. `size`: its weight or limit."""
-        spare = self._spare.get((stem, size))
-        if spare:
+        """A group for one attempt, which may be there already: then its name begins with the stem of another node of this
+        agent's. `size`: its weight or limit."""
+        kind = os.path.dirname(stem), size
+        if spare := self._spare.get(kind):
             group = spare.pop()
         else:
             self._made += 1
             group = f"{stem}-{os.getpid()}-{self._made}"
-        self._taken[group] = stem, size
+        self._taken[group] = kind
         return group
 
     def has(self, group: str) -> bool:
@@ -38,8 +41,7 @@ class SpareGroups:
         return group in self._taken
 
     def give_back(self, group: str, *, well: bool = True) -> None:
-        """Its attempt has ended, and `well`: there is nothing to be asked of its group. One that was not taken here changes
-        nothing."""
+        """Its attempt has ended, and `well`: nobody asks why. One that was not taken here changes nothing."""
         kind = self._taken.pop(group, None)
         if kind is None:
             return
@@ -56,7 +58,7 @@ class SpareGroups:
         self._spare.clear()
 
     def _as_new(self, group: str, size: int) -> bool:
-        """Whether the next attempt finds nothing there of this one."""
+        """Whether the next attempt is as well off with it as with one that is made for it."""
         return True
 
     def _remove(self, group: str) -> None:
@@ -69,18 +71,26 @@ class MemoryGroups(SpareGroups):
     def __init__(self, *, again: bool) -> None:
         super().__init__(again=again)
         self._files: dict[str, tuple[int, int]] = {}
-        """Group -> open files of what it takes and of its kills: looked at after each attempt."""
+        """Group -> open files of what is taken and of its kills, which are read after each attempt."""
 
     def _as_new(self, group: str, size: int) -> bool:
         try:
-            if (files := self._files.get(group)) is None:
-                usage = os.open(f"{group}/memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
-                kills = os.open(f"{group}/memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
-                files = self._files[group] = usage, kills
-            usage, kills = files
-            return int(os.pread(usage, 64, 0)) <= size // LITTLE and not oom_kills_of(os.pread(kills, 4096, 0).decode())
+            taken, kills = self._opened(group)
+            return int(os.pread(taken, 64, 0)) <= size // LITTLE and not oom_kills_of(os.pread(kills, 4096, 0).decode())
         except (OSError, ValueError):
             return False
+
+    def _opened(self, group: str) -> tuple[int, int]:
+        """Raises OSError."""
+        if (files := self._files.get(group)) is None:
+            taken = os.open(f"{group}/memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                kills = os.open(f"{group}/memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                os.close(taken)
+                raise
+            files = self._files[group] = taken, kills
+        return files
 
     def _remove(self, group: str) -> None:
         for file in self._files.pop(group, ()):

@@ -76,7 +76,9 @@ class Reader:
 
 def _parsed(data: bytes) -> WireMessage:
     try:
-        message = json.loads(str(data, "utf-8", "surrogatepass"))  # as `json` itself reads bytes, without a guess at what they are
+        message = json.loads(
+            str(data, "utf-8", "surrogatepass")
+        )  # as `json` itself reads bytes, without a guess at what they are
     except (ValueError, RecursionError) as e:
         raise BadMessage(f"not JSON: {e}") from None
     if not isinstance(message, dict):
