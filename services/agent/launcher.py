@@ -48,8 +48,7 @@ TIMED: dict[str, Any] = {"timed": True}
 
 @dataclass(frozen=True, slots=True)
 class _LifeNames:
-    """What names are made of for all attempts in one life of a node: what an attempt's cgroups begin with, before its own name. "":
-    there are none."""
+    """What names begin with for all attempts in one life of a node: markers, and cgroups. "": there are none."""
 
     incarnation: int
     marker: str

@@ -37,8 +37,8 @@ _OF_PROCESSOR, _LARGEST_WEIGHT = 100, 10_000
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `memory_stem`: with
-    this begin the names of groups that the keeper may take in its place; "": it may take none. `processes`: processes and
+    """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `memory_stem`:
+    with this begin names of groups that the keeper may take in its place; "": it may take none. `processes`: processes and
     threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`. `cpu_group`: likewise,
     by which the kernel shares the processors, by `cpu_weight`; or else `cpu_stem`, with which the names begin of such groups
     that the keeper makes; "": there is none."""
