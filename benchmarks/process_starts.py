@@ -2,9 +2,11 @@
 
     python -m benchmarks.process_starts --containment namespace --attempts 200 --ranks 1
     python -m benchmarks.process_starts --against ../baton-before
+    python -m benchmarks.process_starts --walls --groups --at-once 16 --against ../baton-before
     python -m benchmarks.process_starts --burst 100 --walls
 
-Each attempt runs `/bin/true`, one after the other, through a keeper of its own. The agent is the measuring process with the
+Each attempt runs `/bin/true`, one after the other or `--at-once`, through a keeper of its own; with `--groups` in cgroups that
+limit its memory and share the processors, as an agent asks for them. The agent is the measuring process with the
 keeper's client alone; the keeper's time, its zygote's with it, is the kernel's (`/proc/<pid>/schedstat`); shims and programs
 are the keeper's children. How long an attempt takes is from the agent's asking until it knows that all of it has ended: with
 `--ranks 8` that is a gang of eight on one node. With `--against` the code of another checkout is measured in turn with this
@@ -20,14 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
+from typing import Any
 
 from services.agent import jobwalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.settings import AgentSettings
+from services.agent.tree import cgroup_base, limit_base
 from services.agent.view import view_of
 
 _WARM_UP = 10
@@ -40,15 +45,25 @@ Times = list[float]
 """Of agent, keeper, shims and programs: CPU ms per process; then ms of time an attempt, the median."""
 
 
-async def measure(containment: str, attempts: int, ranks: int, walled: bool) -> Times:
+async def measure(containment: str, attempts: int, ranks: int, walled: bool, groups: bool, at_once: int) -> Times:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pids").mkdir()  # for keepers before the zygote
         keeper, about = await _keeper(folder, containment, walled)
-        for number in range(_WARM_UP):
-            await _one(keeper, folder, f"warm-{number}", ranks, about)
+        wanted = _groups() if groups else {}
+        took = list[float]()
+
+        async def one_by_one(names: Iterator[str]) -> None:
+            for name in names:
+                took.append(await _one(keeper, folder, name, ranks, about, wanted))
+
+        async def all_of(names: Iterator[str]) -> None:
+            await asyncio.gather(*(one_by_one(names) for _ in range(at_once)))
+
+        await all_of(f"warm-{number}" for number in range(max(_WARM_UP, 2 * at_once)))
+        took.clear()
         before = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
-        took = [await _one(keeper, folder, str(number), ranks, about) for number in range(attempts)]
+        await all_of(str(number) for number in range(attempts))
         after = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
         await keeper.close()
         return [*((b - a) / (attempts * ranks) for a, b in zip(before, after, strict=True)), median(took)]
@@ -84,11 +99,28 @@ async def _keeper(
     return keeper, jobwalls.JobWalls(keeper, view, folder / "teams.json", False) if view else None
 
 
+def _groups() -> dict[str, Any]:
+    """Of the start message: cgroups as an agent of root's asks for them, of version 1."""
+    base, name = cgroup_base(), f"baton-starts-{os.getpid()}"
+    memory, cpu = (limit_base(controller, base) for controller in ("memory", "cpu"))
+    return {
+        "memory": {"group": f"{memory}/{name}", "stem": f"{memory}/{name}", "bytes": 1 << 30},
+        "cpu": {"stem": f"{cpu}/{name}", "weight": 100},
+    }
+
+
 async def _nothing() -> None:
     """Nothing is left to clear."""
 
 
-async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int, walls: jobwalls.JobWalls | None) -> float:
+async def _one(
+    keeper: KeeperClient,
+    folder: Path,
+    name: str,
+    ranks: int,
+    walls: jobwalls.JobWalls | None,
+    groups: Mapping[str, Any] = MappingProxyType({}),
+) -> float:
     """ms from asking for it to its end."""
     environment = {"PATH": "/usr/bin:/bin"} | {f"VARIABLE_{i}": "x" * 20 for i in range(25)}
     attempt = keeper.attempt(f"n0/{name}.1")
@@ -104,6 +136,9 @@ async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int, walls:
         "log_limit": 1000,
         "ranks": [{"rank": r, "environment": environment, "log": str(folder / f"{name}-{r}")} for r in range(ranks)],
     }
+    if groups:
+        memory = dict(groups["memory"])
+        message |= {"cpu": groups["cpu"], "memory": memory | {"group": f"{memory['group']}-{name}"}}
     if walls is not None:
         message["walls"] = walls.around("blue", own, (), 1 << 30)
     asked = time.perf_counter()
@@ -129,7 +164,8 @@ def compare(given: argparse.Namespace) -> None:
     trees = [tree.resolve() for tree in (_HERE, given.against) if tree is not None]
     found: dict[Path, list[Times]] = {tree: [] for tree in trees}
     options = ["--containment", given.containment, "--attempts", str(given.attempts), "--ranks", str(given.ranks)]
-    options += ["--walls"] if given.walls else []
+    options += ["--at-once", str(given.at_once)]
+    options += [word for word, wanted in (("--walls", given.walls), ("--groups", given.groups)) if wanted]
     for _ in range(given.rounds):
         for tree in trees:
             out = subprocess.run(
@@ -150,6 +186,8 @@ def compare(given: argparse.Namespace) -> None:
     if given.against is not None:
         ratios = [sum(a[:2]) / sum(b[:2]) for a, b in zip(*found.values(), strict=True)]
         print(f"both, against {given.against.name}: {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        ratios = [sum(a[:3]) / sum(b[:3]) for a, b in zip(*found.values(), strict=True)]
+        print(f"and with shims and programs: {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 if __name__ == "__main__":
@@ -160,6 +198,8 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout of Baton")
     parser.add_argument("--walls", action="store_true", help="with the best walls that this user can have")
+    parser.add_argument("--groups", action="store_true", help="in cgroups, as root and of version 1")
+    parser.add_argument("--at-once", type=int, default=1, help="attempts that run at once")
     parser.add_argument("--burst", type=int, default=0, help="time so many first attempts, and as many that follow")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -167,10 +207,8 @@ if __name__ == "__main__":
         first, then = asyncio.run(burst(arguments.containment, arguments.burst, arguments.walls))
         print(f"the first {arguments.burst} took {first:.0f} ms, as many more {then:.0f} ms")
     elif arguments.one:
-        print(
-            json.dumps(
-                asyncio.run(measure(arguments.containment, arguments.attempts, arguments.ranks, arguments.walls))
-            )
-        )
+        kind, walled, groups = arguments.containment, arguments.walls, arguments.groups
+        found = asyncio.run(measure(kind, arguments.attempts, arguments.ranks, walled, groups, arguments.at_once))
+        print(json.dumps(found))
     else:
         compare(arguments)

@@ -150,7 +150,7 @@ async def _clients(cluster: LocalStack) -> AsyncIterator[tuple[Any, Any]]:
 
 def _tier(side: _Side) -> str:
     """What the agent says of itself: figures of processes are of that."""
-    for path in sorted((side.cluster.state_dir / "services").rglob("agent/walls")):
+    for path in sorted((side.cluster.state_dir / "services").glob("*/agent/walls")):
         return path.read_text()
     return "unknown"
 

@@ -19,7 +19,7 @@ class ProcessCommand:
 
     rank: int
     environment: Mapping[str, str]
-    log: Path
+    log: str
     acknowledgement: Path
 
 
@@ -48,8 +48,8 @@ class AttemptLaunch:
     early_s: float | None
     """How many seconds the part's lease ends before its node's; None: no lease ends it."""
     may_run: Callable[[], bool]
-    group: Path | None = None
-    """Its own cgroup, to be created."""
+    group: str = ""
+    """Its own cgroup, to be created; "": none."""
     adopted: Mapping[str, Any] | None = None
     walls: Callable[[], dict[str, Any] | None] = lambda: None
     """Gives its folders to its team, and returns the description of its walls, if any. Raises OSError or NotServed."""
@@ -82,7 +82,7 @@ class AttemptLaunch:
             "early": self.early_s,
             "command": list(part.spec.command),  # an argv list, never a shell
             "workdir": str(self.workdir),
-            "group": str(self.group or ""),
+            "group": self.group,
             **({} if self.watched is None else self.watched.limits.start_fields()),
             "log_limit": self.log_limit,
             "remove": str(self.secrets_folder or ""),
@@ -91,7 +91,7 @@ class AttemptLaunch:
                 {
                     "rank": command.rank,
                     "environment": {**command.environment, **delivered.environment},
-                    "log": str(command.log),
+                    "log": command.log,
                 }
                 for command in self.commands
             ],

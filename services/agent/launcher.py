@@ -46,6 +46,23 @@ TIMED: dict[str, Any] = {"timed": True}
 """Marks a life of a node with simulated work, which another agent cannot continue."""
 
 
+@dataclass(frozen=True, slots=True)
+class _LifeNames:
+    """What names begin with for all attempts in one life of a node: markers, and cgroups. "": there are none."""
+
+    incarnation: int
+    marker: str
+    group: Path | None
+    holding: str
+    memory: str
+    processes: str
+    cpu: str
+    memory_stem: str
+    cpu_stem: str
+    limited: bool
+    """Of version 2: what limits attempts lies in the group that holds them."""
+
+
 @dataclass(eq=False, slots=True)
 class Launcher:
     """What all parts of this agent share. `group_base` is where cgroups may be created, or None."""
@@ -87,6 +104,8 @@ class Launcher:
     """Node -> incarnation in which a timer was started; that life ends with this agent."""
     _limited: set[Path] = field(default_factory=set)
     """Version 2: groups of lives whose attempts can be limited."""
+    _names: dict[str, _LifeNames] = field(default_factory=dict)
+    """Node -> names of its present life."""
 
     def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[SeenOfPart], None]) -> RunningPart:
         if part.spec.simulation is not None:
@@ -185,21 +204,47 @@ class Launcher:
         root = tree.marker_root(node.name, self.state_dir)
         return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
 
-    def _limits(self, node: NodeRunner, part: DesiredPart, group: Path | None) -> AttemptLimits:
-        name, root = f"{part.job_id}.{part.attempt}", group_name(tree.marker_root(node.name, self.state_dir))
+    def _names_of(self, node: NodeRunner) -> _LifeNames:
+        names = self._names.get(node.name)
+        if names is None or names.incarnation != node.incarnation:
+            names = self._names[node.name] = self._names_in(node)
+        return names
 
-        def group_in(base: Path | None) -> str:
+    def _names_in(self, node: NodeRunner) -> _LifeNames:
+        marker, group, held = tree.marker_root(node.name, self.state_dir), self._group(node), self.group_base
+        root = group_name(marker)
+
+        def of(base: Path | None) -> str:
             if base is None:
                 return ""
-            return f"{group}/{name}" if base == self.group_base and group is not None else f"{base}/{root}-{name}"
+            return f"{group}/" if base == held and group is not None else f"{base}/{root}-"
 
+        def stem(base: Path | None) -> str:
+            return f"{base}/{root}" if base not in (None, held) else ""
+
+        return _LifeNames(
+            incarnation=node.incarnation,
+            marker=f"{marker}/{node.incarnation}/",
+            group=group,
+            holding="" if group is None else f"{group}/",
+            memory=of(self.memory_base),
+            processes=of(self.process_base),
+            cpu=of(self.cpu_base) if self.cpu_base == held else "",
+            memory_stem=stem(self.memory_base),
+            cpu_stem=stem(self.cpu_base),
+            limited=group is not None and held in (self.memory_base, self.process_base, self.cpu_base),
+        )
+
+    def _limits(self, names: _LifeNames, part: DesiredPart) -> AttemptLimits:
+        own = f"{part.job_id}.{part.attempt}"
         return limits_of(
             part,
             self.job_disk,
-            memory_group=group_in(self.memory_base),
-            process_group=group_in(self.process_base),
-            cpu_group=group_in(self.cpu_base) if self.cpu_base == self.group_base else "",
-            cpu_stem=f"{self.cpu_base}/{root}" if self.cpu_base not in (None, self.group_base) else "",
+            memory_group=names.memory and names.memory + own,
+            memory_stem=names.memory_stem,
+            process_group=names.processes and names.processes + own,
+            cpu_group=names.cpu and names.cpu + own,
+            cpu_stem=names.cpu_stem,
         )
 
     def _shared(self, part: DesiredPart) -> SharedUse:
@@ -221,13 +266,15 @@ class Launcher:
         made = make_folder(str(saves))
         if row is None:
             self.owners.on_start(part.job_id, part.team, node.view.ledger_seq, saved=not made)
-            made |= make_folder(str(saves))
+            if self.shares_checkpoints:
+                made |= make_folder(str(saves))
         if made:
             fresh.append(saves)
         own.append(saves)
         workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
         paths = Paths(str(home), str(workdir), str(saves), acknowledgement)
-        marker = f"{tree.marker_root(node.name, self.state_dir)}/{node.incarnation}/{part.job_id}.{part.attempt}"
+        names = self._names_of(node)
+        marker = f"{names.marker}{part.job_id}.{part.attempt}"
         addresses = addresses_of(part, self.local_nodes, self.address_template)
         id, named = kept_id(node.name, part), bool(part.spec.secrets)
         secrets = self.secret_folders.folder(id) if named else None
@@ -244,21 +291,16 @@ class Launcher:
                     marker=marker,
                     secrets=secrets,
                 ),
-                log=self.logs.log(part.job_id, part.attempt, slot.rank),
+                log=self.logs.log_name(part.job_id, part.attempt, slot.rank),
                 acknowledgement=Path(paths.acknowledgement.format(rank=slot.rank)),
             )
             for slot in slots(part)
         ]
-        group = self._group(node)
-        if (
-            group is not None
-            and group not in self._limited
-            and self.group_base in (self.memory_base, self.process_base, self.cpu_base)
-        ):
-            tree.make_limited(group, group.parents[1])
-            self._limited.add(group)
+        if names.limited and names.group is not None and names.group not in self._limited:
+            tree.make_limited(names.group, names.group.parents[1])
+            self._limited.add(names.group)
         shown = [] if secrets is None else [secrets]
-        limits = self._limits(node, part, group)
+        limits = self._limits(names, part)
 
         def set_live(rank: int, live: bool) -> None:
             self.logs.set_live(part.job_id, part.attempt, rank, live)
@@ -289,7 +331,7 @@ class Launcher:
             kept=kept,
             node=node.name,
             incarnation=node.incarnation,
-            group=None if group is None else group / f"{part.job_id}.{part.attempt}",
+            group=names.holding and f"{names.holding}{part.job_id}.{part.attempt}",
             adopted=None if row is None else row["note"],
             workdir=workdir,
             commands=commands,

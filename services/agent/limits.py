@@ -37,13 +37,15 @@ _OF_PROCESSOR, _LARGEST_WEIGHT = 100, 10_000
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """Limits in bytes. `memory_group`: the memory cgroup to create; "": none. `processes`: the limit on processes and
-    threads that the job requested, 0: none; `process_group`: like `memory_group`. `cpu_group`: the cgroup for processor
-    shares, with weight `cpu_weight`; or `cpu_stem`: the prefix of such groups that the keeper creates; "": none."""
+    """Limits in bytes. `memory_group`: the memory cgroup to create; "": none. `memory_stem`: the prefix of spare groups that
+    the keeper may use instead; "": none. `processes`: the limit on processes and threads that the job requested, 0: none;
+    `process_group`: like `memory_group`. `cpu_group`: the cgroup for processor shares, with weight `cpu_weight`; or
+    `cpu_stem`: the prefix of such groups that the keeper creates; "": none."""
 
     memory: int
     disk: int
     memory_group: str = ""
+    memory_stem: str = ""
     processes: int = 0
     process_group: str = ""
     cpu_group: str = ""
@@ -52,10 +54,11 @@ class AttemptLimits:
 
     def start_fields(self) -> dict[str, dict[str, Any] | None]:
         """The keeper's form of it."""
-        memory = {"group": self.memory_group, "bytes": self.memory} if self.memory_group else None
+        memory: dict[str, Any] = {"group": self.memory_group, "bytes": self.memory}
+        memory |= {"stem": self.memory_stem} if self.memory_stem else {}
         held = self.processes and self.process_group
         return {
-            "memory": memory,
+            "memory": memory if self.memory_group else None,
             "pids": {"group": self.process_group, "most": self.processes} if held else None,
             "cpu": self._cpu(),
         }
@@ -98,7 +101,14 @@ def processes_of_machine() -> int:
 
 
 def limits_of(
-    part: DesiredPart, disk: int, *, memory_group: str, process_group: str, cpu_group: str, cpu_stem: str
+    part: DesiredPart,
+    disk: int,
+    *,
+    memory_group: str,
+    process_group: str,
+    cpu_group: str,
+    cpu_stem: str,
+    memory_stem: str = "",
 ) -> AttemptLimits:
     """The limits of a part: the job's requests, and at most `disk` bytes."""
     asked = part.spec.limits or JobLimits()
@@ -106,6 +116,7 @@ def limits_of(
         memory=memory_of(part),
         disk=disk if asked.disk_mib is None else min(disk, asked.disk_mib * _MIB),
         memory_group=memory_group,
+        memory_stem=memory_stem,
         processes=asked.processes or 0,
         process_group=process_group,
         cpu_group=cpu_group,

@@ -115,7 +115,10 @@ class LogStore:
         self._teams[job_id, attempt] = team
 
     def log(self, job_id: str, attempt: int, rank: int) -> Path:
-        return self._own / folder_name(job_id, attempt, self._team(job_id, attempt)) / f"rank-{rank}.log"
+        return Path(self.log_name(job_id, attempt, rank))
+
+    def log_name(self, job_id: str, attempt: int, rank: int) -> str:
+        return f"{self._own}/{folder_name(job_id, attempt, self._team(job_id, attempt))}/rank-{rank}.log"
 
     def set_live(self, job_id: str, attempt: int, rank: int, live: bool) -> None:
         (self._live.add if live else self._live.discard)((job_id, attempt, rank))

@@ -353,7 +353,7 @@ class ProcessPart:
 
     def _why_failed(self) -> tuple[KnownOfPart | None, bool]:
         """The category, and whether its only evidence is output, which a job may write at will."""
-        log = next(command.log for command in self.launch.commands if command.rank == self._failed_rank)
+        log = Path(next(command.log for command in self.launch.commands if command.rank == self._failed_rank))
         silent = self.launch.silent_devices()
         category = failures.why_failed(silent, self.launch.kept.oom_kills, log)
         return category, category is Category.HARDWARE and not silent

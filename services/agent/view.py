@@ -46,6 +46,12 @@ class JobView:
     processes: int
     _shared: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     """Device files -> the common part of all views with them."""
+    _begun: dict[tuple[tuple[str, ...], bool, int], tuple[str, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Device files, network, scratch -> the first of bubblewrap's arguments."""
+    _stems: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """A folder -> the highest of the agent's folders that contains it, "": none."""
     hidden: tuple[str, ...] = field(init=False)
     """The agent's folders that would be visible otherwise."""
 
@@ -64,22 +70,33 @@ class JobView:
     ) -> list[str]:
         """bubblewrap's arguments for a job with these folders, device files, bytes of memory and size of /tmp.
         `readable`: its own folders that it may not write to."""
-        scratch = str(self._scratch(memory, scratch_mib))
+        own = [*((str(folder), "--bind") for folder in writable), *((str(folder), "--ro-bind") for folder in readable)]
         return [
-            *("--cap-drop", "ALL", "--unshare-ipc"),
-            *(() if network else ("--unshare-net",)),
-            *("--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"),
-            *self.system,
-            *_sys(devices),
-            *("--proc", "/proc", "--ro-bind-try", "/proc/pressure", "/proc/pressure", "--dev", "/dev"),
-            *self._device_files(devices),
-            *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
-            *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),
-            *_parents(str(folder) for folder in (*writable, *readable)),
-            *(word for folder in writable for word in ("--bind", str(folder), str(folder))),
-            *(word for folder in readable for word in ("--ro-bind", str(folder), str(folder))),
+            *self._before_own(tuple(devices), network, self._scratch(memory, scratch_mib)),
+            *_parents(path for path, _ in own),
+            *(word for path, how in own for word in (how, path, path)),
             *("--remount-ro", "/dev", "--remount-ro", "/"),
         ]
+
+    def _before_own(self, devices: tuple[str, ...], network: bool, scratch: int) -> tuple[str, ...]:
+        """The part of `arguments` that does not depend on the job's folders."""
+        key = devices, network, scratch
+        if (found := self._begun.get(key)) is None:
+            if len(self._begun) >= _MOST_SHARED:
+                self._begun.clear()
+            size = str(scratch)
+            found = self._begun[key] = (
+                *("--cap-drop", "ALL", "--unshare-ipc"),
+                *(() if network else ("--unshare-net",)),
+                *("--perms", "1777", "--size", size, "--tmpfs", "/tmp"),
+                *self.system,
+                *_sys(devices),
+                *("--proc", "/proc", "--ro-bind-try", "/proc/pressure", "/proc/pressure", "--dev", "/dev"),
+                *self._device_files(devices),
+                *("--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"),
+                *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),
+            )
+        return found
 
     def prepared(
         self,
@@ -92,16 +109,23 @@ class JobView:
         """The same view for `keeper.prepared`: the common part apart from the job's own. None if that is impossible: a
         job's folder is not below one of the agent's, or is inside another of its own. The network is the host's."""
         own = [*((str(folder), True) for folder in writable), *((str(folder), False) for folder in readable)]
-        stems = {path: min((stem for stem in self.own if _below(path, stem)), key=len, default="") for path, _ in own}
-        if not all(stems.values()) or any(
-            _below(path, other) for path, _ in own for other, _ in own if path is not other
-        ):
+        stems = {self._stem(path) for path, _ in own}
+        if "" in stems or any(_below(path, other) for path, _ in own for other, _ in own if path is not other):
             return None
         return self.shared(devices) | {
             "scratch": self._scratch(memory, scratch_mib),
-            "stems": sorted({stem for stem in stems.values() if not _below(stem, "/tmp")}),
+            "stems": sorted(stem for stem in stems if not _below(stem, "/tmp")),
             "own": own,
         }
+
+    def _stem(self, path: str) -> str:
+        """The highest of the agent's folders that contains it; "": none. The folders of all attempts are in a few."""
+        above = path.rpartition("/")[0]
+        if (found := self._stems.get(above)) is None:
+            if len(self._stems) >= _MOST_SHARED:
+                self._stems.clear()
+            found = self._stems[above] = min((own for own in self.own if _below(above, own)), key=len, default="")
+        return found or (path if path in self.own else "")
 
     def shared(self, devices: Sequence[str]) -> dict[str, Any]:
         """The common part of all views with these device files, for `keeper.prepared`."""

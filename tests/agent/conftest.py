@@ -63,7 +63,7 @@ class Place:
                     addresses=dict.fromkeys(wanted.nodes, "127.0.0.1"),
                     marker=self.marker(wanted),
                 ),
-                folder / f"rank-{slot.rank}.log",
+                str(folder / f"rank-{slot.rank}.log"),
                 Path(pattern.format(rank=slot.rank)),
             )
             for slot in slots(wanted)

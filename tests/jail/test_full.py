@@ -21,6 +21,7 @@ from services.agent import processes, shared, sockdiag, tree
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper
 from services.agent.settings import AgentSettings
+from services.agent.state import group_name
 from services.agent.variables import master_port
 from services.agent.view import Exposed, JobView, view_of
 from tests.agent.build import part, rank, spec
@@ -366,23 +367,59 @@ async def test_a_job_that_takes_more_memory_than_it_asked_for_harms_itself_alone
         filler = of("red", FILL_TMP, device=3, resources=Resources(devices=1, host_memory_mib=200))
         end = await ended(node, victim, filler)
         assert (end.exit_code, "No space left" in node.says(filler)) == (1, True), "half of it is for /tmp"
-        group = node.agent.launcher.memory_base
-        assert group is not None
-        await until(lambda: not list(group.glob("*" + filler.job_id + "*")))
+        await until(lambda: len(memory_groups(node)) == 1)  # the victim's
+
+
+def memory_groups(node) -> set[Path]:
+    """All that this agent has for attempts."""
+    root = group_name(tree.marker_root("n0", node.agent.settings.state_dir))
+    found = {Path(at) for at, below, _ in os.walk(node.agent.launcher.memory_base) if root in at and not below}
+    return found - {at for at in found if at.name == root or at.parent.name == root}  # of version 2: a node's, a life's
 
 
 async def test_a_job_has_one_group_of_memory_and_leaves_none(start):
-    def groups(job_id: str) -> list[Path]:
-        return [at for at in Path("/sys/fs/cgroup").rglob("*" + job_id + "*") if at.is_dir()]
-
     async with start() as node:
         victim = of("blue", VICTIM)
         await node.up(victim)
-        (group,) = groups(victim.job_id)  # its pid namespace holds it together: it needs no second one for that
+        (group,) = memory_groups(node)
         assert proc.group_members(str(group))
-        assert node.agent.launcher.memory_base in group.parents
-        await node.world.want("n0")
-        await until(lambda: not groups(victim.job_id))
+        others = [at for at in Path("/sys/fs/cgroup").rglob(f"*{victim.job_id}*") if at.is_dir()]
+        assert others in ([], [group]), "its pid namespace holds it together: it needs no second one for that"
+        await node.world.want("n0")  # it is killed
+        await until(lambda: not memory_groups(node))
+
+
+SPENDS = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "held = [bytearray(b'x' * 2**20) for _ in range(400)]"])
+"""
+
+
+async def test_jobs_have_a_group_of_memory_one_after_the_other_and_nothing_of_one_another(start):
+    """Of version 1, whose groups say nothing of who was in them."""
+    epochs = itertools.count(1)
+
+    async def after(team: str, code: str, mib: int = 200) -> Released:
+        job = spec(code, resources=Resources(devices=1, host_memory_mib=mib))
+        return await ended(node, part(job, rank(epoch=next(epochs)), team=team))
+
+    async with start() as node:
+        await after("blue", "open('saved', 'wb').write(bytes(2**20))")
+        (group,) = memory_groups(node)
+        if not (group / "memory.usage_in_bytes").exists():
+            pytest.skip("memory is limited by version 2 here")
+        assert int((group / "memory.limit_in_bytes").read_text()) == 200 << 20
+        await after("red", "pass")
+        assert memory_groups(node) == {group}
+        await after("red", "pass", mib=300)
+        other = memory_groups(node) - {group}
+        assert len(other) == 1, "who has another limit has another group"
+        end = await after("red", SPENDS)
+        assert (end.exit_code, memory_groups(node)) == (0, other), "something was killed in it"
+        end = await after("blue", "raise SystemExit(1)")
+        assert (end.exit_code, end.category) == (1, None), "not for what the one before had too much of"
+        await after("red", "open('saved', 'wb').write(bytes(50 * 2**20))")
+        assert memory_groups(node) == other, "much of its file is cached"
 
 
 FILL_TMP = "open('/tmp/all', 'wb').write(bytes(150 * 2**20))"

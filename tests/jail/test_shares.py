@@ -107,25 +107,38 @@ async def test_a_shim_has_its_turn_before_its_job(start):
 
 
 async def test_no_group_is_left_of_an_agent_that_ends_or_was_killed(start, tmp_path):
-    base = tree.limit_base("cpu", tree.cgroup_base())
+    base, memory = (tree.limit_base(controller, tree.cgroup_base()) for controller in ("cpu", "memory"))
     assert base is not None
+    assert memory is not None
     root = group_name(tree.marker_root("n0", tmp_path))
-    left = base / f"{root}-4711-1"
-    left.mkdir()
+    left = [one / f"{root}-4711-1" for one in {base, memory}]
+    for group in left:
+        group.mkdir()
+
+    def kept_by(keeper: object) -> list[Path]:
+        return [group for one in (base, memory) for group in one.rglob(f"*{root}-{keeper}-*")]
+
     async with start() as node:
-        assert not left.exists()
+        assert not any(group.exists() for group in left)
         job = computing("red", 1, 1)
         await node.up(job)
         group = group_of(node, job)
         assert shim(node, job) in proc.group_members(str(group))
         await node.world.want("n0")
         await until(lambda: not proc.group_members(str(group)))
+        await node.ends(part(spec("pass"), rank("n0-gpu3"), team="red"))  # its groups are kept
         await node.up(computing("red", 1, 2))
         before = node.agent.launcher.keeper.pid
+        both = {"cpu": base, "memory": memory}
+        assert {one for one in both if any(both[one].glob(f"{root}-{before}-*"))} == {
+            one for one in both if both[one] != node.agent.launcher.group_base
+        }, "of version 1"
         os.kill(before, signal.SIGKILL)
         await until(lambda: node.agent.launcher.keeper.connected() and node.agent.launcher.keeper.pid != before)
-        assert not list(base.rglob(f"*{root}-{before}-*")), "by the agent that goes on"
-    await until(lambda: not list(base.rglob(f"*{root}*")))
+        assert kept_by(before) == [], "by the agent that goes on"
+        await node.world.joined("n0", lives=2)
+        await node.ends(part(spec("pass"), rank("n0-gpu0"), team="red"))
+    await until(lambda: not [group for one in (base, memory) for group in one.rglob(f"*{root}*")])
 
 
 async def test_of_version_1_a_group_is_used_again_by_who_has_the_same_share(start):

@@ -159,11 +159,15 @@ def oom_kills(group: str) -> int:
     the group is removed. (Linux, admin-guide/cgroup-v2, `memory.events`: `oom_kill`; of version 1 `memory.oom_control`.)"""
     for name in ("memory.events", "memory.oom_control"):
         try:
-            lines = read_text(f"{group}/{name}").splitlines()
+            return oom_kills_of(read_text(f"{group}/{name}"))
         except OSError:
             continue
-        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
     return 0
+
+
+def oom_kills_of(told: str) -> int:
+    """The same, of what the kernel has told."""
+    return sum(int(line.split()[1]) for line in told.splitlines() if line.startswith("oom_kill "))
 
 
 def _below(group: str) -> list[str]:

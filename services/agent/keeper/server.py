@@ -11,10 +11,10 @@ from typing import Any
 from services.agent.keeper import proc, spec, wire
 from services.agent.keeper.clock import now
 from services.agent.keeper.contain import NAMESPACE
-from services.agent.keeper.cpugroups import CpuGroups
 from services.agent.keeper.link import AgentLink
 from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views
 from services.agent.keeper.release import code
+from services.agent.keeper.sparegroups import MemoryGroups, SpareGroups
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
 from services.agent.keeper.walls import FULL, NO_WALLS, Behind
 from services.agent.keeper.zygote import Zygote
@@ -63,7 +63,8 @@ class Keeper:
         """When the deadlines are to be looked at next; 0: at once, since some of them are others."""
         self._zygote = Zygote(name, kind, behind.bwrap)
         self._views = Views(self._epoll)
-        self._cpu_groups = CpuGroups(again=kind == NAMESPACE)
+        self._cpu_groups = SpareGroups(again=kind == NAMESPACE)
+        self._memory_groups = MemoryGroups(again=kind == NAMESPACE)
         self._code = code()  # now: another release may take its place in the files
         self._ending = False
         self._lonely_from = now() + FIRST_CALL_S
@@ -95,6 +96,7 @@ class Keeper:
                 if link.out:
                     self._flush(link)
         self._cpu_groups.remove()
+        self._memory_groups.remove()
 
     def _done(self) -> bool:
         if self._shims or any(attempt.state != GONE for attempt in self.table.attempts.values()):
@@ -268,7 +270,7 @@ class Keeper:
             )
             return
         self._due = min(self._due, self.table.ends(attempt) or self._due)
-        told |= {"cpu": self._cpu_group(told)}
+        told |= {"cpu": self._cpu_group(told), "memory": self._memory_group(told)}
         attempt.note = dict(told.get("note") or {})
         attempt.memory, attempt.pids, attempt.cpu = (
             str((told.get(key) or {}).get("group", "")) for key in ("memory", "pids", "cpu")
@@ -284,6 +286,7 @@ class Keeper:
             }
             attempt.state, attempt.failed = GONE, about
             self._cpu_groups.give_back(attempt.cpu)
+            self._memory_groups.give_back(attempt.memory, well=False)
             self._say({"is": "failed", "id": attempt.id, **attempt.failed})
             self._say({"is": "gone", "id": attempt.id, "oom_kills": 0})
 
@@ -297,6 +300,14 @@ class Keeper:
         if not cpu or "group" in cpu:
             return cpu
         return {"group": self._cpu_groups.take(cpu["stem"], cpu["weight"]), "weight": cpu["weight"]}
+
+    def _memory_group(self, told: wire.WireMessage) -> dict[str, Any] | None:
+        """The group that holds the attempt to its memory: of version 1 one of ours, where its pid namespace says that nothing
+        is left in it."""
+        memory = told.get("memory")
+        if not memory or not memory.get("stem") or self._kind != NAMESPACE:
+            return memory
+        return {"group": self._memory_groups.take(memory["stem"], memory["bytes"]), "bytes": memory["bytes"]}
 
     def _spawn(self, attempt: HeldAttempt, told: dict[str, Any]) -> None:
         """Raises OSError, or ValueError when that is nothing that can be started."""
@@ -457,7 +468,9 @@ class Keeper:
         attempt.state = GONE
         for group in filter(None, dict.fromkeys((attempt.group, attempt.memory, attempt.pids))):
             attempt.oom_kills += 0 if ended_well else proc.oom_kills(group)
-            proc.remove_group(group)
+            if not self._memory_groups.has(group):
+                proc.remove_group(group)
+        self._memory_groups.give_back(attempt.memory, well=ended_well)
         self._cpu_groups.give_back(attempt.cpu)
         self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills, **_by_us(attempt)})
         life = self.table.lives.get(attempt.node)

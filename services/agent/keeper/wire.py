@@ -20,6 +20,7 @@ as it is written here. An agent that could not take it would end the work of all
 
 WireMessage = dict[str, Any]
 _LENGTH = struct.Struct(">I")
+_WRITER = json.JSONEncoder(separators=(",", ":"))
 
 
 class BadMessage(ValueError):
@@ -40,7 +41,7 @@ def agreed(oldest: int, newest: int) -> int:
 
 def pack(message: WireMessage, most: int = 0) -> bytes:
     """`most`: bytes; 0: as an agent may say."""
-    return framed(json.dumps(message, separators=(",", ":")).encode(), most)
+    return framed(_WRITER.encode(message).encode(), most)
 
 
 def framed(data: bytes, most: int = 0) -> bytes:
@@ -75,7 +76,9 @@ class Reader:
 
 def _parsed(data: bytes) -> WireMessage:
     try:
-        message = json.loads(data)
+        message = json.loads(
+            str(data, "utf-8", "surrogatepass")
+        )  # as `json` itself reads bytes, without a guess at what they are
     except (ValueError, RecursionError) as e:
         raise BadMessage(f"not JSON: {e}") from None
     if not isinstance(message, dict):
