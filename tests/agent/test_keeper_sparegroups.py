@@ -41,6 +41,16 @@ def test_few_are_kept_and_in_the_end_none(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_asked_for_no_more_keeps_no_place(tmp_path: Path) -> None:
+    groups = SpareGroups(again=True)
+    for group in [taken(groups, tmp_path, weight=1 + n) for n in range(MOST_SPARE)]:
+        groups.give_back(str(group))
+    one = taken(groups, tmp_path, weight=1000)
+    groups.give_back(str(one))
+    assert taken(groups, tmp_path, weight=1000) == one
+    assert len(list(tmp_path.iterdir())) == MOST_SPARE
+
+
 def test_where_something_may_be_left_in_one_it_is_not_used_again(tmp_path: Path) -> None:
     groups = SpareGroups(again=False)
     one = taken(groups, tmp_path)

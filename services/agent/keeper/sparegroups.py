@@ -22,14 +22,16 @@ class SpareGroups:
         self._again = again
         self._made = 0
         self._taken: dict[str, _Kind] = {}
-        self._spare: dict[_Kind, list[str]] = {}
+        self._spare: dict[str, _Kind] = {}
+        """The one that was given back first comes first."""
 
     def take(self, stem: str, size: int) -> str:
         """A group for one attempt, which may be there already: then its name begins with the stem of another node of this
         agent's. `size`: its weight or limit."""
         kind = os.path.dirname(stem), size
-        if spare := self._spare.get(kind):
-            group = spare.pop()
+        group = next((spare for spare, its in reversed(self._spare.items()) if its == kind), "")
+        if group:
+            del self._spare[group]
         else:
             self._made += 1
             group = f"{stem}-{os.getpid()}-{self._made}"
@@ -45,16 +47,19 @@ class SpareGroups:
         kind = self._taken.pop(group, None)
         if kind is None:
             return
-        if self._again and well and sum(map(len, self._spare.values())) < MOST_SPARE and self._as_new(group, kind[1]):
-            self._spare.setdefault(kind, []).append(group)
-        else:
+        if not (self._again and well and self._as_new(group, kind[1])):
             self._remove(group)
+            return
+        self._spare[group] = kind
+        if len(self._spare) > MOST_SPARE:  # of a weight or limit that is asked for no more, perhaps
+            oldest = next(iter(self._spare))
+            del self._spare[oldest]
+            self._remove(oldest)
 
     def remove(self) -> None:
         """Those that nobody has."""
-        for groups in self._spare.values():
-            for group in groups:
-                self._remove(group)
+        for group in self._spare:
+            self._remove(group)
         self._spare.clear()
 
     def _as_new(self, group: str, size: int) -> bool:
