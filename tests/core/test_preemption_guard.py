@@ -1,6 +1,7 @@
 """Against thrash: a job runs its minimum before it gives way, and neither it nor the pool gives way too often. The planner does
 not plan it, the writer does not take it, the checker finds it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.verify import Checker
 from libs.core.scheduling import preemption
+from libs.core.state import snapshot
 from libs.core.state.formats import OWN_UNCOUNTED
 from schemas import inbox, ledger
 from schemas.queues import JobPreemptionRate, PoolPreemptionRate, PreemptionLimits, Queue
@@ -242,3 +244,52 @@ def test_a_team_does_not_spare_its_job_by_making_it_give_way(allowed: int) -> No
     w.check()
     state = PreemptionPlanner.load(PreemptionPlanner(w.decider.state).dump()).state
     assert state.jobs[victim].counted_us == w.decider.state.jobs[victim].counted_us
+
+
+def test_a_team_that_uses_the_rate_of_the_pool_leaves_a_part_of_it_to_others() -> None:
+    """Seen: a team made others' experiments give way to jobs that it cancelled at once, until another team's serving waited."""
+    w = pool(8, per_pool=PoolPreemptionRate(most=20, within_s=600))
+    for number in range(64):
+        runs(w, f"small {number}", 1, team=f"other{number % 5}")
+
+    def gives_way(team: str, name: str, devices: int = 1) -> int:
+        """How many give way to a job that is cancelled then."""
+        one = w.submit(job(name, devices, team=team, **SERVING))
+        plans = planned(w)
+        for plan in plans:
+            assert answer(w, plan) == []
+        w.send(inbox.CancelRequested(job_id=one, team=team, reason="in vain"))
+        return sum(len(plan.victims) for plan in plans)
+
+    assert gives_way("red", "first", 4) == 4
+    assert sum(gives_way("red", f"again {n}", 2) for n in range(12)) == 14, "a tenth of 20 stays for others"
+    waits = w.submit(job("waits", 1, team="red", **SERVING))
+    assert planned(w) == []
+    state = w.decider.state
+    told = explain(state, state.jobs[waits], Reasons(state))
+    assert told.reason == "spared"
+    assert "of which it leaves 2 to other teams" in told.text
+    assert gives_way("blue", "theirs") == 1, "also behind one that may not"
+    assert gives_way("blue", "more") == 1
+    assert gives_way("blue", "and more") == 0
+    w.send(after_us=600 * S)
+    assert len(planned(w)) == 1
+    w.check()
+    loaded = PreemptionPlanner.load(PreemptionPlanner(w.decider.state).dump()).state
+    assert loaded.preempted.for_team("red", w.now_us, 700 * S) == 18
+
+
+def test_a_state_that_the_release_before_saved_is_still_its_fold() -> None:
+    w = pool()
+    runs(w, "victim", team="blue")
+    w.submit(job("serve", 8, team="red", **SERVING))
+    (plan,) = planned(w)
+    assert answer(w, plan) == []
+    now = list(snapshot.dump(w.decider.state))
+    header = json.loads(now[0][1:])
+    assert header["preempted_for"] == [[w.now_us, "red", 1]]
+    of_before = {name: value for name, value in header.items() if name != "preempted_for"}
+    assert snapshot.unlike([b"H" + json.dumps(of_before).encode(), *now[1:]], now) == ""
+    assert snapshot.load([b"H" + json.dumps(of_before).encode(), *now[1:]]).state.preempted.within(w.now_us, S) == 1
+    lie = header | {"preempted_for": [[w.now_us, "green", 1]]}
+    assert snapshot.unlike([b"H" + json.dumps(lie).encode(), *now[1:]], now) == "in preempted_for"

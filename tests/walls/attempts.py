@@ -612,6 +612,10 @@ ATTEMPTS = (
     Attempt(0, _TEAM, "... and a fault anywhere moves the promise meanwhile", "the first promise counts on",
             "tests/core/test_own_delay.py::"
             "test_a_fault_elsewhere_does_not_hide_that_its_own_job_is_what_it_waits_for"),
+    Attempt(0, _TEAM, "the pool's rate of preemption, by jobs for which others give way and that it cancels at once",
+            "it leaves others a tenth",
+            "tests/core/test_preemption_guard.py::"
+            "test_a_team_that_uses_the_rate_of_the_pool_leaves_a_part_of_it_to_others"),
     Attempt(0, _TEAM, "a pool for the price of a device: one job without end, and a gang as wide as the pool that waits for it",
             "what is kept for such a gang, others may use",
             "tests/core/test_own_reservation.py::"

@@ -21,6 +21,6 @@ def kept_back(state: State, job: Job, policy: Policy) -> str:
     if guard.until_us(last, lent=lent, evens=choice.evens):
         why = guard.text(last, lent=lent, evens=choice.evens)
         return f"others would give way to it, and one of them is spared for now: {why}"
-    if not guard.together(len(choice.victims)):
-        return f"others would give way to it, and too many did lately: {guard.pool_text(len(choice.victims))}"
+    if not guard.together(len(choice.victims), job.team):
+        return f"others would give way to it, and too many did lately: {guard.pool_text(len(choice.victims), job.team)}"
     return ""

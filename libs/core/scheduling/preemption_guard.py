@@ -5,12 +5,14 @@ pool's preemption rate is exceeded. Operators set the limits (`schemas.queues.Pr
 
 Jobs on devices that their queue borrowed are protected for the reclaim grace at most. The minimum run time of a job that does
 not come to run counts from its grant, so no protection lasts for ever. A plan with more victims than the pool's rate allows is
-carried out once nobody was preempted in that time: otherwise a wide gang would never start.
+carried out once nobody was preempted in that time: otherwise a wide gang would never start. A team that has used some of the
+rate leaves a tenth of what the others have not used: so none uses up what others wait for.
 """
 
 from libs.core.state.model import Job, State
 
 _S = 1_000_000
+_LEFT = 10
 
 
 class PreemptionGuard:
@@ -21,6 +23,7 @@ class PreemptionGuard:
         self._limits = state.tree.preemption_limits
         self._minimum_us: dict[str, int] = {}
         self._gone_lately = -1
+        self._used_by: dict[str, int] = {}
 
     def until_us(self, job: Job, *, lent: bool, evens: bool = False, own: bool = False) -> int:
         """Until when a running job may not be preempted; 0: it may. `lent`: it would give back devices that its queue borrowed.
@@ -67,17 +70,33 @@ class PreemptionGuard:
         such jobs has a minimum of its own besides (`OrderKnobs.min_run_s`)."""
         return self._state.tree.version > 0
 
-    def together(self, victims: int, planned: int = 0) -> bool:
-        """Whether one plan may preempt so many, after `planned` victims of other plans."""
+    def together(self, victims: int, team: str, planned: int = 0, planned_for_team: int = 0) -> bool:
+        """Whether one plan for a job of `team` may preempt so many, after `planned` victims of other plans, so many of them for
+        jobs of the team."""
         if not victims or self._lifted:
             return True
         gone = self._gone() + planned
-        return not gone or gone + victims <= self._limits.per_pool.most
+        return not gone or gone + victims <= self._most(team, gone, planned_for_team)
 
-    def together_from_us(self, victims: int) -> int:
-        """From when on so many may be preempted, if no other job is."""
+    def uses(self, team: str, planned_for_team: int = 0) -> int:
+        """How much of the pool's preemption rate is used by `team`, `planned_for_team` among it."""
+        found = self._used_by.get(team)
+        if found is None:
+            within_us = self._limits.per_pool.within_s * _S
+            found = self._used_by[team] = self._state.preempted.for_team(team, self._t_us, within_us)
+        return found + planned_for_team
+
+    def _most(self, team: str, gone: int, planned_for_team: int) -> int:
+        """The pool's preemption rate, as far as `team` may use it up: who has used some of it leaves a tenth of what others
+        have not used."""
+        most, own = self._limits.per_pool.most, self.uses(team, planned_for_team)
+        return most if not own else most - (most - (gone - own)) // _LEFT
+
+    def together_from_us(self, victims: int, most: int | None = None) -> int:
+        """From when on so many may be preempted, if no other job is. `most`: the rate; None: the pool's."""
         rate = self._limits.per_pool
-        return self._state.preempted.until_us(self._t_us, rate.within_s * _S, max(0, rate.most - victims))
+        at_most = max(0, (rate.most if most is None else most) - victims)
+        return self._state.preempted.until_us(self._t_us, rate.within_s * _S, at_most)
 
     def _gone(self) -> int:
         if self._gone_lately < 0:
@@ -128,12 +147,13 @@ class PreemptionGuard:
         """The setting that says how long that is."""
         return "a twentieth of half_life" if self._limits.share_grace_s is None else "preemption.share_grace"
 
-    def pool_text(self, victims: int) -> str:
-        """Why so many may not be preempted now, for people."""
-        rate = self._limits.per_pool
+    def pool_text(self, victims: int, team: str) -> str:
+        """Why so many may not be preempted now for a job of `team`, for people."""
+        rate, most = self._limits.per_pool, self._most(team, self._gone(), 0)
+        left = "" if most == rate.most else f", of which it leaves {rate.most - most} to other teams"
         return (
-            f"{self._gone()} jobs gave way within {rate.within_s} s, and {rate.most} are the most (preemption.per_pool); "
-            f"{_rest(self.together_from_us(victims), self._t_us)}"
+            f"{self._gone()} jobs gave way within {rate.within_s} s, and {rate.most} are the most (preemption.per_pool){left}; "
+            f"{_rest(self.together_from_us(victims, most), self._t_us)}"
         )
 
 

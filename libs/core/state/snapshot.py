@@ -60,6 +60,8 @@ _CHUNK = 2000
 _NODES = 50
 """Nodes of one part: each may have some ten devices."""
 _PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
+_ADDED = frozenset({"preempted_for"})
+"""Fields of the header that are there only if they have something to tell, and came after what they tell of."""
 _LATER = ("wall_us", "resumed")
 """Fields like these that snapshots of before do not have."""
 _PAST_PLAIN = ("attempts", "preemptions", "first_grant_us", "losses", "failures", "not_before_us")
@@ -101,6 +103,8 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
     }
     if state.fragmented:  # only then: so a state that a release of before has saved is still the same as its fold
         header["fragmented"] = dict(sorted(state.fragmented.items()))
+    if for_teams := state.preempted.dump_for_teams():
+        header["preempted_for"] = for_teams
     if state.left:
         header["left"] = dict(sorted(state.left.items()))
     first = b"H" + _json(header)
@@ -121,11 +125,11 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
 
 
 def unlike(parts: Iterable[bytes], others: Iterable[bytes]) -> str:
-    """What differs between two dumps of one fold; "" for nothing. What is learned beside the state is not looked at: it is the
-    policy's, which two may have unlike."""
+    """What differs between a dump that was saved and another of the same fold; "" for nothing. What is learned beside the state
+    is not looked at: it is the policy's, which two may have unlike. Nor is what a release of before did not save (`_ADDED`)."""
     for part, other in zip_longest(_of_the_fold(parts), _of_the_fold(others)):
-        if part != other:
-            return _first_unlike(part or b"", other or b"")
+        if part != other and (what := _first_unlike(part or b"", other or b"")):
+            return what
     return ""
 
 
@@ -144,7 +148,8 @@ def _first_unlike(part: bytes, other: bytes) -> str:
     if part[:1] == other[:1] == b"H":
         one, two = json.loads(part[1:]), json.loads(other[1:])
         names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
-        return f"in {', '.join(names)}"
+        names = [name for name in names if name in one or name not in _ADDED]
+        return f"in {', '.join(names)}" if names else ""
     return f"in {_KINDS.get(part[:1] or other[:1], 'a part of an unknown kind')}"
 
 
@@ -169,7 +174,7 @@ def load(parts: Iterable[bytes]) -> Loaded:
     state.book = None if body.get("book") is None else RateBook.model_validate(body["book"])
     state.closed_us = None if body.get("closed_us") is None else (body["closed_us"][0], body["closed_us"][1])
     state.boosts_had = BoostsHad(body.get("boosts_had"))
-    state.preempted = RecentPreemptions.load(body.get("preempted", ()))
+    state.preempted = RecentPreemptions.load(body.get("preempted", ()), body.get("preempted_for", ()))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     state.left = body.get("left", {})
     nodes: list[Any] = []

@@ -78,9 +78,10 @@ def exchanges(
             continue
         plan = board.plan(job, number, need, tally)
         gone = sum(len(made.victims) for made in found)
+        for_team = sum(len(made.victims) for made in found if state.jobs[made.beneficiary].team == job.team)
         if plan is None or len(plan.victims) > MOST_VICTIMS:
             continue
-        if guard.exchanges and not guard.together(len(plan.victims), gone):
+        if guard.exchanges and not guard.together(len(plan.victims), job.team, gone, for_team):
             continue
         board.carry_out(plan)
         rows, victims = plan.rows, plan.victims

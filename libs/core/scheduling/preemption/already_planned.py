@@ -16,6 +16,9 @@ from libs.core.state.model import Job, QueueKey, State
 from libs.core.state.shape import Shape
 from schemas.inbox import PreemptionPlanned
 
+EVERYBODY = ""
+"""In the place of a team."""
+
 
 @dataclass(slots=True)
 class AlreadyPlanned:
@@ -32,10 +35,17 @@ class AlreadyPlanned:
     """Priority -> those of lower classes who do not give way yet."""
     _askable: dict[tuple[int, str], Candidates] = field(default_factory=dict)
     """Priority and team -> those whom such a job may ask at all."""
+    victims_for: dict[str, int] = field(default_factory=dict)
+    """Team -> how many give way for its jobs."""
     reservations: Reservations | None = None
     """What gangs keep beside `devices`."""
-    full: bool = False
-    """Too many gave way lately for one of the beneficiaries. Nobody gives way to those behind it, which would keep it so."""
+    full: set[str] = field(default_factory=set)
+    """Teams for a job of which too many gave way lately, or `EVERYBODY`: nobody gives way to their jobs that stand behind it,
+    which would keep it so."""
+
+    def full_for(self, team: str) -> bool:
+        """Whether nobody gives way to a job of `team` any more."""
+        return not self.full.isdisjoint((team, EVERYBODY))
 
     @classmethod
     def by(cls, state: State, pending: Collection[PreemptionPlanned]) -> "AlreadyPlanned":
@@ -51,8 +61,8 @@ class AlreadyPlanned:
             planned.beneficiaries[plan.beneficiary] = rows
             planned.devices[rows] = True
             victims = [state.jobs[victim] for victim in plan.victims if victim in state.jobs]
-            planned.gone(victims)
             job = state.jobs.get(plan.beneficiary)
+            planned.gone(victims, "" if job is None else job.team)
             if job is not None:
                 planned.takes(state, job, rows, victims)
         return planned
@@ -71,8 +81,9 @@ class AlreadyPlanned:
         if self.reclaim is not None:
             self.reclaim.got(job.team, {kind: n * job.shape.milli for kind, n in state.fleet.kinds(rows).items()})
 
-    def gone(self, victims: Iterable[Job]) -> None:
-        """These give way."""
+    def gone(self, victims: Collection[Job], team: str) -> None:
+        """These give way for a job of `team`."""
+        self.victims_for[team] = self.victims_for.get(team, 0) + len(victims)
         self._lower.clear()
         self._askable.clear()
         for victim in victims:

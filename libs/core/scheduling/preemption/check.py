@@ -155,8 +155,8 @@ def _victims(
         victims.append(Victim(victim, cost, moves=victim in movers))
         if back is not None:
             back.reclaim.gave(victim)
-    if (within is None or guard.exchanges) and not guard.together(len(victims)):
-        return Declined(Reason.TOO_MANY, guard.pool_text(len(victims)))
+    if (within is None or guard.exchanges) and not guard.together(len(victims), job.team):
+        return Declined(Reason.TOO_MANY, guard.pool_text(len(victims), job.team))
     if movers and not MoveTargets(state, _rows(state, plan.devices)).take_all(movers):
         stay = ", ".join(victim.id for victim in movers)
         return Declined(Reason.VICTIM_NOT_LOWER, f"{stay} stands before {job.id} and finds no free devices elsewhere")

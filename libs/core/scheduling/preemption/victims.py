@@ -15,7 +15,7 @@ from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import View
 from libs.core.scheduling.order import Order, front, in_turn, is_due, kinds_asked
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.preemption.already_planned import AlreadyPlanned, wanted
+from libs.core.scheduling.preemption.already_planned import EVERYBODY, AlreadyPlanned, wanted
 from libs.core.scheduling.preemption.cheapest import cheapest, groups_of
 from libs.core.scheduling.preemption.index import Candidates, Holdings, RoomWithout, Together, VictimIndex
 from libs.core.scheduling.preemption_guard import PreemptionGuard
@@ -136,7 +136,7 @@ def choices(
                 planned.takes(state, job, placed.rows.tolist(), () if choice is None else choice.victims)
                 order.granted(job, placed.rows.tolist())
             if choice is not None:
-                planned.gone(choice.victims)
+                planned.gone(choice.victims, job.team)
                 yield requested or job, choice
             elif placed is None:
                 kept.keep(job, room.request)
@@ -206,11 +206,13 @@ def _who_gives_way(
     holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None = None
 ) -> VictimChoice | None:
     """None also when too many gave way lately. Nobody is looked for when not even one more may."""
-    if planned.full or not holdings.guard.together(1, len(planned.victims)):
+    so_far = len(planned.victims), planned.victims_for.get(job.team, 0)
+    guard = holdings.guard
+    if planned.full_for(job.team) or not guard.together(1, job.team, *so_far):
         return None
     choice = _lower(holdings, job, planned, room) or _lent(holdings, job, planned, room)
-    if choice is not None and not holdings.guard.together(len(choice.victims), len(planned.victims)):
-        planned.full = True
+    if choice is not None and not guard.together(len(choice.victims), job.team, *so_far):
+        planned.full.add(job.team if guard.uses(job.team, so_far[1]) else EVERYBODY)
         return None
     return choice
 

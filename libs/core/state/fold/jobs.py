@@ -115,7 +115,8 @@ def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> No
     state.preemptions += 1
     if e.counts:
         job.counted_us = (*job.counted_us, t_us)[-MOST_PER_JOB:]
-        state.preempted.note(t_us)
+        beneficiary = state.jobs.get(e.beneficiary)
+        state.preempted.note(t_us, "" if beneficiary is None else beneficiary.team)
 
 
 def _attempt_stopping(state: State, e: led.AttemptStopping, t_us: int) -> None:
