@@ -97,11 +97,15 @@ async def test_a_team_checks_its_part_and_bill_and_what_was_changed_is_found(
     await here.written.write(world.records)
     async with here.running(nats_url, sum_every_s=1e9):
         await here.settled(team, len(world.records), 4)
-        first = await here.check(team)
+
+        async def billed() -> Checked | None:
+            found = await here.check(team)
+            return found if found.device_seconds > 0 else None
+
+        first = await until(billed, "billing has read the records, too")
         assert first.findings == []
         assert (first.unproven, first.whole) == (0, True)
         assert first.lines == chains.heads[team].count
-        assert first.device_seconds > 0
 
         written = len(world.records)
         rounds(5, 4)
