@@ -94,7 +94,7 @@ class Lazy(TyperCommand):
         self._module, self._serves = entry.module, entry.serves
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        context = load(self._module).make_context(info_name, args, parent, **extra)
+        context = load(self._module, serves=self._serves).make_context(info_name, args, parent, **extra)
         if self._serves:
             from libs.cli import forking
 
@@ -102,11 +102,18 @@ class Lazy(TyperCommand):
         return context
 
 
-def load(module: str) -> Any:
-    """The command in `libs.cli.<module>`: its `app` of subcommands, or its one function `command`."""
+def load(module: str, *, serves: bool = False) -> Any:
+    """The command in `libs.cli.<module>`: its `app` of subcommands, or its one function `command`. `serves`: it starts
+    services, so nothing that it imports may start a thread."""
     gc.disable()  # imports leave next to nothing to collect, but collection takes a tenth of their time
     try:
-        loaded = import_module(f"libs.cli.{module}")
+        if serves:
+            from libs.embedded.forkserver import one_thread
+
+            with one_thread():
+                loaded = import_module(f"libs.cli.{module}")
+        else:
+            loaded = import_module(f"libs.cli.{module}")
     finally:
         gc.enable()
     if hasattr(loaded, "app"):

@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -42,6 +42,21 @@ class NotForked(RuntimeError):
 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's library starts a thread for each core."""
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Libraries that are loaded within the block start no threads: a process with threads cannot be split."""
+    before = {name: os.environ.get(name) for name in _ONE_THREAD}
+    os.environ.update(_ONE_THREAD)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class Split:

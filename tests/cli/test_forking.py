@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from libs.cli import forking
 from libs.cli.launch_options import SERVICES
+from libs.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,6 +74,17 @@ def test_every_service_is_prepared_and_the_order_is_not_the_callers() -> None:
 
 def test_what_was_split_off_is_for_whoever_needs_just_that() -> None:
     assert _python(TAKES) == "ended\n"
+
+
+@pytest.mark.parametrize("command", [name for name, entry in COMMANDS.items() if entry.serves])
+def test_a_command_that_starts_services_can_be_split_once_it_has_imported_what_it_needs(command: str) -> None:
+    """Seen: one module more that `baton up` imports needed numpy, whose library had a thread for each core. The fork server
+    was started by itself then, and `baton up` took 30 MiB more."""
+    script = (
+        f"import os; from libs.cli import forking, main; main.load('{COMMANDS[command].module}', serves=True)\n"
+        "forking.early(); print(forking._early is not None, 'OPENBLAS_NUM_THREADS' in os.environ)"
+    )
+    assert _python(script) == "True False\n"
 
 
 def test_what_a_split_off_process_forks_is_as_one_that_was_started_by_itself(tmp_path: Path) -> None:
