@@ -9,6 +9,7 @@ from libs.core.scheduling import preemption
 from libs.core.scheduling.preemption.pending import PROGRESS, PendingPlans
 from schemas import inbox, ledger
 from schemas.ids import job_id
+from schemas.jobs import StartPromise
 from schemas.ledger import PlanDeclineReason as Reason
 from schemas.resources import Level, Resources, Topology, TopologyPolicy
 from services.preemption.planner import PreemptionPlanner
@@ -56,6 +57,14 @@ def test_the_first_computation_is_due_and_the_next_only_after_a_change():
     assert pending.due(0)
     pending.computed()
     assert not pending.due(0)
+
+
+def test_a_promise_is_a_change():
+    """What is kept for the gang is open from then on to who ends before its start."""
+    pending = sent()
+    promise = StartPromise(start_us=3, p50_us=1, p90_us=2)
+    pending.apply(record(ledger.GangPromised(job_id=JOB, promise=promise)))
+    assert pending.due(0)
 
 
 def test_a_plan_is_pending_until_it_is_answered():
@@ -138,7 +147,7 @@ def test_every_kind_of_event_is_a_change_or_progress():
         ledger.DevicesHeld, ledger.HoldReleased, ledger.BoardRecut, ledger.BoardCutDone,
         ledger.DeviceQuarantined, ledger.DeviceReturned, ledger.NodeCordoned, ledger.NodeUncordoned,
         ledger.TeamSuspended, ledger.TeamResumed, ledger.QueuesApplied,
-        ledger.BudgetsApplied, ledger.BudgetToppedUp, ledger.BudgetPeriodBegan,
+        ledger.BudgetsApplied, ledger.BudgetToppedUp, ledger.BudgetPeriodBegan, ledger.GangPromised,
     }  # fmt: skip
 
 
@@ -184,6 +193,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Planning:
 
 def test_a_plan_is_made_once_and_nothing_is_computed_while_nothing_changes(full: Planning):
     full.world.submit(job("serve", 8, **SERVING))
+    full.world.send(inbox.Tick())  # with it the gang is promised its start
     (made,) = full.plan()
     assert full.plan() == []
     full.world.checkpointed(job_id("research", "a"), 3)

@@ -25,7 +25,6 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.AttemptRunning,
         ledger.AttemptCheckpointed,
         ledger.AttemptProgress,
-        ledger.GangPromised,
         ledger.AttemptClosed,
         ledger.InputRejected,
         ledger.PlanDeclined,
@@ -47,7 +46,8 @@ PROGRESS: frozenset[type] = frozenset(
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim
-cheaper, but no plan possible that was not before."""
+cheaper, but no plan possible that was not before. A promise is none of them: it opens what is kept for a gang to who ends
+before."""
 
 
 @dataclass(frozen=True, slots=True)
