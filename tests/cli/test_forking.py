@@ -94,9 +94,10 @@ def test_what_a_split_off_process_forks_is_as_one_that_was_started_by_itself(tmp
     (tmp_path / "exits.py").write_text(says + "sys.exit(3)\n")
     (tmp_path / "raises.py").write_text(says + "raise ValueError(os.environ['NAME'])\n")
     (tmp_path / "ends.py").write_text(says + "print(os.environ['NAME'])\n")
-    assert _python(SPLITS, str(tmp_path)) == "[3, 1, 0] -9 False\n", (
-        "no other way out leads through the command's own code"
-    )
+    ended = [
+        f"[3, 1, 0] {code} False\n" for code in (-9, 0)
+    ]  # it is killed, or has seen before that nobody has it any more
+    assert _python(SPLITS, str(tmp_path)) in ended, "no other way out leads through the command's own code"
     assert (tmp_path / "exits.log").read_text() == "['colorsys']\n"
     raised = (tmp_path / "raises.log").read_text()
     assert "Traceback" in raised
