@@ -220,6 +220,9 @@ def test_victims_are_those_that_preemption_takes() -> None:
     reply = planned(world, asked)
     assert (reply.verdict, [v.job_id for v in reply.victims]) == (PlanVerdict.AFTER_PREEMPTION, [cheap])
     assert reply.start_s == CheckpointPolicy().grace_s
+    assert reply.latest_s == CheckpointPolicy().grace_s + JobSpec.model_fields["stop_grace_s"].default, (
+        "if it does not answer"
+    )
     world.submit(job("real", 8, priority=300, preempts=True))
     (plan,) = preemption.plans(world.decider.state, world.now_us, 1)
     assert plan.victims == (cheap,)

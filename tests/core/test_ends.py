@@ -83,7 +83,10 @@ def test_who_stops_ends_by_the_graces_that_it_has() -> None:
         w = World(node("n0"))
         w.started(w.submit(told))
         w.send(*said)
-        return remaining(w.decider.turns, running(w.decider.state)[0], w.now_us)[:2]
+        (end,) = ends.ExpectedEnds(w.decider.state, w.now_us, Policy(precedence=w.decider.turns)).known
+        found = remaining(w.decider.turns, running(w.decider.state)[0], w.now_us)[:2]
+        assert ((end.at_us - w.now_us) / 1e6, (end.latest_us - w.now_us) / 1e6) == found, "explain says the same"
+        return found
 
     cancel = inbox.CancelRequested(
         job_id=told.job_id, team=told.team, reason="not any more", user="ann", requested_us=2

@@ -29,7 +29,6 @@ from libs.core.admission.evaluate import (
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import diagnose
-from libs.core.explain.ends import grace_s
 from libs.core.explain.planned_cost import cost_of, prices_for, right_sizes
 from libs.core.explain.reasons import Reasons, open_view
 from libs.core.explain.start_estimate import counted, estimate_start
@@ -43,6 +42,7 @@ from libs.core.placement.view import Context, View
 from libs.core.scheduling import cycle, limits, preemption
 from libs.core.scheduling.order import JobsAhead
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.precedence.remaining import time_to_stop
 from libs.core.scheduling.reservation import keep_ahead, kept
 from libs.core.state.fleet import Ints
 from libs.core.state.line import Line
@@ -237,7 +237,8 @@ def _by_preemption(state: State, choice: preemption.VictimChoice, seen_by: str) 
         for v, cost in zip(choice.victims, choice.costs, strict=True)
         if seen_by in (OPERATOR, v.team)
     )
-    grace = max((grace_s(v) for v in choice.victims), default=0.0)
+    stops = [time_to_stop(v.spec, saves=True) for v in choice.victims]
+    grace = max((one.p50_s for one in stops), default=0.0)
     who = counted(len(victims), "job") if seen_by == OPERATOR else "jobs"
     why = (
         "of lower classes" if choice.takes_back is None else f"that run on what queue {choice.takes_back} is guaranteed"
@@ -249,7 +250,7 @@ def _by_preemption(state: State, choice: preemption.VictimChoice, seen_by: str) 
         "level": choice.placed.level.value,
         "link_gb_s": choice.placed.link_gb_s,
         "start_s": grace,
-        "latest_s": grace,
+        "latest_s": max((one.p90_s for one in stops), default=0.0),
         "start_basis": f"after {who} {why} had up to {grace:g} s to save their work",
     }
 

@@ -7,9 +7,8 @@ from math import sqrt
 
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
-from libs.core.scheduling.precedence.remaining import Remaining, known_end, remaining_each
+from libs.core.scheduling.precedence.remaining import Remaining, known_end, remaining_each, stopping
 from libs.core.state.model import Job, State, running
-from schemas.jobs import JobState
 
 LEAST_AGE_S = 60.0
 """A job that has just begun is taken to be this old."""
@@ -47,9 +46,8 @@ def _end_of(job: Job, t_us: int, turns: Precedence | None, left: Remaining | Non
     """When a running job ends: as it says, as is learned (`left`), at its limit, or (a guess) before; None: nobody knows."""
     attempt, spec = job.current, job.spec
     assert attempt is not None
-    if job.state in (JobState.STOPPING, JobState.PREEMPTING):
-        at_us = t_us + int(grace_s(job) * 1e6)
-        return End(job, at_us, at_us)
+    if (stops := stopping(job)) is not None:
+        return End(job, t_us + int(stops.p50_s * 1e6), t_us + int(stops.p90_s * 1e6))
     began_us = attempt.running_us or t_us
     if spec.simulation is not None:
         run_s = min(spec.simulation.duration_s, spec.time_limit_s or float("inf"))
@@ -63,8 +61,3 @@ def _end_of(job: Job, t_us: int, turns: Precedence | None, left: Remaining | Non
     guess_s = min(spec.time_limit_s, sqrt(age_s * spec.time_limit_s))
     latest_us = max(t_us, began_us + int(spec.time_limit_s * 1e6))
     return End(job, min(latest_us, max(t_us, began_us + int(guess_s * 1e6))), latest_us)
-
-
-def grace_s(job: Job) -> float:
-    """Seconds that the job has to save its work when it is stopped."""
-    return job.spec.checkpoint.grace_s if job.spec.checkpoint else job.spec.stop_grace_s

@@ -12,7 +12,7 @@ from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.scheduling.progress import left_now
 from libs.core.state.desired import SAVES_FIRST
 from libs.core.state.model import Job
-from schemas.jobs import JobState
+from schemas.jobs import JobSpec, JobState
 
 LEAST_ENDS = 5
 """Of jobs that ended by themselves, before what is learned of them is shown to people."""
@@ -66,16 +66,27 @@ def remaining_of(precedence: Precedence, jobs: Sequence[Job], t_us: int) -> Floa
     return found
 
 
+def stopping(job: Job) -> Remaining | None:
+    """Of a job with an open attempt that is being stopped; None: it is not."""
+    if job.state not in (JobState.STOPPING, JobState.PREEMPTING) or job.current is None:
+        return None
+    return time_to_stop(job.spec, saves=job.state is JobState.PREEMPTING or job.current.cause in SAVES_FIRST)
+
+
+def time_to_stop(spec: JobSpec, *, saves: bool) -> Remaining:
+    """By its graces. `saves`: it is asked to save its work first, if it can; when it does not answer, it is told to stop
+    then, and has that grace as well."""
+    if spec.checkpoint is None or not saves:
+        return Remaining(spec.stop_grace_s, spec.stop_grace_s, Basis.STOPPING)
+    return Remaining(spec.checkpoint.grace_s, spec.checkpoint.grace_s + spec.stop_grace_s, Basis.STOPPING)
+
+
 def _of_its_own(precedence: Precedence, job: Job, t_us: int) -> Remaining | float:
     """What is known of this job or its kin; else the seconds until its time limit."""
     attempt, spec = job.current, job.spec
     assert attempt is not None
-    if job.state in (JobState.STOPPING, JobState.PREEMPTING):
-        saves = spec.checkpoint is not None and (job.state is JobState.PREEMPTING or attempt.cause in SAVES_FIRST)
-        if spec.checkpoint is None or not saves:
-            return Remaining(spec.stop_grace_s, spec.stop_grace_s, Basis.STOPPING)
-        grace_s = spec.checkpoint.grace_s  # one that does not answer is told to stop then, and has that grace as well
-        return Remaining(grace_s, grace_s + spec.stop_grace_s, Basis.STOPPING)
+    if (stops := stopping(job)) is not None:
+        return stops
     ran_s = max(0.0, (t_us - (attempt.running_us or t_us)) / 1e6)
     limit_s = max(0.0, spec.time_limit_s - ran_s) if spec.time_limit_s else float("inf")
     if spec.simulation is not None:
