@@ -42,9 +42,9 @@ class KeptDevices(NamedTuple):
         """Whether it is kept from a job of `team` that has ended at `end_us`, if it starts now."""
         return self.team in ("", team) and end_us > self.until_us
 
-    def opens_beside(self, now: "KeptDevices") -> bool:
-        """Whether some from whom this is kept are not among those from whom `now` is."""
-        return now.team not in ("", self.team) or now.until_us > self.until_us
+    def covers(self, other: "KeptDevices") -> bool:
+        """Whether it is kept from all from whom `other` is."""
+        return self.team in ("", other.team) and self.until_us <= other.until_us
 
 
 class Reservations:
@@ -106,7 +106,7 @@ class Reservations:
     def _opened(self, before: KeptDevices) -> Ints:
         closed = self._closed.copy()
         for one in self._kept:
-            if not before.opens_beside(one):
+            if one.covers(before):
                 closed[one.rows] = True
         return before.rows[~closed[before.rows]]
 
