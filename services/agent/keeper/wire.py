@@ -76,9 +76,8 @@ class Reader:
 
 def _parsed(data: bytes) -> WireMessage:
     try:
-        message = json.loads(
-            str(data, "utf-8", "surrogatepass")
-        )  # as `json` itself reads bytes, without a guess at what they are
+        # as `json` itself reads bytes, without a guess at their encoding
+        message = json.loads(str(data, "utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as e:
         raise BadMessage(f"not JSON: {e}") from None
     if not isinstance(message, dict):
