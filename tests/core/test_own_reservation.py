@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from libs.core.explain.reasons import Reasons
@@ -184,3 +185,20 @@ def test_nobody_gives_way_to_its_own_teams_job_on_what_the_gang_keeps_from_it() 
 
     assert not planned(own)
     assert planned(theirs)
+
+
+def test_what_is_known_of_teams_is_bounded_by_those_that_hold_anything() -> None:
+    w = World(node("n0", 2))
+    for n in range(5):
+        w.released(runs(w, asks("whole", f"team{n}")))
+        w.released(runs(w, asks("part", f"team{n}", share_milli=300)))
+    runs(w, asks("stays", "red"))
+    fleet, claims = w.decider.state.fleet, w.decider.state.team_claims
+    nothing = np.zeros(len(fleet.up), dtype=np.bool_)
+    held = claims.of(fleet, "red", but=nothing)
+    assert held is not None
+    assert held.milli.tolist() == [1000]
+    assert claims.of(fleet, "team0", but=nothing) is None
+    assert list(claims._numbers) == ["red"]
+    assert not claims._shared
+    w.check()

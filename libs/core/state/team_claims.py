@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from libs.core.state.fleet import NEVER_US, Bools, Fleet, Index, Ints
+from libs.core.state.fleet import NEVER_US, Bools, Fleet, Ints
 from schemas.jobs import JobSpec
 from schemas.resources import WHOLE_MILLI, Claim
 
@@ -42,8 +42,10 @@ class TeamClaims:
     """Of all teams that hold anything."""
 
     def __init__(self) -> None:
-        self._numbers = Index([""])
-        """Of teams, in `Fleet.holder`; 0: nobody."""
+        self._numbers: dict[str, int] = {}
+        """Of teams that hold anything, in `Fleet.holder`, from 1 on."""
+        self._last = 0
+        """The number that was given last: none is given twice."""
         self._claims: dict[str, int] = {}
         """How many each team has."""
         self._shared: dict[str, dict[int, _Amounts]] = {}
@@ -54,7 +56,7 @@ class TeamClaims:
 
     def take(self, fleet: Fleet, team: str, claims: Iterable[Claim], since_us: int, spec: JobSpec) -> None:
         """An attempt of a job of that spec was granted these devices then."""
-        number, end_us = self._numbers.code(team), since_us + longest_us(spec)
+        number, end_us = self._number(team), since_us + longest_us(spec)
         for claim in claims:
             row = fleet.row(claim.device)
             self._claims[team] = self._claims.get(team, 0) + 1
@@ -74,14 +76,14 @@ class TeamClaims:
             else:
                 fleet.holder[row] = fleet.end_us[row] = 0
         if not self._claims[team]:
-            del self._claims[team]
+            del self._claims[team], self._numbers[team]
             self._shared.pop(team, None)
 
     def of(self, fleet: Fleet, team: str, but: Bools) -> Held | None:
         """What a team holds, without the devices of the mask `but`, shape (D,), that it holds whole; None: nothing."""
         if team not in self._claims:
             return None
-        whole = np.flatnonzero((fleet.holder == self._numbers.find(team)) & ~but)
+        whole = np.flatnonzero((fleet.holder == self._numbers[team]) & ~but)
         shared = self._shared.get(team, {})
         of_shared = np.array(list(shared.values()), dtype=np.int64).reshape(len(shared), 4).T
         of_whole = (
@@ -92,6 +94,12 @@ class TeamClaims:
         )
         rows = np.concatenate([whole, np.fromiter(shared, np.int64, len(shared))])
         return Held(rows, *(np.concatenate(pair) for pair in zip(of_whole, of_shared, strict=True)))
+
+    def _number(self, team: str) -> int:
+        if team not in self._numbers:
+            self._last += 1
+            self._numbers[team] = self._last
+        return self._numbers[team]
 
     def _share(self, team: str, row: int, claim: Claim, sign: int) -> None:
         of_team = self._shared.setdefault(team, {})
