@@ -43,19 +43,24 @@ def quiet(looks: SharedLook) -> SharedLook:
 
 @contextmanager
 def free_ports(count: int, bind: Callable[[socket.socket, int], None]) -> Iterator[dict[int, socket.socket]]:
-    """So many ports of gangs that were free, each with a socket."""
+    """So many ports of gangs in a row that were free, each with a socket."""
     with ExitStack() as all_of_them:
         found: dict[int, socket.socket] = {}
         for port in reversed(GANG_PORTS):
-            if len(found) < count and is_free(port):
-                one = all_of_them.enter_context(socket.socket())
-                try:
+            if len(found) == count:
+                break
+            one = all_of_them.enter_context(socket.socket())
+            try:
+                if is_free(port):
                     bind(one, port)
-                except OSError as e:  # the kernel remembers for a minute that a test beside had it
-                    if e.errno != errno.EADDRINUSE:
-                        raise
+                    found[port] = one
                     continue
-                found[port] = one
+            except OSError as e:  # a test beside has it
+                if e.errno != errno.EADDRINUSE:
+                    raise
+            for other in found.values():
+                other.close()
+            found.clear()
         assert len(found) == count
         yield found
 
