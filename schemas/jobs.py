@@ -80,6 +80,8 @@ LEASE_SAYS = (
 
 
 MOST_STEPS = 10**15
+LONGEST_TIME_LIMIT_S = 31_536_000
+"""A year."""
 
 
 class CheckpointPolicy(Strict):
@@ -190,7 +192,12 @@ class JobSpec(Strict):
         exclude_if=lambda limits: limits is None,  # as with secrets
     )
     stop_grace_s: float = Field(default=5.0, ge=0, le=3600, description="SIGTERM to SIGKILL when it is cancelled, s")
-    time_limit_s: float = Field(default=0, ge=0, le=31_536_000, description="running longer is stopped, s; 0: no limit")
+    time_limit_s: float = Field(
+        default=0,
+        ge=0,
+        le=LONGEST_TIME_LIMIT_S,
+        description="running longer is stopped, s; 0: what its class or queue says for such jobs, and without that no limit",
+    )
     model: ModelShape | None = None
     simulation: Simulation | None = None
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import Fact, Name
+from schemas.jobs import LONGEST_TIME_LIMIT_S
 
 AmountKey = Annotated[str, Field(pattern=r"^(\*|[^:*]{1,64}(:[^:*]{1,32})?)$")]
 """What an amount is of: `*` accelerators of any type, a device type (`H100`), or a type and a MIG profile (`H100:1g.10gb`)."""
@@ -81,6 +82,9 @@ class BoostBudget(Fact):
     longest_s: int = Field(default=86_400, ge=60, le=LONGEST_BOOST_S, description="of one boost, s")
 
 
+TimeLimit = Annotated[int | None, Field(ge=1, le=LONGEST_TIME_LIMIT_S)]
+
+
 class Queue(Fact):
     """One queue: an organisation, a team or a project. A queue that is called like a team takes that team's jobs."""
 
@@ -103,6 +107,13 @@ class Queue(Fact):
         ge=0,
         le=7 * 86_400,
         description="how long its jobs run before they give way, s; null: as its parent says, at the top as the pool does",
+    )
+    default_time_limit_s: TimeLimit = Field(
+        default=None,
+        description="of its jobs that say none, s; null: as its parent says, at the top their class's alone",
+    )
+    longest_time_limit_s: TimeLimit = Field(
+        default=None, description="that its jobs may have, s; null: as its parent says, at the top their class's alone"
     )
     boosts: BoostBudget | None = Field(
         default=None, description="of each team in it; null: as its parent says, at the top the default"

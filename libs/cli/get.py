@@ -21,6 +21,7 @@ from schemas.billing import TeamUsage
 from schemas.jobs import JobState
 from schemas.queries import JobDocument
 from schemas.queue_status import BudgetsReply, QueueShare, QueuesQuery, QueuesReply
+from schemas.queues import Queue
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
 app = typer.Typer(
@@ -155,6 +156,12 @@ WAITING = [
 ]
 
 
+def _time_limits(queue: Queue) -> str:
+    """`4h/7d`: of jobs that say none, and the longest."""
+    said = (queue.default_time_limit_s, queue.longest_time_limit_s)
+    return "/".join("-" if limit_s is None else units.duration(limit_s) for limit_s in said) if any(said) else ""
+
+
 QUEUES = [
     Column("QUEUE", lambda s: s.queue.name),
     Column("GUARANTEED", lambda s: units.devices(s.queue.guaranteed.get(ANY_ACCELERATOR, 0)), right=True),
@@ -166,6 +173,7 @@ QUEUES = [
     Column("LIMIT", lambda s: units.devices(s.queue.limit.get(ANY_ACCELERATOR)), right=True),
     Column("WEIGHT", lambda s: f"{s.queue.weight_milli / WHOLE_MILLI:g}", right=True),
     Column("ORDER", lambda s: s.queue.order or "", wide=True),
+    Column("TIME-LIMIT", lambda s: _time_limits(s.queue), wide=True),
     Column("WAITING", lambda s: s.waiting_jobs, right=True),
     Column("NEXT-START", lambda s: start_in(s.next_start)),
     Column("ASKED", lambda s: units.devices(s.waiting_milli), right=True),

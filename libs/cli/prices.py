@@ -17,7 +17,7 @@ from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import Failed, Unreachable
-from libs.core.admission.evaluate import DEFAULT_CLASSES
+from libs.core.admission.priority_class import DEFAULT_CLASSES
 from libs.core.billing.prices import unknown_classes
 from schemas import subjects
 from schemas.inbox import ApplyPrices

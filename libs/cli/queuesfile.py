@@ -16,6 +16,8 @@ queues:
     classes: [experiment]       # all without it
     order: shortest-remaining   # that of its parent without it
     min_run: 10m                # that of its parent without it
+    default_time_limit: 4h      # of its jobs that say none; that of its parent without it
+    longest_time_limit: 7d      # that its jobs may have; that of its parent without it
     boosts: {most: 4, within: 7d, longest: 1d}  # of each of its teams; those of its parent without it
   - name: vision
     parent: research
@@ -30,6 +32,7 @@ from libs.cli.grammar import whole_seconds
 from libs.core.scheduling.queues import problems
 from libs.core.state.queue_tree import QueueTree
 from schemas.base import Name, Strict
+from schemas.jobs import LONGEST_TIME_LIMIT_S
 from schemas.queues import (
     LONGEST_BOOST_S,
     LONGEST_PER_POOL_S,
@@ -92,6 +95,7 @@ def _as_duration(least_s: int, most_s: int) -> Any:
 
 
 _MinRun = _as_duration(0, 7 * DAY_S)
+_TimeLimit = _as_duration(1, LONGEST_TIME_LIMIT_S)
 
 
 class JobRateItem(Strict):
@@ -150,6 +154,8 @@ class QueueItem(Strict):
     limit: _Amounts = Field(default_factory=dict)
     order: QueueOrder | None = None
     min_run: _MinRun | None = None  # type: ignore[valid-type]
+    default_time_limit: _TimeLimit | None = None  # type: ignore[valid-type]
+    longest_time_limit: _TimeLimit | None = None  # type: ignore[valid-type]
     boosts: BoostsItem | None = None
     classes: tuple[Name, ...] | None = Field(default=None, max_length=64)
 
@@ -163,6 +169,8 @@ class QueueItem(Strict):
             limit=_milli(self.limit),
             order=self.order,
             min_run_s=self.min_run,
+            default_time_limit_s=self.default_time_limit,
+            longest_time_limit_s=self.longest_time_limit,
             boosts=None if self.boosts is None else self.boosts.budget,
             classes=self.classes,
         )

@@ -20,7 +20,7 @@ from libs.cli.launch import ROOT, LaunchOptions, LocalStack
 from libs.cli.scratch_state import emptied
 from libs.cli.tracefile import read_file, show_bad_rows
 from libs.cli.traces import TraceJob, UnknownColumns
-from libs.core.admission.evaluate import DEFAULT_CLASSES
+from libs.core.admission.priority_class import DEFAULT_CLASSES
 from schemas import subjects
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
 from schemas.resources import Resources

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from libs.core.admission.evaluate import PriorityClass
+from libs.core.admission.priority_class import PriorityClass
 from libs.core.billing.pricing import Prices
 from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.core.admission.intake import IntakeLimits
+from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
 from libs.service.files import CLASSES_FILE, TEAMS_FILE, read_classes
 from libs.service.settings import ServiceSettings
 from libs.service.teams_file import load_intake

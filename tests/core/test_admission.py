@@ -9,16 +9,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from libs.core.admission.evaluate import (
-    DEFAULT_CLASSES,
-    AdmissionContext,
-    Admitted,
-    NotAdmitted,
-    PriorityClass,
-    Repeated,
-    evaluate,
-)
+from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, Repeated, evaluate
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
 from libs.core.admission.refusal import RefusalCause
 from libs.core.scheduling import limits
 from schemas import ledger as led

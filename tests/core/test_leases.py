@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
+from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
 from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Terms, Watch
 from libs.core.projections.node_lives import GrantRight, NodeLives

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, PriorityClass, evaluate
+from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, evaluate
+from libs.core.admission.priority_class import PriorityClass
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.scheduling import limits

@@ -66,6 +66,21 @@ EXAMPLE = QueueTree.of([
             ("b", "classes"),
             "only experiment",
         ),
+        (
+            [queue("a", default_time_limit_s=9, longest_time_limit_s=8)],
+            ("a", "default_time_limit"),
+            "above the queue's own longest of 8 s",
+        ),
+        (
+            [queue("a", longest_time_limit_s=8), queue("b", "a", longest_time_limit_s=9)],
+            ("b", "longest_time_limit"),
+            "above the longest_time_limit of 8 s",
+        ),
+        (
+            [queue("a", longest_time_limit_s=8), queue("b", "a"), queue("c", "b", default_time_limit_s=9)],
+            ("c", "default_time_limit"),
+            "above the longest_time_limit of 8 s",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_field_and_a_fix(
@@ -91,6 +106,12 @@ def test_what_a_new_tree_changes_is_told_field_by_field() -> None:
     assert changes(EXAMPLE, QueueTree.of(list(EXAMPLE), 9, preemption=PreemptionLimits())) == [], "the defaults, said"
     sparing = QueueTree.of(list(EXAMPLE), 9, preemption=PreemptionLimits(min_run_s=60))
     assert [change.text() for change in changes(EXAMPLE, sparing)] == ["~ (the pool)  preemption.min_run: 0s -> 1m"]
+
+
+def test_a_file_says_time_limits_as_durations_and_a_change_of_them_is_told() -> None:
+    text = "version: 1\nqueues: [{name: a, default_time_limit: 4h, longest_time_limit: 7d}]\n"
+    told = [change.text() for change in changes(QueueTree.of([queue("a")]), read_tree(text))]
+    assert told == ["~ a  default_time_limit: none -> 4h", "~ a  longest_time_limit: none -> 7d"]
 
 
 @pytest.mark.parametrize("said", ["7d", "36h", "90s", "31m", "1d", "59s"])

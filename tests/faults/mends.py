@@ -76,7 +76,7 @@ MENDS: tuple[Undone, ...] = (
     ),
     Undone(
         "4. a broker outage of more than ten seconds kills every job",
-        "libs/core/admission/evaluate.py",
+        "libs/core/admission/priority_class.py",
         'default=f"{DEFAULT_LEASE_S:.0f}s",',
         'default="10s",',
         f"{_LEASES}::test_running_work_survives_five_minutes_unless_its_class_wants_to_move",

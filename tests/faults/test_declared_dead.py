@@ -11,7 +11,7 @@ import yaml
 
 from libs.cli.launch import REAL, ROOT, LaunchOptions, LocalStack
 from libs.client import Baton, connect
-from libs.core.admission.evaluate import DEFAULT_CLASSES
+from libs.core.admission.priority_class import DEFAULT_CLASSES
 from schemas.jobs import JobSpec, JobState
 from schemas.resources import Resources
 from services.agent.keeper import find

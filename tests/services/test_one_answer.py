@@ -19,8 +19,9 @@ from libs.bus import settle
 from libs.bus.connect import BusConnection
 from libs.bus.dead import REASON, Received, dead_letter
 from libs.bus.messages import Outgoing
-from libs.core.admission.evaluate import AdmissionContext, PriorityClass
+from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.priority_class import PriorityClass
 from libs.core.scheduling import limits
 from schemas import subjects
 from schemas.audit import RefusedCommand

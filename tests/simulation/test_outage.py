@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from libs.core.admission.evaluate import DEFAULT_CLASSES
+from libs.core.admission.priority_class import DEFAULT_CLASSES
 from libs.simulation.dst import populating, scenario, teams
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.run import alone

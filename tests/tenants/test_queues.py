@@ -52,6 +52,7 @@ queues:
     parent: lab
     guaranteed: 2
     classes: [experiment]
+    longest_time_limit: 2h
   - name: {red}
     parent: lab
     weight: 2.5
@@ -134,6 +135,7 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         refused = JobRejected.model_validate_json(told.data)
         assert (refused.job_id, refused.reasons[0].field) == (serving_class, "job.priority_class")
         assert "experiment" in refused.reasons[0].fix
+        assert (await world.event(JobQueued, job_id=job_id(blue, "one"))).spec.time_limit_s == 7200
 
         away = await said("boost", waits, "--to", "servin", "--for", "1h", "--reason", "late")
         assert (away.code, "there are serving, production, experiment" in away.err) == (2, True), away.err

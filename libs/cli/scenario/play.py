@@ -19,7 +19,7 @@ from libs.cli.scenario.seen import ScenarioWatch
 from libs.client import Baton
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Rejected, Unreachable
-from libs.core.admission.evaluate import DEFAULT_CLASSES
+from libs.core.admission.priority_class import DEFAULT_CLASSES
 from libs.core.state.queue_tree import QueueTree
 from libs.report import collect
 from libs.report.document import Step

@@ -5,7 +5,7 @@ from typing import Any
 
 from libs.cli.queuesfile import QueueFile, wrong_queues
 from libs.cli.scenario.schema import Expected, ScenarioFile
-from libs.core.admission.evaluate import DEFAULT_CLASSES
+from libs.core.admission.priority_class import DEFAULT_CLASSES
 from schemas.subjects import OPERATOR
 from schemas.yamlfile import Document, Path, YamlProblem
 from schemas.yamlmodel import WrongFile, problem_at, read_model

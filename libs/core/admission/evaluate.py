@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from pydantic import Field
-
 from libs.core.accelerators import vendors
 from libs.core.accelerators.spelling import meant
 from libs.core.admission.demand import demand_of
@@ -20,68 +18,19 @@ from libs.core.admission.device_request import with_demand
 from libs.core.admission.environment import refused_names, variable_part
 from libs.core.admission.feasible import objections, unserved
 from libs.core.admission.fleet_shape import Allowed, FleetShape
+from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
 from libs.core.admission.refusal import Refusal, RefusalCause, refuse
+from libs.core.admission.time_limits import time_limits
 from libs.core.state.ended import too_old
 from libs.core.state.limits import Limits, Usage
 from libs.core.state.own_network import asked_for
 from libs.core.state.shape import Shape, shape_of
-from schemas.base import Name, Strict
 from schemas.ids import job_id
-from schemas.jobs import DEFAULT_LEASE_S, JobLimits, JobSpec, Latency, Network
+from schemas.jobs import JobLimits, JobSpec, Network
 from schemas.requests import SubmitJob
 
 MAX_COMMAND_BYTES = 65_536
 """Command, environment and working directory together: each grant of the job sends them to its nodes."""
-
-
-class PriorityClass(Strict):
-    """A class of jobs. Classes are data: deploy/classes.yaml."""
-
-    name: Name
-    priority: int = Field(ge=-1_000_000, le=1_000_000, description="higher goes first")
-    preempts: bool = Field(description="may take devices from jobs of lower priority")
-    latency: Latency = Field(
-        default=Latency.NORMAL, description="fast: placed at the tightest fit at once, without the score"
-    )
-    lease: str = Field(
-        default=f"{DEFAULT_LEASE_S:.0f}s",
-        pattern=r"^(keep|[1-9][0-9]{0,5}[smh])$",
-        description="how long its jobs run on after their node's last renewal: `30s`, `5m`, or `keep`: no silence ends them",
-    )
-    network: Network = Field(
-        default=Network.HOST,
-        description="none: its jobs have no network but their own loopback; gangs of nodes need host",
-    )
-    limits: JobLimits | None = Field(
-        default=None, description="what its jobs may take of a node, where they say nothing themselves"
-    )
-    longest_grace_s: float = Field(
-        default=3600, gt=0, le=3600, description="the most time that a job may take to save or to stop, s"
-    )
-    description: str = Field(min_length=1)
-
-    @property
-    def lease_s(self) -> float:
-        """As jobs carry it: seconds, 0 for `keep`."""
-        if self.lease == "keep":
-            return 0.0
-        return float(self.lease[:-1]) * {"s": 1, "m": 60, "h": 3600}[self.lease[-1]]
-
-
-DEFAULT_CLASSES: tuple[PriorityClass, ...] = (
-    PriorityClass(
-        name="serving", priority=300, preempts=True, latency=Latency.FAST, lease="30s", longest_grace_s=600,
-        description="Answers users: takes devices from every lower class, gives none away.",
-    ),
-    PriorityClass(
-        name="production", priority=200, preempts=True, longest_grace_s=600,
-        description="Trainings with a date: takes devices from experiments, gives way to serving.",
-    ),
-    PriorityClass(
-        name="experiment", priority=100, preempts=False, longest_grace_s=300,
-        description="Everything else: runs on what is free, gives way to both.",
-    ),
-)  # fmt: skip
 
 
 class LimitReached(Protocol):
@@ -200,6 +149,9 @@ def evaluate(
         job = job.model_copy(update={"resources": resources})
     note = "no node has registered yet: it waits for the first" if context.fleet.empty else ""
     priority_class = context.classes[job.priority_class]
+    limit_s = time_limits(team, priority_class, context.fleet.tree).of(job)
+    if limit_s != job.time_limit_s:
+        job = job.model_copy(update={"time_limit_s": limit_s})
     if priority_class.limits is not None:
         job = job.model_copy(update={"limits": (job.limits or JobLimits()).or_else(priority_class.limits)})
     if not job.secrets:  # which its team may take away
@@ -247,7 +199,8 @@ def _class(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refus
             f"the queue of team {team} may not use it",
             f"use one of: {', '.join(allowed)}" if allowed else "ask the operators: the queue may use no class",
         )
-    longest_s = context.classes[job.priority_class].longest_grace_s
+    priority_class = context.classes[job.priority_class]
+    longest_s = priority_class.longest_grace_s
     graces = {"job.stop_grace_s": job.stop_grace_s}
     if job.checkpoint is not None:
         graces["job.checkpoint.grace_s"] = job.checkpoint.grace_s
@@ -257,6 +210,7 @@ def _class(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refus
                 f"class {job.priority_class} gives a job {longest_s:g} s to save and stop: others wait for its devices"
             )
             yield refuse(RefusalCause.GRACE, path, grace_s, problem, f"use at most {longest_s:g}")
+    yield from time_limits(team, priority_class, context.fleet.tree).refusals(job)
 
 
 def _environment(job: JobSpec) -> Iterator[Refusal]:

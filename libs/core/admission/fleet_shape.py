@@ -194,7 +194,7 @@ class FleetShape:
 
     def _queues_applied(self, event: led.QueuesApplied, t_us: int) -> None:
         self.allowed.clear()
-        self.tree = QueueTree.of(event.queues, event.version)
+        self.tree = QueueTree.said(event)
 
     def _team_suspended(self, event: led.TeamSuspended, t_us: int) -> None:
         known = self.suspended.get(event.team)

@@ -14,6 +14,7 @@ class RefusalCause(StrEnum):
     CLIENT_KEY = "client-key"
     CLASS = "class"
     GRACE = "grace"
+    TIME_LIMIT = "time-limit"
     POOL = "pool"
     ENVIRONMENT = "environment"
     COMMAND = "command"

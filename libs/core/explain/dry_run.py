@@ -18,15 +18,9 @@ from typing import cast
 import numpy as np
 
 from libs.core.admission.demand import demand_of
-from libs.core.admission.evaluate import (
-    DEFAULT_CLASSES,
-    AdmissionContext,
-    Admitted,
-    NotAdmitted,
-    PriorityClass,
-    evaluate,
-)
+from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, evaluate
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
 from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import diagnose
 from libs.core.explain.planned_cost import cost_of, prices_for, right_sizes

@@ -159,6 +159,14 @@ class QueueTree:
         said = (q.min_run_s for q in self._upwards(name) if q.min_run_s is not None)
         return next(said, self.preemption_limits.min_run_s)
 
+    def default_time_limit_s(self, name: str) -> int | None:
+        """Of a queue's jobs that say none: the nearest statement upwards; None: the queue gives none."""
+        return next((q.default_time_limit_s for q in self._upwards(name) if q.default_time_limit_s is not None), None)
+
+    def longest_time_limit_s(self, name: str) -> int | None:
+        """That a queue's jobs may have: the nearest statement upwards; None: any."""
+        return next((q.longest_time_limit_s for q in self._upwards(name) if q.longest_time_limit_s is not None), None)
+
     def boost_budget(self, team: str) -> BoostBudget:
         """How often a team's jobs may be raised: the nearest statement upwards, at last the default."""
         return next((q.boosts for q in self._upwards(team) if q.boosts is not None), _DEFAULT_BUDGET)

@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from libs.adapters.devices.fleet import parse_fleet
-from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
+from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
 from libs.simulation.dst.agents import AgentService
 from libs.simulation.dst.archives import Archivist, SimArchive
 from libs.simulation.dst.machine import KILL_BOUND_S, Machine

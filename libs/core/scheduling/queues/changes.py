@@ -56,6 +56,10 @@ def _fields(queue: Queue) -> dict[str, str]:
         said["order"] = queue.order
     if queue.min_run_s is not None:
         said["min_run"] = _seconds(queue.min_run_s)
+    if queue.default_time_limit_s is not None:
+        said["default_time_limit"] = _seconds(queue.default_time_limit_s)
+    if queue.longest_time_limit_s is not None:
+        said["longest_time_limit"] = _seconds(queue.longest_time_limit_s)
     if queue.boosts is not None:
         budget = queue.boosts
         said["boosts"] = f"{budget.most} within {_seconds(budget.within_s)}, {_seconds(budget.longest_s)} each"

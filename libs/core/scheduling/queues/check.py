@@ -69,6 +69,12 @@ def _fields(queue: Queue, classes: Collection[str] | None, offered: Collection[s
                 queue.name, f"guaranteed.{key}", _shown(milli), f"is above the queue's own limit of {_shown(limit)}",
                 "raise the limit or lower the guarantee",
             )  # fmt: skip
+    default_s, longest_s = queue.default_time_limit_s, queue.longest_time_limit_s
+    if default_s is not None and longest_s is not None and default_s > longest_s:
+        yield Problem(
+            queue.name, "default_time_limit", f"{default_s} s", f"is above the queue's own longest of {longest_s} s",
+            "lower it or raise longest_time_limit",
+        )  # fmt: skip
     for name in queue.classes or ():
         if classes is not None and name not in classes:
             yield Problem(
@@ -105,6 +111,16 @@ def _against_parent(queue: Queue, tree: QueueTree) -> Iterator[Problem]:
             yield Problem(
                 queue.name, f"guaranteed.{key}", _shown(milli), f"is above the {_shown(limit)} of its parent's limit",
                 "lower it or raise the parent's limit",
+            )  # fmt: skip
+    longest_s = tree.longest_time_limit_s(queue.parent)
+    for field, limit_s in (
+        ("longest_time_limit", queue.longest_time_limit_s),
+        ("default_time_limit", queue.default_time_limit_s if queue.longest_time_limit_s is None else None),
+    ):
+        if limit_s is not None and longest_s is not None and limit_s > longest_s:
+            yield Problem(
+                queue.name, field, f"{limit_s} s", f"is above the longest_time_limit of {longest_s} s that its parent says",
+                "lower it or raise the parent's",
             )  # fmt: skip
     above = tree.classes(queue.parent)
     for name in queue.classes or ():
