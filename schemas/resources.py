@@ -189,6 +189,8 @@ class Device(Fact):
 
 WALLS, NO_WALLS = "baton.walls", "none"
 """The label of a real node that says the tier of its walls (docs/jobs-walls.md), and the tier that has none."""
+SHARING, NO_SHARING = "baton.sharing", "none"
+"""The label of a node whose accelerators go whole or as MIG instances, and to no job by the thousandth."""
 
 
 class Inventory(Fact):

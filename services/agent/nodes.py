@@ -13,7 +13,7 @@ from libs.adapters.devices.scan import ScannedLayer
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.adapters.devices.together import WithProcessors
 from libs.bus.creds import speaker
-from schemas.resources import Inventory, Position
+from schemas.resources import NO_SHARING, SHARING, Inventory, Position
 from services.agent.settings import AgentSettings, DeviceSource
 
 log = logging.getLogger("baton.agent")
@@ -101,7 +101,7 @@ def _this_machine(settings: AgentSettings, layer: DeviceLayer) -> Inventory:
         boards=layer.boards(),
         cpus=psutil.cpu_count() or 1,
         memory_mib=psutil.virtual_memory().total // _MIB,
-        labels=settings.labels,
+        labels=settings.labels | ({SHARING: NO_SHARING} if settings.sharing == "none" else {}),
         contents=settings.contents,
         fetch_mib_s=settings.fetch_mib_s,
         rack_power_w=settings.rack_power_w,

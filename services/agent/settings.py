@@ -72,6 +72,11 @@ class AgentSettings(ServiceSettings):
     processors: bool = Field(
         default=True, description="offer this machine's processors beside its accelerators, to jobs that name CPU"
     )
+    sharing: Literal["any", "none"] = Field(
+        default="any",
+        description="of this machine's accelerators. any: jobs may ask for shares, to which only an MPS daemon holds them; "
+        "none: they go whole, or as MIG instances",
+    )
     mig_dynamic: bool = Field(
         default=False, description="Baton may repartition idle MIG instances of this machine; needs the right to do so"
     )

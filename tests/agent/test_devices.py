@@ -17,7 +17,7 @@ from libs.adapters.devices.nvml import NvmlLayer, runs_a_job, short_model
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.adapters.devices.together import WithProcessors
 from libs.walls.keyring import Keyring
-from schemas.resources import DeviceKind
+from schemas.resources import NO_SHARING, SHARING, DeviceKind
 from services.agent.nodes import hosted
 from services.agent.settings import AgentSettings
 from tests.agent.build import inventory, rank
@@ -438,6 +438,14 @@ def test_an_operator_tells_an_agent_what_it_cannot_find_by_itself(monkeypatch, t
     (one,) = hosted(AgentSettings(devices="cpu", state_dir=tmp_path))
     assert (one.inventory.rack_power_w, one.inventory.contents) == (42_000, ("image", "data"))
     assert one.inventory.fetch_mib_s == 250
+
+
+@pytest.mark.parametrize(("sharing", "labels"), [("any", {}), ("none", {SHARING: NO_SHARING})])
+def test_a_machine_says_when_its_accelerators_are_not_shared(
+    tmp_path: Path, sharing: str, labels: dict[str, str]
+) -> None:
+    (one,) = hosted(AgentSettings(devices="cpu", sharing=sharing, labels={"site": "west"}, state_dir=tmp_path))
+    assert one.inventory.labels == {"site": "west", **labels}
 
 
 def test_a_credential_of_another_node_is_told_at_the_start(tmp_path):

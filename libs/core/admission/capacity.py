@@ -12,7 +12,7 @@ from libs.core.placement import mig
 from libs.core.state.fleet import island_of, usable_mib
 from libs.core.state.levels import LEVELS
 from libs.core.state.own_network import labels_of
-from schemas.resources import NAMED_ONLY, Device, Inventory, Level
+from schemas.resources import NAMED_ONLY, NO_SHARING, SHARING, Device, Inventory, Level
 
 _ENDLESS = 1 << 62
 
@@ -69,6 +69,7 @@ class Need:
     precision: str = ""
     cpu_milli: int = 0
     host_mib: int = 0
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ def _constraints(need: Need) -> list[tuple[str, Callable[[DeviceBlock], bool]]]:
         ("precision", lambda b: not need.precision or computes(b.model, need.precision)),
         ("processors", lambda b: b.host_cpu_milli >= need.cpu_milli),
         ("host memory", lambda b: b.host_mib >= need.host_mib),
+        ("sharing", lambda b: need.whole or b.cpu or (SHARING, NO_SHARING) not in b.labels),
     ]
 
 

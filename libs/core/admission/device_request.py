@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from libs.core.admission.capacity import Need
 from libs.core.admission.demand import Demand
 from schemas.jobs import JobSpec
-from schemas.resources import Resources
+from schemas.resources import WHOLE_MILLI, Resources
 
 JOB = "job.resources"
 _OWN = ("types", "memory_mib", "cpu_milli", "host_memory_mib")
@@ -31,7 +31,7 @@ class DeviceRequest:
         return Need(
             r.types, r.mig_profile, self.memory_mib, frozenset(r.labels.items()), job.simulation is not None,
             r.runtime.value if r.runtime else "", r.precision.value if r.precision else "",
-            r.cpu_milli, r.host_memory_mib,
+            r.cpu_milli, r.host_memory_mib, r.share_milli == WHOLE_MILLI,
         )  # fmt: skip
 
 

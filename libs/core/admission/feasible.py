@@ -23,7 +23,7 @@ from libs.core.state.levels import beyond, grouped
 from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.shape import shape_of
 from schemas.jobs import JobSpec
-from schemas.resources import Level, Precision, Resources, TopologyPolicy
+from schemas.resources import WHOLE_MILLI, Level, Precision, Resources, TopologyPolicy
 
 KNOWN_MODELS = catalog.models() | {"A2", "H800", "MI210", "MI300A", "P100"}
 """Models that may be listed as an alternative although the pool has none of them."""
@@ -103,6 +103,7 @@ def _single(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetSh
     """What a device, or its node, cannot do, each demand by itself."""
     capacity = fleet.capacity(request.need(job))
     yield from _types(request, capacity, fleet)
+    yield from _sharing(request.r, fleet)
     yield from _profile(request.r, capacity, fleet)
     yield from _memory(job, demand, request, fleet)
     yield from _labels(job, request.r, capacity, fleet)
@@ -163,6 +164,19 @@ def _types(request: DeviceRequest, capacity: Capacity, fleet: FleetShape) -> Ite
         yield refuse(
             RefusalCause.TYPE, at, "", "this pool has no accelerator, and CPUs are used only when named",
             f"set types to [{there}]",
+        )  # fmt: skip
+
+
+def _sharing(r: Resources, fleet: FleetShape) -> Iterator[Refusal]:
+    """Where there are devices of an acceptable type and profile, and none of them is shared."""
+    (*_, (_, there), (_, shared)) = fleet.capacity(
+        Need(r.types, r.mig_profile, whole=r.share_milli == WHOLE_MILLI)
+    ).left
+    if there and not shared:
+        yield refuse(
+            RefusalCause.TYPE, "job.resources.share_milli", r.share_milli,
+            "no node of this pool gives out shares of its accelerators",
+            "leave share_milli out, name a mig_profile, or ask for a share of a CPU",
         )  # fmt: skip
 
 

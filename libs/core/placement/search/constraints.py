@@ -7,7 +7,7 @@ group, `candidates` leaves no more devices than what is free there can serve, so
 are served. A group that can serve the whole job loses none, because the job takes no more than its size anyway.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from libs.core.placement.view import NOBODY, Context, View, host_part
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.lasting import remembered
 from libs.core.state.shape import Shape
-from schemas.resources import WHOLE_MILLI, Level, Runtime
+from schemas.resources import NO_SHARING, SHARING, WHOLE_MILLI, Level, Runtime
 
 EACH = -1
 
@@ -150,6 +150,8 @@ def _static(fleet: Fleet, shape: Shape, rows: Rows = _ALL) -> Iterator[tuple[Blo
     if not shape.whole:
         whole_only = [code for code, name in enumerate(fleet.models.names) if not sharable(name)]
         yield BlockReason.TYPE, ~np.isin(fleet.model[rows], whole_only)
+        shares = _nodes(fleet, fleet.node[rows], lambda labels: labels.get(SHARING) != NO_SHARING)
+        yield BlockReason.TYPE, shares | fleet.cpu[rows]
     if shape.torus or shape.devices > 1:  # chips of a torus are granted as boxes: anything else would split their hosts
         yield BlockReason.TYPE, (fleet.torus[rows] >= 0) == bool(shape.torus)
     profile = fleet.profiles.find(shape.profile)
@@ -162,7 +164,8 @@ def _static(fleet: Fleet, shape: Shape, rows: Rows = _ALL) -> Iterator[tuple[Blo
         able = [code for code, name in enumerate(fleet.models.names) if computes(name, shape.precision)]
         yield BlockReason.PRECISION, np.isin(fleet.model[rows], able)
     if shape.labels:
-        yield BlockReason.LABELS, _labelled(fleet, shape, fleet.node[rows])
+        wanted = frozenset(shape.labels)
+        yield BlockReason.LABELS, _nodes(fleet, fleet.node[rows], lambda labels: wanted <= labels.items())
     if shape.simulated:
         yield BlockReason.SIMULATION, fleet.simulated[fleet.node[rows]] == 1
 
@@ -175,12 +178,11 @@ def _able(fleet: Fleet, shape: Shape, rows: Rows = _ALL) -> Iterator[tuple[Block
         yield BlockReason.HOST_MEMORY, (fleet.host_mib >= shape.host_mib)[fleet.node[rows]]
 
 
-def _labelled(fleet: Fleet, shape: Shape, nodes: Ints) -> Bools:
-    """Which of `nodes` (codes of shape (n,)) carry all labels of the request."""
+def _nodes(fleet: Fleet, nodes: Ints, suit: Callable[[dict[str, str]], bool]) -> Bools:
+    """Which of `nodes` (codes of shape (n,)) have labels that suit."""
     names, good = fleet.node_names.names, np.zeros(len(fleet.leaf), dtype=np.bool_)
     for code in np.unique(nodes).tolist() if len(fleet.nodes) else ():
-        labels = fleet.nodes[names[code]].labels
-        good[code] = all(labels.get(key) == value for key, value in shape.labels)
+        good[code] = suit(fleet.nodes[names[code]].labels)
     return good[nodes]
 
 
