@@ -626,6 +626,12 @@ ATTEMPTS = (
     Attempt(0, _TEAM, "... or many such gangs, so that no gang of others has anything kept for it", "they take nobody's place",
             "tests/core/test_own_reservation.py::"
             "test_gangs_that_wait_for_their_own_teams_jobs_leave_others_their_reservations"),
+    Attempt(0, _TEAM, "... or that job is another team's, and runs as long as it likes", "its queue gives it a time limit",
+            "tests/core/test_default_time_limits.py::"
+            "test_a_job_that_says_no_limit_gets_the_shorter_default_of_class_and_queue"),
+    Attempt(7, _TEAM, "a GPU for a thousandth of its price: a share of it, of which nothing keeps it from using all",
+            "no shares where an operator says so", "tests/core/test_unshared_nodes.py::"
+            "test_a_share_is_refused_where_no_node_gives_one"),
     Attempt(2, _JOB, "all processors, by many processes that compute, each with a session of its own, so that others wait",
             "each attempt has its share, by a cgroup",
             f"{_SHARES}::test_a_job_that_computes_in_many_processes_leaves_others_their_share", "os.setsid()"),
