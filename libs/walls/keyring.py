@@ -392,17 +392,31 @@ class Keyring:
         said = {"type": "operator", "system_account": system}
         # Always the same one: a broker reloads nothing, its certificate neither, when its operator's claim is another.
         signed = claims.claim(operator, operator.public, "baton", said, issued_s=_OPERATOR_ISSUED_S)
-        return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, *self.accounts)), core)
+        accounts_ = dict(self.account(name) for name in (SYSTEM, *self.accounts))
+        return Trust(signed, system, accounts_, core, self._health_login())
+
+    def _health_login(self) -> Callable[[str], str]:
+        """See `Trust.login`: of a key that nobody else has, and that ends with this process."""
+        token, key = self._of_system(accounts.HEALTH, "baton health", lasting=True)
+
+        def login(nonce: str) -> str:
+            said = {"jwt": token, "sig": claims.signature(key, nonce.encode()), "verbose": False, "pedantic": False}
+            return json.dumps({**said, "name": "health", "lang": "python", "version": "1", "protocol": 1})
+
+        return login
 
     def claims_credential(self, *, lasting: bool = False) -> str:
         """The text of a credential that may tell the broker of accounts and ask what they have sent, for a minute; or for good,
         for a process that holds the keys anyway."""
+        return claims.credentials(*self._of_system(accounts.CLAIMS, "baton team", lasting=lasting))
+
+    def _of_system(self, role: str, called: str, *, lasting: bool) -> tuple[str, KeyPair]:
+        """A credential of `$SYS`: a signed claim and its key."""
         with self._changing() as keys:
             key, owner, now = new_key(KeyKind.USER), keys.system, int(self._now())
-            signer = owner.role(accounts.CLAIMS)
             ends_s = None if lasting else now + _MINUTE
-            said = claims.user(signer, owner.public, key.public, "baton team", issued_s=now, expires_s=ends_s)
-        return claims.credentials(said, key)
+            said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=now, expires_s=ends_s)
+        return said, key
 
     # ---------------------------------------------------------------------------------------------------------- internals
 
