@@ -4,7 +4,8 @@ A connection costs a file descriptor, and uvicorn lets it idle for ever. So a co
 maximum number of them: a new one replaces the oldest that has no request under way, so a client that sends its request at once
 is always answered. Probes and scrapes take milliseconds and connect anew.
 
-uvicorn also logs each malformed request, so a client could fill the log. Of these lines there are few (`libs.service.few_lines`).
+uvicorn also logs each malformed request, so a client could fill the log: of these lines there are few
+(`libs.service.few_lines`).
 """
 
 import asyncio

@@ -649,7 +649,7 @@ def type_into_terminal():
 
 @attack
 def another_line_discipline():
-    """TIOCSETD, on a terminal of its own: the kernel loads a module for the number that it has none for. 27 does nothing (N_NULL)."""
+    """TIOCSETD, on a terminal of its own: the kernel would load a module. 27 is what each has (N_NULL)."""
     import fcntl
 
     _, terminal = os.openpty()

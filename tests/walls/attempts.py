@@ -506,7 +506,7 @@ ATTEMPTS = (
     Attempt(6, _JOB, "... or requests that cannot be answered, of each of which a line is logged, so that no others are left",
             "ten lines at once, then one a minute",
             "tests/service/test_app.py::test_who_asks_what_is_no_question_does_not_fill_the_log"),
-    Attempt(0, _NODE, "heartbeats and samples that cannot be read, of each of which a line is logged, so that no others are left",
+    Attempt(0, _NODE, "heartbeats and samples that cannot be read, each a line of a log, so that no others are left",
             "ten lines at once, then one a minute",
             "tests/leases/test_service.py::test_a_node_that_sends_what_cannot_be_read_does_not_fill_the_log"),
     Attempt(6, _JOB, "listening in the place of a server that is down, so that it is told what was for that, and answers",

@@ -91,8 +91,8 @@ no cgroup's and of which all of the machine have so much (`net.core.bpf_jit_limi
 any more: no shim of a plain user's, no sandbox and no login by ssh starts. Who asks is told what a kernel says that knows
 none."""
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
-"""The first two type into a terminal as if its user did. The third changes what the kernel makes of a terminal's bytes, and loads
-a module for that if it has none yet (modems, amateur radio ...): whoever has a terminal of its own may."""
+"""The first two type into a terminal as if its user did. The third says what the kernel makes of a terminal's bytes, and has it
+load a module for that (modems, amateur radio ...): whoever has a terminal of its own may."""
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 """Column of the table, and the kernel's number of the architecture."""
 _X32 = 0x4000_0000
