@@ -5,9 +5,11 @@ Written on plain sockets so that starting a server imports no client library.
 
 import asyncio
 import contextlib
+import json
 import os
+import secrets
 import struct
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 from libs.embedded.ports import LOOPBACK
@@ -17,6 +19,7 @@ _OP_MSG = 2013
 _ROOM_MIB = 16
 """With less than so much a broker that could not write is left alone: it could not write again, and plain requests go on."""
 _BODY_BYTES = 600
+_WELL, _UNWELL = 200, 503
 
 
 def http_ok(port: int, path: str = "/") -> Probe:
@@ -24,20 +27,65 @@ def http_ok(port: int, path: str = "/") -> Probe:
 
     async def probe() -> bool:
         async with _connection(port) as (reader, writer):
-            return await _get(reader, writer, path) == 200
+            return await _get(reader, writer, path) == _WELL
 
     return probe
 
 
-def nats_stuck(port: int, path: str, data_dir: Path) -> IllProbe:
+Health = Callable[[], Awaitable[tuple[int, str]]]
+"""Asks a nats-server for its health: the status, and its words. Raises when nobody answers."""
+
+
+def health_page(port: int, path: str) -> Health:
+    """By its monitoring page."""
+
+    async def ask() -> tuple[int, str]:
+        async with _connection(port) as (reader, writer):
+            status = await _get(reader, writer, path)
+            said = (await reader.read(_BODY_BYTES)).partition(b"\r\n\r\n")[2].decode(errors="replace")
+        return status, said
+
+    return ask
+
+
+def health_by_request(port: int, login: Callable[[str], str], options: Mapping[str, bool]) -> Health:
+    """By a request of the system account on the port of its clients, so that no other port is open. `login` makes a client's
+    first message, of the nonce that the server gave. Only a server that has recovered its streams listens there."""
+
+    async def ask() -> tuple[int, str]:
+        async with _connection(port) as (reader, writer):
+            info = json.loads((await reader.readline()).removeprefix(b"INFO"))
+            inbox, asked = f"_INBOX.health.{secrets.token_hex(8)}", json.dumps(dict(options))
+            writer.write(
+                f"CONNECT {login(info['nonce'])}\r\nSUB {inbox} 1\r\n"
+                f"PUB $SYS.REQ.SERVER.{info['server_id']}.HEALTHZ {inbox} {len(asked)}\r\n{asked}\r\n".encode()
+            )
+            while not (line := await reader.readline()).startswith(b"MSG "):
+                if not line or line.startswith(b"-ERR"):
+                    raise ConnectionError(f"nats-server: {line!r}")
+            told = json.loads(await reader.readexactly(int(line.split()[-1])))["data"]
+        return int(told["status_code"]), str(told.get("error", ""))[:_BODY_BYTES]
+
+    return ask
+
+
+def healthy(health: Health) -> Probe:
+    """Ready when it says that it is well."""
+
+    async def probe() -> bool:
+        return (await health())[0] == _WELL
+
+    return probe
+
+
+def nats_stuck(health: Health, data_dir: Path) -> IllProbe:
     """Whether a nats-server is to be started anew: one that could not write (2.15) answers no publish any more, also when there
-    is room again. `path`: its health page; `data_dir`: where it writes. Silence is no illness: it may be frozen, or busy."""
+    is room again. `data_dir`: where it writes. Silence is no illness: it may be frozen, or busy."""
 
     async def check() -> Unhealthy | None:
-        async with _connection(port) as (reader, writer):
-            if await _get(reader, writer, path) != 503:
-                return None
-            said = (await reader.read(_BODY_BYTES)).partition(b"\r\n\r\n")[2].decode(errors="replace")
+        status, said = await health()
+        if status != _UNWELL:
+            return None
         room = os.statvfs(data_dir)
         free_mib = room.f_bavail * room.f_frsize >> 20
         where = f"{free_mib} MiB are free in {data_dir}"

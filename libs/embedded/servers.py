@@ -7,7 +7,7 @@ import hmac
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from libs.embedded import binaries
 from libs.embedded.ports import LOOPBACK
-from libs.embedded.probes import http_ok, mongo_pong, nats_stuck, valkey_pong
+from libs.embedded.probes import health_by_request, health_page, healthy, mongo_pong, nats_stuck, valkey_pong
 from libs.embedded.process import ProcessSpec
 from libs.embedded.sockets import private_socket
 
@@ -70,6 +70,8 @@ class Trust:
     accounts: Mapping[str, str] = field(repr=False)
     heir: str = ""
     """The account (its public key) that takes over what a single server without accounts has stored."""
+    login: Callable[[str], str] = field(default=lambda nonce: "{}", repr=False, compare=False)
+    """The first message to a server of who may ask for its health, of the nonce that it gave."""
 
     def config(self, folder: Path | str) -> dict[str, Any]:
         """As nats-server's configuration has it. `folder` is where it keeps what it is told later; of a claim there and one
@@ -91,6 +93,7 @@ class NatsOptions:
 
     port: int | None = None
     monitor_port: int | None = None
+    """Without `trust` alone."""
     servers: int = 1
     """Of one cluster; three or five bear the loss of one or two. `port` and `monitor_port` are the first one's."""
     advertise: bool = False
@@ -112,6 +115,12 @@ class NatsOptions:
             raise ValueError("users and trust exclude each other: a server in operator mode knows no passwords")
         if self.servers not in (1, 3, 5):
             raise ValueError(f"servers is {self.servers}: use 1, 3 or 5; an even number bears no more losses")
+
+    @property
+    def has_monitor(self) -> bool:
+        """Whether there is a monitoring page. nats-server keeps connections to it for as long as who made them likes, and jobs
+        could hold all files that it may have open; so where the system account may ask there is none."""
+        return self.trust is None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,7 +187,7 @@ MONITOR = "monitor"
 
 @dataclass(frozen=True)
 class NatsPorts:
-    """Of one server: for clients, for its monitoring page, and for the other servers of its cluster."""
+    """Of one server: for clients, for its monitoring page (0: it has none), and for the other servers of its cluster."""
 
     client: int
     monitor: int
@@ -204,8 +213,7 @@ def _one_nats(
     config = {
         "server_name": "baton-embedded" if options.servers == 1 else name,
         "listen": f"{LOOPBACK}:{ports.client}",
-        "http": f"{LOOPBACK}:{ports.monitor}",
-        "http_base_path": monitor,
+        **({"http": f"{LOOPBACK}:{ports.monitor}", "http_base_path": monitor} if options.has_monitor else {}),
         "max_payload": options.max_payload_bytes,
         "jetstream": {
             "store_dir": str(data_dir),
@@ -220,23 +228,29 @@ def _one_nats(
             else options.trust.config(state_dir / f"{name}-accounts")
         ),
     }
-    health, patience_s = "/healthz", 30.0  # ok only once JetStream has recovered its streams
+    asks: dict[str, bool] = {}
+    patience_s = 30.0  # ok only once JetStream has recovered its streams
     if options.servers > 1:
         config["cluster"] = {
             **_routes(ports.route, [other.route for other in all_ports.values()], password),
             "no_advertise": not options.advertise,
         }
         # Whether every stream has its majority is the others' affair, too: a server is not started anew for that.
-        health, patience_s = "/healthz?js-server-only=true", 300.0
+        asks, patience_s = {"js-server-only": True}, 300.0
+    if options.trust is None:
+        page = "&".join(f"{name}={str(value).lower()}" for name, value in asks.items())
+        health = health_page(ports.monitor, f"{monitor}/healthz?{page}")
+    else:
+        health = health_by_request(ports.client, options.trust.login, asks)
     return Server(
         spec=ProcessSpec(
             name=name,
             argv=[str(binaries.nats_server()), "-c", str(config_path)],
             env={"GOMEMLIMIT": os.environ.get("GOMEMLIMIT", _NATS_MEMORY)},
             log_path=state_dir / "logs" / f"{name}.log",
-            ready=http_ok(ports.monitor, monitor + health),
+            ready=healthy(health),
             ready_timeout_s=patience_s,
-            ill=nats_stuck(ports.monitor, monitor + health, data_dir) if options.servers == 1 else None,
+            ill=nats_stuck(health, data_dir) if options.servers == 1 else None,
             port=ports.client,
         ),
         url=nats_url(users[0] if options.trust is None else None, ports.client),
@@ -244,7 +258,7 @@ def _one_nats(
         config_path=config_path,
         # nats-server's own format takes JSON, which saves us its quoting rules, but no character by its number (\u00e9)
         config=json.dumps(config, indent=1, ensure_ascii=False),
-        more_urls={MONITOR: f"http://{LOOPBACK}:{ports.monitor}{monitor}"},
+        more_urls={MONITOR: f"http://{LOOPBACK}:{ports.monitor}{monitor}"} if options.has_monitor else {},
     )
 
 

@@ -55,7 +55,8 @@ class Servers:
 
     @property
     def nats_monitor_url(self) -> str:
-        """nats-server's monitoring page, e.g. `/jsz`. RuntimeError if nats is not among those that run."""
+        """nats-server's monitoring page, e.g. `/jsz`. RuntimeError if nats is not among those that run, KeyError where it has
+        none: in operator mode."""
         return self.nats_monitor_url_of(NATS)
 
     def nats_monitor_url_of(self, name: str) -> str:
@@ -143,8 +144,9 @@ class Servers:
         requests: dict[str, int | None] = {}
         if NATS in options.run:
             names = options.nats.names
-            requests |= {NATS: options.nats.port, _monitor(NATS): options.nats.monitor_port}
-            requests |= {port: None for name in names[1:] for port in (name, _monitor(name))}
+            requests |= {name: options.nats.port if name == NATS else None for name in names}
+            if options.nats.has_monitor:
+                requests |= {_monitor(name): options.nats.monitor_port if name == NATS else None for name in names}
             requests |= {_route(name): None for name in names if len(names) > 1}
         ports = {}
         for name, request in requests.items():
@@ -158,7 +160,7 @@ class Servers:
         chosen: dict[str, Server] = {}
         if NATS in options.run:
             names = options.nats.names
-            own = {n: NatsPorts(ports[n], ports[_monitor(n)], ports.get(_route(n), 0)) for n in names}
+            own = {n: NatsPorts(ports[n], ports.get(_monitor(n), 0), ports.get(_route(n), 0)) for n in names}
             described = servers.describe_nats(options.nats, here, own, passwords[NATS])
             chosen |= dict(zip(names, described, strict=True))
         if VALKEY in options.run:

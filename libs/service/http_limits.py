@@ -4,44 +4,21 @@ A connection costs a file descriptor, and uvicorn lets it idle for ever. So a co
 maximum number of them: a new one replaces the oldest that has no request under way, so a client that sends its request at once
 is always answered. Probes and scrapes take milliseconds and connect anew.
 
-uvicorn also logs each malformed request, so a client could fill the log. These lines are rate limited; the next one says how
-many were left out.
+uvicorn also logs each malformed request, so a client could fill the log: of these lines there are few
+(`libs.service.few_lines`).
 """
 
 import asyncio
-import logging
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from libs.core.admission.intake import Bucket
-from libs.ports import clock
+from libs.service.few_lines import few_lines
 
 LONGEST_S = 30.0
 MOST = 64
-LINES, LINES_PER_S = 10, 1 / 60
 
-log = logging.getLogger("baton.http")
-
-
-class _Some(logging.Filter):
-    """Lets `LINES` through at once and then one a minute, which says how many were left out before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bucket, self._left_out = Bucket(LINES, 0), 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if self._bucket.take(LINES, LINES_PER_S, int(clock.boot_s() * 1e6)):
-            self._left_out += 1
-            return False
-        if self._left_out:
-            record.msg, record.args = f"{record.getMessage()} ({self._left_out} such lines were left out before)", None
-        self._left_out = 0
-        return True
-
-
-log.addFilter(_Some())
+log = few_lines("baton.http")
 
 
 class LimitedHttp(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses the class when it is imported

@@ -36,7 +36,7 @@ TEAM, USER, ADMIN = "team", "user", "admin"
 READER = "reader"
 """The one role of `$finance`."""
 NODE, LOGS, POOL_LOGS = "node", "logs", "pool-logs"
-CLAIMS = "claims"
+CLAIMS, HEALTH = "claims", "health"
 RESERVED = (OPERATOR, SERVICES)
 """What no team may be called."""
 
@@ -122,11 +122,15 @@ def team_roles(team: str) -> dict[str, AccountRole]:
 
 
 def system_roles() -> dict[str, AccountRole]:
-    """Told of changed accounts, and asked what each has sent and who is connected (`libs.walls.floods`)."""
+    """Told of changed accounts, and asked what each has sent and who is connected (`libs.walls.floods`); asked whether a server
+    is well, by who started it."""
     asked = [
         "$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LOOKUP", "$SYS.REQ.ACCOUNT.PING.STATZ", "$SYS.REQ.SERVER.PING.CONNZ",
     ]  # fmt: skip
-    return {CLAIMS: AccountRole(asked, ["_INBOX.>"])}
+    return {
+        CLAIMS: AccountRole(asked, ["_INBOX.>"]),
+        HEALTH: AccountRole(["$SYS.REQ.SERVER.*.HEALTHZ"], ["_INBOX.health.*"]),
+    }
 
 
 def _named(patterns: Sequence[str], keys: str) -> list[str]:

@@ -91,6 +91,11 @@ def credentials(token: str, key: KeyPair) -> str:
     )
 
 
+def signature(key: KeyPair, nonce: bytes) -> str:
+    """What a client shows of `key` to the server that gave it `nonce`."""
+    return _base64(key.sign(nonce)).decode()
+
+
 def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
 

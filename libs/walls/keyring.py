@@ -206,7 +206,7 @@ class Keyring:
     def sign(self, name: str, public_key: str, by: str) -> str:
         """The claim of the user `<team>.<user>` with a key that was made elsewhere; an earlier credential of that user is void
         once the broker is told. `by`: the admin who asks for it. Raises ValueError for another name, NoCredential for no team,
-        or when that is no admin of it any more, TooManyUsers."""
+        or when that is no admin of it any more or the key is another one's, TooManyUsers."""
         team, dot, user = name.partition(".")
         if not dot:
             raise ValueError(f"{name!r} is no user of a team: write <team>.<user>")
@@ -215,6 +215,7 @@ class Keyring:
             owner = _team(keys, team)
             if by not in set(owner.admins) & owner.users.keys():  # void since it was looked at, by another process
                 raise NoCredential(f"{by} is no admin of {team}")
+            _own_key(owner, name, public_key)
             if name in owner.users:
                 self._void(owner, name)
             _room(owner, team)
@@ -224,9 +225,13 @@ class Keyring:
             (self.creds / f"{name}.creds").unlink(missing_ok=True)
         return said
 
-    def check_room(self, team: str) -> None:
-        """Raises TooManyUsers when nothing more can be signed for the team, NoCredential when there is none."""
-        _room(_team(self.keys(), team), team)
+    def check_signing(self, name: str, public_key: str) -> None:
+        """Raises what `sign` would: TooManyUsers when nothing more can be signed for the team, NoCredential when there is none,
+        or when the key is another one's."""
+        team = name.partition(".")[0]
+        owner = _team(self.keys(), team)
+        _room(owner, team)
+        _own_key(owner, name, public_key)
 
     def _credential(
         self, account: str, role: str, known_as: str, path: Path, called: str = "", lasts_s: int | None = None
@@ -392,17 +397,31 @@ class Keyring:
         said = {"type": "operator", "system_account": system}
         # Always the same one: a broker reloads nothing, its certificate neither, when its operator's claim is another.
         signed = claims.claim(operator, operator.public, "baton", said, issued_s=_OPERATOR_ISSUED_S)
-        return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, *self.accounts)), core)
+        accounts_ = dict(self.account(name) for name in (SYSTEM, *self.accounts))
+        return Trust(signed, system, accounts_, core, self._health_login())
+
+    def _health_login(self) -> Callable[[str], str]:
+        """See `Trust.login`: of a key that nobody else has, and that ends with this process."""
+        token, key = self._of_system(accounts.HEALTH, "baton health", lasting=True)
+
+        def login(nonce: str) -> str:
+            said = {"jwt": token, "sig": claims.signature(key, nonce.encode()), "verbose": False, "pedantic": False}
+            return json.dumps({**said, "name": "health", "lang": "python", "version": "1", "protocol": 1})
+
+        return login
 
     def claims_credential(self, *, lasting: bool = False) -> str:
         """The text of a credential that may tell the broker of accounts and ask what they have sent, for a minute; or for good,
         for a process that holds the keys anyway."""
+        return claims.credentials(*self._of_system(accounts.CLAIMS, "baton team", lasting=lasting))
+
+    def _of_system(self, role: str, called: str, *, lasting: bool) -> tuple[str, KeyPair]:
+        """A credential of `$SYS`: a signed claim and its key."""
         with self._changing() as keys:
             key, owner, now = new_key(KeyKind.USER), keys.system, int(self._now())
-            signer = owner.role(accounts.CLAIMS)
             ends_s = None if lasting else now + _MINUTE
-            said = claims.user(signer, owner.public, key.public, "baton team", issued_s=now, expires_s=ends_s)
-        return claims.credentials(said, key)
+            said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=now, expires_s=ends_s)
+        return said, key
 
     # ---------------------------------------------------------------------------------------------------------- internals
 
@@ -471,6 +490,12 @@ def _room(owner: AccountKeys, team: str) -> None:
             f"team {team} has {len(owner.users)} credentials and {len(owner.revoked)} void ones; the account's claim "
             f"takes {MOST_USERS} and {MOST_REVOKED}: ask an operator"
         )
+
+
+def _own_key(owner: AccountKeys, name: str, public_key: str) -> None:
+    """What is void is a key, so two that have one would be void together: whoever has `name` revoked would revoke an admin."""
+    if any(known == public_key and one != name for one, known in owner.users.items()):
+        raise NoCredential("public_key: is somebody else's of this team; make a new one")
 
 
 def _check_user(owner: AccountKeys, name: str) -> None:

@@ -232,7 +232,7 @@ class TeamAdmins:
                 raise AdminRefused("user: has no credential; add one")
             if not asked.public_key:
                 raise AdminRefused("public_key: say for which key, the public half of one that the user made")
-            ring.check_room(team)
+            ring.check_signing(name, asked.public_key)
         elif asked.what == "revoke" and name not in ring.users(team):
             raise AdminRefused("user: has no credential")
 

@@ -14,6 +14,7 @@ from libs.core.projections.node_health import Watch
 from libs.core.projections.node_lives import NodeLives, NodeNews, RecordedSilence
 from libs.ports.clock import boot_id
 from libs.service.bootclock import now, reading
+from libs.service.few_lines import few_lines
 from schemas import ledger as led
 from schemas import subjects
 from schemas.clock import BootReading
@@ -22,6 +23,8 @@ from schemas.nodes import Heartbeat, LeaseGranted
 from services.leases.settings import LeaseSettings
 
 log = logging.getLogger("baton.leases")
+unread = few_lines("baton.leases.unread")
+"""Of heartbeats that cannot be read."""
 
 MOST_AT_ONCE = 500
 """Reports about nodes sent with one tick: a partition silences thousands in the same second."""
@@ -126,12 +129,12 @@ class Grants:
             _, heartbeat = decode_bare(Heartbeat, message.subject, message.headers, message.data)
         except Malformed as e:
             self._heartbeats.labels("malformed").inc()
-            log.warning("a heartbeat on %s cannot be read: %s", message.subject, e)
+            unread.warning("a heartbeat on %s cannot be read: %s", message.subject, e)
             return
         node = subjects.node_of(message.subject)
         if any(named != node for named, _ in heartbeat.nodes):
             self._heartbeats.labels("foreign").inc()
-            log.warning("a heartbeat on the subject of node %s names another: a node speaks for itself only", node)
+            unread.warning("a heartbeat on the subject of node %s names another: a node speaks for itself only", node)
             return
         answer = self.renew(heartbeat, now(), node)
         if answer is not None and message.reply:

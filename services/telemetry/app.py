@@ -20,6 +20,7 @@ from libs.ledger.follower import FollowedEntry, Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
 from libs.service.connection import connected
+from libs.service.few_lines import few_lines
 from libs.service.fill import FillLevels
 from libs.service.following import readiness, show
 from libs.service.unanswered import Unanswered
@@ -34,6 +35,8 @@ from services.telemetry.readings import DeviceCollector, Readings
 from services.telemetry.settings import TelemetrySettings
 
 log = logging.getLogger("baton.telemetry")
+unread = few_lines("baton.telemetry.unread")
+"""Of samples that cannot be read."""
 
 FOLLOWER = "telemetry"
 """The figures. Their snapshots are telemetry's own: placement's projector may be of another version, or gone."""
@@ -115,7 +118,7 @@ class Telemetry:
             _, sample = decode_bare(NodeSampled, message.subject, message.headers, message.data)
         except Malformed as e:
             self._samples.labels("malformed").inc()
-            log.warning("a sample on %s cannot be read: %s", message.subject, e)
+            unread.warning("a sample on %s cannot be read: %s", message.subject, e)
             return
         if sample.node != subjects.node_of(message.subject):
             self._samples.labels("foreign").inc()

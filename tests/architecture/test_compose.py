@@ -261,6 +261,17 @@ def test_the_brokers_monitor_is_for_its_own_container() -> None:
     assert not [port for port in SERVICES["nats"]["ports"] if "8222" in port]
 
 
+def test_a_broker_without_a_container_has_no_monitor(tmp_path: Path) -> None:
+    """Whoever has a login there would read who is connected, and may hold all its files open by connections that never end."""
+    (edit,) = [line for line in (ROOT / "docs/systemd.md").read_text().splitlines() if line.startswith("sed -i")]
+    copy = tmp_path / "nats.conf"
+    copy.write_text((ROOT / "deploy/nats.conf").read_text())
+    subprocess.run(edit.replace("/etc/nats/nats.conf", str(copy)), shell=True, check=True)
+    assert "http" not in copy.read_text()
+    assert "port: 4222" in copy.read_text()
+    assert "store_dir: /var/lib/nats" in copy.read_text()
+
+
 def test_a_containers_health_is_asked_with_its_token() -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,8 +1,10 @@
-"""Operator mode: what a server without accounts has stored goes on in the account that takes it over."""
+"""Operator mode: what a server without accounts has stored goes on in the account that takes it over; it has one port."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nats
+import psutil
 import pytest
 
 from libs.bus.connect import Address
@@ -48,6 +50,20 @@ async def test_a_clusters_streams_cannot_be_taken_over_and_that_is_said(tmp_path
     options = only_nats(trust=Keyring(tmp_path).trust(), servers=3)
     with pytest.raises(RuntimeError, match="baton ledger export"):
         await Servers(tmp_path, options).start()
+
+
+async def test_a_broker_with_accounts_listens_for_clients_and_on_no_other_port(tmp_path: Path) -> None:
+    """Its monitoring page keeps a connection that has asked for something, whatever it was told, for as long as who made it
+    likes. Two jobs with 10,000 of them each had all files that the broker may have open, and nobody connected any more."""
+    async with Servers(tmp_path, only_nats(trust=Keyring(tmp_path).trust())) as servers:
+        assert listens(servers.supervisor.pid(NATS)) == {urlsplit(servers.nats_url).port}
+    async with Servers(tmp_path / "without", only_nats()) as servers:
+        assert len(listens(servers.supervisor.pid(NATS))) == 2, "or this test would not see the page"
+
+
+def listens(pid: int) -> set[int]:
+    """The ports at which a process waits for connections."""
+    return {one.laddr.port for one in psutil.Process(pid).net_connections() if one.status == psutil.CONN_LISTEN}
 
 
 def test_users_and_accounts_exclude_each_other() -> None:

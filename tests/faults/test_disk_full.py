@@ -14,11 +14,12 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
 from libs.adapters.mongo.store import JobStore
-from libs.bus.connect import close, connect
+from libs.bus.connect import Address, close, connect
 from libs.bus.retry import UNAVAILABLE
 from libs.bus.streams import provision
-from libs.embedded import EventKind, ServerOptions, Servers, supervisor
+from libs.embedded import EventKind, NatsOptions, ServerOptions, Servers, supervisor
 from libs.embedded.servers import MONGO, NATS, VALKEY
+from libs.walls.keyring import Keyring
 from schemas import subjects
 from services.history.documents import Documents
 from tests.faults.chaos import disks
@@ -43,14 +44,25 @@ async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
             yield running
 
 
+@pytest_asyncio.fixture(params=["a page", "a request"])
+async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Servers, Path | None]]:
+    """One with little room, without accounts and with them, and a credential: by what its health is asked differs."""
+    ring = Keyring(tmp_path) if request.param == "a request" else None
+    creds = None if ring is None else ring.service()
+    nats = NatsOptions() if ring is None else NatsOptions(trust=ring.trust())
+    with disks.small(tmp_path / NATS, 48):
+        async with Servers(tmp_path, ServerOptions(run=(NATS,), nats=nats)) as running:
+            yield running, creds
+
+
 async def test_what_was_acknowledged_outlives_a_full_disk_under_the_broker(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
+    broker: tuple[Servers, Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nats-server 2.15 then answers no publish any more, also when there is room again: it is ill, and is started anew."""
     monkeypatch.setattr(supervisor, "_ILL_S", 0.5)
-    subject, stored = subjects.ledger(POOL), 0
+    (servers, creds), subject, stored = broker, subjects.ledger(POOL), 0
     async with AsyncExitStack() as stack:
-        nats = await connect(servers.nats_url, name="test")
+        nats = await connect(Address(servers.nats_url, creds), name="test")
         stack.push_async_callback(close, nats)
         js = nats.jetstream()
         await provision(js, [POOL], scale=0.01)
@@ -73,7 +85,8 @@ async def test_what_was_acknowledged_outlives_a_full_disk_under_the_broker(
             await nats.subscribe("baton.tel.node.v1.lease.main.n", cb=answer)
             await nats.publish("baton.tel.node.v1.lease.main.n", b"")
             await until(lambda: replies)
-            assert await asyncio.to_thread(_status, servers.nats_monitor_url + _compose_asks()) == 503
+            if servers.options.nats.has_monitor:
+                assert await asyncio.to_thread(_status, servers.nats_monitor_url + _compose_asks()) == 503
             pid = servers.supervisor.pid(NATS)
             (ill,) = await until(lambda: [e for e in servers.supervisor.events if e.kind is EventKind.ILL])
             assert "0 MiB are free" in ill.detail

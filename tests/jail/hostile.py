@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -643,6 +644,16 @@ def type_into_terminal():
     import fcntl
 
     fcntl.ioctl(os.open("/dev/ptmx", os.O_RDWR), 0x5412, b"x")
+    return True
+
+
+@attack
+def another_line_discipline():
+    """TIOCSETD, on a terminal of its own: the kernel would load a module. 27 is what each has (N_NULL)."""
+    import fcntl
+
+    _, terminal = os.openpty()
+    fcntl.ioctl(terminal, 0x5423, struct.pack("i", 27))
     return True
 
 

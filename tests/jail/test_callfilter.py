@@ -65,6 +65,7 @@ def by_arguments() -> Iterator[tuple[str, int, int, int]]:
     yield "ioctl", 0, 0x5401, 0
     yield "ioctl", 0, 0x5412, errno.EPERM
     yield "ioctl", 0, 0x541C, errno.EPERM
+    yield "ioctl", 0, 0x5423, errno.EPERM
     yield from (("socket", family, 0, 0) for family in (1, 2, 10, 16))
     yield from (
         (call, family, 0, errno.EAFNOSUPPORT) for call in ("socket", "socketpair") for family in (0, 17, 30, 38, 40)

@@ -21,6 +21,7 @@ from libs.ledger.follower import Follower
 from libs.ledger.readers import Readers
 from libs.ledger.writer import LedgerWriter
 from libs.service.bootclock import now
+from libs.service.few_lines import LINES
 from schemas import inbox, subjects
 from schemas.catalog import TYPE_OF
 from schemas.ids import content_hash
@@ -249,6 +250,26 @@ async def _refused(bench: Bench, name: str) -> bool:
 
 def grants(**settings: Any) -> Grants:
     return Grants(LeaseSettings(**settings), "me", CollectorRegistry())
+
+
+async def test_a_node_that_sends_what_cannot_be_read_does_not_fill_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node may send 500 messages a second: with a line for each nothing else was left in the log after four minutes."""
+    async with running(bench.app()) as app:
+        await until(lambda: granter(app))
+        for _ in range(4 * LINES):
+            await bench.nats.publish(subjects.heartbeat(bench.pool, "evil"), b"{")
+            foreign = Heartbeat(nodes=(("good", 1),), lease_s=3.0).model_dump_json().encode()
+            await bench.nats.publish(subjects.heartbeat(bench.pool, "evil"), foreign)
+
+        async def all_heard() -> bool:
+            said = (await get(app, "/metrics"))[1]
+            return all(f'outcome="{what}"}} {4 * LINES}.0' in said for what in ("malformed", "foreign"))
+
+        await until(all_heard)
+    lines = [one for one in caplog.records if "heartbeat" in one.getMessage()]
+    assert 1 <= len(lines) <= LINES + 2, "a minute may have gone by"
 
 
 def test_a_lease_that_is_too_long_is_refused_and_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,8 @@ from libs.bus.retry import retry_while_away
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
 from libs.service.app import _YIELDS, _Server
-from libs.service.http_limits import LINES, MOST
+from libs.service.few_lines import LINES
+from libs.service.http_limits import MOST
 from libs.service.tasks import FAILED_EXIT_CODE
 from schemas.requests import CancelJob
 from schemas.subjects import REQUESTS, cancel, inbox

@@ -18,6 +18,7 @@ from libs.embedded.servers import VALKEY
 from libs.ledger.chain import GENESIS
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.used import used_lately
+from libs.service.few_lines import LINES
 from schemas import inbox, subjects
 from schemas.catalog import BY_TYPE, Message
 from schemas.inbox import NodeRegistered, QuotaChanged
@@ -109,6 +110,18 @@ async def test_metrics_have_the_names_that_dashboards_ask_for(bench: Bench) -> N
         assert 'modelName="H100"' in line
         assert line.endswith("87.5")
         await until(lambda: _ready(app))
+
+
+async def test_a_node_whose_samples_cannot_be_read_does_not_fill_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(bench.app()) as app:
+        await until(lambda: _ready(app))
+        for _ in range(4 * LINES):
+            await bench.nats.publish(subjects.sample(bench.pool, "b"), b"{")
+        await until(lambda: _shows(app, f'baton_samples_total{{outcome="malformed"}} {4 * LINES}.0'))
+    lines = [one for one in caplog.records if "sample" in one.getMessage()]
+    assert 1 <= len(lines) <= LINES + 2, "a minute may have gone by"
 
 
 async def _shows(app: Any, text: str) -> bool:

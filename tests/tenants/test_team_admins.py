@@ -149,6 +149,24 @@ async def test_what_an_admin_may_not_is_refused_and_written_down(
     await close(ana)
 
 
+async def test_an_admin_makes_nobody_elses_credential_void_by_its_key(house: House) -> None:
+    """What is void is a key: a user made with another admin's key, or with the whole team's, and revoked would take that along.
+    A public key is no secret."""
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    house.ring.team("blue.amy", admin=True)
+    await tell(house.url, house.ring, ["blue"])
+    amy = await house.of(house.ring.team("blue.amy", admin=True), "blue.amy")
+    keys = house.ring.keys().teams["blue"].users
+    for what, user, whose in (("add", "dora", "blue.amy"), ("rotate", "ben", "blue.amy"), ("add", "dora", "blue.ben")):
+        with pytest.raises(QueryError, match="somebody else's"):
+            await manage(ana, "blue.ana", what, user, keys[whose])
+    assert amy.is_connected
+    assert house.ring.keys().teams["blue"].users == keys
+    house.ring.revoke("blue.amy")
+    await close(ana)
+    await close(amy)
+
+
 @pytest.mark.parametrize("what", ["rotate", "revoke", "add"])
 async def test_whom_a_refused_request_names_is_not_written_down(house: House, what: str) -> None:
     """Who has no credential is somebody's name, mistyped, or of before it was erased."""

@@ -90,8 +90,9 @@ _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 no cgroup's and of which all of the machine have so much (`net.core.bpf_jit_limit`). When it is used up nobody but root has one
 any more: no shim of a plain user's, no sandbox and no login by ssh starts. Who asks is told what a kernel says that knows
 none."""
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-"""They type into a terminal as if its user did."""
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
+"""The first two type into a terminal as if its user did. The third says what the kernel makes of a terminal's bytes, and has it
+load a module for that (modems, amateur radio ...): whoever has a terminal of its own may."""
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 """Column of the table, and the kernel's number of the architecture."""
 _X32 = 0x4000_0000
@@ -121,14 +122,8 @@ def common(machine: str) -> bytes:
     out += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, _MISSING)]
     sockets = _sockets()
     out += [_step(_EQUAL, _SOCKET[column], 1, 0), _step(_EQUAL, _SOCKETPAIR[column], 0, len(sockets)), *sockets]
-    out += [
-        _step(_EQUAL, _IOCTL[column], 0, 5),
-        _step(_LOAD, _SECOND),
-        _step(_EQUAL, _TIOCSTI, 1, 0),
-        _step(_EQUAL, _TIOCLINUX, 0, 1),
-        _step(_RETURN, _REFUSED),
-        _step(_RETURN, _ALLOW),
-    ]
+    of_terminals = [_step(_LOAD, _SECOND), *_if_among((_TIOCSTI, _TIOCLINUX, _TIOCSETD), _REFUSED, _ALLOW)]
+    out += _of_call(_IOCTL[column], of_terminals)
     return b"".join((*out, *_among(_numbers(_CALLS, column))))
 
 

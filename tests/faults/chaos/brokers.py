@@ -1,19 +1,20 @@
 """What can be done to NATS servers: kill, freeze, wipe, take away, and wait until every copy is whole again."""
 
 import asyncio
-import json
 import os
 import shutil
 import signal
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from nats.js import JetStreamContext
 
 from libs.bus.connect import close, connect
 from libs.bus.retry import UNAVAILABLE
 from libs.cli.launch import LocalStack
+from libs.embedded.probes import health_by_request
 from libs.ledger import rolling
 from libs.ledger.segments import Segment, readable
 from tests.kit.waiting import until
@@ -79,17 +80,22 @@ async def whole(cluster: LocalStack) -> None:
     """Waits until every server says that all that it keeps is current: until then it would be a second loss to lose another."""
 
     async def healthy() -> bool:
-        return all([await asyncio.to_thread(_healthy, cluster, name) for name in brokers(cluster)])
+        return all([await _healthy(cluster, name) for name in brokers(cluster)])
 
     await until(healthy, WHOLE_S)
 
 
-def _healthy(cluster: LocalStack, name: str) -> bool:
+async def _healthy(cluster: LocalStack, name: str) -> bool:
+    options, urls = cluster.servers.options.nats, cluster.servers.nats_url.split(",")
+    port = urlsplit(dict(zip(options.names, urls, strict=True))[name]).port
+    assert options.trust is not None
+    assert port is not None
     try:
-        with urllib.request.urlopen(f"{cluster.servers.nats_monitor_url_of(name)}/healthz", timeout=2) as answer:
-            return bool(json.load(answer).get("status") == "ok")
-    except (OSError, ValueError):
+        async with asyncio.timeout(2):
+            status, _ = await health_by_request(port, options.trust.login, {})()
+    except (OSError, ValueError, EOFError):
         return False
+    return status == HTTPStatus.OK
 
 
 @asynccontextmanager
