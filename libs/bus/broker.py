@@ -5,16 +5,23 @@ streams are made by `libs.bus.streams`, failures are settled by `libs.bus.settle
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from faststream.nats import NatsBroker
+from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig
 
 from libs.bus.connect import BusConnection, connect
 from libs.bus.creds import Address, at
+from libs.bus.in_progress import PULL_S
 from libs.ports.host import present_host
 
 if TYPE_CHECKING:
@@ -22,13 +29,47 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
 
-async def undecoded(msg: Any, original: Any = None) -> Any:
-    """A FastStream decoder that hands over the raw message: decoding is `libs.bus.messages`, once, by its rules."""
-    return msg.raw_message
-
+log = logging.getLogger("baton.bus")
 
 GRACEFUL_S = 10.0
 """How long a stop waits for batches that are being handled."""
+_AGAIN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What is pulled from a durable consumer, up to `batch` messages at a time, and handed to `take`, which raises nothing.
+    FastStream takes 0.15 ms for each batch; this, nothing."""
+
+    stream: str
+    durable: str
+    subject: str
+    config: ConsumerConfig
+    inbox_prefix: str
+    batch: int
+    take: Callable[[list[Msg]], Awaitable[None]]
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a batch is dealt with."""
+
+    async def subscribed(self, js: JetStreamContext) -> JetStreamContext.PullSubscription:
+        prefix = self.inbox_prefix.encode()
+        return await js.pull_subscribe(self.subject, self.durable, self.stream, config=self.config, inbox_prefix=prefix)
+
+    async def run(self, subscription: JetStreamContext.PullSubscription) -> None:
+        """Until the connection is closed for good."""
+        while True:
+            try:
+                messages = await subscription.fetch(self.batch, PULL_S)
+            except ConnectionClosedError:
+                return
+            except NatsTimeout:
+                continue
+            except NatsError as e:
+                log.warning("nothing can be pulled from %s: %r", self.stream, e)
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            async with self.taking:
+                await self.take(messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +91,18 @@ class Broker(NatsBroker):
     """
 
     def __init__(self, address: Address | str, name: str, *, die_on_close: bool = True, wait_s: float = 30) -> None:
-        super().__init__(
-            at(address).url, logger=None, graceful_timeout=GRACEFUL_S, apply_types=False, serializer=None
-        )  # handlers take the raw message: nothing is injected, and no models are made for it
+        super().__init__(at(address).url, logger=None, graceful_timeout=GRACEFUL_S, apply_types=False, serializer=None)
         self._baton = {"address": address, "name": name, "die_on_close": die_on_close, "wait_s": wait_s}
         self.first: Callable[[], Awaitable[None]] | None = None
         self.started = asyncio.Event()
         self._plain: list[Plain] = []
         self._heard: list[Subscription] = []
+        self._pulled: list[Pulled] = []
+        self._pulling: list[asyncio.Task[None]] = []
+
+    def pulls(self, pulled: Pulled) -> None:
+        """Pulls it once it starts."""
+        self._pulled.append(pulled)
 
     def hears(self, plain: "Plain") -> None:
         """Subscribes to it once it starts."""
@@ -75,6 +120,10 @@ class Broker(NatsBroker):
             await self.first()
         await super().start()
         connection = await self.connect()
+        js = connection.jetstream()
+        for pulled in self._pulled:
+            subscription = await pulled.subscribed(js)
+            self._pulling.append(asyncio.create_task(pulled.run(subscription), name=f"pull from {pulled.stream}"))
         for one in self._plain:
             most = one.most_pending
             heard = await connection.subscribe(one.subject, one.queue, cb=one.hear, pending_msgs_limit=most)
@@ -89,15 +138,19 @@ class Broker(NatsBroker):
         can be answered or acknowledged there."""
         connection = self._connection
         if isinstance(connection, BusConnection) and not await connection.answers():
-            self._heard = []
+            self._heard, self._pulled = [], []
             self.config.broker_config.graceful_timeout = None
         with suppress(NatsError, TimeoutError):
             async with asyncio.timeout(GRACEFUL_S):
+                for pulled in self._pulled:
+                    await pulled.taking.acquire()  # none is begun any more
                 for heard in self._heard:
                     await heard.drain()
                 for one in self._plain:
                     await one.idle()
         self._heard = []
+        for task in self._pulling:
+            task.cancel()
         await super().stop(*why)
 
 

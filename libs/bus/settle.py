@@ -23,18 +23,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from faststream import AckPolicy
-from faststream.nats import JStream, NatsBroker, PullSub
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from libs.bus.broker import undecoded
+from libs.bus.broker import Broker, Pulled
 from libs.bus.cursors import Cursors
 from libs.bus.dead import Received, dead_letter, replayed
 from libs.bus.delivery import delivery
-from libs.bus.in_progress import PULL_S, FreezeDetector, StillOwned, keep_in_progress
+from libs.bus.in_progress import FreezeDetector, StillOwned, keep_in_progress
 from libs.bus.messages import Malformed, Outgoing
 from libs.bus.metrics import BATCH_SECONDS, PARKED_NOW, SETTLED
 from libs.bus.outbox import NotHeld, NotStored, Outbox
@@ -110,7 +107,7 @@ class _Delivery:
 
 
 def consume(
-    broker: NatsBroker,
+    broker: Broker,
     *,
     stream: str,
     durable: str,
@@ -131,16 +128,17 @@ def consume(
     """
     entry = durable_of(stream, durable)
     shell = _Shell(origin, durable, decide, outbox, batch_size, laid_aside)
-    broker.subscriber(
-        entry.filter_subjects[0],
-        stream=JStream(stream, declare=False),
-        durable=durable,
-        config=consumer_config(entry),
-        pull_sub=PullSub(batch_size=batch, timeout=PULL_S, batch=True),
-        inbox_prefix=f"{service_inbox(origin)}.".encode(),
-        ack_policy=AckPolicy.MANUAL,
-        decoder=undecoded,
-    )(shell.on_batch)
+    broker.pulls(
+        Pulled(
+            stream=stream,
+            durable=durable,
+            subject=entry.filter_subjects[0],
+            config=consumer_config(entry),
+            inbox_prefix=f"{service_inbox(origin)}.",
+            batch=batch,
+            take=shell.on_batch,
+        )
+    )
 
 
 def received_of(msg: Msg) -> Received:
@@ -181,8 +179,7 @@ class _Shell:
         self._slow: set[int] = set()  # of the batch at hand: what took this process long, by stream sequences
         self._stood: OrderedDict[int, int] = OrderedDict()  # stream sequence -> how often its batch was lost over it
 
-    async def on_batch(self, raw: Any) -> None:
-        messages: Sequence[Msg] = raw if isinstance(raw, list) else [raw]
+    async def on_batch(self, messages: Sequence[Msg]) -> None:
         left = list(messages)
         self._slow.clear()
         try:

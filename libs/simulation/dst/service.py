@@ -2,19 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 
-from libs.bus.broker import Plain
+from libs.bus.broker import Plain, Pulled
 
 if TYPE_CHECKING:
     from libs.simulation.dst.client import SimClient
     from libs.simulation.dst.process import Process
 
-Handler = Callable[[Any], Awaitable[Any]]
 _EXPIRES_S = 5.0
 
 
@@ -23,16 +22,12 @@ class SimBroker:
 
     def __init__(self, process: "Process", name: str) -> None:
         self.process, self.name = process, name
-        self._registered: list[tuple[str, dict[str, Any], Handler]] = []
+        self._pulled: list[Pulled] = []
         self._plain: list[Plain] = []
         self._client: SimClient | None = None
 
-    def subscriber(self, subject: str, **options: Any) -> Callable[[Handler], Handler]:
-        def register(handler: Handler) -> Handler:
-            self._registered.append((subject, options, handler))
-            return handler
-
-        return register
+    def pulls(self, pulled: Pulled) -> None:
+        self._pulled.append(pulled)
 
     def hears(self, plain: Plain) -> None:
         self._plain.append(plain)
@@ -49,30 +44,12 @@ class SimBroker:
         client = await self.connect()
         for plain in self._plain:
             await client.subscribe(plain.subject, plain.queue, cb=plain.hear)
-        for subject, options, handler in self._registered:
-            if "pull_sub" in options:
-                self.process.world.loop.create_task(self._pull(client, options, handler))
-            else:
-                workers = asyncio.Semaphore(options.get("max_workers") or 1)
-                await client.subscribe(subject, options.get("queue", ""), cb=self._answering(handler, workers))
+        for pulled in self._pulled:
+            self.process.world.loop.create_task(self._pull(client, pulled))
 
-    def _answering(self, handler: Handler, workers: asyncio.Semaphore) -> Handler:
-        async def answer(message: Msg) -> None:
-            async with workers:
-                try:
-                    await handler(message)
-                except Exception as error:  # FastStream logs it and goes on
-                    self.process.world.raised(self.process, error)
-
-        async def hear(message: Msg) -> None:
-            self.process.world.loop.create_task(answer(message))
-
-        return hear
-
-    async def _pull(self, client: "SimClient", options: dict[str, Any], handler: Handler) -> None:
+    async def _pull(self, client: "SimClient", pulled: Pulled) -> None:
         """Batches from a durable consumer, as long as the process lives. One request is open at a time."""
-        stream, durable, batch = options["stream"].name, options["durable"], options["pull_sub"].batch_size
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{pulled.stream}.{pulled.durable}"
         loop = asyncio.get_running_loop()
         inbox = client.new_inbox()
         found: list[Msg] = []
@@ -86,8 +63,8 @@ class SimBroker:
         asked, until, reconnects = 0, 0.0, 0
         while not client.is_closed:
             if asked <= 0 or loop.time() > until or client.stats["reconnects"] != reconnects:
-                asked, until, reconnects = batch, loop.time() + _EXPIRES_S + 1.0, client.stats["reconnects"]
-                request = {"batch": batch, "expires": int(_EXPIRES_S * 1e9)}
+                asked, until, reconnects = pulled.batch, loop.time() + _EXPIRES_S + 1.0, client.stats["reconnects"]
+                request = {"batch": pulled.batch, "expires": int(_EXPIRES_S * 1e9)}
                 await client.publish(subject, json.dumps(request).encode(), reply=inbox)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until + 0.1):
@@ -102,7 +79,7 @@ class SimBroker:
                 if not messages and (batch_now[-1].headers or {}).get("Status") == "503":
                     await asyncio.sleep(0.5)
             if messages and not client.is_closed:
-                await handler(messages)
+                await pulled.take(messages)
 
 
 class SimService:
