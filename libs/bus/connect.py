@@ -16,8 +16,8 @@
   it: a queue group's messages are lost there until the broker gives it up, after minutes).
 - A connection that is gone is told by OSError under uvloop, too (default: RuntimeError, by which the client stops half-way).
 - Who closes a connection is not cancelled with a reconnect that has just begun (default: both wait for one future).
-- A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
-  FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
+- A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set: nothing would
+  come any more. A supervisor starts the process again.
 """
 
 import asyncio

@@ -19,7 +19,6 @@ from libs.ports import clock
 
 PULL_S: Final = 2.0
 """How long a pull request is open: a message that it brings was delivered no earlier than that."""
-_BEAT_S = ACK_WAIT_S / 3
 _TICK_S = 0.5
 _STANDSTILL_S = 0.6 * ACK_WAIT_S
 """A process that was frozen for so long may have missed to send "in progress", which is due every third of `ACK_WAIT_S`."""
@@ -63,21 +62,17 @@ async def keep_in_progress(messages: Sequence[Msg], freezes: FreezeDetector) -> 
     async def beat() -> None:
         nonlocal known_s
         while True:
+            await asyncio.sleep(ACK_WAIT_S / 3)
             with suppress(NatsError, OSError):
                 at_s, left = clock.boot_s(), tuple(messages)
                 for msg in left:
                     await msg.in_progress()
                 if left:
-                    await left[0]._client.flush(int(_BEAT_S))
+                    await left[0]._client.flush(int(ACK_WAIT_S / 3))
                 known_s = at_s
-            await asyncio.sleep(_BEAT_S)
 
-    beating: list[asyncio.Task[None]] = []
-    loop = asyncio.get_running_loop()
-    timer = loop.call_later(_BEAT_S, lambda: beating.append(loop.create_task(beat())))  # most are over before
+    task = asyncio.create_task(beat())
     try:
         yield lambda: freezes.ran_since(began_s) and clock.boot_s() - known_s < ACK_WAIT_S
     finally:
-        timer.cancel()
-        for task in beating:
-            task.cancel()
+        task.cancel()
