@@ -5,9 +5,7 @@ ever. Only the exact expected answer is a commit. After any other answer, or non
 stream. The caller then folds the ledger again, and the log says.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable
 from enum import StrEnum
 
 from nats.errors import ConnectionClosedError
@@ -36,20 +34,11 @@ class AppendOutcome(StrEnum):
 
 
 async def append(
-    js: JetStreamContext,
-    subject: str,
-    payload: bytes,
-    digest: str,
-    position: int,
-    timeout_s: float,
-    *,
-    meanwhile: Callable[[], None] | None = None,
+    js: JetStreamContext, subject: str, payload: bytes, digest: str, position: int, timeout_s: float
 ) -> AppendOutcome:
-    """Append `payload` at `position` + 1 or not at all, on the open segment's `subject`. `meanwhile` is called while the broker
-    stores it. Raises ConnectionClosedError when the client was closed."""
+    """Append `payload` at `position` + 1 or not at all, on the open segment's `subject`. Raises ConnectionClosedError when the
+    client was closed."""
     headers = {MSG_ID: digest, Header.EXPECTED_LAST_SEQUENCE.value: str(position)}
-    if meanwhile is not None:
-        asyncio.get_running_loop().call_soon(meanwhile)  # in this turn of the event loop it is sent
     try:
         ack = await js.publish(subject, payload, timeout=timeout_s, headers=headers)
     except ConnectionClosedError:

@@ -46,7 +46,6 @@ class DeciderFactory(Protocol[D_co]):
     def load(self, parts: Iterable[bytes]) -> D_co: ...
 
 
-OnAppend = Callable[[int, LedgerRecord, D], None]
 OnCommit = Callable[[int, LedgerRecord, D], Awaitable[None]]
 OnRefold = Callable[[D], Awaitable[None]]
 

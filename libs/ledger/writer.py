@@ -31,7 +31,7 @@ from libs.ledger.append import AppendOutcome, append
 from libs.ledger.batches import InputBatches
 from libs.ledger.chain import Head, remember
 from libs.ledger.dead import bury
-from libs.ledger.decider import Counters, D, DeciderFactory, OnAppend, OnCommit, OnRefold
+from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.folded import EncodedRecord, FoldedLedger
 from libs.ledger.inbox_lag import InboxLag
 from libs.ledger.inputs import InboxItem
@@ -69,8 +69,6 @@ class LedgerWriter(Generic[D]):
     `allowed` says which format all readers understand (`libs.core.state.formats`); the decider asks `format`, as each record
     that the writer makes declares it.
 
-    `on_append` hooks are called with a decision of one record while the broker stores it, to make ready what follows: nobody
-    may hear of it yet. Then comes its commit, or a refold, which drops it.
     `on_commit` hooks are awaited after each own commit, in order, before the next decision: keep them short.
     `on_refold` hooks are awaited whenever this writer has a state whose earlier commits it may not have announced (at
     the start, after doubt, at a takeover): tell everything that follows from the state. A hook that raises is logged and
@@ -92,7 +90,6 @@ class LedgerWriter(Generic[D]):
         takeover_s: float = 1.0,
         append_timeout_s: float = 5.0,
         allowed: Callable[[], int] = lambda: NEWEST,
-        on_append: Sequence[OnAppend[D]] = (),
         on_commit: Sequence[OnCommit[D]] = (),
         on_refold: Sequence[OnRefold[D]] = (),
     ) -> None:
@@ -103,7 +100,6 @@ class LedgerWriter(Generic[D]):
         self.role = "starting"
         self.ready = asyncio.Event()
         self.counters = Counters()
-        self.on_append = list(on_append)
         self.on_commit = list(on_commit)
         self.on_refold = list(on_refold)
         self._allowed = allowed
@@ -352,13 +348,7 @@ class LedgerWriter(Generic[D]):
         while True:
             failpoint("writer.decided")
             outcome = await append(
-                self._js,
-                self._rolling.subject,
-                made.payload,
-                made.digest,
-                self.position,
-                self._append_timeout_s,
-                meanwhile=partial(self._make_ready, made.record) if inputs and not rest else None,
+                self._js, self._rolling.subject, made.payload, made.digest, self.position, self._append_timeout_s
             )
             failpoint("writer.answered")
             if outcome is not AppendOutcome.COMMITTED:
@@ -390,14 +380,6 @@ class LedgerWriter(Generic[D]):
             with suppress(*UNAVAILABLE):
                 self._roll_due = await self._rolling.look()
         return AppendOutcome.COMMITTED
-
-    def _make_ready(self, record: LedgerRecord) -> None:
-        for hook in self.on_append:
-            try:
-                hook(self.position + 1, record, self.decider)
-            except Exception:
-                self.counters.hook_failures += 1
-                log.exception("ledger of pool %s: what follows a commit cannot be made ready", self.pool)
 
     def _progressed(self) -> None:
         self.counters.faults = self._poison.faults

@@ -115,7 +115,6 @@ class Placement:
             linger_ms=self.settings.linger_ms,
             snapshot_every=self.settings.snapshot_records,
             allowed=lambda: gate.allowed,
-            on_append=[self.notifier.on_its_way],
             on_commit=[self._committed],
             on_refold=[self._refolded],
         )

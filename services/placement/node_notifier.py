@@ -4,7 +4,7 @@ The writer's hooks only note what is to be told; a task of its own publishes it.
 logged. A node that was not told finds out: the next change names the sequence that it builds upon (`since`), and agents
 ask every few seconds anyway.
 
-    writer --on_its_way--> NodeNotifier (changes as small messages, kept back) --committed--> run (publishes)
+    writer --committed--> NodeNotifier (changes as small messages) --> run (publishes)
     agent --asks--> NodeNotifier.state_of
 
 Naively every touched node is sent all that should run there. That grows with the jobs of a node, and whoever submits
@@ -104,9 +104,6 @@ class NodeNotifier:
         self._looked: Buckets[str] = Buckets()
         self._reads_whole: dict[str, None] = {}
         """Nodes whose agents read `DesiredState` only (0.1.0)."""
-        self._ready: list[Outgoing] = []
-        """Of the record that is on its way into the ledger, `_ready_seq`."""
-        self._ready_seq = 0
         self._waiting: deque[Outgoing] = deque()
         self._bytes = 0
         self._wake = asyncio.Event()
@@ -123,21 +120,9 @@ class NodeNotifier:
         for name, node in decider.state.fleet.nodes.items():
             if node.up:
                 self._note(decider.state, name, ChangedOnNode(), since=seq, seq=seq)
-        self._release()
-
-    def on_its_way(self, seq: int, record: LedgerRecord, decider: Decider) -> None:
-        """Makes ready, while the broker stores the record, what nodes are to hear of it. It is told once the record is
-        `committed`; where it never is, `refolded` drops it."""
-        self._take_in(record, decider, seq)
-        self._ready_seq = seq
 
     def committed(self, record: LedgerRecord, decider: Decider, seq: int) -> None:
-        """Tells each node that the record touched what it changed there."""
-        if self._ready_seq != seq:
-            self._take_in(record, decider, seq)
-        self._release()
-
-    def _take_in(self, record: LedgerRecord, decider: Decider, seq: int) -> None:
+        """Notes for each node that the record touched what it changed there."""
         self._seq = seq
         try:
             changes = touched(record, decider.state)
@@ -164,7 +149,6 @@ class NodeNotifier:
         if self._overdue:
             if (decider := self._settled()) is not None:
                 self._tell_later(decider.state)
-                self._release()
             else:
                 self._due = asyncio.get_running_loop().call_later(LATER_S, self._fall_due)
 
@@ -176,10 +160,8 @@ class NodeNotifier:
 
     def _begin(self, seq: int) -> None:
         self._base = self._seq = seq
-        self._bytes -= sum(len(message.payload) for message in self._ready)
-        for kept in (self._changed, self._told_to, self._later, self._ready):
+        for kept in (self._changed, self._told_to, self._later):
             kept.clear()
-        self._ready_seq = 0
 
     def _tell(self, state: State, name: str, change: ChangedOnNode) -> None:
         if state.fleet.nodes[name].up:
@@ -222,14 +204,8 @@ class NodeNotifier:
             self._failed.inc()
             return
         self._bytes += size
-        self._ready.append(message)
-
-    def _release(self) -> None:
-        """What is ready may be told."""
-        if self._ready:
-            self._waiting += self._ready
-            self._ready.clear()
-            self._wake.set()
+        self._waiting.append(message)
+        self._wake.set()
 
     # --------------------------------------------------------------------------------------------------- to the nodes
 
