@@ -283,7 +283,6 @@ class KeeperClient:
         keeper does not let them), or NoKeeper."""
         await self.ensure()
         self.send({"do": "start", "id": attempt.id, **message})
-        self._flush()  # no more is told of it, and somebody waits for it
         await attempt.started()
 
     async def kill(self, attempt: KeptAttempt) -> None:
