@@ -75,7 +75,7 @@ class Malformed(ValueError):
 
 
 def outgoing(
-    model: BaseModel,
+    model: BaseModel | bytes,
     *,
     subject: str,
     type: str,
@@ -86,7 +86,7 @@ def outgoing(
     traceparent: str = "",
     id: str = "",
 ) -> Outgoing:
-    """`model` as a binary-mode CloudEvent whose id is derived from its cause, type and key.
+    """`model`, or what it is as JSON, as a binary-mode CloudEvent whose id is derived from its cause, type and key.
 
     So a handler that runs again publishes the same id. `cause` is the id of the message that led to this one (or
     `<stream>:<sequence>`), `key` tells apart several messages of one type with one cause. `id`: where something else than
@@ -100,7 +100,8 @@ def outgoing(
         causationid=cause,
         traceparent=traceparent,
     )
-    return Outgoing(subject, model.model_dump_json().encode(), envelope.headers())
+    payload = model if isinstance(model, bytes) else model.model_dump_json().encode()
+    return Outgoing(subject, payload, envelope.headers())
 
 
 def decode(

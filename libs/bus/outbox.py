@@ -21,6 +21,7 @@ from libs.bus.ids import sent_headers
 from libs.bus.in_progress import StillOwned
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.metrics import PUBLISHED, RETRIED
+from libs.bus.push import push
 from libs.bus.replies import Replies
 
 MAX_PAYLOAD_BYTES = 1_000_000
@@ -204,6 +205,7 @@ class Outbox:
                         await self._nats.publish(
                             item.subject, item.payload, reply=one.reply_to, headers=sent_headers(self._nats, item)
                         )
+                push(self._nats)
                 await asyncio.wait(sent)
         except (TimeoutError, OutboundBufferLimitError):
             pass

@@ -12,12 +12,16 @@ import json
 from typing import Any
 
 from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
+from nats.js.api import PubAck
 
 from libs.bus.decaying_count import DecayingCount
 from libs.bus.delivery import delivery
+from libs.bus.push import push
+from libs.bus.replies import Replies
 from libs.ports.clock import until_turn
 
 _MORE_S = 0.02
@@ -39,7 +43,31 @@ _TO_SETTLE = "$JS.ACK."
 
 
 class JetStream(JetStreamContext):
-    """JetStream whose pull subscriptions are `Pull`."""
+    """JetStream whose pull subscriptions are `Pull`, and whose publishes are sent and acknowledged in fewer turns of the event
+    loop."""
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float | None = None,
+        stream: str | None = None,
+        headers: dict[str, Any] | None = None,
+        msg_ttl: float | None = None,
+    ) -> PubAck:
+        """As nats-py's."""
+        if stream is not None or msg_ttl is not None:
+            return await super().publish(subject, payload, timeout, stream, headers, msg_ttl)
+        answer, reply_to = (await Replies.of(self._nc)).expect()
+        try:
+            await self._nc.publish(subject, payload, reply=reply_to, headers=headers)
+            push(self._nc)
+            async with asyncio.timeout(self._timeout if timeout is None else timeout):
+                return await answer
+        except TimeoutError:
+            raise NatsTimeout from None
+        finally:
+            answer.cancel()  # of no effect on one that has come
 
     async def pull_subscribe_bind(self, *args: Any, **kwargs: Any) -> JetStreamContext.PullSubscription:
         made = await super().pull_subscribe_bind(*args, **kwargs)
@@ -87,7 +115,7 @@ class Pull(JetStreamContext.PullSubscription):
                     raise NatsTimeout
                 if not self._open(now):
                     await self._ask(batch - len(found), now, max(end - now, _MORE_S))
-                refused = self._heard(await self._sub.next_msg(left), found)
+                refused = self._heard(await self._next(left), found)
             except NatsError:
                 if found:
                     self._recent_messages.add(len(found), loop.time())
@@ -100,10 +128,23 @@ class Pull(JetStreamContext.PullSubscription):
         """What is here already."""
         queue = self._sub._pending_queue
         while len(found) < batch and not queue.empty():
-            message = queue.get_nowait()
-            self._sub._pending_size -= len(message.data)
-            queue.task_done()
-            self._heard(message, found)
+            self._heard(self._taken(queue.get_nowait()), found)
+
+    async def _next(self, wait_s: float) -> Msg:
+        """As nats-py's `next_msg`, in one turn of the event loop: that makes two tasks, which take three more. Raises
+        nats.errors.TimeoutError, ConnectionClosedError."""
+        if self._nc.is_closed:
+            raise ConnectionClosedError
+        try:
+            async with asyncio.timeout(wait_s):
+                return self._taken(await self._sub._pending_queue.get())
+        except TimeoutError:
+            raise NatsTimeout from None
+
+    def _taken(self, message: Msg) -> Msg:
+        self._sub._pending_size -= len(message.data)
+        self._sub._pending_queue.task_done()
+        return message
 
     def _heard(self, message: Msg, found: list[Msg]) -> bool:
         """Takes a message, or what the broker says of the request; whether it refuses it. A message is what can be

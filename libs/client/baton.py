@@ -152,7 +152,7 @@ class Baton(PoolQuestions):
             await deliver(self.nats, [message], give_up_s=give_up_s)
             return submitted
         async with (
-            following.Live(self._subscriptions, self.team, submitted.job_id) as live,
+            following.Live(self._subscriptions, self.team, submitted.job_id, confirmed=False) as live,
             Verdict(self._subscriptions, body, self.team, submitted.job_id) as verdict,
         ):
             verdict.about(message)

@@ -55,6 +55,7 @@ class _Subscription:
 
     subscription: Subscription
     listeners: defaultdict[str | None, list[Listener]] = field(default_factory=lambda: defaultdict(list))
+    confirmed: bool = False
 
 
 class EventSubscriptions:
@@ -66,25 +67,38 @@ class EventSubscriptions:
         self._opening = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def to(self, subject: str, job_id: str | None, listener: Listener) -> AsyncGenerator[None, None]:
+    async def to(
+        self, subject: str, job_id: str | None, listener: Listener, *, confirmed: bool = True
+    ) -> AsyncGenerator[None, None]:
         """While the block runs, `listener` gets the messages on `subject` about the job (None: all). The subscription is
-        confirmed before the block begins. Raises Unreachable when the broker does not answer."""
+        confirmed before the block begins, unless `confirmed` is false: then by the first answer of the broker's to what is sent
+        within the block, which it reads after the subscription. Raises Unreachable when the broker does not answer."""
         async with self._opening:
             if subject not in self._subscriptions:
-                await self._subscribe(subject)
+                self._subscriptions[subject] = await self._subscribe(subject)
             shared = self._subscriptions[subject]
             shared.listeners[job_id].append(listener)
+            try:
+                if confirmed and not shared.confirmed:
+                    await self._confirm(shared)
+            except BaseException:
+                await self._leave(subject, shared, job_id, listener)
+                raise
         try:
             yield
         finally:
-            shared.listeners[job_id].remove(listener)
-            if not shared.listeners[job_id]:
-                del shared.listeners[job_id]
-            if not shared.listeners and self._subscriptions.get(subject) is shared:
-                del self._subscriptions[subject]
-                await self._unsubscribe(shared.subscription)
+            await self._leave(subject, shared, job_id, listener)
 
-    async def _subscribe(self, subject: str) -> None:
+    async def _leave(self, subject: str, shared: _Subscription, job_id: str | None, listener: Listener) -> None:
+        shared.listeners[job_id].remove(listener)
+        if not shared.listeners[job_id]:
+            del shared.listeners[job_id]
+        if not shared.listeners and self._subscriptions.get(subject) is shared:
+            del self._subscriptions[subject]
+            with contextlib.suppress(Exception):  # the connection may be gone already
+                await shared.subscription.unsubscribe()
+
+    async def _subscribe(self, subject: str) -> _Subscription:
         async def heard(message: Msg) -> None:
             listeners = self._subscriptions[subject].listeners if subject in self._subscriptions else {}
             about = _job_of(message.data)
@@ -96,25 +110,18 @@ class EventSubscriptions:
                 for listener in tuple(listeners.get(who, ())):
                     listener(found)
 
-        subscription = await self.nats.subscribe(subject, cb=heard)
+        return _Subscription(await self.nats.subscribe(subject, cb=heard))
+
+    async def _confirm(self, shared: _Subscription) -> None:
         try:
             await self.nats.flush(_ANSWERS_S)
         except TimeoutError:
-            await self._unsubscribe(subscription)
             raise Unreachable(
                 "events cannot be heard",
                 f"NATS does not answer within {_ANSWERS_S} s",
                 "check the server, then try again",
             ) from None
-        except BaseException:
-            await self._unsubscribe(subscription)
-            raise
-        self._subscriptions[subject] = _Subscription(subscription)
-
-    @staticmethod
-    async def _unsubscribe(subscription: Subscription) -> None:
-        with contextlib.suppress(Exception):  # the connection may be gone already
-            await subscription.unsubscribe()
+        shared.confirmed = True
 
 
 def _job_of(body: bytes) -> str:

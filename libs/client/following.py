@@ -43,12 +43,15 @@ def _log_lost(lost: EventsLost) -> None:
 
 
 class Live:
-    """The live events of a team, or of a job of it. Open it before asking for what has been."""
+    """The live events of a team, or of a job of it. Open it before asking for what has been. `confirmed`: see
+    `EventSubscriptions.to`."""
 
-    def __init__(self, subscriptions: EventSubscriptions, team: str, job_id: str | None = None) -> None:
+    def __init__(
+        self, subscriptions: EventSubscriptions, team: str, job_id: str | None = None, *, confirmed: bool = True
+    ) -> None:
         self._nats, self.job_id = subscriptions.nats, job_id
         subject = subjects.events_of(team if team != subjects.OPERATOR else "*")
-        self._listening = subscriptions.to(subject, job_id, self._received)
+        self._listening = subscriptions.to(subject, job_id, self._received, confirmed=confirmed)
         self._queue: asyncio.Queue[JobEvent] = asyncio.Queue(_WAITING)
         self._connections = self._nats.stats["reconnects"]
         self._lost = False

@@ -7,7 +7,6 @@ the acknowledgement, or a denied submit would look like a dead server.
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from nats.aio.client import Client
@@ -51,8 +50,7 @@ def command(model: Strict, *, subject: str, type: str, team: str, cause: str) ->
             "put large data in a file it can read",
         )
     source = f"/baton/client/{team}"
-    message = outgoing(model, subject=subject, type=type, source=source, cause=f"{cause}:{content_hash(body)}")
-    return replace(message, payload=body)
+    return outgoing(body, subject=subject, type=type, source=source, cause=f"{cause}:{content_hash(body)}")
 
 
 async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) -> list[bool]:

@@ -29,14 +29,13 @@ Get = Callable[[], Awaitable[JobDocument]]
 
 
 class Verdict:
-    """Open it before the submit is sent, then await `reached`."""
+    """Open it before the submit is sent, whose acknowledgement says that this is heard; then await `reached`."""
 
     def __init__(self, subscriptions: EventSubscriptions, submit: SubmitJob, team: str, job_id: str) -> None:
         self._submit, self._job_id = submit, job_id
-        self._hashes = submit.spec_hashes()
         self._sent: set[str] = set()
         self._said: asyncio.Future[JobRejected | None] = asyncio.get_running_loop().create_future()
-        self._listening = subscriptions.to(subjects.events_of(team), job_id, self._heard)
+        self._listening = subscriptions.to(subjects.events_of(team), job_id, self._heard, confirmed=False)
 
     async def __aenter__(self) -> "Verdict":
         await self._listening.__aenter__()
@@ -54,7 +53,7 @@ class Verdict:
         """Whether it is the job of what we submit. Its own spec may say more: admission fills in what a model needs, and the
         limits of a class."""
         if document.spec_hash:
-            return document.spec_hash in self._hashes
+            return document.spec_hash in self._submit.spec_hashes()
         return _alike(document.spec, self._submit.job)
 
     async def reached(self, get: Get, *, repeated: bool, timeout_s: float) -> None:

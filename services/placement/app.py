@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
 from libs.bus.messages import Outgoing
+from libs.bus.push import push
 from libs.bus.queries import AskAgain, serve
 from libs.bus.trim import Trimmer
 from libs.core.placement.score.scorer import Scorer
@@ -100,6 +101,7 @@ class Placement:
 
         async def publish(message: Outgoing) -> None:
             await nats.publish(message.subject, message.payload, headers=message.headers)
+            push(nats)
 
         self.notifier = NodeNotifier(self.pool, publish, self._registry, nats.max_payload, self._shown)
         self._deciders = Deciders(self.policy, Scorer, self._format, largest_event=largest_event(nats.max_payload))

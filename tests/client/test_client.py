@@ -389,12 +389,15 @@ async def test_nobody_there_is_said_without_the_password() -> None:
 async def test_a_server_that_does_not_answer_is_said_to_who_wants_to_hear(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As whoever submits, waits or watches does first: nothing is asked for then."""
+    """As whoever waits or watches does first: nothing is asked for then. Whoever submits hears it of the request itself."""
     monkeypatch.setattr(event_subscriptions, "_ANSWERS_S", 1)
     with ServerInBackground(NATS, tmp_path) as server:
         async with await connect(server.url, "blue", user="ana") as baton:
-            with server.frozen(), pytest.raises(Unreachable, match="NATS does not answer"):
-                await baton.submit(TRAIN)
+            with server.frozen():
+                with pytest.raises(Unreachable, match="NATS does not answer"):
+                    await baton.wait("job-" + "0" * 32)
+                with pytest.raises(Unreachable, match="is not stored for certain"):
+                    await baton.submit(TRAIN, give_up_s=1)
 
 
 async def test_a_foreign_credential_is_refused_at_once(urls: dict[str, Address], tmp_path: Path) -> None:

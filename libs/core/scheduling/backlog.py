@@ -102,8 +102,9 @@ class Backlog:
                 self._retry([key])
         if self.changes.order:
             self._note_order(state, policy)
-        helped = _Help(state, self.changes)
-        self._retry([key for key, tried in self._tried.items() if helped.reaches(key, tried)])
+        if self._tried:
+            helped = _Help(state, self.changes)
+            self._retry([key for key, tried in self._tried.items() if helped.reaches(key, tried)])
 
     def _note_order(self, state: State, policy: Policy) -> None:
         """Another order helps only who is the first of its queue now, and may have waited longer: it frees nothing, and brings
