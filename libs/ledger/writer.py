@@ -280,7 +280,8 @@ class LedgerWriter(Generic[D]):
         self._format = self.format
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
-            events = [*jumps, *self.decider.decide(items, clock.t_us, behind=far or clock.is_behind)]
+            decided = self.decider.decide(items, clock.t_us, behind=far or clock.is_behind, jumps=jumps)
+            events = [*jumps, *decided]
             self._batches.recent_events.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:

@@ -485,7 +485,9 @@ def telling(world: World) -> tuple[list[tuple[int, bool]], LedgerWriter[Toy]]:
     told: list[tuple[int, bool]] = []
 
     class Told(Toy):
-        def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
+        def decide(
+            self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False, jumps: Sequence[Any] = ()
+        ) -> list[Any]:
             told.append((len(inputs), behind))
             return super().decide(inputs, t_us, behind=behind)
 
@@ -537,7 +539,9 @@ class Flawed(Toy):
 
     named: ClassVar[bool] = True
 
-    def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
+    def decide(
+        self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False, jumps: Sequence[Any] = ()
+    ) -> list[Any]:
         for item in inputs:
             if not item.error and isinstance(item.message, inbox.JobAdmitted) and item.message.job_id == job(7):
                 self.waiting.append("torn")
@@ -568,7 +572,9 @@ async def test_an_error_in_a_decision_rejects_the_input_at_fault_and_no_other(wo
 
 
 class Hopeless(Toy):
-    def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
+    def decide(
+        self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False, jumps: Sequence[Any] = ()
+    ) -> list[Any]:
         raise ZeroDivisionError("always")
 
 

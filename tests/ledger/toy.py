@@ -40,7 +40,9 @@ class Toy:
             self._event(event)
         self.inbox_seq, self.t_us = record.inbox_seq, record.t_us
 
-    def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
+    def decide(
+        self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False, jumps: Sequence[Any] = ()
+    ) -> list[Any]:
         out: list[Any] = []
         self.record_ends = []
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
+from libs.core.state.clock import PastJumps
 from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
@@ -60,8 +61,10 @@ _CHUNK = 2000
 _NODES = 50
 """Nodes of one part: each may have some ten devices."""
 _PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
-_ADDED = frozenset({"preempted_for"})
+_ADDED = frozenset({"preempted_for", "jumps"})
 """Fields of the header that are there only if they have something to tell, and came after what they tell of."""
+_MAY_LACK_FIRST = frozenset({"jumps"})
+"""Those of them that, in a state which goes on from one that a release of before saved, begin with what came after that."""
 _LATER = ("wall_us", "resumed")
 """Fields like these that snapshots of before do not have."""
 _PAST_PLAIN = ("attempts", "preemptions", "first_grant_us", "losses", "failures", "not_before_us")
@@ -105,6 +108,8 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         header["fragmented"] = dict(sorted(state.fragmented.items()))
     if for_teams := state.preempted.dump_for_teams():
         header["preempted_for"] = for_teams
+    if state.jumps:
+        header["jumps"] = state.jumps.rows()
     if state.left:
         header["left"] = dict(sorted(state.left.items()))
     first = b"H" + _json(header)
@@ -149,6 +154,9 @@ def _first_unlike(part: bytes, other: bytes) -> str:
         one, two = json.loads(part[1:]), json.loads(other[1:])
         names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
         names = [name for name in names if name in one or name not in _ADDED]
+        names = [
+            name for name in names if name not in _MAY_LACK_FIRST or one[name] != two.get(name, [])[-len(one[name]) :]
+        ]
         return f"in {', '.join(names)}" if names else ""
     return f"in {_KINDS.get(part[:1] or other[:1], 'a part of an unknown kind')}"
 
@@ -177,6 +185,7 @@ def load(parts: Iterable[bytes]) -> Loaded:
     state.preempted = RecentPreemptions.load(body.get("preempted", ()), body.get("preempted_for", ()))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     state.left = body.get("left", {})
+    state.jumps = PastJumps(body.get("jumps", ()))
     nodes: list[Any] = []
     devices: list[Any] = []
     ended: list[tuple[list[int], bytes]] = []

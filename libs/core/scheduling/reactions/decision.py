@@ -66,7 +66,7 @@ class Decision:
 
     def ledger_time(self, wall_us: int) -> int:
         """When that was in ledger time: a moment of the broker's clock a short while ago, never one to come."""
-        return min(max(0, wall_us + self._shift_us), self.t_us)
+        return min(max(0, self.state.jumps.ledger_time(wall_us, self.wall_us, self._shift_us)), self.t_us)
 
     def may(self, event: LedgerEvent) -> bool:
         """Whether all readers of the ledger understand this kind of event: else the decision must do without it."""

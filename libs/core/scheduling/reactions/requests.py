@@ -72,7 +72,7 @@ def refused(d: Decision, m: inbox.JobAdmitted | inbox.CancelRequested) -> ledger
         )  # fmt: skip
     return ledger.RefusedRequest(
         what="submit", job_id=m.job_id, team=m.team, user=m.user, client_key=m.client_key, stored_us=m.submitted_us,
-        known=known or m.submitted_us < d.state.finished.oldest_us(d.t_us),
+        known=known or d.ledger_time(m.submitted_us) < d.state.finished.oldest_us(d.t_us),
     )  # fmt: skip
 
 
