@@ -233,6 +233,7 @@ async def test_a_jump_of_the_brokers_clock_is_told_and_moves_no_time_also_over_a
     assert (jump.measured, jump.estimated) == (MeasuredBy.BOOT_TIME, False)
     assert jump.elapsed_us == 2 * hour_us
     assert again.counters.clock_jumps == 1
+    assert again.decider.jumps == [jump], "who decides knows it, as who reads does"
     first, last = records[0], records[-1]
     assert abs(last.t_us - first.t_us - 2 * hour_us) < 60 * 10**6
     assert last.wall_us is not None

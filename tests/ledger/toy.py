@@ -32,6 +32,8 @@ class Toy:
         self.rejected: list[int] = []
         self.record_ends: list[RecordEnd] = []
         self.faults: list[Any] = []
+        self.jumps: list[Any] = []
+        """What it was told of the broker's clock."""
 
     def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
         if record.inbox_seq < self.inbox_seq and record.events:
@@ -45,6 +47,7 @@ class Toy:
     ) -> list[Any]:
         out: list[Any] = []
         self.record_ends = []
+        self.jumps += jumps
 
         def emit(event: Any) -> None:
             self._event(event)
