@@ -107,7 +107,7 @@ class World:
         self.records: list[LedgerRecord] = []
         self._seq = 0
         self.now_us = 0
-        self._behind_us: int | None = None
+        self.behind_us: int | None = None
         """By so much the broker's clock is behind ledger time; None: nobody has set it, and records do not tell it."""
         if nodes:
             self.send(*(inbox.NodeRegistered(incarnation=1, inventory=n, lease_s=10) for n in nodes))
@@ -137,7 +137,7 @@ class World:
             prev_hash="",
             inbox_seq=self._seq,
             t_us=self.now_us,
-            wall_us=None if self._behind_us is None else self.wall_us,
+            wall_us=None if self.behind_us is None else self.wall_us,
             format=self.allowed,
             writer="test",
             events=(*jumps, *events),
@@ -151,12 +151,12 @@ class World:
     @property
     def wall_us(self) -> int:
         """What the broker's clock shows."""
-        return self.now_us - (self._behind_us or 0)
+        return self.now_us - (self.behind_us or 0)
 
     def set_clock(self, by_us: int) -> None:
         """Somebody sets the broker's clock, and the next tick finds it."""
         shown_us = self.wall_us + 1000
-        self._behind_us = (self._behind_us or 0) - by_us
+        self.behind_us = (self.behind_us or 0) - by_us
         jump = ClockJumped(from_us=shown_us, to_us=shown_us + by_us, elapsed_us=1000, measured=MeasuredBy.BOOT_TIME)
         self.send(inbox.Tick(), jumps=(jump,))
 

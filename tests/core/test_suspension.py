@@ -118,13 +118,32 @@ def test_a_request_that_was_refused_is_no_job_when_it_comes_once_more() -> None:
     (rejected,) = [e for e in w.records[-1].events if isinstance(e, ledger.InputRejected)]
     assert "was sent before team research was resumed: submit it again" in rejected.reason
     assert (
-        Decider.load(list(w.decider.dump())).state.resumed == w.decider.state.resumed == {"research": w.now_us - 1000}
+        Decider.load(list(w.decider.dump())).state.resumed
+        == w.decider.state.resumed
+        == {"research": (w.now_us - 1000, w.now_us - 1000)}
     )
     again = sent.model_copy(update={"submitted_us": w.now_us})
     assert w.submit(again) in w.decider.state.jobs
     w.send(PAUSE, after_us=8 * 86_400_000_000)
     w.send(PAUSE.model_copy(update={"team": "blue"}), GO_ON.model_copy(update={"team": "blue"}))
     assert list(w.decider.state.resumed) == ["blue"], "forgotten with the client keys of then"
+    w.check()
+
+
+def test_nor_after_a_pause_of_everything() -> None:
+    """Until the first tick ledger time was ten minutes behind the broker's clock: which nobody has set."""
+    w, _, _, _ = two_teams()
+    w.behind_us = -600 * S
+    w.send(PAUSE, behind=True)
+    sent = job("late").model_copy(update={"submitted_us": w.wall_us})
+    w.send(sent, behind=True)
+    w.send(GO_ON, behind=True)
+    after = job("after").model_copy(update={"submitted_us": w.wall_us})
+    w.behind_us = 0
+    w.send(inbox.Tick(), after_us=600 * S)
+    w.send(sent, after)
+    assert sent.job_id not in w.decider.state.jobs
+    assert after.job_id in w.decider.state.jobs
     w.check()
 
 
@@ -159,6 +178,11 @@ def test_nor_when_the_brokers_clock_was_set_since(by_s: int) -> None:
     assert snapshot.unlike([b"H" + json.dumps(header).encode(), *later[1:]], later) == "", "which went on from that"
     header["jumps"] = fewer
     assert snapshot.unlike([b"H" + json.dumps(header).encode(), *later[1:]], later) == "in jumps"
+    header = json.loads(later[0][1:])
+    del header["resumed_wall"]
+    (known,) = snapshot.load([b"H" + json.dumps(header).encode(), *later[1:]]).state.resumed.values()
+    assert known == (w.decider.state.resumed["research"].t_us, None)
+    assert snapshot.unlike([b"H" + json.dumps(header).encode(), *later[1:]], later) == ""
 
 
 def test_nobody_gives_way_to_a_suspended_team() -> None:

@@ -148,6 +148,13 @@ def _elapsed(before: Sequence[BootReading], after: Sequence[BootReading]) -> tup
     return (MeasuredBy.WITNESS, told[(len(told) - 1) // 2]) if told else None
 
 
+class Moment(NamedTuple):
+    """Of a record. `wall_us`: what the broker's clock showed; None: it is not known any more."""
+
+    t_us: int
+    wall_us: int | None
+
+
 class PastJump(NamedTuple):
     """A jump of the broker's clock, as the ledger told it."""
 
@@ -190,6 +197,10 @@ class PastJumps:
                 break
             latest_us, ahead_us = jump.shown_us, jump.ahead_us
         return stamp_us + ahead_us
+
+    def since(self, t_us: int) -> bool:
+        """Whether one came after this ledger time."""
+        return bool(self._jumps) and self._jumps[-1].t_us > t_us
 
     def rows(self) -> list[list[int]]:
         return [list(jump) for jump in self._jumps]
