@@ -148,8 +148,8 @@ def _elapsed(before: Sequence[BootReading], after: Sequence[BootReading]) -> tup
     return (MeasuredBy.WITNESS, told[(len(told) - 1) // 2]) if told else None
 
 
-class Moment(NamedTuple):
-    """Of a record. `wall_us`: what the broker's clock showed; None: it is not known any more."""
+class BothTimes(NamedTuple):
+    """When a record is, in ledger time and by the broker's clock; None: that is not known any more."""
 
     t_us: int
     wall_us: int | None

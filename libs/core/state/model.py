@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, overload
 
 from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
-from libs.core.state.clock import Moment, PastJumps
+from libs.core.state.clock import BothTimes, PastJumps
 from libs.core.state.cut import Cuts
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
@@ -427,7 +427,7 @@ class State:
     """Teams that an operator has paused."""
     left: dict[str, int] = field(default_factory=dict)
     """Those of them that have left, and since when, us: nodes remove what they keep of them."""
-    resumed: dict[str, Moment] = field(default_factory=dict)
+    resumed: dict[str, BothTimes] = field(default_factory=dict)
     """Team -> when it was resumed last: what it sent before was refused, or would have been. Forgotten as client keys are."""
     parked: dict[QueueKey, Line] = field(default_factory=dict)
     """The queues of these teams: in no cycle, no plan of preemption and no repartition until the team is resumed."""

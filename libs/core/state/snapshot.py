@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
-from libs.core.state.clock import Moment, PastJumps
+from libs.core.state.clock import BothTimes, PastJumps
 from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
@@ -192,7 +192,7 @@ def load(parts: Iterable[bytes]) -> Loaded:
     state.preempted = RecentPreemptions.load(body.get("preempted", ()), body.get("preempted_for", ()))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     walls = body.get("resumed_wall", {})
-    state.resumed = {team: Moment(t_us, walls.get(team)) for team, t_us in body.get("resumed", {}).items()}
+    state.resumed = {team: BothTimes(t_us, walls.get(team)) for team, t_us in body.get("resumed", {}).items()}
     state.left = body.get("left", {})
     state.jumps = PastJumps(body.get("jumps", ()))
     nodes: list[Any] = []
