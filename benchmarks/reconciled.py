@@ -39,8 +39,8 @@ def ledger_of(rows: list[WorkloadRow], order: OrderRule, faults: float) -> list[
     kept: list[tuple[int, tuple[led.LedgerEvent, ...]]] = []
 
     class Kept(engine.Decider):
-        def decide(self, inputs: Any, t_us: int, *, behind: bool = False) -> list[led.LedgerEvent]:
-            if events := super().decide(inputs, t_us, behind=behind):
+        def decide(self, inputs: Any, t_us: int, *, behind: bool = False, jumps: Any = ()) -> list[led.LedgerEvent]:
+            if events := super().decide(inputs, t_us, behind=behind, jumps=jumps):
                 kept.append((t_us, tuple(events)))
             return events
 

@@ -53,28 +53,42 @@ def roll(reason: MayReason = "", pool: Pool = None, url: Url = None, output: Out
 def archive(
     folder: Folder,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete segments that verify and that every declared reader has passed.")
+        bool, typer.Option("--delete", help="Delete segments that verify and that every reader has passed.")
     ] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --delete: this pool has no such reader (`baton ledger readers`), so none is waited for; repeatable.",
+            metavar="READER",
+        ),
+    ] = None,
+    *,
     reason: MayReason = "",
     pool: Pool = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Write every sealed segment to FOLDER, and verify what is there; may be run any time."""
+    from libs.ledger.readers import KNOWN
+
+    absent = sorted(set(without or ()))
+    if unknown := [name for name in absent if name not in KNOWN]:
+        raise UsageFault(f"no pool waits for a reader {unknown[0]!r}; those are: {', '.join(sorted(KNOWN))}")
 
     async def work(baton: Baton) -> list[Any]:
         from libs.ledger.archive import archive as write
         from libs.ledger.readers import Readers
 
         js, name = baton.nats.jetstream(), baton.place.pool
-        return await write(js, name, folder, resumes=partial(Readers(js).resumes, name) if delete else None)
+        return await write(
+            js, name, folder, resumes=partial(Readers(js).resumes, name, without=absent) if delete else None
+        )
 
     if not delete:
         found = run(work, OPERATOR, url, pool=pool)
     else:
-        with operator_action(
-            "ledger.archive", f"{pool or ''} --delete {folder}".strip(), reason, url=url, pool=pool, needs_reason=True
-        ) as act:
+        what = " ".join([pool or "", "--delete", str(folder), *(f"--without {name}" for name in absent)]).strip()
+        with operator_action("ledger.archive", what, reason, url=url, pool=pool, needs_reason=True) as act:
             found = run(work, OPERATOR, url, pool=pool)
             act["detail"] = ", ".join(one.segment.name for one in found if not one.kept)[:1024]
     lines = [f"{one.segment.name}\t{one.path}\t{f'kept: {one.kept}' if one.kept else 'deleted'}" for one in found]
@@ -89,6 +103,11 @@ def archive(
         for one in found
     ]
     done(documents, lines, output, names=[str(one.path) for one in found])
+    if any("is not declared" in one.kept for one in found):
+        hint(
+            "a reader that is not declared has not begun yet, or is away for more than an hour: start it, or, where this pool "
+            "is to have none, say --without READER"
+        )
     if not found:
         hint("no segment is sealed: `baton ledger roll` seals the one that is open")
 

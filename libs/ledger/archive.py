@@ -4,8 +4,8 @@
 
 A file counts only after it was read back: it is whole, its records continue the chain up to the seal, each payload is byte for
 byte what the broker has, and the next segment names its end. Only then may the segment be deleted here, and only when every
-declared reader would go on behind it after a restart (libs.ledger.readers), which the caller tells. The last sealed segment
-stays: the open one may be empty, and then its end is the head that everybody holds on to.
+reader would go on behind it after a restart (libs.ledger.readers), which the caller tells. The last sealed segment stays: the
+open one may be empty, and then its end is the head that everybody holds on to.
 """
 
 import itertools
@@ -70,13 +70,19 @@ def files_of(folder: Path, pool: str) -> list[Path]:
 
 
 async def archive(
-    js: JetStreamContext, pool: str, folder: Path, *, resumes: Callable[[], Awaitable[Mapping[str, int]]] | None = None
+    js: JetStreamContext,
+    pool: str,
+    folder: Path,
+    *,
+    resumes: Callable[[], Awaitable[Mapping[str, int | None]]] | None = None,
 ) -> list[Archived]:
     """Writes every sealed segment that is not in `folder` yet, and verifies all that are there.
 
-    With `resumes`, which tells of each reader the sequence that it goes on behind after a restart, those are deleted here that
-    nobody needs; it is asked anew for each, since to verify what lies before may take hours. Others may archive at the same
-    time. Raises NotArchived, BadLedgerFile, LedgerGap (a segment went, and is not in `folder`), OSError of the folder, and nats
+    With `resumes`, which tells of each reader the sequence that it goes on behind after a restart (None: nobody knows), those
+    are deleted here that nobody needs; it is asked anew for each, since to verify what lies before may take hours. Others may
+    archive at the same time.
+
+    Raises NotArchived, BadLedgerFile, LedgerGap (a segment went, and is not in `folder`), OSError of the folder, and nats
     errors.
     """
     _make(folder)
@@ -214,16 +220,18 @@ def _make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _needed(segment: Segment, last: int, found: list[Segment], resume: Mapping[str, int] | None) -> str:
+def _needed(segment: Segment, last: int, found: list[Segment], resume: Mapping[str, int | None] | None) -> str:
     """Why a segment that is archived stays; "" when it may go."""
     if resume is None:
         return "not asked to delete"
     if segment is found[-2]:
         return "the last sealed one"
-    if not resume:
+    if all(at is None for at in resume.values()):
         return "no reader is declared"
-    behind = {name: at for name, at in resume.items() if at < last}
-    return ", ".join(f"{name} resumes at {at}" for name, at in sorted(behind.items()))
+    behind = {name: at for name, at in resume.items() if at is None or at < last}
+    return ", ".join(
+        f"{name} is not declared" if at is None else f"{name} resumes at {at}" for name, at in sorted(behind.items())
+    )
 
 
 async def _write(js: JetStreamContext, pool: str, first: int, last: int, path: Path) -> None:

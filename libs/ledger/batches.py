@@ -24,6 +24,13 @@ time for more. A client that sends one job after the other stays below it, and s
 _ENOUGH_BYTES = 4096
 """A batch of so many bytes is decided at once: the fixed cost of its record is small beside it."""
 _GLANCE_S = 0.005
+_RESUMES = ".team-resumed."
+
+
+def ends_batch(subject: str) -> bool:
+    """Whether an input of this subject is the last of its decision, which then has its time: what was sent before a team is
+    resumed is refused, and what was sent after it is not."""
+    return _RESUMES in subject
 
 
 class InputBatches:
@@ -48,6 +55,8 @@ class InputBatches:
             return stored
         size = sum(len(s.payload) for s in stored)
         while len(stored) < self.limit and size < _ENOUGH_BYTES and (left := now + self._linger_s - loop.time()) > 0:
+            if stored and ends_batch(stored[-1].subject):
+                break
             if not inbox.lag:
                 await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
             wait_s = max(0.0, now + self._linger_s - loop.time()) if inbox.lag else 0.0

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from libs.core.state.decided import DecisionFault, RecordEnd
 from libs.ledger.inputs import InboxItem
-from schemas.ledger import LedgerEvent, LedgerRecord
+from schemas.ledger import ClockJumped, LedgerEvent, LedgerRecord
 
 
 class RecordDecider(Protocol):
@@ -15,8 +15,8 @@ class RecordDecider(Protocol):
     `decide` changes the state as if its events were committed already. If the commit is refused, or `decide` raises, the
     writer throws the decider away and folds a new one. An error whose `inbox_seq` is that of an input was met at that input.
     `behind`: ledger time lags what the next tick will say, or what the inbox holds, so nothing may begin now that is measured
-    from now on. A decision without events changes `inbox_seq` and `t_us` only. `record_ends` and `faults` are of the last
-    decision.
+    from now on. `jumps` of the broker's clock stand in the record, before the events. A decision without either changes
+    `inbox_seq` and `t_us` only. `record_ends` and `faults` are of the last decision.
     """
 
     @property
@@ -28,7 +28,9 @@ class RecordDecider(Protocol):
     @property
     def faults(self) -> Sequence[DecisionFault]: ...
     def apply(self, record: LedgerRecord, seq: int) -> None: ...
-    def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> Sequence[LedgerEvent]: ...
+    def decide(
+        self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False, jumps: Sequence[ClockJumped] = ()
+    ) -> Sequence[LedgerEvent]: ...
     def dump(self) -> Iterable[bytes]:
         """The state as it is now, in parts that are made as they are asked for, between later changes."""
 

@@ -18,10 +18,11 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
@@ -31,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from libs.bus.cursors import Cursors
 from libs.bus.retry import UNAVAILABLE
-from libs.bus.table import READERS_BUCKET
+from libs.bus.table import READERS, READERS_BUCKET
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.segments import last_seq, readable
 from libs.ledger.tail import MARK
@@ -44,6 +45,8 @@ log = logging.getLogger("baton.ledger")
 DECLARE_S = 10.0
 ANY = 1_000_000
 """The format of a reader that passes over every kind of event that it does not need."""
+KNOWN: Final = frozenset(name for names in READERS.values() for name in names)
+"""The readers that a pool has with all services."""
 HOLD_S = 600.0
 """How long no older reader may have been seen before the format is raised: a restart of one takes less."""
 _POLL_S = 5.0
@@ -100,11 +103,14 @@ class Readers:
                 log.warning("a reader's declaration %s cannot be read: %s", entry.key, error)
         return found
 
-    async def resumes(self, pool: str) -> dict[str, int]:
-        """Reader of `pool` -> the sequence behind which all of its processes go on after a restart."""
-        found: dict[str, int] = {}
+    async def resumes(self, pool: str, *, without: Collection[str] = ()) -> dict[str, int | None]:
+        """Reader of `pool` -> the sequence behind which all of its processes go on after a restart. None: it is one that every
+        pool has, but for those `without` it, and it has not declared itself: it has not begun yet, or is away for so long that
+        its declaration has expired."""
+        found: dict[str, int | None] = dict.fromkeys(sorted(KNOWN - set(without)))
         for one in await self.declared(pool):
-            found[one.name] = min(one.resume, found.get(one.name, one.resume))
+            known = found.get(one.name)
+            found[one.name] = one.resume if known is None else min(one.resume, known)
         return found
 
     async def forget(self, declared: Declared) -> None:

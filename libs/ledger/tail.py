@@ -66,7 +66,8 @@ class Tail:
 
     With `may_expire` false such a loss raises LedgerGap instead. `check` is awaited whenever the consumer is (re)made;
     what it raises, `messages` raises. `where`, if given, is asked before that for the stream of the message after `position`:
-    what is read may lie in several streams, one after the other. The messages of one batch were stored within `span_us`.
+    what is read may lie in several streams, one after the other. The messages of one batch were stored within `span_us`;
+    what `messages` returns ends behind one that `ends` a batch.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Tail:
         where: Callable[[], Awaitable[str]] | None = None,
         ahead: int = 2048,
         span_us: int | None = None,
+        ends: Callable[[str], bool] = lambda subject: False,
     ) -> None:
         self.stream = stream
         self.position = position
@@ -93,6 +95,7 @@ class Tail:
         self._where = where
         self._ahead = ahead
         self._span_us = span_us
+        self._ends = ends
         self._known_last = position
         self._reading: _Reading | None = None
 
@@ -253,6 +256,8 @@ class Tail:
             self.position = seq
             self._known_last = max(self._known_last, seq + pending)
             out.append(Stored(seq, message.subject, message.headers or {}, message.data, time_us))
+            if self._ends(message.subject):
+                break
         return out
 
     async def _explain_gap(self, reading: _Reading) -> None:

@@ -28,7 +28,7 @@ from libs.bus.messages import payload_room
 from libs.bus.retry import UNAVAILABLE
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
-from libs.ledger.batches import InputBatches
+from libs.ledger.batches import InputBatches, ends_batch
 from libs.ledger.chain import Head, remember
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
@@ -240,7 +240,7 @@ class LedgerWriter(Generic[D]):
         if self._full and not await self._make_room():
             return
         stream, after = inbox_stream(self.pool), self.decider.inbox_seq
-        self._inbox = inbox = Tail(self._js, stream, after, may_expire=True, span_us=_SPAN_US)
+        self._inbox = inbox = Tail(self._js, stream, after, may_expire=True, span_us=_SPAN_US, ends=ends_batch)
         try:
             while True:
                 stored = await self._batches.gather(inbox, _ASK_S)
@@ -280,7 +280,8 @@ class LedgerWriter(Generic[D]):
         self._format = self.format
         jumps = found if may_emit("clock.jumped", self._format) else []
         try:
-            events = [*jumps, *self.decider.decide(items, clock.t_us, behind=far or clock.is_behind)]
+            decided = self.decider.decide(items, clock.t_us, behind=far or clock.is_behind, jumps=jumps)
+            events = [*jumps, *decided]
             self._batches.recent_events.add(len(events), asyncio.get_running_loop().time())
             self._unwritten += len(stored)
             if not events and self._unwritten < _MAX_SKIPPED:

@@ -83,3 +83,11 @@ async def test_bills_are_made_and_periods_closed_with_the_archive(
         (one,) = json.loads(back.out)
         assert (back.code, one["name"], one["first"]) == (0, name_of(POOL, 1), 1), back.err
         assert "nothing needs to be restored" in back.err
+
+        deletes = ("ledger", "archive", str(folder), "--delete", "--reason", "x", *of_pool)
+        kept_by = await baton(*deletes, "--without", "vault", "--without", "leases", url=url)
+        assert "telemetry is not declared" in kept_by.out, kept_by.err
+        assert all(f"{name} is not declared" not in kept_by.out for name in ("placement", "vault", "leases"))
+        assert (kept_by.code, "say --without READER" in kept_by.err) == (0, True), kept_by.err
+        misspelt = await baton(*deletes, "--without", "telemtry", url=url)
+        assert (misspelt.code, "those are: admission, history-documents," in misspelt.err) == (2, True), misspelt.err

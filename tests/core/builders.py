@@ -14,9 +14,10 @@ from libs.core.state.formats import NEWEST
 from libs.core.state.model import State
 from libs.ledger.audited import reconciled
 from schemas import inbox
+from schemas.clock import MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy
-from schemas.ledger import DevicesFragmented, LedgerRecord
+from schemas.ledger import ClockJumped, DevicesFragmented, LedgerRecord
 from schemas.resources import Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 
 GIB = 1024
@@ -106,11 +107,18 @@ class World:
         self.records: list[LedgerRecord] = []
         self._seq = 0
         self.now_us = 0
+        self.behind_us: int | None = None
+        """By so much the broker's clock is behind ledger time; None: nobody has set it, and records do not tell it."""
         if nodes:
             self.send(*(inbox.NodeRegistered(incarnation=1, inventory=n, lease_s=10) for n in nodes))
 
     def send(
-        self, *messages: Any, after_us: int = 1000, subject: str = "baton.in.test", behind: bool = False
+        self,
+        *messages: Any,
+        after_us: int = 1000,
+        subject: str = "baton.in.test",
+        behind: bool = False,
+        jumps: tuple[ClockJumped, ...] = (),
     ) -> list[Any]:
         """Decides `messages` as one batch, commits, and returns the events. A pool that lives writes a record now and then,
         so a long time passes in steps of half a day."""
@@ -121,23 +129,36 @@ class World:
         items = []
         for message in messages:
             self._seq += 1
-            items.append(_Item(self._seq, self.now_us, message, subject=subject))
-        events = self.decider.decide(items, self.now_us, behind=behind)
+            items.append(_Item(self._seq, self.wall_us, message, subject=subject))
+        events = self.decider.decide(items, self.now_us, behind=behind, jumps=jumps)
         record = LedgerRecord(
             pool="test",
             prev_seq=len(self.records),
             prev_hash="",
             inbox_seq=self._seq,
             t_us=self.now_us,
+            wall_us=None if self.behind_us is None else self.wall_us,
             format=self.allowed,
             writer="test",
-            events=tuple(events),
+            events=(*jumps, *events),
         )
         record = LedgerRecord.model_validate_json(record.model_dump_json())
         self.records.append(record)
         self.replica.apply(record, len(self.records))
         self.checker.step(len(self.records), record, valid=True)
         return list(record.events)
+
+    @property
+    def wall_us(self) -> int:
+        """What the broker's clock shows."""
+        return self.now_us - (self.behind_us or 0)
+
+    def set_clock(self, by_us: int) -> None:
+        """Somebody sets the broker's clock, and the next tick finds it."""
+        shown_us = self.wall_us + 1000
+        self.behind_us = (self.behind_us or 0) - by_us
+        jump = ClockJumped(from_us=shown_us, to_us=shown_us + by_us, elapsed_us=1000, measured=MeasuredBy.BOOT_TIME)
+        self.send(inbox.Tick(), jumps=(jump,))
 
     def submit(self, admitted: inbox.JobAdmitted) -> str:
         self.send(admitted)

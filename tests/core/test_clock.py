@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.core.billing.metering import Meter
-from libs.core.state.clock import MOST_PIECES, STEP_US, Calendar, Jump, LedgerClock
+from libs.core.state.clock import MOST_JUMPS, MOST_PIECES, STEP_US, Calendar, Jump, LedgerClock, PastJumps
+from libs.core.state.ended import KEPT_US
 from schemas.clock import BootReading, MeasuredBy
 from schemas.ledger import ClockJumped, LedgerRecord
 from tests.core import builders
@@ -347,3 +348,49 @@ def test_a_jump_that_was_estimated_says_so() -> None:
     jump = Jump(1, 2, 3, MeasuredBy.WALL)
     event = ClockJumped(from_us=jump.from_us, to_us=jump.to_us, elapsed_us=3, measured=jump.measured, estimated=True)
     assert event.skippable
+
+
+def jumped(from_us: int, to_us: int, measured: MeasuredBy = MeasuredBy.BOOT_TIME, elapsed_us: int = S) -> ClockJumped:
+    return ClockJumped(
+        from_us=from_us, to_us=to_us, elapsed_us=elapsed_us, measured=measured, estimated=measured is MeasuredBy.WALL
+    )
+
+
+def test_a_stamp_of_before_a_jump_is_mapped_by_the_distance_of_then() -> None:
+    """The clock is right, then two hours ahead, then an hour behind."""
+    jumps = PastJumps()
+    jumps.note(jumped(10 * HOUR, 12 * HOUR), 10 * HOUR, 12 * HOUR)
+    jumps.note(jumped(13 * HOUR, 10 * HOUR), 11 * HOUR, 10 * HOUR)
+
+    def at(stamp_us: int) -> int:
+        return jumps.ledger_time(stamp_us, wall_us=11 * HOUR, ahead_us=HOUR)
+
+    assert at(9 * HOUR) == 9 * HOUR
+    assert at(12 * HOUR + S) == 10 * HOUR + S
+    assert at(10 * HOUR + S) == 11 * HOUR + S, "shown once: before the first jump it was not so late"
+    assert at(11 * HOUR + S) == 12 * HOUR + S, "another server's clock is a second ahead"
+    assert PastJumps(jumps.rows()) == jumps
+
+
+def test_a_stamp_that_the_clock_has_shown_twice_is_of_the_later_time() -> None:
+    jumps = PastJumps()
+    jumps.note(jumped(10 * HOUR, 9 * HOUR), 10 * HOUR, 9 * HOUR)
+    assert jumps.ledger_time(9 * HOUR + S, 9 * HOUR + 60 * S, HOUR) == 10 * HOUR + S
+    assert jumps.ledger_time(9 * HOUR + 600 * S, 9 * HOUR + 60 * S, HOUR) == 9 * HOUR + 600 * S, "not yet shown again"
+
+
+def test_a_clock_that_was_believed_has_not_jumped() -> None:
+    jumps = PastJumps()
+    jumps.note(jumped(10 * HOUR, 12 * HOUR, MeasuredBy.WALL, 2 * HOUR), 12 * HOUR, 12 * HOUR)
+    assert not jumps
+    jumps.note(jumped(12 * HOUR, 10 * HOUR, MeasuredBy.WALL, 0), 12 * HOUR, 10 * HOUR)
+    assert jumps.ledger_time(9 * HOUR, 11 * HOUR, 2 * HOUR) == 9 * HOUR
+
+
+def test_jumps_are_forgotten_with_client_keys_and_by_their_number() -> None:
+    jumps = PastJumps()
+    for number in range(MOST_JUMPS + 5):
+        jumps.note(jumped(number * HOUR, number * HOUR + 60 * S), number * S, number * S + 60 * S)
+    assert len(jumps.rows()) == MOST_JUMPS
+    jumps.note(jumped(0, 60 * S), KEPT_US + 3 * HOUR, KEPT_US + 3 * HOUR + 60 * S)
+    assert len(jumps.rows()) == 1

@@ -11,6 +11,7 @@ from libs.core.state import parts
 from schemas import inbox
 from schemas import ledger as led
 from schemas.jobs import Checkpoint, JobEvent, JobState
+from schemas.resources import Claim
 from tests.core.builders import World, job, node
 from tests.core.histories import drive, steps
 
@@ -102,7 +103,7 @@ def test_a_job_that_is_preempted_for_ever_keeps_a_bounded_document() -> None:
             submitted_us=1,
         )
     ]  # fmt: skip
-    claim = led.Claim(device="a-gpu0", node="a", milli=1000, memory_mib=0, epoch=1)
+    claim = Claim(device="a-gpu0", node="a", milli=1000, memory_mib=0, epoch=1)
     for attempt in range(1, rounds + 1):
         events.append(led.JobGranted(job_id=target, attempt=attempt, claims=(claim,)))
         events.append(led.JobRequeued(job_id=target, reason="made way"))
@@ -120,7 +121,7 @@ def test_a_job_that_is_preempted_for_ever_keeps_a_bounded_document() -> None:
 def test_what_a_job_says_of_its_checkpoints_does_not_make_its_document_grow_with_its_attempts() -> None:
     """Seen: 3 MB after a hundred attempts that failed at once, written anew for each change, and read for each look."""
     target, story, words = "job-" + "2" * 32, None, "\x01" * 2600
-    claim = led.Claim(device="a-gpu0", node="a", milli=1000, memory_mib=0, epoch=1)
+    claim = Claim(device="a-gpu0", node="a", milli=1000, memory_mib=0, epoch=1)
     queued = led.JobQueued(
         job_id=target, team="red", spec=job("talkative").spec, spec_hash="", client_key="k", priority=0, preempts=False,
         submitted_us=1,
@@ -157,7 +158,7 @@ def test_a_wide_gang_that_is_preempted_again_and_again_keeps_a_document_that_mon
     widths = (30_000, 30_000, 9_000, 12_000, 9_000, 9_000, 30_000, 500, 500)
     kept = []
     for seq, width in enumerate((0, *widths), 1):
-        claims = tuple(led.Claim(device=f"a-gpu{n}", node="a", milli=1000, memory_mib=0, epoch=1) for n in range(width))
+        claims = tuple(Claim(device=f"a-gpu{n}", node="a", milli=1000, memory_mib=0, epoch=1) for n in range(width))
         granted = led.JobGranted(job_id=target, attempt=seq - 1, claims=claims) if width else queued
         story = advance(story, [granted], seq, seq)
         kept.append([len(attempt.devices) for attempt in story.document.attempts])

@@ -1,5 +1,7 @@
 """A team that an operator has paused: what waits keeps its place and is not granted, what runs goes on or saves its work."""
 
+import json
+
 import pytest
 
 from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, evaluate
@@ -13,6 +15,7 @@ from libs.core.scheduling import cycle, limits, preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.reactions import Decision, InputRefused
 from libs.core.scheduling.reactions.teams import offboard_team, suspend_team
+from libs.core.state import snapshot
 from libs.core.state.desired import node_state
 from libs.core.state.formats import FIRST
 from schemas import inbox, ledger
@@ -26,6 +29,7 @@ PAUSE = inbox.SuspendTeam(team="research", reason="unpaid", user="olga")
 STOP = PAUSE.model_copy(update={"stop": True})
 LEAVES = inbox.OffboardTeam(team="research", reason="its contract has ended", user="olga")
 GO_ON = inbox.ResumeTeam(team="research", reason="paid", user="olga")
+S = 1_000_000
 
 
 def state_of(w: World, job_id: str) -> JobState:
@@ -114,7 +118,9 @@ def test_a_request_that_was_refused_is_no_job_when_it_comes_once_more() -> None:
     (rejected,) = [e for e in w.records[-1].events if isinstance(e, ledger.InputRejected)]
     assert "was sent before team research was resumed: submit it again" in rejected.reason
     assert (
-        Decider.load(list(w.decider.dump())).state.resumed == w.decider.state.resumed == {"research": w.now_us - 1000}
+        Decider.load(list(w.decider.dump())).state.resumed
+        == w.decider.state.resumed
+        == {"research": (w.now_us - 1000, w.now_us - 1000)}
     )
     again = sent.model_copy(update={"submitted_us": w.now_us})
     assert w.submit(again) in w.decider.state.jobs
@@ -122,6 +128,61 @@ def test_a_request_that_was_refused_is_no_job_when_it_comes_once_more() -> None:
     w.send(PAUSE.model_copy(update={"team": "blue"}), GO_ON.model_copy(update={"team": "blue"}))
     assert list(w.decider.state.resumed) == ["blue"], "forgotten with the client keys of then"
     w.check()
+
+
+def test_nor_after_a_pause_of_everything() -> None:
+    """Until the first tick ledger time was ten minutes behind the broker's clock: which nobody has set."""
+    w, _, _, _ = two_teams()
+    w.behind_us = -600 * S
+    w.send(PAUSE, behind=True)
+    sent = job("late").model_copy(update={"submitted_us": w.wall_us})
+    w.send(sent, behind=True)
+    w.send(GO_ON, behind=True)
+    after = job("after").model_copy(update={"submitted_us": w.wall_us})
+    w.behind_us = 0
+    w.send(inbox.Tick(), after_us=600 * S)
+    w.send(sent, after)
+    assert sent.job_id not in w.decider.state.jobs
+    assert after.job_id in w.decider.state.jobs
+    w.check()
+
+
+@pytest.mark.parametrize("by_s", [-3600, 3600])
+def test_nor_when_the_brokers_clock_was_set_since(by_s: int) -> None:
+    """Found by seed 40634: by the distance of the clocks after the jump, the request seemed to be newer than that its team was
+    resumed."""
+    w, _, _, _ = two_teams()
+    w.send(after_us=7200 * S)
+    w.send(PAUSE)
+    sent = job("late").model_copy(update={"submitted_us": w.wall_us})
+    w.send(sent, GO_ON)
+    w.send(after_us=60 * S)
+    between = job("between").model_copy(update={"submitted_us": w.wall_us})
+    w.set_clock(by_s * S)
+    w.send(sent, between)
+    assert sent.job_id not in w.decider.state.jobs
+    assert w.decider.state.jobs[between.job_id].submitted_us == w.now_us - 2000, "as it was when it was stored"
+    w.send(after_us=60 * S)
+    after = job("after").model_copy(update={"submitted_us": w.wall_us})
+    w.send(after)
+    assert w.decider.state.jobs[after.job_id].submitted_us == w.now_us - 1000
+    w.check()
+    now = list(snapshot.dump(w.decider.state))
+    header = json.loads(now[0][1:])
+    w.set_clock(S)
+    later, fewer = list(snapshot.dump(w.decider.state)), header.pop("jumps")
+    assert snapshot.unlike([b"H" + json.dumps(header).encode(), *now[1:]], now) == "", "of a release before"
+    header = json.loads(later[0][1:])
+    assert header["jumps"][0] == fewer[0]
+    header["jumps"] = header["jumps"][1:]
+    assert snapshot.unlike([b"H" + json.dumps(header).encode(), *later[1:]], later) == "", "which went on from that"
+    header["jumps"] = fewer
+    assert snapshot.unlike([b"H" + json.dumps(header).encode(), *later[1:]], later) == "in jumps"
+    header = json.loads(later[0][1:])
+    del header["resumed_wall"]
+    (known,) = snapshot.load([b"H" + json.dumps(header).encode(), *later[1:]]).state.resumed.values()
+    assert known == (w.decider.state.resumed["research"].t_us, None)
+    assert snapshot.unlike([b"H" + json.dumps(header).encode(), *later[1:]], later) == ""
 
 
 def test_nobody_gives_way_to_a_suspended_team() -> None:

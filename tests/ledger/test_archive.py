@@ -3,20 +3,22 @@
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nats.errors import ConnectionClosedError
 
+from libs.core.state.formats import NEWEST
 from libs.ledger import archive as ledger_archive
 from libs.ledger.archive import NotArchived, archive, files_of, restore, restored
 from libs.ledger.chain import GENESIS, Head, LedgerGap
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.follower import Follower
 from libs.ledger.reader import LedgerReader
-from libs.ledger.readers import Readers
+from libs.ledger.readers import KNOWN, Declared, Readers
 from libs.ledger.segments import Segment, SegmentState, last_seq, segments
 from libs.ledger.tail import Stored
 from libs.ledger.verify import verify, verify_files
@@ -60,8 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("archive")
 
 
-def told(positions: dict[str, int]) -> Callable[[], Awaitable[dict[str, int]]]:
-    async def resumes() -> dict[str, int]:
+def told(positions: Mapping[str, int | None]) -> Callable[[], Awaitable[Mapping[str, int | None]]]:
+    async def resumes() -> Mapping[str, int | None]:
         return positions
 
     return resumes
@@ -125,7 +127,7 @@ async def test_who_needs_archived_records_waits_until_they_are_restored(
         assert not writer.ready.is_set()
         await three.put(admitted(88))  # what comes meanwhile waits
         resume = await Readers(three.js).resumes(POOL)
-        assert resume == {"tally": 0, "placement": 0}
+        assert {name: at for name, at in resume.items() if at is not None} == {"tally": 0, "placement": 0}
         _ = [one async for one in restored(three.js, POOL, files_of(folder, POOL))]
         kept = await archive(three.js, POOL, folder, resumes=told(resume))
         assert all("resumes at 0" in one.kept for one in kept[:-1]), "what they wait for goes away again"
@@ -203,6 +205,30 @@ async def test_a_segment_that_a_reader_needs_is_kept(three: World, folder: Path)
     done = await archive(three.js, POOL, folder, resumes=told({}))
     assert {one.kept for one in done} == {"no reader is declared", "the last sealed one"}
     assert len(await segments(three.js, POOL)) == 4
+
+
+async def test_a_reader_that_has_not_declared_itself_is_waited_for(three: World, folder: Path) -> None:
+    """Found by seed 30425: telemetry had not begun when all others had passed the first segment."""
+    readers, last = Readers(three.js), await last_seq(three.js, POOL)
+
+    async def declare(name: str) -> None:
+        place = {"format": NEWEST, "position": last, "resume": last}
+        await readers.declare(Declared(pool=POOL, name=name, process="here", release="0", **place))
+
+    async def archived() -> list[str]:
+        return [
+            one.kept
+            for one in await archive(three.js, POOL, folder, resumes=partial(readers.resumes, POOL, without=["vault"]))
+        ]
+
+    for name in KNOWN - {"telemetry", "vault"}:
+        await declare(name)
+    for one in await readers.declared(POOL):
+        if one.process != "here":  # the writer of these segments
+            await readers.forget(one)
+    assert await archived() == ["telemetry is not declared"] * 2 + ["the last sealed one"]
+    await declare("telemetry")
+    assert await archived() == ["", "", "the last sealed one"]
 
 
 async def test_a_reader_that_needs_a_segment_by_now_is_heard(three: World, folder: Path) -> None:

@@ -32,6 +32,8 @@ class Toy:
         self.rejected: list[int] = []
         self.record_ends: list[RecordEnd] = []
         self.faults: list[Any] = []
+        self.jumps: list[Any] = []
+        """What it was told of the broker's clock."""
 
     def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
         if record.inbox_seq < self.inbox_seq and record.events:
@@ -40,9 +42,12 @@ class Toy:
             self._event(event)
         self.inbox_seq, self.t_us = record.inbox_seq, record.t_us
 
-    def decide(self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False) -> list[Any]:
+    def decide(
+        self, inputs: Sequence[InboxItem], t_us: int, *, behind: bool = False, jumps: Sequence[Any] = ()
+    ) -> list[Any]:
         out: list[Any] = []
         self.record_ends = []
+        self.jumps += jumps
 
         def emit(event: Any) -> None:
             self._event(event)

@@ -149,13 +149,15 @@ class Decider:
         fold.apply_record(self.state, record)
         self._learn(record.events)
 
-    def decide(self, inputs: Sequence[Item], t_us: int, *, behind: bool = False) -> list[ledger.LedgerEvent]:
+    def decide(
+        self, inputs: Sequence[Item], t_us: int, *, behind: bool = False, jumps: Sequence[ledger.ClockJumped] = ()
+    ) -> list[ledger.LedgerEvent]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
         and withdraws repartitions that were not answered in time.
 
         While ledger time is `behind` (the next tick, or the newest input in the inbox), nothing begins: no grant, no promise,
         no repartition. After a night in which the whole system, or the writer alone, stood still, a grant would get the time of
-        the evening, and its team would be billed for the night.
+        the evening, and its team would be billed for the night. `jumps`: what the record tells before these events.
 
         No input and no job blocks the others: an error at one rejects the input, or ends the job, and is in `faults`. Raises
         DecisionFailed when the error has left the state half changed."""
@@ -174,6 +176,8 @@ class Decider:
         back = pass_time(self.state, t_us)
         self._backlog.changes.fronts.update(job.queue for job in back)
         self.state.wall_us = decision.wall_us
+        for jump in jumps:
+            fold.apply(self.state, jump, t_us)
         fell_due = self.turns.begin(self.state, t_us, back)
         if self.state.budgets:
             begin_periods(decision)

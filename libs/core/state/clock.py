@@ -18,15 +18,18 @@ tick that another one has overtaken on its way measures nothing, and counts as a
 
 A ledger from before ticks said this (no `Mark`) is timed as it was: the later of the last time and the wall clock.
 
-What people call an hour or a day is wall time: `Calendar` maps spans of ledger time to it.
+What people call an hour or a day is wall time: `Calendar` maps spans of ledger time to it. What the broker has stamped with its
+clock lately `PastJumps` maps to ledger time.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from libs.core.state.ended import KEPT_US
 from schemas.clock import BootReading, ClockMark, MeasuredBy
-from schemas.ledger import LedgerRecord
+from schemas.ledger import ClockJumped, LedgerRecord
 
 STEP_US = 5_000_000
 """The most that ledger time advances on the word of a wall clock alone, between two ticks."""
@@ -40,6 +43,8 @@ RATE = 1000
 """One part in so many, in which the rates of two clocks may differ."""
 NOTABLE_US = 1_000_000
 """Changes of the distance between ledger time and wall time that are smaller do not move a calendar."""
+MOST_JUMPS = 100
+"""Of the broker's clock, that are remembered."""
 MOST_PIECES = 1000
 """Of a calendar; the oldest are given up first, and what was before them counts as part of the first that is left."""
 
@@ -141,6 +146,70 @@ def _elapsed(before: Sequence[BootReading], after: Sequence[BootReading]) -> tup
     known = {reading.boot: reading.at_us for reading in before}
     told = sorted(r.at_us - known[r.boot] for r in after if r.at_us >= known.get(r.boot, r.at_us + 1))
     return (MeasuredBy.WITNESS, told[(len(told) - 1) // 2]) if told else None
+
+
+class BothTimes(NamedTuple):
+    """When a record is, in ledger time and by the broker's clock; None: that is not known any more."""
+
+    t_us: int
+    wall_us: int | None
+
+
+class PastJump(NamedTuple):
+    """A jump of the broker's clock, as the ledger told it."""
+
+    t_us: int
+    """When, in ledger time."""
+    shown_us: int
+    """What the clock would have shown then."""
+    to_us: int
+    """What it showed."""
+    ahead_us: int
+    """By so much ledger time was ahead of it before; less than 0: behind."""
+
+
+class PastJumps:
+    """Maps what the broker has stamped lately to ledger time: by the distance of the two clocks when it was stamped.
+
+    Today's distance is wrong for a stamp of before a jump: what was stored before a moment then seems to come after it. To
+    compare wall times does not help, because a clock that was set back shows the same times twice. Of a stamp that it has shown
+    twice the later time counts: what comes late is rare. Jumps stay for as long as a stamp may matter (`KEPT_US`), `MOST_JUMPS`
+    at the most; what was stamped before the oldest counts as if there had been none before.
+    """
+
+    def __init__(self, rows: Iterable[Sequence[int]] = ()) -> None:
+        self._jumps = [PastJump(*row) for row in rows]
+
+    def note(self, e: ClockJumped, t_us: int, wall_us: int) -> None:
+        """The ledger tells a jump, in a record of `t_us`, when the broker's clock showed `wall_us`."""
+        shown_us = e.from_us + (e.elapsed_us if e.measured is MeasuredBy.WALL else 0)
+        if shown_us == e.to_us:
+            return  # the wall clock was believed
+        last = PastJump(t_us, shown_us, e.to_us, t_us - wall_us + e.to_us - shown_us)
+        self._jumps = [*(one for one in self._jumps if one.t_us >= t_us - KEPT_US), last][-MOST_JUMPS:]
+
+    def ledger_time(self, stamp_us: int, wall_us: int, ahead_us: int) -> int:
+        """When the broker's clock showed `stamp_us`, now that it shows `wall_us` and ledger time is `ahead_us` ahead of it. Of
+        a cluster one server's clock may be somewhat ahead of another's."""
+        latest_us = wall_us + TOLERANCE_US
+        for jump in reversed(self._jumps):
+            if jump.to_us <= stamp_us <= latest_us:
+                break
+            latest_us, ahead_us = jump.shown_us, jump.ahead_us
+        return stamp_us + ahead_us
+
+    def since(self, t_us: int) -> bool:
+        """Whether one came after this ledger time."""
+        return bool(self._jumps) and self._jumps[-1].t_us > t_us
+
+    def rows(self) -> list[list[int]]:
+        return [list(jump) for jump in self._jumps]
+
+    def __bool__(self) -> bool:
+        return bool(self._jumps)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PastJumps) and self._jumps == other._jumps
 
 
 class Calendar:

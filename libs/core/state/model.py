@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, overload
 
 from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
+from libs.core.state.clock import BothTimes, PastJumps
 from libs.core.state.cut import Cuts
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
@@ -420,11 +421,13 @@ class State:
     """Who may spend how much in a period, and what is spent and held of it."""
     wall_us: int = 0
     """What the broker's clock showed at the last record."""
+    jumps: PastJumps = field(default_factory=PastJumps)
+    """How that clock was set lately: by it, stamps of requests are compared with ledger time."""
     suspended: dict[str, Suspension] = field(default_factory=dict)
     """Teams that an operator has paused."""
     left: dict[str, int] = field(default_factory=dict)
     """Those of them that have left, and since when, us: nodes remove what they keep of them."""
-    resumed: dict[str, int] = field(default_factory=dict)
+    resumed: dict[str, BothTimes] = field(default_factory=dict)
     """Team -> when it was resumed last: what it sent before was refused, or would have been. Forgotten as client keys are."""
     parked: dict[QueueKey, Line] = field(default_factory=dict)
     """The queues of these teams: in no cycle, no plan of preemption and no repartition until the team is resumed."""

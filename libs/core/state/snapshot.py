@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
+from libs.core.state.clock import BothTimes, PastJumps
 from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
@@ -60,9 +61,11 @@ _CHUNK = 2000
 _NODES = 50
 """Nodes of one part: each may have some ten devices."""
 _PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
-_ADDED = frozenset({"preempted_for"})
+_ADDED = frozenset({"preempted_for", "jumps", "resumed_wall"})
 """Fields of the header that are there only if they have something to tell, and came after what they tell of."""
-_LATER = ("wall_us", "resumed")
+_MAY_LACK_FIRST = frozenset({"jumps", "resumed_wall"})
+"""Those of them that, in a state which goes on from one that a release of before saved, begin with what came after that."""
+_LATER = ("wall_us",)
 """Fields like these that snapshots of before do not have."""
 _PAST_PLAIN = ("attempts", "preemptions", "first_grant_us", "losses", "failures", "not_before_us")
 _ATTEMPT_PLAIN = (
@@ -90,6 +93,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "repartition_us": state.repartition_us,
         "holds": [[beneficiary, list(devices)] for beneficiary, devices in state.holds.items()],
         "suspended": dict(sorted(state.suspended.items())),
+        "resumed": {team: at.t_us for team, at in state.resumed.items()},
         "tree": state.tree.dump(),
         "past_use": state.past_use.dump(),
         "past_use_by": state.past_use_by.dump(),
@@ -105,6 +109,10 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         header["fragmented"] = dict(sorted(state.fragmented.items()))
     if for_teams := state.preempted.dump_for_teams():
         header["preempted_for"] = for_teams
+    if state.jumps:
+        header["jumps"] = state.jumps.rows()
+    if walls := {team: at.wall_us for team, at in state.resumed.items() if at.wall_us is not None}:
+        header["resumed_wall"] = walls
     if state.left:
         header["left"] = dict(sorted(state.left.items()))
     first = b"H" + _json(header)
@@ -149,8 +157,15 @@ def _first_unlike(part: bytes, other: bytes) -> str:
         one, two = json.loads(part[1:]), json.loads(other[1:])
         names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
         names = [name for name in names if name in one or name not in _ADDED]
+        names = [name for name in names if name not in _MAY_LACK_FIRST or not _is_end(one[name], two.get(name))]
         return f"in {', '.join(names)}" if names else ""
     return f"in {_KINDS.get(part[:1] or other[:1], 'a part of an unknown kind')}"
+
+
+def _is_end(some: Any, of: Any) -> bool:
+    """Of a list, or a dict in the order in which it was filled."""
+    some, of = ([*one.items()] if isinstance(one, dict) else one or [] for one in (some, of))
+    return bool(some == of[-len(some) :])
 
 
 class Loaded(NamedTuple):
@@ -176,7 +191,10 @@ def load(parts: Iterable[bytes]) -> Loaded:
     state.boosts_had = BoostsHad(body.get("boosts_had"))
     state.preempted = RecentPreemptions.load(body.get("preempted", ()), body.get("preempted_for", ()))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
+    walls = body.get("resumed_wall", {})
+    state.resumed = {team: BothTimes(t_us, walls.get(team)) for team, t_us in body.get("resumed", {}).items()}
     state.left = body.get("left", {})
+    state.jumps = PastJumps(body.get("jumps", ()))
     nodes: list[Any] = []
     devices: list[Any] = []
     ended: list[tuple[list[int], bytes]] = []

@@ -16,7 +16,7 @@ from nats.js.errors import APIError
 
 from libs.bus.connect import connect
 from libs.bus.retry import UNAVAILABLE
-from libs.bus.table import READERS_BUCKET
+from libs.bus.table import READERS, READERS_BUCKET
 from libs.ledger.archive import AlreadyThere, NotArchived, archive, files_of, path_of, restore
 from libs.ledger.export import BadLedgerFile, LedgerFile
 from libs.ledger.readers import Declared, Readers, process_name_of
@@ -38,7 +38,7 @@ _ROLLS_S = 20.0
 @dataclass(slots=True)
 class SimArchive:
     """The folder, and what must hold of it: no segment is gone before its file has it, byte for byte, and before all readers
-    that were declared when its deletion began have passed it.
+    that were declared when its deletion began have passed it. Whether others have, shows when one needs what is gone.
 
     `wanted`: a reader has found that what it needs is archived. `done_at`: when a run began that came to its end."""
 
@@ -153,6 +153,8 @@ class Archivist:
 
     def __init__(self, world: "World", held: SimArchive, number: int) -> None:
         self._world, self._held, self._number = world, held, number
+        running = {name.partition("-")[0] for name in world.services}
+        self._absent = [name for service, names in READERS.items() if service not in running for name in names]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -186,7 +188,9 @@ class Archivist:
             return
         await self._forget_dead(js)
         held.runs[self._number] = now, held.declarations()
-        resumes = None if now < held.undisturbed_until else partial(Readers(js).resumes, held.pool)
+        resumes = (
+            None if now < held.undisturbed_until else partial(Readers(js).resumes, held.pool, without=self._absent)
+        )
         for one in await archive(js, held.pool, held.folder, resumes=resumes):
             self._world.sometimes("segments were archived")
             self._world.note(f"{one.segment.name} is archived, {one.kept or 'deleted'}")

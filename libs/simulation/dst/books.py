@@ -231,7 +231,9 @@ class SimBooks:
         for job in jobs:
             if job.twin_at is not None and (answers := self._answers(job)) != 2:
                 world.violated("I4", f"{job.id} was sent with two bodies, and has {answers} answers")
-            if job.twin_at is None and job.id in self.ended and job.id in self._rejected:
+            # a broker whose clock was set has forgotten ids: what its client sends again it stores as another request
+            both = job.id in self.ended and job.id in self._rejected and not world.offset_of("broker")
+            if job.twin_at is None and both:
                 world.violated("I4", f"{job.id} is both in the ledger and refused")
         for cause in sorted(self._yes & self._no) if not world.offset_of("broker") else ():
             world.violated("I4", f"request {cause} is both in the ledger and refused")

@@ -5,7 +5,7 @@ from libs.core.scheduling.changes import Changes
 from libs.core.scheduling.failing import FailingNodes
 from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
-from libs.core.state.clock import NOTABLE_US
+from libs.core.state.clock import NOTABLE_US, BothTimes
 from libs.core.state.decided import RecordEnd
 from libs.core.state.formats import (
     BACK_OFF,
@@ -66,7 +66,14 @@ class Decision:
 
     def ledger_time(self, wall_us: int) -> int:
         """When that was in ledger time: a moment of the broker's clock a short while ago, never one to come."""
-        return min(max(0, wall_us + self._shift_us), self.t_us)
+        return min(max(0, self.state.jumps.ledger_time(wall_us, self.wall_us, self._shift_us)), self.t_us)
+
+    def is_before(self, stamp_us: int, at: BothTimes) -> bool:
+        """Whether the broker stamped it before that moment. Its clock itself says so while nobody has set it since. Ledger time
+        differs from it by less before a tick than after, where one of them stood still."""
+        if at.wall_us is None or self.wall_us < at.wall_us or self.state.jumps.since(at.t_us):
+            return self.ledger_time(stamp_us) < at.t_us
+        return stamp_us < at.wall_us
 
     def may(self, event: LedgerEvent) -> bool:
         """Whether all readers of the ledger understand this kind of event: else the decision must do without it."""

@@ -24,7 +24,7 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
     submitted_us = d.ledger_time(m.submitted_us)
     if submitted_us < state.finished.oldest_us(d.t_us):
         raise InputRefused(f"{m.job_id}: {too_old(submitted_us, d.t_us, state.finished)}; submit it again")
-    if submitted_us < state.resumed.get(m.team, 0):
+    if (resumed := state.resumed.get(m.team)) is not None and d.is_before(m.submitted_us, resumed):
         raise InputRefused(f"{m.job_id} was sent before team {m.team} was resumed: submit it again")
     cancelled = state.early_cancels.of(m.job_id, m.team, m.submitted_us)
     d.emit(
@@ -72,7 +72,7 @@ def refused(d: Decision, m: inbox.JobAdmitted | inbox.CancelRequested) -> ledger
         )  # fmt: skip
     return ledger.RefusedRequest(
         what="submit", job_id=m.job_id, team=m.team, user=m.user, client_key=m.client_key, stored_us=m.submitted_us,
-        known=known or m.submitted_us < d.state.finished.oldest_us(d.t_us),
+        known=known or d.ledger_time(m.submitted_us) < d.state.finished.oldest_us(d.t_us),
     )  # fmt: skip
 
 

@@ -54,13 +54,13 @@ def _of_job(state: State, about: led.EventOfJob, event: led.LedgerEvent, t_us: i
 
 def apply_record(state: State, record: led.LedgerRecord) -> None:
     """Changes `state` by a whole valid record."""
+    state.wall_us = record.wall_us if record.wall_us is not None else record.t_us
     back = pass_time(state, record.t_us)
     if state.turns is not None:
         state.turns.begin(state, record.t_us, back)
     for event in record.events:
         apply(state, event, record.t_us)
     state.t_us = record.t_us
-    state.wall_us = record.wall_us if record.wall_us is not None else record.t_us
     state.inbox_seq = record.inbox_seq
 
 
@@ -77,7 +77,8 @@ def _plan_declined(state: State, e: led.PlanDeclined, t_us: int) -> None:
 
 
 def _clock_jumped(state: State, e: led.ClockJumped, t_us: int) -> None:
-    """Nothing changes: ledger time is the record's, and did not jump."""
+    """It is remembered for stamps of before: ledger time is the record's, and did not jump."""
+    state.jumps.note(e, t_us, state.wall_us)
 
 
 def _segment_sealed(state: State, e: led.SegmentSealed, t_us: int) -> None:

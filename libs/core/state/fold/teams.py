@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from libs.core.state import lifecycle
+from libs.core.state.clock import BothTimes
 from libs.core.state.ended import KEPT_US
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import State, running
@@ -55,7 +56,8 @@ def _team_resumed(state: State, e: led.TeamResumed, t_us: int) -> None:
     del state.suspended[e.team]
     state.left.pop(e.team, None)
     state.resumed.pop(e.team, None)
-    state.resumed = {team: at for team, at in state.resumed.items() if at >= t_us - KEPT_US} | {e.team: t_us}
+    state.resumed = {team: at for team, at in state.resumed.items() if at.t_us >= t_us - KEPT_US}
+    state.resumed[e.team] = BothTimes(t_us, state.wall_us)
     unpark(state, e.team)
 
 
