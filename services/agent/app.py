@@ -38,6 +38,7 @@ from services.agent.nodes import Hosted, hosted
 from services.agent.owners import Owners
 from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports, check_registration
+from services.agent.reserved import reserve
 from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
 from services.agent.shared import local_ports
@@ -206,8 +207,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
 
 
 def make_app(settings: AgentSettings) -> AsgiFastStream:
-    """The ASGI application. Raises what `hosted` raises, and NoKeeper: an invalid fleet file stops the start, and so
-    does a machine that cannot start processes. (An earlier agent's keeper still can: its program is open.)"""
+    """The ASGI application. Raises what `hosted` and `reserve` raise, and NoKeeper: an invalid fleet file stops the start,
+    and so does a machine that cannot start processes. (An earlier agent's keeper still can: its program is open.)"""
     registry = CollectorRegistry()
     broker = make_broker(settings.log_bus, "agent")
     metrics = AgentMetrics(registry)
@@ -218,6 +219,9 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
     real = not all(one.inventory.simulated for one in found)
     if real and (why := missing()) and find.running(folder_in(settings.state_path())) is None:
         raise find.NoKeeper(why)
+    if settings.reserved_cpus is not None:
+        group = tree.limit_base("cpu", tree.cgroup_base()) if settings.cgroups else None
+        reserve(settings.reserved_cpus, group, cgroups=settings.cgroups)
     os.umask(0o027)  # files of jobs are not readable by every user of the machine
 
     names = [one.inventory.node for one in found]

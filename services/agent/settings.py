@@ -203,6 +203,13 @@ class AgentSettings(ServiceSettings):
         default=2.0, gt=0, le=3600, description="how often what an attempt takes of memory and disk is looked at, s"
     )
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
+    reserved_cpus: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="processors that all jobs of this machine together leave to everything else; 0: none; null: what a bound "
+        "there is stays",
+    )
     quick_cgroups: bool = Field(
         default=True,
         description="as root, mount this machine's cgroups with favordynmods: a job starts some milliseconds sooner",

@@ -26,6 +26,8 @@ _USUAL_WEIGHT = {"cpu.shares": 1024, "cpu.weight": 100}
 """The default weight in version 1 and 2: that of a process outside all groups."""
 _MOST_PROCESSORS = 100
 """Weights of version 2 allow no more processors."""
+_PERIOD_US = 100_000
+"""In which a bounded group may use its quota: the kernel's default."""
 
 
 def marker_root(node: str, state_dir: str | Path) -> str:
@@ -172,6 +174,17 @@ def weigh_as_processors(group: Path, processors: int = os.cpu_count() or 1) -> N
     for name, usual in _USUAL_WEIGHT.items():
         if (group / name).exists():
             proc.write_text(f"{group}/{name}", str(usual * min(processors, _MOST_PROCESSORS)))
+
+
+def leave_processors(group: Path, reserved: float, processors: int = os.cpu_count() or 1) -> None:
+    """Bounds what all attempts together have of the processors: everything else has `reserved` of them for itself. 0 takes
+    the bound away. Weights alone do not hold attempts that switch all the time. Raises OSError."""
+    quota = round((processors - reserved) * _PERIOD_US) if reserved else None
+    if (group / "cpu.max").exists():
+        proc.write_text(f"{group}/cpu.max", f"{'max' if quota is None else quota} {_PERIOD_US}")
+        return
+    proc.write_text(f"{group}/cpu.cfs_period_us", str(_PERIOD_US))
+    proc.write_text(f"{group}/cpu.cfs_quota_us", "-1" if quota is None else str(quota))
 
 
 def _may_make_groups(base: Path) -> bool:

@@ -1,12 +1,14 @@
 """Where cgroups of version 2 are made that limit attempts. Folders play the kernel's part, with its rule: who limits those
 below it has no processes, but for the root of all."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from services.agent import tree
 from services.agent.keeper import proc
+from services.agent.reserved import reserve
 
 
 class Kernel:
@@ -112,6 +114,65 @@ def test_all_attempts_together_weigh_as_the_machine_has_processors(
     (tmp_path / name).touch()
     tree.weigh_as_processors(tmp_path, processors)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: weight}
+
+
+@pytest.mark.parametrize(
+    ("reserved", "written"),
+    [
+        (0.4, ({"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "160000"}, {"cpu.max": "160000 100000"})),
+        (0.0, ({"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "-1"}, {"cpu.max": "max 100000"})),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_all_attempts_together_leave_processors_to_everything_else(
+    tmp_path: Path, version: int, reserved: float, written: tuple[dict[str, str], dict[str, str]]
+) -> None:
+    for name in written[version - 1]:
+        (tmp_path / name).touch()
+    reserve(reserved, tmp_path, processors=2)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == written[version - 1]
+
+
+@pytest.mark.parametrize(
+    ("reserved", "says"),
+    [
+        (2.0, "2, and this machine has 2 processors: say less"),
+        (1.995, "1.995, and this machine has 2 processors: say less"),
+        (300.0, "300, and this machine has 2 processors: say less"),
+    ],
+)
+def test_who_reserves_all_processors_is_refused(tmp_path: Path, reserved: float, says: str) -> None:
+    (tmp_path / "cpu.max").touch()
+    with pytest.raises(ValueError, match=f"^BATON_AGENT_RESERVED_CPUS is {says}"):
+        reserve(reserved, tmp_path, processors=2)
+    assert (tmp_path / "cpu.max").read_text() == ""
+
+
+@pytest.mark.parametrize("reserved", [0.4, 0.0])
+def test_where_no_processors_can_be_reserved_the_agent_is_refused(tmp_path: Path, reserved: float) -> None:
+    said = f"^BATON_AGENT_RESERVED_CPUS is {reserved:g}, and "
+    with pytest.raises(ValueError, match=f"{said}BATON_AGENT_CGROUPS is false"):
+        reserve(reserved, None, cgroups=False, processors=2)
+    with pytest.raises(
+        ValueError, match=f"{said}no cgroup with the cpu controller can be made here .*: run the agent as root"
+    ):
+        reserve(reserved, None, processors=2)
+    with pytest.raises(ValueError, match=f"{said}the kernel does not bound {tmp_path / 'gone'} so .No such file"):
+        reserve(reserved, tmp_path / "gone", processors=2)
+    with pytest.raises(ValueError, match=r"or leave BATON_AGENT_RESERVED_CPUS unset$"):
+        reserve(reserved, None, processors=2)
+
+
+def test_a_group_that_has_the_agent_in_it_is_not_bounded(own: Path, kernel: Kernel) -> None:
+    """Of version 2, alone in a container: attempts are made beside the group into which the agent moved."""
+    group = tree.divided(own, own, kernel.limits)
+    (group / "cpu.max").touch()
+    (kernel.ours / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    with pytest.raises(
+        ValueError, match=f"^BATON_AGENT_RESERVED_CPUS is 0.4, and jobs have .* in the agent's own .{group}"
+    ):
+        reserve(0.4, group, processors=2)
+    assert (group / "cpu.max").read_text() == ""
 
 
 def test_of_version_1_several_controllers_may_be_in_one_tree() -> None:

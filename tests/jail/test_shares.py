@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import runpy
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,7 @@ from services.agent.state import group_name
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 from tests.jail.conftest import Walled
+from tests.kit.commands import AGENT, fork
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups on every machine")
 
@@ -34,6 +37,7 @@ os.wait()
 """
 """So many processes, each with a session of its own, all of them on one processor."""
 ENOUGH_S = 2.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def computing(team: str, processes: int, *devices: int, **resources: int) -> DesiredPart:
@@ -166,3 +170,63 @@ async def test_where_there_are_no_shares_jobs_run_and_the_agent_says_so(start, m
         assert ("processors are not shared fairly" in said) is bool(missing)
         (released,) = await node.ends(of_red := part(spec("print('done')"), rank("n0-gpu1"), team="red"))
         assert (released.exit_code, node.says(of_red)) == (0, "done\n")
+
+
+def bound(group: Path) -> str:
+    """The quota of the group: `-1` and `max` are none."""
+    return next(
+        (group / name).read_text().split()[0] for name in ("cpu.cfs_quota_us", "cpu.max") if (group / name).exists()
+    )
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """The group of all attempts of this machine, which other tests use as well: it has no bound before and after."""
+    group = tree.limit_base("cpu", tree.cgroup_base())
+    assert group is not None
+    tree.leave_processors(group, 0)
+    yield group
+    tree.leave_processors(group, 0)
+
+
+async def test_an_agent_has_jobs_leave_so_many_processors_and_takes_the_bound_away(common, world, nats_url, tmp_path):
+    """Unset, what a bound there is stays: it may be another agent's of this machine."""
+    none, quota = bound(common), str(round(((os.cpu_count() or 1) - 0.25) * 100_000))
+    for lives, (reserved, bounded) in enumerate((("0.25", quota), ("", quota), ("0", none)), start=1):
+        environment = {
+            "PATH": os.environ["PATH"], "BATON_NATS_URL": nats_url, "BATON_POOL": world.pool, "BATON_STATE_DIR": str(tmp_path),
+            "BATON_AGENT_DEVICES": "cpu", "BATON_AGENT_NODE": "n0",
+        } | ({"BATON_AGENT_RESERVED_CPUS": reserved} if reserved else {})  # fmt: skip
+        with (tmp_path / "agent.log").open("ab") as log:
+            agent = fork(AGENT).start(environment, ROOT, log)
+        try:
+            await world.joined("n0", lives=lives)
+            assert bound(common) == bounded
+        finally:
+            agent.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(agent.wait)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (
+            {"RESERVED_CPUS": "4096"},
+            r"BATON_AGENT_RESERVED_CPUS is 4096, and this machine has \d+ processors: say less",
+        ),
+        (
+            {"RESERVED_CPUS": "0.4", "CGROUPS": "false"},
+            "BATON_AGENT_RESERVED_CPUS is 0.4, and BATON_AGENT_CGROUPS is false",
+        ),
+        ({"RESERVED_CPUS": "-1"}, "BATON_AGENT_RESERVED_CPUS: Input should be greater than or equal to 0"),
+        ({"RESERVED_CPUS": "nan"}, "BATON_AGENT_RESERVED_CPUS: Input should be a finite number"),
+    ],
+)
+def test_an_agent_that_cannot_reserve_processors_does_not_start(common, monkeypatch, tmp_path, variables, says):
+    none = bound(common)
+    monkeypatch.setenv("BATON_STATE_DIR", str(tmp_path))
+    for name, value in ({"DEVICES": "cpu"} | variables).items():
+        monkeypatch.setenv(f"BATON_AGENT_{name}", value)
+    with pytest.raises(SystemExit, match=f"^agent: {says}"):
+        runpy.run_module("services.agent", run_name="__main__")
+    assert bound(common) == none
