@@ -96,6 +96,7 @@ async def elsewhere(url: str) -> AsyncIterator[None]:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may still be there
         taken.bind(("127.0.0.1", int(url.rpartition(":")[2])))
+        taken.listen()  # else one that reuses addresses, as the broker does, may have it, too
         yield
 
 

@@ -183,8 +183,11 @@ async def test_a_job_runs_through_composes_services(compose: Compose) -> None:
                 return (await team.get(job)).state is JobState.SUCCEEDED
             return False
 
+        async def billed() -> bool:  # so are bills
+            return bool((await team.bill()).rows)
+
         await until(written)
-        assert (await team.bill()).rows, "and is billed"
+        await until(billed)
         assert [node.node for node in (await team.nodes()).nodes] == ["host"]
     await until(lambda: "answering admins of teams" in (compose.home / "teams-0.log").read_text())
     for name in ("placement-0", "history-0"):
