@@ -241,9 +241,17 @@ def offboard_team(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="team-left", pool=pool, team=OPERATOR, user=user)
 
 
+_RESUMED = "team-resumed"
+
+
 def resume_team(pool: str, user: str) -> str:
     """Operators only: a paused team goes on."""
-    return fill(OPERATOR_INPUT, what="team-resumed", pool=pool, team=OPERATOR, user=user)
+    return fill(OPERATOR_INPUT, what=_RESUMED, pool=pool, team=OPERATOR, user=user)
+
+
+def is_resume(subject: str) -> bool:
+    """Whether an operator says there that a team goes on."""
+    return subject.startswith(OPERATOR_INPUT.partition("{")[0] + _RESUMED + ".")
 
 
 def acted(pool: str, user: str) -> str:

@@ -14,6 +14,7 @@ from libs.ledger.tail import Stored, Tail
 from libs.ledger.timing import TickDeadline, timed
 from libs.ports.clock import until_turn
 from schemas.ledger import ClockJumped
+from schemas.subjects import is_resume
 
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _MOST_BEFORE_TICK = 16  # times a batch: what comes before the first tick after a pause is decided together with it
@@ -24,13 +25,12 @@ time for more. A client that sends one job after the other stays below it, and s
 _ENOUGH_BYTES = 4096
 """A batch of so many bytes is decided at once: the fixed cost of its record is small beside it."""
 _GLANCE_S = 0.005
-_RESUMES = ".team-resumed."
 
 
 def ends_batch(subject: str) -> bool:
     """Whether an input of this subject is the last of its decision, which then has its time: what was sent before a team is
     resumed is refused, and what was sent after it is not."""
-    return _RESUMES in subject
+    return is_resume(subject)
 
 
 class InputBatches:
