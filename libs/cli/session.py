@@ -2,8 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from libs.cli.exits import UsageFault
 from libs.client import Baton, NotFound, connect
@@ -34,7 +36,38 @@ def run(
             with denied_when_closed(baton.nats), denied_when_unanswered(baton.nats):
                 return await work(baton)
 
-    return asyncio.run(session())
+    return asyncio.run(interruptible(session()))
+
+
+_AGAIN_S = 1.0
+"""After a Ctrl-C, until what still runs is cancelled once more."""
+
+
+async def interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Ends `work` by Ctrl-C, unless who started the command has it ignored. Raises KeyboardInterrupt then.
+
+    Python 3.11's `wait_for` returns what has come in the turn in which it is cancelled, and so loses the cancel: one Ctrl-C
+    in a hundred, where a command asks again and again.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        return await work
+    loop, task, interrupted = asyncio.get_running_loop(), asyncio.ensure_future(work), False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        if task.cancel():  # of no effect once it has ended
+            loop.call_later(_AGAIN_S, interrupt)
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def short(job_id: str) -> str:

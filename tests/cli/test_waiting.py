@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -92,6 +93,31 @@ async def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(
         in said.decode()
     )
     assert not fakes.jobs[job].state.terminal
+
+
+def test_ctrl_c_ends_also_what_loses_the_cancel() -> None:
+    """As `wait_for` of Python 3.11 does in the turn in which what it waits for comes: one Ctrl-C in a hundred was lost."""
+    code = """
+import asyncio, os, signal, sys
+from libs.cli.session import interruptible
+
+async def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        print("lost", flush=True)
+    await asyncio.sleep(60)
+
+try:
+    asyncio.run(interruptible(work()))
+except KeyboardInterrupt:
+    print("ended")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True
+    )
+    assert ended.stdout.split() == ["lost", "ended"]
 
 
 async def test_its_output_is_shown_meanwhile_also_before_history_has_read_of_it(
