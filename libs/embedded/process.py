@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from libs.embedded.forkserver import Forked, ForkServer, NotForked
+from libs.ports.timerslack import SHARED_NS
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ class Child:
 
 def guarded() -> tuple[str, ...]:
     """What to put before a command line so that it dies with this process."""
-    return (sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()))
+    return (sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), str(SHARED_NS))
 
 
 async def _forked(

@@ -33,6 +33,7 @@ from libs.bus import metrics as bus_metrics
 from libs.bus.broker import Broker
 from libs.ports import clock
 from libs.ports.host import present_host
+from libs.ports.timerslack import SHARED_NS, set_slack
 from libs.service.guard import Receive, Scope, Send, guarded
 from libs.service.http_limits import LimitedHttp
 from libs.service.logs import log_json
@@ -155,6 +156,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
     if not warmed():  # else it is forked from a process that has done so
         complete()
     collect_seldom()
+    set_slack(SHARED_NS)
     if yields:
         os.nice(_YIELDS)
     config = uvicorn.Config(

@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from libs.ports.timerslack import EXACT_NS, SHARED_NS, set_slack
 from schemas.attempts import Category
 from schemas.inbox import CheckpointTaken, ProgressSeen, Released, Started
 from schemas.jobs import CheckpointPolicy
@@ -348,6 +350,21 @@ async def test_jobs_gain_no_rights_by_the_programs_that_they_start(place):
     place.start(wanted)
     await place.released()
     assert place.log(wanted) == "['NoNewPrivs:\\t1\\n']\n"
+
+
+@pytest.fixture
+def inexact() -> Iterator[None]:
+    """As `libs.service.app.run` leaves an agent."""
+    set_slack(SHARED_NS)
+    yield
+    set_slack(EXACT_NS)
+
+
+async def test_jobs_sleep_as_exactly_as_the_machine_lets_them_though_their_agent_does_not(inexact, place):
+    wanted = part(spec("print(open('/proc/self/timerslack_ns').read(), end='')"))
+    place.start(wanted)
+    await place.released()
+    assert place.log(wanted) == f"{EXACT_NS}\n"
 
 
 async def test_jobs_inherit_no_descriptor_of_the_agent(place, tmp_path):

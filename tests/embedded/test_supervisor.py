@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from libs.embedded.events import Backoff
 from libs.embedded.ports import LOOPBACK, lease_port
 from libs.embedded.process import LOG_LIMIT_BYTES, cap_log
 from libs.embedded.records import kill_leftovers
+from libs.ports.timerslack import SHARED_NS
 
 FOREVER = "import time; time.sleep(3600)"
 STUBBORN = (
@@ -77,6 +79,13 @@ async def test_a_process_starts_after_what_it_depends_on_and_stops_before_it(sta
     stopped = [event.name for event in supervisor.events if event.kind is EventKind.STOPPED]
     assert started == ["store", "bus", "service"]
     assert stopped == ["service", "bus", "store"]
+
+
+async def test_a_process_shares_its_wakeups_with_others(state_dir: Path, python: Build) -> None:
+    spec = python("bus", "import time; print(open('/proc/self/timerslack_ns').read(), flush=True); time.sleep(3600)")
+    spec = replace(spec, ready=says(spec.log_path, f"{SHARED_NS}\n"))
+    async with Supervisor(state_dir) as supervisor:
+        await supervisor.start(spec)
 
 
 async def test_a_command_that_fails_shows_the_end_of_its_log(state_dir: Path, python: Build) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 from pydantic_settings import SettingsConfigDict
@@ -67,6 +68,7 @@ def make_app(settings: SmallSettings):
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         print("starting", flush=True)
+        print("slack", Path("/proc/self/timerslack_ns").read_text(), flush=True)
         await asyncio.sleep(settings.start_s)
         nats = await connect(settings.nats_url, name="small", die_on_close=True, wait_s=5)
         await bind(nats.jetstream(), [settings.pool], wait_s=1)

@@ -20,6 +20,7 @@ from libs.bus.connect import BusConnection, close, connect
 from libs.bus.retry import retry_while_away
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
+from libs.ports.timerslack import SHARED_NS
 from libs.service.app import _YIELDS, _Server
 from libs.service.few_lines import LINES
 from libs.service.http_limits import MOST
@@ -154,6 +155,11 @@ async def test_a_service_that_reads_what_others_decide_lets_them_go_first(
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + _YIELDS, 19)
     if ours is not None:  # a kernel that weighs sessions
         await until(lambda: _session_niceness(str(pid)) == (_YIELDS if own_session else ours))
+
+
+async def test_a_service_shares_its_wakeups_with_others(own_nats: BusConnection, start) -> None:
+    process = await start().up()
+    assert f"slack {SHARED_NS}\n" in process.printed()
 
 
 def _session_niceness(pid: str) -> int | None:
