@@ -181,7 +181,7 @@ class Child:
 
 def guarded() -> tuple[str, ...]:
     """What to put before a command line so that it dies with this process."""
-    return (sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), str(SHARED_NS))
+    return (sys.executable, "-I", "-S", _WRAPPER, f"{os.getpid()}:{SHARED_NS}")
 
 
 async def _forked(

@@ -25,7 +25,7 @@ from libs.embedded import (
 )
 from libs.embedded.events import Backoff
 from libs.embedded.ports import LOOPBACK, lease_port
-from libs.embedded.process import LOG_LIMIT_BYTES, cap_log
+from libs.embedded.process import _WRAPPER, LOG_LIMIT_BYTES, cap_log
 from libs.embedded.records import kill_leftovers
 from libs.ports.timerslack import SHARED_NS
 
@@ -86,6 +86,13 @@ async def test_a_process_shares_its_wakeups_with_others(state_dir: Path, python:
     spec = replace(spec, ready=says(spec.log_path, f"{SHARED_NS}\n"))
     async with Supervisor(state_dir) as supervisor:
         await supervisor.start(spec)
+
+
+def test_a_supervisor_of_an_earlier_release_that_still_runs_can_start_processes() -> None:
+    """It knew no slack, and finds what starts them as it is now."""
+    child = [sys.executable, "-I", "-S", _WRAPPER]
+    said = subprocess.run([*child, str(os.getpid()), "echo", "up"], capture_output=True, text=True, check=True)
+    assert said.stdout == "up\n"
 
 
 async def test_a_command_that_fails_shows_the_end_of_its_log(state_dir: Path, python: Build) -> None:
