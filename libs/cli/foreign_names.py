@@ -3,7 +3,7 @@
 from typing import Any
 
 COMMANDS = {
-    **{what: f"baton get {what}" for what in ("jobs", "nodes", "devices", "queues", "quotas")},
+    **{what: f"baton get {what}" for what in ("jobs", "nodes", "devices", "queues", "quotas", "pools")},
     "list": "baton get jobs", "ls": "baton get jobs", "ps": "baton get jobs", "squeue": "baton get jobs",
     "sacct": "baton get jobs", "sprio": "baton get waiting", "sreport": "baton bill", "scontrol": "baton describe",
     "sinfo": "baton get nodes", "delete": "baton cancel", "kill": "baton cancel", "scancel": "baton cancel",

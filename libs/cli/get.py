@@ -71,7 +71,7 @@ def _ran(job: JobDocument) -> str:
 @app.command("jobs")
 @app.command("job", hidden=True)
 def jobs(
-    ids: Annotated[list[str] | None, typer.Argument(help="Only these.", metavar="[JOB...]")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these.", metavar="JOB")] = None,
     *,
     state: Annotated[list[str] | None, typer.Option("--state", help="Only in this state; may be repeated.")] = None,
     name: Annotated[str, typer.Option("--name", help="Only of this name.")] = "",

@@ -21,7 +21,7 @@ from schemas.queries import EventsLost
 def command(
     *,
     job: Annotated[
-        str | None, typer.Argument(help="One job, until it has ended; all of the team's without.", metavar="[JOB]")
+        str | None, typer.Argument(help="One job, until it has ended; all of the team's without.", metavar="JOB")
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Begin so long ago, e.g. 1h; `all` for everything.")
