@@ -148,8 +148,8 @@ def _by_file(bill: BillReply) -> list[str]:
     if not bill.by_file:
         return []
     return [
-        "no price book is applied: this cost is by the prices file of the pool, and exports and statements tell all use as "
-        "unpriced until an operator has one applied (`baton prices apply`)"
+        "no price book is applied: this cost uses the pool's prices file, and exports and statements show all use as "
+        "unpriced; an operator applies a book with `baton prices apply`"
     ]
 
 

@@ -47,14 +47,14 @@ def command(
         raise UsageFault("--after NUMBER is where all of the team's events go on: leave out JOB and --since")
 
     async def follow(baton: Baton) -> None:
-        if output not in (Format.JSON, Format.NAME) and not no_header:
-            say(_line("TIME", "JOB", "NAME", "EVENT", "ATTEMPT", "DETAIL"))
         seen = {pool or baton.place.pool: number for pool, number in numbers} or None
         found = (
             baton.watch(await whole_id(baton, job))
             if job is not None
             else baton.events(after_us, after=seen, on_lost=_tell_lost)
         )
+        if output not in (Format.JSON, Format.NAME) and not no_header:
+            say(_line("TIME", "JOB", "NAME", "EVENT", "ATTEMPT", "DETAIL"))
         async with contextlib.aclosing(found) as events:
             async for event in events:
                 say(_shown(event, output))

@@ -35,7 +35,9 @@ def test_a_usage_line_names_each_argument_in_capitals_and_once(name: str) -> Non
     wrong = []
     for path, command in leaves(load(COMMANDS[name].module), name):
         for one in command.params:
-            if one.param_type_name == "argument" and not re.fullmatch(r"(-- )?[A-Z]+(\[\.[A-Z]+\])?", one.metavar or ""):
+            if one.param_type_name == "argument" and not re.fullmatch(
+                r"(-- )?[A-Z]+(\[\.[A-Z]+\])?", one.metavar or ""
+            ):
                 wrong.append((path, one.name, one.metavar))
     assert wrong == []
 
