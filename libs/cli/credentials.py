@@ -14,7 +14,7 @@ from libs.cli.operator_action import MayReason, operator_action
 from libs.cli.options import Output, Url
 from libs.cli.output import Format, done, hint
 from libs.client.where import state_dir
-from libs.walls import roles
+from libs.walls import broker_claims, roles
 from libs.walls.accounts import CORE, PROVISION, SERVICES
 from libs.walls.keyring import Keyring
 from libs.walls.names import check_numbers, check_teams, check_users
@@ -80,7 +80,7 @@ def command(
     except ValueError as e:
         raise UsageFault(str(e)) from None
     # NATS reads JSON like its own format.
-    config = ring.trust().config(accounts)
+    config = broker_claims.trust(ring).config(accounts)
     wire = Wire(ring)
     if named_hosts := _listed(hosts) or wire.names:  # a server with TLS keeps it
         config["tls"], ends = _encrypted(wire, named_hosts, certificates, write, renew)

@@ -40,7 +40,8 @@ from libs.core.admission.traffic import AT_ONCE_S, EVERYBODYS, TrafficLimits
 from libs.service.teams_file import load_traffic
 from libs.walls.accounts import NODE_CONNECTIONS
 from libs.walls.book import Book
-from libs.walls.keyring import Keyring, NoCredential, NotKeptOut, logs_of
+from libs.walls.keyring import Keyring, NotKeptOut, logs_of
+from libs.walls.keys_of import NoCredential
 from libs.walls.resolver import NotTold
 
 log = logging.getLogger("baton.nodes")
