@@ -11,7 +11,7 @@ from libs.bus.creds import speaker
 from libs.cli.broker_keys import ring_of, staying, tell_broker
 from libs.cli.exits import UsageFault
 from libs.cli.operator_action import MayReason, operator_action
-from libs.cli.options import Output, Url
+from libs.cli.options import KeysFolder, Output, Url
 from libs.cli.output import Format, done, hint
 from libs.client.where import state_dir
 from libs.walls import broker_claims, roles
@@ -58,9 +58,7 @@ def command(
         typer.Option("--write", help="Write it into this file, which the server may read, and print nothing."),
     ] = None,
     reason: MayReason = "",
-    folder: Annotated[
-        Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
-    ] = None,
+    folder: KeysFolder = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:

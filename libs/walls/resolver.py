@@ -7,9 +7,9 @@ from nats.errors import Error as NatsError
 
 from libs.bus.connect import Address, close, connect
 from libs.walls import broker_claims
+from libs.walls.accounts import CLAIMS_UPDATE
 from libs.walls.keyring import Keyring
 
-_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 _ANSWER_S = 5.0
 
 
@@ -27,7 +27,7 @@ async def tell(url: str, keyring: Keyring, accounts: Sequence[str], *, wait_s: f
     try:
         for account in accounts:
             _, claim = broker_claims.account_claim(keyring, account)
-            answer = json.loads((await nats.request(_UPDATE, claim.encode(), timeout=_ANSWER_S)).data)
+            answer = json.loads((await nats.request(CLAIMS_UPDATE, claim.encode(), timeout=_ANSWER_S)).data)
             if "error" in answer:
                 raise NotTold(f"the broker refused the account {account!r}: {answer['error']}")
     except NatsError as e:
