@@ -8,8 +8,8 @@ from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetSh
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused, check_version
 from libs.core.state.budgets import BudgetBalance
+from libs.core.state.job import Job
 from libs.core.state.lifecycle import UNDECIDED
-from libs.core.state.model import Job
 from schemas import inbox, ledger
 from schemas.attempts import Cause
 from schemas.budgets import BudgetHold, WhenSpent
