@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from libs.cli import bill_close, bill_files, bill_page, bill_push, bill_used, units
-from libs.cli.bill_period import days_between, forecast_end, zone_of
+from libs.cli.bill_period import DaysOf, Until, days_between, forecast_end, zone_of
 from libs.cli.budget import overdrawn
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
@@ -41,10 +41,8 @@ def command(
         str | None,
         typer.Option("--from", help="First day, month or full hour: 2026-11-01, 2026-11, 2026-11-01T12:00Z."),
     ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", help="Last day or month, included; or a full hour, which is not.")
-    ] = None,
-    time_zone: Annotated[str, typer.Option("--time-zone", help="Whose days, e.g. Europe/Berlin.")] = "UTC",
+    end: Until = None,
+    time_zone: DaysOf = "UTC",
     job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
     running: Annotated[bool, typer.Option("--running", help="Count what is still held, up to now.")] = False,
     forecast: Annotated[
