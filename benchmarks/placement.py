@@ -34,7 +34,8 @@ from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.view import Context, View
 from libs.core.scheduling.cycle import plan
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from libs.core.state.waiting import enqueue
 from schemas.jobs import JobSpec

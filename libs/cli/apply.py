@@ -14,12 +14,11 @@ from libs.cli.exits import UsageFault
 from libs.cli.files import read_yaml
 from libs.cli.options import Output, Pool, Url, UserOption
 from libs.cli.output import Format, done, hint
-from libs.cli.pool_commands import NOTHING_DIFFERS, say_to_pool
+from libs.cli.pool_commands import NOTHING_DIFFERS, check_version, say_to_pool
 from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
-from libs.client.errors import Failed
 from libs.core.scheduling.queues import Change, beyond_the_pool, changes
 from libs.core.state.queue_tree import QueueTree
 from schemas import subjects
@@ -111,7 +110,7 @@ Apply = Callable[[str], Awaitable[int | None]]
 
 def _to_apply(file: Path) -> str:
     """The text of the file. Raises UsageFault if the file belongs to another command."""
-    text = read_yaml(file)
+    text = read_yaml(file, "-f")
     for names, what, use in _OTHER_FILES:
         if not names.isdisjoint(top_names(text)):
             raise UsageFault(f"{file} is {what}, and queues or budgets are applied: {use}".format(file=file))
@@ -167,12 +166,7 @@ def _tree(reply: QueuesReply) -> QueueTree:
 async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> int | None:
     """Gives the pool the queues `then` in place of `before`; returns the ledger record."""
     who = baton.place.user or "operator"
-    if then.version <= before.version:
-        raise Failed(
-            f"version {then.version} is not above {before.version}, which is applied",
-            "another file was applied, or this one was changed without raising its version",
-            f"look at the lines of `baton diff`, then write `version: {before.version + 1}`",
-        )
+    check_version(then.version, before.version)
 
     async def applied() -> bool:
         document: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())

@@ -3,9 +3,8 @@
 from libs.cli.budget import standing
 from libs.cli.budgetsfile import BudgetsFileError, read_budgets
 from libs.cli.exits import UsageFault
-from libs.cli.pool_commands import say_to_pool
+from libs.cli.pool_commands import check_version, say_to_pool
 from libs.client import Baton
-from libs.client.errors import Failed
 from libs.core.scheduling.queues import Change
 from schemas import subjects
 from schemas.budgets import BudgetSet, SpendingBudget
@@ -26,12 +25,7 @@ async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, Bu
 async def apply(baton: Baton, reply: BudgetsReply, then: BudgetSet, reason: str) -> int | None:
     """Returns the ledger record that decided it. Raises Failed when the file's version is not above the present one."""
     who = baton.place.user or "operator"
-    if then.version <= reply.version:
-        raise Failed(
-            f"version {then.version} is not above {reply.version}, which is applied",
-            "another file was applied, or this one was changed without raising its version",
-            f"look at the lines of `baton diff`, then write `version: {reply.version + 1}`",
-        )
+    check_version(then.version, reply.version)
 
     async def applied() -> bool:
         return (await standing(baton)).version == then.version

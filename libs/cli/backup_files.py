@@ -35,6 +35,7 @@ from libs.cli.launch import RESTORED, VAULT_FOLDER
 from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.records import write_private
 from libs.embedded.servers import NATS
+from libs.walls import broker_claims
 from libs.walls.book import BOOK_FILE
 from libs.walls.departed_teams import DEPARTED_FILE
 from libs.walls.keyfile import KEYS_FILE
@@ -189,7 +190,7 @@ async def _revived(stack: AsyncExitStack, folder: Path, home: Path) -> Any:
     _put_state(folder, home, manifest)
     ring = Keyring(home)
     options = NatsOptions(
-        trust=ring.trust() if ring.exists else None, sync_always=False, max_file_store_bytes=_SCRATCH_BYTES
+        trust=broker_claims.trust(ring) if ring.exists else None, sync_always=False, max_file_store_bytes=_SCRATCH_BYTES
     )
     servers = Servers(home, ServerOptions(run=(NATS,), nats=options))
     await stack.enter_async_context(servers)

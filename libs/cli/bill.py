@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from libs.cli import bill_close, bill_files, bill_page, bill_push, bill_used, units
-from libs.cli.bill_period import days_between, forecast_end, zone_of
+from libs.cli.bill_period import DaysOf, Until, days_between, forecast_end, zone_of
 from libs.cli.budget import overdrawn
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
@@ -41,10 +41,8 @@ def command(
         str | None,
         typer.Option("--from", help="First day, month or full hour: 2026-11-01, 2026-11, 2026-11-01T12:00Z."),
     ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", help="Last day or month, included; or a full hour, which is not.")
-    ] = None,
-    time_zone: Annotated[str, typer.Option("--time-zone", help="Whose days, e.g. Europe/Berlin.")] = "UTC",
+    end: Until = None,
+    time_zone: DaysOf = "UTC",
     job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
     running: Annotated[bool, typer.Option("--running", help="Count what is still held, up to now.")] = False,
     forecast: Annotated[
@@ -148,8 +146,8 @@ def _by_file(bill: BillReply) -> list[str]:
     if not bill.by_file:
         return []
     return [
-        "no price book is applied: this cost is by the prices file of the pool, and exports and statements tell all use as "
-        "unpriced until an operator has one applied (`baton prices apply`)"
+        "no price book is applied: this cost uses the pool's prices file, and exports and statements show all use as "
+        "unpriced; an operator applies a book with `baton prices apply`"
     ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.cli.exits import UsageFault
-from libs.cli.files import read_text, why_not
+from libs.cli.files import read_yaml
 from schemas.billing import BillRow
 from schemas.yamlfile import Broken, Document, YamlProblem, read
 
@@ -45,11 +45,9 @@ def centre_of(centres: Mapping[str, str], team: str) -> str:
 def centres_of(path: Path) -> dict[str, str]:
     """Team -> cost centre. Raises UsageFault."""
     try:
-        documents = read(read_text(path))
+        documents = read(read_yaml(path))
     except Broken as e:
         raise UsageFault(f"{path}:{e.problem.line}: {e.problem.problem}; {e.problem.fix}") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise UsageFault(f"{path} cannot be read: {why_not(e)}; name a YAML file in UTF-8") from None
     found = documents[0] if documents else Document({}, {})
     wrong = found.problems[0] if found.problems else None
     if wrong is None and (len(documents) > 1 or not isinstance(found.data, dict)):

@@ -1,11 +1,17 @@
 """Periods of bills: from one day or moment to another, in a time zone with daylight saving."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import typer
 
 from libs.cli.exits import UsageFault
 from libs.cli.moments import TimeForm, read
 from libs.core.billing.wall import HOUR_US, us_of
+
+Until = Annotated[str | None, typer.Option("--to", help="Last day or month, included; or a full hour, which is not.")]
+DaysOf = Annotated[str, typer.Option("--time-zone", help="Whose days, e.g. Europe/Berlin.")]
 
 
 def zone_of(name: str) -> ZoneInfo:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.bill_period import days_between, zone_of
+from libs.cli.bill_period import DaysOf, Until, days_between, zone_of
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
@@ -22,10 +22,8 @@ def used(
     *,
     by: Annotated[str, typer.Option("--by", help="What is summed: team, user, job, day or hour.")] = "team",
     start: Annotated[str | None, typer.Option("--from", help="First day, month or full hour.")] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", help="Last day or month, included; or a full hour, which is not.")
-    ] = None,
-    time_zone: Annotated[str, typer.Option("--time-zone", help="Whose days, e.g. Europe/Berlin.")] = "UTC",
+    end: Until = None,
+    time_zone: DaysOf = "UTC",
     of: Annotated[str | None, typer.Option("--of", help="Only this team (operators).")] = None,
     pool: Pool = None,
     team: Team = None,

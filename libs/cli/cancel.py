@@ -16,7 +16,7 @@ from schemas.subjects import OPERATOR
 
 def command(
     jobs: Annotated[
-        list[str], typer.Argument(help="Jobs: their ids, the beginnings of these, or their names.", metavar="JOB...")
+        list[str], typer.Argument(help="Jobs: their ids, the beginnings of these, or their names.", metavar="JOB")
     ],
     reason: Annotated[str, typer.Option("--reason", help="Why; shown to the team. By default, by whom.")] = "",
     team: Team = None,

@@ -11,10 +11,10 @@ from libs.bus.creds import speaker
 from libs.cli.broker_keys import ring_of, staying, tell_broker
 from libs.cli.exits import UsageFault
 from libs.cli.operator_action import MayReason, operator_action
-from libs.cli.options import Output, Url
+from libs.cli.options import KeysFolder, Output, Url
 from libs.cli.output import Format, done, hint
 from libs.client.where import state_dir
-from libs.walls import roles
+from libs.walls import broker_claims, roles
 from libs.walls.accounts import CORE, PROVISION, SERVICES
 from libs.walls.keyring import Keyring
 from libs.walls.names import check_numbers, check_teams, check_users
@@ -58,9 +58,7 @@ def command(
         typer.Option("--write", help="Write it into this file, which the server may read, and print nothing."),
     ] = None,
     reason: MayReason = "",
-    folder: Annotated[
-        Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
-    ] = None,
+    folder: KeysFolder = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
@@ -80,7 +78,7 @@ def command(
     except ValueError as e:
         raise UsageFault(str(e)) from None
     # NATS reads JSON like its own format.
-    config = ring.trust().config(accounts)
+    config = broker_claims.trust(ring).config(accounts)
     wire = Wire(ring)
     if named_hosts := _listed(hosts) or wire.names:  # a server with TLS keeps it
         config["tls"], ends = _encrypted(wire, named_hosts, certificates, write, renew)

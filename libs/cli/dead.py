@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Messages that could not be processed (operators).", no_args_is_help=True, rich_markup_mode=None)
 
 _SHOWN = 4096
-Sequences = Annotated[list[int], typer.Argument(help="Sequence numbers of `baton dead list`.", min=1)]
+Sequences = Annotated[list[int], typer.Argument(help="Sequence numbers of `baton dead list`.", min=1, metavar="SEQ")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def list_letters(
 
 @app.command("show")
 def show_letter(
-    seq: Annotated[int, typer.Argument(help="A sequence number of `baton dead list`.", min=1)],
+    seq: Annotated[int, typer.Argument(help="A sequence number of `baton dead list`.", min=1, metavar="SEQ")],
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:

@@ -73,7 +73,7 @@ def _credential_refused(error: BaseException) -> bool:
 
 
 _WRONG_PATH = {
-    errno.ENOENT: "name a file that is there, or for a new one a folder that is there",
+    errno.ENOENT: "name one that exists; a new file needs a folder that exists",
     errno.ENXIO: "name a file that can be read",
     errno.EISDIR: "name a file",
     errno.EACCES: "name one that you may use",

@@ -21,12 +21,13 @@ def read_text(path: Path) -> str:
         return text_of(file)
 
 
-def read_yaml(file: Path) -> str:
-    """The text of a YAML file given to a command. Raises UsageFault."""
+def read_yaml(file: Path, option: str = "") -> str:
+    """The text of a YAML file given to a command, by `option`. Raises UsageFault."""
     try:
         return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"{file} cannot be read: {why_not(error)}; name a YAML file in UTF-8 with -f") from None
+        how = f" with {option}" if option else ""
+        raise UsageFault(f"{file} cannot be read: {why_not(error)}; name a YAML file in UTF-8{how}") from None
 
 
 def why_not(error: OSError | UnicodeDecodeError) -> str:

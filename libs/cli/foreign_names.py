@@ -3,7 +3,7 @@
 from typing import Any
 
 COMMANDS = {
-    **{what: f"baton get {what}" for what in ("jobs", "nodes", "devices", "queues", "quotas")},
+    **{what: f"baton get {what}" for what in ("jobs", "nodes", "devices", "queues", "quotas", "pools")},
     "list": "baton get jobs", "ls": "baton get jobs", "ps": "baton get jobs", "squeue": "baton get jobs",
     "sacct": "baton get jobs", "sprio": "baton get waiting", "sreport": "baton bill", "scontrol": "baton describe",
     "sinfo": "baton get nodes", "delete": "baton cancel", "kill": "baton cancel", "scancel": "baton cancel",
@@ -46,6 +46,7 @@ _OPTIONS = {
 _NO_VALUE = (
     "a value is no argument: every user of this machine could read it; write it to stdin, or name a file with --file"
 )
+_NO_COMMAND = "where a job runs does not depend on its command: leave that out"
 
 
 def told(error: Any) -> str:
@@ -55,6 +56,8 @@ def told(error: Any) -> str:
     path = getattr(getattr(error, "ctx", None), "command_path", "")
     if path == "baton secret set" and message.startswith("Got unexpected extra argument"):
         return _NO_VALUE
+    if path == "baton plan" and message.startswith("Got unexpected extra argument"):
+        return f"{message}: {_NO_COMMAND}"
     fix = _replacement(error, path, message)
     return f"{message.rstrip('.')}: {fix}" if fix else message
 

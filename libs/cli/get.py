@@ -29,8 +29,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command("pools")(get_pools.command)
-app.command("pool", hidden=True)(get_pools.command)
 
 
 def _job_columns(names: Names) -> list[Column]:
@@ -71,7 +69,7 @@ def _ran(job: JobDocument) -> str:
 @app.command("jobs")
 @app.command("job", hidden=True)
 def jobs(
-    ids: Annotated[list[str] | None, typer.Argument(help="Only these.", metavar="[JOB...]")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these.", metavar="JOB")] = None,
     *,
     state: Annotated[list[str] | None, typer.Option("--state", help="Only in this state; may be repeated.")] = None,
     name: Annotated[str, typer.Option("--name", help="Only of this name.")] = "",
@@ -299,3 +297,7 @@ def quotas(
 
 def _list(items: Sequence[Any], columns: list[Column], output: Format, no_header: bool, key: str) -> None:
     show(items, columns, output, name=lambda item: str(getattr(item, key)), header=not no_header)
+
+
+app.command("pools")(get_pools.command)
+app.command("pool", hidden=True)(get_pools.command)

@@ -49,6 +49,7 @@ from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from libs.embedded.spread import make_apart
 from libs.ports.folders import unwritable
+from libs.walls import broker_claims
 from libs.walls.accounts import SERVICES as ADMIN
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
@@ -261,7 +262,7 @@ class LocalStack:
         nats = NatsOptions(
             port=self.options.nats_port,
             servers=self.options.brokers,
-            trust=self.keyring.trust(),
+            trust=broker_claims.trust(self.keyring),
             sync_always=self.options.sync_always,
         )
         needed = 2 * reserved_bytes(

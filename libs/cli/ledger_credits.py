@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from libs.cli.exits import Ended, Exit, UsageFault
-from libs.cli.files import read_text, why_not
+from libs.cli.files import read_yaml
 from libs.cli.options import ArchiveFolder, Output, Url
 from libs.cli.output import Column, Format, document, hint, show
 from libs.cli.session import run
@@ -78,11 +78,9 @@ def read_policy(path: Path) -> "Mapping[CreditCause, int]":
     from libs.core.billing.credits import WHOLE, CreditCause
 
     try:
-        documents = read(read_text(path))
+        documents = read(read_yaml(path))
     except Broken as error:
         raise _fault(path, error.problem) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"{path} cannot be read: {why_not(error)}; name a YAML file in UTF-8") from None
     found = documents[0] if documents else Document({}, {})
     if len(documents) > 1 or found.problems or not isinstance(found.data, dict):
         problem = YamlProblem(1, 1, "policy", "is not one map of causes", "write e.g. node-lost: 1000")

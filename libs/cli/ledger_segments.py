@@ -113,9 +113,7 @@ def archive(
 
 
 def restore(
-    files: Annotated[
-        list[Path], typer.Argument(help="Files of `baton ledger archive`.", metavar="FILE...", exists=True)
-    ],
+    files: Annotated[list[Path], typer.Argument(help="Files of `baton ledger archive`.", metavar="FILE", exists=True)],
     reason: ReasonOption,
     pool: Pool = None,
     url: Url = None,

@@ -22,9 +22,7 @@ app = typer.Typer(help="What an operator says of a node.", no_args_is_help=True,
 
 Agents = Annotated[
     str | None,
-    typer.Argument(
-        help="Whose; without it those of the agents that stand for all nodes of the pool.", metavar="[NODE]"
-    ),
+    typer.Argument(help="Whose; without it those of the agents that stand for all nodes of the pool.", metavar="NODE"),
 ]
 OfPool = Annotated[str, typer.Option("--pool", envvar="BATON_POOL", help="The node's pool.")]
 
@@ -36,7 +34,7 @@ def _group() -> None:
 
 @app.command("declare-dead")
 def dead(
-    node: Annotated[str, typer.Argument(help="A node that `baton get nodes` shows as silent.")],
+    node: Annotated[str, typer.Argument(help="A node that `baton get nodes` shows as silent.", metavar="NODE")],
     fenced_by: Annotated[
         str, typer.Option("--fenced-by", help="How you made sure that nothing runs there: power off, BMC, pulled out.")
     ],
@@ -92,8 +90,10 @@ async def _life_of(baton: Baton, node: str) -> int:
 
 @app.command("release")
 def release(
-    node: Annotated[str, typer.Argument(help="The node of the device.")],
-    device: Annotated[str, typer.Argument(help="A device that `baton get devices -o wide` shows as in quarantine.")],
+    node: Annotated[str, typer.Argument(help="The node of the device.", metavar="NODE")],
+    device: Annotated[
+        str, typer.Argument(help="A device that `baton get devices -o wide` shows as in quarantine.", metavar="DEVICE")
+    ],
     reason: Annotated[str, typer.Option("--reason", help="Why it may be used although something else uses it.")],
     since: Annotated[
         int | None,
@@ -143,7 +143,9 @@ async def _quarantine_of(baton: Baton, node: str, device: str) -> int:
 
 @app.command("add")
 def add(
-    node: Annotated[str, typer.Argument(help="How its agent calls it: the host's name, or BATON_AGENT_NODE.")],
+    node: Annotated[
+        str, typer.Argument(help="How its agent calls it: the host's name, or BATON_AGENT_NODE.", metavar="NODE")
+    ],
     reason: MayReason = "",
     *,
     pool: OfPool = "main",
@@ -218,7 +220,7 @@ def _named(pool: str, node: str | None) -> str:
 
 @app.command("cordon")
 def cordon(
-    node: Annotated[str, typer.Argument(help="A node that `baton get nodes` shows.")],
+    node: Annotated[str, typer.Argument(help="A node that `baton get nodes` shows.", metavar="NODE")],
     reason: Annotated[str, typer.Option("--reason", help="What is done there, and until when.")],
     pool: Pool = None,
     user: UserOption = None,
@@ -244,7 +246,7 @@ def cordon(
 
 @app.command("uncordon")
 def uncordon(
-    node: Annotated[str, typer.Argument(help="A node that `baton get nodes` shows as in maintenance.")],
+    node: Annotated[str, typer.Argument(help="A node that `baton get nodes` shows as in maintenance.", metavar="NODE")],
     reason: Annotated[str, typer.Option("--reason", help="What was done there.")] = "",
     pool: Pool = None,
     user: UserOption = None,

@@ -24,7 +24,7 @@ from libs.bus.creds import Address
 from libs.cli.exits import UsageFault, code_of
 from libs.cli.output import hint
 from libs.cli.release import tool
-from libs.client.where import check_operator, find, session_user, shown_credential, state_dir
+from libs.client.where import NO_BATON, check_operator, find, session_user, shown_credential, state_dir
 from libs.walls.book import Book
 from schemas.subjects import OPERATOR
 
@@ -118,7 +118,7 @@ def tell(
 
 def _no_baton(error: Exception) -> bool:
     """No Baton is known; the lines wait until there is one."""
-    return getattr(error, "what", "") == "no running Baton is known"
+    return getattr(error, "what", "") == NO_BATON
 
 
 async def _tell(book: Book, folder: Path, url: str | None, pool: str | None, again: bool) -> int:

@@ -69,6 +69,16 @@ class PoolRefused(Denied):
     """The pool refused an operator's command. `why` is the pool's reason."""
 
 
+def check_version(then: int, applied: int) -> None:
+    """Before a file is sent that placement would refuse for its version. Raises Failed."""
+    if then <= applied:
+        raise Failed(
+            f"version {then} is not above {applied}, which is applied",
+            "another file was applied, or this one was changed without raising its version",
+            f"look at the lines of `baton diff`, then write `version: {applied + 1}`",
+        )
+
+
 async def say_to_pool(
     baton: Baton, pool: str, said: Said, subject: str, about: str, *, done: Done | None = None
 ) -> int | None:

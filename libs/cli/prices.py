@@ -37,7 +37,7 @@ def _group() -> None:
 @app.command("check")
 def check(file: BookFile, output: Output = Format.TABLE) -> None:
     """Say everything that is wrong with a price book; no server is asked."""
-    text = read_yaml(file)
+    text = read_yaml(file, "-f")
     try:
         book = read_book(text, str(file))
     except PricesFileError as error:
@@ -70,7 +70,7 @@ def apply(
 ) -> None:
     """From now on bill by this book, all of it. What was posted keeps its price; changes of it are corrections."""
 
-    text = read_yaml(file)
+    text = read_yaml(file, "-f")
 
     async def work(baton: Baton) -> dict[str, Any]:
         facts = await _pool_facts(baton)

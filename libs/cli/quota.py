@@ -27,9 +27,12 @@ def _group() -> None:
 @app.command("set")
 def set_quota(
     *,
-    team: Annotated[str, typer.Argument(help="Whose quota.")],
+    team: Annotated[str, typer.Argument(help="Whose quota.", metavar="TEAM")],
     devices: Annotated[
-        str, typer.Argument(help="Accelerators it may hold at once, e.g. 16 or 2.5; `none` for no limit on them.")
+        str,
+        typer.Argument(
+            help="Accelerators it may hold at once, e.g. 16 or 2.5; `none` for no limit on them.", metavar="DEVICES"
+        ),
     ],
     types: Annotated[
         list[str] | None,

@@ -65,7 +65,8 @@ class ReplayOutcome:
 
 def command(
     trace: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="CSV: see docs/replay.md for its columns.")
+        Path,
+        typer.Argument(exists=True, dir_okay=False, help="CSV: see docs/replay.md for its columns.", metavar="TRACE"),
     ],
     *,
     speed: Annotated[float, typer.Option(help="How many seconds of the trace pass in one second.")] = 1000.0,

@@ -21,7 +21,7 @@ app = typer.Typer(
     help="A team's secrets: set, listed, removed, never read.", no_args_is_help=True, rich_markup_mode=None
 )
 
-Name = Annotated[str, typer.Argument(help="What jobs call it: letters, digits, '.', '-' and '_'.")]
+Name = Annotated[str, typer.Argument(help="What jobs call it: letters, digits, '.', '-' and '_'.", metavar="NAME")]
 OfTeam = Annotated[str | None, typer.Option("--of", metavar="TEAM", help="Operators: whose.")]
 
 
@@ -71,7 +71,7 @@ def list_(
 
 @app.command()
 def remove(
-    names: Annotated[list[str] | None, typer.Argument(help="Which.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Which.", metavar="NAME")] = None,
     *,
     of: OfTeam = None,
     all_: Annotated[bool, typer.Option("--all", help="With --of: all of the team's.")] = False,

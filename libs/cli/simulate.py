@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from libs.cli.exits import UsageFault
-from libs.cli.files import read_text, why_not
+from libs.cli.files import read_yaml, why_not
 from libs.cli.options import Output
 from libs.cli.output import Format, document
 from libs.cli.queuesfile import QueueFileError, read_tree
@@ -146,11 +146,9 @@ def _policies(rules: Sequence[OrderRule], files: Sequence[Path]) -> dict[str, Si
     found: dict[str, SimulatedPolicy] = {rule.value: rule for rule in rules}
     for file in files:
         try:
-            tree = read_tree(read_text(file), str(file))
+            tree = read_tree(read_yaml(file), str(file))
         except QueueFileError as error:
             raise UsageFault(str(error)) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageFault(f"{file} cannot be read: {why_not(error)}; name a YAML file in UTF-8") from None
         if file.stem in found:
             raise UsageFault(f"{file}: two policies are called {file.stem}; rename the file")
         found[file.stem] = ApplyQueues(

@@ -23,7 +23,7 @@ from schemas.yamlfile import MAX_BYTES
 
 def command(
     argv: Annotated[
-        list[str] | None, typer.Argument(help="The command to run, after `--`.", metavar="[-- COMMAND...]")
+        list[str] | None, typer.Argument(help="The command to run, after `--`.", metavar="-- COMMAND")
     ] = None,
     *,
     file: job_options.JobFileOption = None,

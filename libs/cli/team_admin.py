@@ -30,7 +30,7 @@ from libs.client.sending import valid
 from libs.client.where import Place, check_operator, find, read_instance, shown_credential, state_dir
 from libs.core.state.queue_tree import QueueTree
 from libs.embedded.records import write_private
-from libs.walls import claims
+from libs.walls import broker_claims, claims
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
 from libs.walls.floods import Floods, limits_of
 from libs.walls.keyring import Keyring
@@ -141,7 +141,9 @@ async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> 
             raise AdminRefused(f"{e.why}: {e.fix}" if isinstance(e, ClientError) and e.why else str(e)) from None
 
     async def watch() -> Client:
-        return await connect(Address(url, ring.claims_credential(lasting=True), ca=ring.ca), name="floods")
+        return await connect(
+            Address(url, broker_claims.claims_credential(ring, lasting=True), ca=ring.ca), name="floods"
+        )
 
     watching = await watch()
     push, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)

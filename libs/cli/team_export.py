@@ -48,7 +48,7 @@ _EVENTS = 10_000
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="A new folder, which is made here.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder, which is made here.", metavar="FOLDER")],
     *,
     of: Annotated[str | None, typer.Option("--of", metavar="TEAM", help="Operators: whose.")] = None,
     archive: ArchiveFolder = None,

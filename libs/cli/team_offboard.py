@@ -30,7 +30,7 @@ from libs.cli.broker_keys import ring_of
 from libs.cli.exits import UsageFault
 from libs.cli.known_team import warn_of_unknown
 from libs.cli.operator_action import operator_action
-from libs.cli.options import ArchiveFolder, Output, Url, UserOption
+from libs.cli.options import ArchiveFolder, KeysFolder, Output, Url, UserOption
 from libs.cli.output import Format, done, hint, say
 from libs.cli.pools import KnownPools, ToldToPools, pools_of
 from libs.cli.session import run
@@ -74,9 +74,7 @@ def command(
     cancel: Annotated[bool, typer.Option("--cancel", help="End its jobs; else they are waited for.")] = False,
     wait: Annotated[float, typer.Option("--wait", min=0, help="For its jobs at the most, s.")] = 3600.0,
     archive: ArchiveFolder = None,
-    folder: Annotated[
-        Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
-    ] = None,
+    folder: KeysFolder = None,
     user: UserOption = None,
     url: Url = None,
     output: Output = Format.TABLE,

@@ -21,7 +21,7 @@ from schemas.jobs import JobEvent, JobState
 
 def command(
     jobs: Annotated[
-        list[str], typer.Argument(help="Jobs: their ids, the beginnings of these, or their names.", metavar="JOB...")
+        list[str], typer.Argument(help="Jobs: their ids, the beginnings of these, or their names.", metavar="JOB")
     ],
     timeout: Annotated[str | None, typer.Option("--timeout", help="Give up after e.g. 30m; exits with 6.")] = None,
     team: Team = None,

@@ -21,7 +21,7 @@ from schemas.queries import EventsLost
 def command(
     *,
     job: Annotated[
-        str | None, typer.Argument(help="One job, until it has ended; all of the team's without.", metavar="[JOB]")
+        str | None, typer.Argument(help="One job, until it has ended; all of the team's without.", metavar="JOB")
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Begin so long ago, e.g. 1h; `all` for everything.")
@@ -47,14 +47,14 @@ def command(
         raise UsageFault("--after NUMBER is where all of the team's events go on: leave out JOB and --since")
 
     async def follow(baton: Baton) -> None:
-        if output not in (Format.JSON, Format.NAME) and not no_header:
-            say(_line("TIME", "JOB", "NAME", "EVENT", "ATTEMPT", "DETAIL"))
         seen = {pool or baton.place.pool: number for pool, number in numbers} or None
         found = (
             baton.watch(await whole_id(baton, job))
             if job is not None
             else baton.events(after_us, after=seen, on_lost=_tell_lost)
         )
+        if output not in (Format.JSON, Format.NAME) and not no_header:
+            say(_line("TIME", "JOB", "NAME", "EVENT", "ATTEMPT", "DETAIL"))
         async with contextlib.aclosing(found) as events:
             async for event in events:
                 say(_shown(event, output))

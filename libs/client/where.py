@@ -22,6 +22,8 @@ from schemas.subjects import FINANCE, OPERATOR, token
 
 CLIENT_FILE = "client.json"
 STATE_DIR = ".baton"
+NO_BATON = "no running Baton is known"
+"""What is told when there is neither an address nor an instance."""
 SERVICES_USER = "services"
 _OPERATE = (OPERATOR, SERVICES_USER, "provision")
 """Whose credentials may do what operators do: all of it, or making streams."""
@@ -152,7 +154,7 @@ def read_instance(folder: Path) -> dict[str, Any]:
         instance = json.loads(path.read_text())
     except FileNotFoundError:
         raise Unreachable(
-            "no running Baton is known",
+            NO_BATON,
             f"BATON_NATS_URL is not set and there is no {path}",
             "start one with `baton up`, or set BATON_NATS_URL (and BATON_TEAM)",
         ) from None

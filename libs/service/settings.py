@@ -86,17 +86,18 @@ class ServiceSettings(BaseSettings):
 def warm() -> None:
     """Once before a fork: whether a field's type is one of mappings, say, is looked up among all subclasses of all there are,
     and remembered. In each forked process that would touch, and so copy, every one of these classes."""
+    global _warm
     EnvSettingsSource(ServiceSettings)()
-    _warmed.append(True)
+    _warm = True
 
 
-_warmed: list[bool] = []
+_warm = False
 
 
 def warmed() -> bool:
     """Whether this process was forked from one that has prepared what services share. `gc.get_freeze_count` would tell it, too,
     but counts one by one: 20 ms for each service."""
-    return bool(_warmed)
+    return _warm
 
 
 class OrderSettings(ServiceSettings):

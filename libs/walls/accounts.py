@@ -37,6 +37,8 @@ READER = "reader"
 """The one role of `$finance`."""
 NODE, LOGS, POOL_LOGS = "node", "logs", "pool-logs"
 CLAIMS, HEALTH = "claims", "health"
+CLAIMS_UPDATE, STATZ, CONNZ = "$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.ACCOUNT.PING.STATZ", "$SYS.REQ.SERVER.PING.CONNZ"
+"""What the holder of the keys asks the broker: to take a claim, what accounts have sent, and who is connected."""
 RESERVED = (OPERATOR, SERVICES)
 """What no team may be called."""
 
@@ -124,9 +126,7 @@ def team_roles(team: str) -> dict[str, AccountRole]:
 def system_roles() -> dict[str, AccountRole]:
     """Told of changed accounts, and asked what each has sent and who is connected (`libs.walls.floods`); asked whether a server
     is well, by who started it."""
-    asked = [
-        "$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LOOKUP", "$SYS.REQ.ACCOUNT.PING.STATZ", "$SYS.REQ.SERVER.PING.CONNZ",
-    ]  # fmt: skip
+    asked = [CLAIMS_UPDATE, "$SYS.REQ.CLAIMS.LOOKUP", STATZ, CONNZ]
     return {
         CLAIMS: AccountRole(asked, ["_INBOX.>"]),
         HEALTH: AccountRole(["$SYS.REQ.SERVER.*.HEALTHZ"], ["_INBOX.health.*"]),

@@ -38,9 +38,10 @@ from libs.bus.retry import run_periodically
 from libs.core.admission.intake import EVERYBODY, Bucket
 from libs.core.admission.traffic import AT_ONCE_S, EVERYBODYS, TrafficLimits
 from libs.service.teams_file import load_traffic
-from libs.walls.accounts import NODE_CONNECTIONS
+from libs.walls.accounts import CONNZ, NODE_CONNECTIONS, STATZ
 from libs.walls.book import Book
-from libs.walls.keyring import Keyring, NoCredential, NotKeptOut, logs_of
+from libs.walls.keyring import Keyring, NotKeptOut, logs_of
+from libs.walls.keys_of import NoCredential
 from libs.walls.resolver import NotTold
 
 log = logging.getLogger("baton.nodes")
@@ -59,8 +60,6 @@ OUT_S, MOST_OUT_S = 60, 3_600
 _AGAIN_S: Final = 2.0
 """After an error that nobody foresaw."""
 
-_STATZ = "$SYS.REQ.ACCOUNT.PING.STATZ"
-_CONNZ = "$SYS.REQ.SERVER.PING.CONNZ"
 _ASKED = 500
 """Accounts in one question: an answer has some 500 bytes for each, and of a connection twice as many."""
 _ANSWER_S, _MORE_S = 1.0, 0.05
@@ -193,7 +192,7 @@ class Floods:
     async def _asked(self, nats: Client, accounts: list[str]) -> tuple[set[str], list[Counted]]:
         """The servers, and what they have counted of those of `accounts` that somebody uses."""
         servers, found = set[str](), list[Counted]()
-        for told in await _answers(nats, _STATZ, {"accounts": accounts}):
+        for told in await _answers(nats, STATZ, {"accounts": accounts}):
             servers.add(told.get("server_id", ""))
             for one in told.get("account_statz", ()):
                 said, heard = one["received"], one["sent"]
@@ -204,7 +203,7 @@ class Floods:
     async def _crowding(self, nats: Client) -> dict[str, str]:
         """Nodes with more connections to the core than a node may have, and why each is cut off. Whose they are is asked when
         a server has so many more than before that it may be one."""
-        answers = await _answers(nats, _STATZ, {"accounts": [self._core]})
+        answers = await _answers(nats, STATZ, {"accounts": [self._core]})
         now = {told["server_id"]: one["conns"] for told in answers for one in told.get("account_statz", ())}
         if all(many <= self._usual.get(server, 0) + NODE_CONNECTIONS for server, many in now.items()):
             self._usual |= {server: min(many, self._usual.get(server, many)) for server, many in now.items()}
@@ -212,7 +211,7 @@ class Floods:
         held, at, total = Counter[str](), 0, 1
         while at < total:
             page = {"acc": self._core, "auth": True, "limit": _ASKED, "offset": at}
-            answers = await _answers(nats, _CONNZ, page)
+            answers = await _answers(nats, CONNZ, page)
             held.update(one.get("authorized_user", "") for told in answers for one in told.get("connections") or ())
             at, total = at + _ASKED, max((told.get("total", 0) for told in answers), default=0)
         of_nodes = {self._logs[user]: many for user, many in held.items() if user in self._logs}

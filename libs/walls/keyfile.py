@@ -40,6 +40,11 @@ class AccountKeys(BaseModel, extra="allow"):
     issued_s: int = 0
     """When the newest claim was signed: the broker keeps the newest, so that time never stands still here."""
 
+    def tick(self, now_s: float) -> int:
+        """The time of one more claim, s: later than that of the one before."""
+        self.issued_s = max(int(now_s), self.issued_s + 1)
+        return self.issued_s
+
     def issue(self, name: str, public: str, at_s: int) -> None:
         self.users[name], self.since[name] = public, at_s
 

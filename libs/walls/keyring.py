@@ -22,39 +22,22 @@ from pathlib import Path
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.bus.wire import CA_FILE
 from libs.embedded.records import open_lock, write_private
-from libs.embedded.servers import Trust
-from libs.walls import accounts, claims
-from libs.walls.accounts import ADMIN, CORE, FINANCE, LOGS, NODE, POOL_LOGS, READER, SERVICES, SYSTEM, TEAM, USER
-from libs.walls.claims import KeyKind, KeyPair
+from libs.walls import claims, keys_of
+from libs.walls.accounts import ADMIN, CORE, FINANCE, LOGS, NODE, POOL_LOGS, READER, SERVICES, TEAM, USER
+from libs.walls.claims import KeyKind
 from libs.walls.keyfile import KEYS_FILE, AccountKeys, Keys, NewerKeys, new_key, new_keys
+from libs.walls.keys_of import NODE_MARK, NoCredential
 from libs.walls.names import check_numbers, check_teams, checked
 from libs.walls.people import People
 from schemas import subjects
 from schemas.subjects import OPERATOR, token
 
-_MINUTE = 60
-_OPERATOR_ISSUED_S = 1_767_225_600
-"""2026-01-01: what the claim says never changes."""
 _ONE = "nats.creds"
 """Of a process: alone in its folder, which can be given to it."""
-_NODE = "@"
-"""Before the name of a node's account: no team's name begins so."""
-
-
-class NoCredential(LookupError):
-    """There is no team or credential of that name; the text says which there are."""
 
 
 class NotKeptOut(LookupError):
     """The team is not kept out; the text says which are."""
-
-
-class TooManyUsers(NoCredential):
-    """A team's account takes no more users, or has too many void credentials."""
-
-
-MOST_USERS, MOST_REVOKED = 1_000, 5_000
-"""Of one team: a claim goes to the broker as one message, and has a line of 70 bytes for each void key."""
 
 
 class Keyring:
@@ -62,7 +45,7 @@ class Keyring:
     folder. `now` gives seconds since 1970."""
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
-        self.folder, self._now = folder, now
+        self.folder, self.now = folder, now
         self._file, self.creds = folder / KEYS_FILE, folder / CREDS_FOLDER
 
     @property
@@ -99,15 +82,15 @@ class Keyring:
         """All that a broker is told of at run time: the core, nodes, teams."""
         keys = self.keys()
         finance = [] if keys.finance is None else [FINANCE]
-        return [CORE, *finance, *(f"{_NODE}{name}" for name in sorted(keys.nodes)), *sorted(keys.teams)]
+        return [CORE, *finance, *(f"{NODE_MARK}{name}" for name in sorted(keys.nodes)), *sorted(keys.teams)]
 
     def users(self, team: str) -> list[str]:
         """Who of `team` has a credential: itself, and `<team>.<user>`. Raises NoCredential when there is no such team."""
-        return sorted(_team(self.keys(), team).users)
+        return sorted(keys_of.team(self.keys(), team).users)
 
     def ends(self, team: str) -> dict[str, int]:
         """The credentials of `team` that end by themselves, and when, s since 1970. Raises NoCredential for no such team."""
-        owner = _team(self.keys(), team)
+        owner = keys_of.team(self.keys(), team)
         return {name: at_s for name in sorted(owner.users) if (at_s := owner.ends_s(name)) is not None}
 
     # -------------------------------------------------------------------------------------------------------- credentials
@@ -139,15 +122,15 @@ class Keyring:
 
     def revoke_finance(self, user: str) -> None:
         """The credential is void once the broker is told of `$finance`. Raises NoCredential."""
-        with self._changing() as keys:
-            self._void(_account(keys, FINANCE), f"{subjects.FINANCE}.{user}")
+        with self.changing() as keys:
+            self._void(keys_of.account(keys, FINANCE), f"{subjects.FINANCE}.{user}")
             self._of_finance(user).unlink(missing_ok=True)
 
     def rotate_finance(self, user: str) -> Path:
         """A new credential in the old one's place, which is void once the broker is told of `$finance`. Raises NoCredential."""
-        with self._changing() as keys:
+        with self.changing() as keys:
             path, known_as = self._of_finance(user), f"{subjects.FINANCE}.{user}"
-            self._replace(_account(keys, FINANCE), READER, known_as, path)
+            self._replace(keys_of.account(keys, FINANCE), READER, known_as, path)
         return path
 
     def _of_finance(self, user: str) -> Path:
@@ -164,11 +147,11 @@ class Keyring:
     def _agent(self, name: str) -> Path:
         folder = self.creds / "nodes" / name
         self._credential(CORE, LOGS if "." in name else POOL_LOGS, logs_of(name), folder / LOGS_CREDS, called=name)
-        return self._credential(f"{_NODE}{name}", NODE, name, folder / _ONE)
+        return self._credential(f"{NODE_MARK}{name}", NODE, name, folder / _ONE)
 
     def admins(self, team: str) -> list[str]:
         """Who of `team` may manage its users. Raises NoCredential when there is no such team."""
-        owner = _team(self.keys(), team)
+        owner = keys_of.team(self.keys(), team)
         return sorted(set(owner.admins) & owner.users.keys())
 
     def check_team(self, team: str) -> None:
@@ -196,8 +179,8 @@ class Keyring:
         return self._credential(team, USER if dot else TEAM, name, path, lasts_s=lasts_s)
 
     def _promote(self, team: str, name: str) -> None:
-        with self._changing() as keys:
-            owner = _account(keys, team, make=True)
+        with self.changing() as keys:
+            owner = keys_of.account(keys, team, make=True)
             if name not in owner.admins:
                 owner.admins.append(name)
                 if name in owner.users:
@@ -211,15 +194,15 @@ class Keyring:
         if not dot:
             raise ValueError(f"{name!r} is no user of a team: write <team>.<user>")
         token(user)
-        with self._changing() as keys:
-            owner = _team(keys, team)
+        with self.changing() as keys:
+            owner = keys_of.team(keys, team)
             if by not in set(owner.admins) & owner.users.keys():  # void since it was looked at, by another process
                 raise NoCredential(f"{by} is no admin of {team}")
-            _own_key(owner, name, public_key)
+            keys_of.check_own_key(owner, name, public_key)
             if name in owner.users:
                 self._void(owner, name)
-            _room(owner, team)
-            said = claims.user(owner.role(USER), owner.public, public_key, name, issued_s=self._tick(owner))
+            keys_of.check_room(owner, team)
+            said = claims.user(owner.role(USER), owner.public, public_key, name, issued_s=owner.tick(self.now()))
             owner.issue(name, public_key, owner.issued_s)
             owner.elsewhere = sorted({*owner.elsewhere, name})
             (self.creds / f"{name}.creds").unlink(missing_ok=True)
@@ -229,21 +212,21 @@ class Keyring:
         """Raises what `sign` would: TooManyUsers when nothing more can be signed for the team, NoCredential when there is none,
         or when the key is another one's."""
         team = name.partition(".")[0]
-        owner = _team(self.keys(), team)
-        _room(owner, team)
-        _own_key(owner, name, public_key)
+        owner = keys_of.team(self.keys(), team)
+        keys_of.check_room(owner, team)
+        keys_of.check_own_key(owner, name, public_key)
 
     def _credential(
         self, account: str, role: str, known_as: str, path: Path, called: str = "", lasts_s: int | None = None
     ) -> Path:
         """The file of a credential; made when it is not there, is void, or has ended."""
-        with self._changing() as keys:
-            owner = _account(keys, account, make=True)
+        with self.changing() as keys:
+            owner = keys_of.account(keys, account, make=True)
             made_elsewhere = known_as in owner.elsewhere and known_as in owner.users
-            ended = (ends_s := owner.ends_s(known_as)) is not None and ends_s <= self._now()
+            ended = (ends_s := owner.ends_s(known_as)) is not None and ends_s <= self.now()
             if known_as not in owner.users or ended or not (path.is_file() or made_elsewhere):
-                if not account.startswith((CORE, _NODE)):
-                    _check_revoked(owner)
+                if not account.startswith((CORE, NODE_MARK)):
+                    keys_of.check_revoked(owner)
                 lasts_s = owner.lasts.get(known_as) if lasts_s is None else lasts_s
                 self._issue(owner, role, known_as, path, called or known_as, lasts_s)
         if self.ca is not None and not (beside := path.with_name(CA_FILE)).is_file():
@@ -254,7 +237,7 @@ class Keyring:
         self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str, lasts_s: int | None = None
     ) -> None:
         key = new_key(KeyKind.USER)
-        issued_s = self._tick(owner)
+        issued_s = owner.tick(self.now())
         owner.issue(known_as, key.public, issued_s)
         if lasts_s is not None:
             owner.lasts[known_as] = lasts_s
@@ -279,10 +262,10 @@ class Keyring:
 
         Raises NoCredential when there is none of that name, TooManyUsers.
         """
-        with self._changing() as keys:
-            owner = _team(keys, name.partition(".")[0])
+        with self.changing() as keys:
+            owner = keys_of.team(keys, name.partition(".")[0])
             if name != owner.oldest:
-                _check_revoked(owner)
+                keys_of.check_revoked(owner)
             path = self.creds / f"{name}.creds"
             role = ADMIN if name in owner.admins else USER if "." in name else TEAM
             self._replace(owner, role, name, path, lasts_s=lasts_s)
@@ -290,23 +273,23 @@ class Keyring:
 
     def revoke(self, name: str) -> None:
         """The credential of a user, or all of a team, are void once the broker is told. Raises NoCredential as `rotate`."""
-        with self._changing() as keys:
-            owner = _team(keys, name.partition(".")[0])
+        with self.changing() as keys:
+            owner = keys_of.team(keys, name.partition(".")[0])
             gone = [name] if "." in name else sorted(owner.users)
             if "." in name:
                 self._void(owner, name)
                 owner.admins = [one for one in owner.admins if one != name]
             else:
                 owner.admins = []
-                owner.users, owner.since, owner.lasts, owner.revoked = {}, {}, {}, {"*": self._tick(owner)}
+                owner.users, owner.since, owner.lasts, owner.revoked = {}, {}, {}, {"*": owner.tick(self.now())}
             for each in gone:
                 (self.creds / f"{each}.creds").unlink(missing_ok=True)
 
     def keep_out(self, team: str, least_s: int, most_s: int) -> int:
         """Nobody of the team may be connected for so many seconds, once the broker is told: `least_s`, and each further time
         within `most_s` twice as long as before, up to that. Raises NoCredential."""
-        with self._changing() as keys:
-            owner, now_s = _team(keys, team), int(self._now())
+        with self.changing() as keys:
+            owner, now_s = keys_of.team(keys, team), int(self.now())
             again = owner.out_for_s and now_s - owner.out_until_s < most_s
             owner.out_for_s = min(most_s, 2 * owner.out_for_s) if again else least_s
             owner.out_until_s, owner.let_in = now_s + owner.out_for_s, False
@@ -314,22 +297,22 @@ class Keyring:
 
     def let_in(self, team: str) -> None:
         """Ends what `keep_out` began, also before its time, once the broker is told. Raises NotKeptOut."""
-        with self._changing() as keys:
+        with self.changing() as keys:
             if team not in (out := keys.kept_out):
                 known = f"there are {', '.join(sorted(out))}" if out else "no team is"
                 raise NotKeptOut(f"team {team!r} is not kept out; {known}")
             owner = keys.teams[team]
-            owner.out_until_s, owner.let_in = min(owner.out_until_s, int(self._now())), True
+            owner.out_until_s, owner.let_in = min(owner.out_until_s, int(self.now())), True
 
     def is_over(self, until_s: int) -> bool:
-        return until_s <= self._now()
+        return until_s <= self.now()
 
     def revoke_node(self, pool: str, node: str = "") -> list[str]:
         """The credentials of a node, or without one those of the agents of a whole pool; the accounts that are to be told.
         Raises NoCredential."""
         name = f"{pool}.{node}" if node else pool
-        with self._changing() as keys:
-            self._void(_agents(keys, pool, node), name)
+        with self.changing() as keys:
+            self._void(keys_of.agents(keys, pool, node), name)
             self._void(keys.core, logs_of(name))
             for file in (_ONE, LOGS_CREDS):
                 (self.creds / "nodes" / name / file).unlink(missing_ok=True)
@@ -338,15 +321,15 @@ class Keyring:
     @staticmethod
     def node_accounts(pool: str, node: str = "") -> list[str]:
         """Those that a broker is told when a credential of a node, or of the agents of a whole pool, is another."""
-        return [f"{_NODE}{f'{pool}.{node}' if node else pool}", CORE]
+        return [f"{NODE_MARK}{f'{pool}.{node}' if node else pool}", CORE]
 
     def rotate_node(self, pool: str, node: str = "") -> list[str]:
         """New credentials in the place of those that `revoke_node` makes void; the accounts that are to be told. Raises
         NoCredential."""
         name = f"{pool}.{node}" if node else pool
         folder, logs = self.creds / "nodes" / name, LOGS if node else POOL_LOGS
-        with self._changing() as keys:
-            self._replace(_agents(keys, pool, node), NODE, name, folder / _ONE)
+        with self.changing() as keys:
+            self._replace(keys_of.agents(keys, pool, node), NODE, name, folder / _ONE)
             self._replace(keys.core, logs, logs_of(name), folder / LOGS_CREDS, called=name)
         return self.node_accounts(pool, node)
 
@@ -354,83 +337,22 @@ class Keyring:
         """A new credential for the operator or a service, in its file's place; the old one is void once the broker is told of
         `$baton`. Raises NoCredential."""
         known_as, path = (name, self._of_operator) if name == OPERATOR else (f"service {name}", self._of_service(name))
-        with self._changing() as keys:
+        with self.changing() as keys:
             self._replace(keys.core, name, known_as, path, called=name)
         return path
 
     def check_user(self, name: str) -> None:
         """Raises NoCredential when the user `<team>.<user>` has none."""
-        _check_user(_team(self.keys(), name.partition(".")[0]), name)
+        keys_of.check_user(keys_of.team(self.keys(), name.partition(".")[0]), name)
 
     def _void(self, owner: AccountKeys, name: str) -> None:
-        _check_user(owner, name)
-        owner.void(name, self._tick(owner))
+        keys_of.check_user(owner, name)
+        owner.void(name, owner.tick(self.now()))
 
-    # ---------------------------------------------------------------------------------------------- what the broker is told
-
-    def account(self, name: str) -> tuple[str, str]:
-        """(public key, signed claim) of `$SYS`, `$baton` or a team, newer than any before. Raises NoCredential."""
-        with self._changing() as keys:
-            owner, core = _account(keys, name), keys.core.public
-            if name == SYSTEM:
-                said = accounts.system_account(owner.public_roles(list(accounts.system_roles())))
-            elif name == CORE:
-                said = accounts.core_account(owner.public_roles(list(accounts.core_roles())), owner.revoked, keys.pools)
-            elif name == FINANCE:
-                public = owner.public_roles(list(accounts.finance_roles()))
-                said = accounts.finance_account(public, core, owner.revoked)
-            elif name.startswith(_NODE):
-                pool, _, node = name.removeprefix(_NODE).partition(".")
-                public = owner.public_roles(list(accounts.node_roles(pool)))
-                said = accounts.node_account(pool, node or "*", public, core, owner.revoked)
-            else:
-                public = owner.public_roles(list(accounts.team_roles(name)))
-                out = owner.out_until_s > self._now()
-                said = accounts.team_account(name, public, core, owner.revoked, out=out)
-            signed = claims.claim(KeyPair(keys.operator), owner.public, name, said, issued_s=self._tick(owner))
-            return owner.public, signed
-
-    def trust(self) -> Trust:
-        """What a broker is started with."""
-        with self._changing() as keys:
-            operator, system, core = KeyPair(keys.operator), keys.system.public, keys.core.public
-        said = {"type": "operator", "system_account": system}
-        # Always the same one: a broker reloads nothing, its certificate neither, when its operator's claim is another.
-        signed = claims.claim(operator, operator.public, "baton", said, issued_s=_OPERATOR_ISSUED_S)
-        accounts_ = dict(self.account(name) for name in (SYSTEM, *self.accounts))
-        return Trust(signed, system, accounts_, core, self._health_login())
-
-    def _health_login(self) -> Callable[[str], str]:
-        """See `Trust.login`: of a key that nobody else has, and that ends with this process."""
-        token, key = self._of_system(accounts.HEALTH, "baton health", lasting=True)
-
-        def login(nonce: str) -> str:
-            said = {"jwt": token, "sig": claims.signature(key, nonce.encode()), "verbose": False, "pedantic": False}
-            return json.dumps({**said, "name": "health", "lang": "python", "version": "1", "protocol": 1})
-
-        return login
-
-    def claims_credential(self, *, lasting: bool = False) -> str:
-        """The text of a credential that may tell the broker of accounts and ask what they have sent, for a minute; or for good,
-        for a process that holds the keys anyway."""
-        return claims.credentials(*self._of_system(accounts.CLAIMS, "baton team", lasting=lasting))
-
-    def _of_system(self, role: str, called: str, *, lasting: bool) -> tuple[str, KeyPair]:
-        """A credential of `$SYS`: a signed claim and its key."""
-        with self._changing() as keys:
-            key, owner, now = new_key(KeyKind.USER), keys.system, int(self._now())
-            ends_s = None if lasting else now + _MINUTE
-            said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=now, expires_s=ends_s)
-        return said, key
-
-    # ---------------------------------------------------------------------------------------------------------- internals
-
-    def _tick(self, owner: AccountKeys) -> int:
-        owner.issued_s = max(int(self._now()), owner.issued_s + 1)
-        return owner.issued_s
+    # ----------------------------------------------------------------------------------------------------------- the file
 
     @contextmanager
-    def _changing(self) -> Iterator[Keys]:
+    def changing(self) -> Iterator[Keys]:
         """The keys, for a change: written at the end unless the block failed; made when there are none."""
         self._private(self.folder)
         with open_lock(self.folder / f"{KEYS_FILE}.lock") as lock:
@@ -447,74 +369,6 @@ class Keyring:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _check_revoked(owner: AccountKeys) -> None:
-    """Before one more is issued, which may be revoked in its turn. Revoking itself is never refused."""
-    if len(owner.revoked) >= MOST_REVOKED:
-        raise TooManyUsers(
-            f"{len(owner.revoked)} credentials of that team are void, and its claim takes {MOST_REVOKED}: rotate the oldest "
-            f"that stands (`baton team rotate {owner.oldest}`), then those of before need no lines"
-        )
-
-
 def logs_of(name: str) -> str:
     """Under which name the second credential of an agent is known."""
     return f"logs {name}" if "." in name else f"logs of all of {name}"
-
-
-def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
-    if name in (SYSTEM, CORE):
-        return keys.system if name == SYSTEM else keys.core
-    if name == FINANCE:
-        if keys.finance is None and make:
-            keys.finance = AccountKeys(seed=new_key(KeyKind.ACCOUNT).seed)
-        if keys.finance is None:
-            raise NoCredential("nobody has a credential of finance: `baton finance add NAME` makes one")
-        return keys.finance
-    known, plain = (keys.nodes, name.removeprefix(_NODE)) if name.startswith(_NODE) else (keys.teams, name)
-    if make and plain not in known:
-        known[plain] = AccountKeys(seed=new_key(KeyKind.ACCOUNT).seed)
-    if plain not in known:
-        there = f"there are: {', '.join(sorted(known)) or 'none'}"
-        if known is keys.nodes:
-            raise NoCredential(
-                f"no agent has a credential called {plain!r}; {there}. One that is called as its pool stands for all nodes of"
-                " the pool: leave out the node to mean it"
-            )
-        raise NoCredential(f"nobody is called {plain!r}; {there}")
-    return known[plain]
-
-
-def _room(owner: AccountKeys, team: str) -> None:
-    if len(owner.users) >= MOST_USERS or len(owner.revoked) >= MOST_REVOKED:
-        raise TooManyUsers(
-            f"team {team} has {len(owner.users)} credentials and {len(owner.revoked)} void ones; the account's claim "
-            f"takes {MOST_USERS} and {MOST_REVOKED}: ask an operator"
-        )
-
-
-def _own_key(owner: AccountKeys, name: str, public_key: str) -> None:
-    """What is void is a key, so two that have one would be void together: whoever has `name` revoked would revoke an admin."""
-    if any(known == public_key and one != name for one, known in owner.users.items()):
-        raise NoCredential("public_key: is somebody else's of this team; make a new one")
-
-
-def _check_user(owner: AccountKeys, name: str) -> None:
-    if name not in owner.users:
-        raise NoCredential(f"{name!r} has no credential; there are: {', '.join(sorted(owner.users)) or 'none'}")
-
-
-def _agents(keys: Keys, pool: str, node: str) -> AccountKeys:
-    """Of a node's agent, or without one of those of a whole pool. Raises NoCredential."""
-    name = f"{pool}.{node}" if node else pool
-    owner = _account(keys, f"{_NODE}{name}")
-    if node and name not in owner.users:
-        raise NoCredential(
-            f"node {node!r} was revoked and has no credential: `baton node add {node} --pool {pool}` makes one"
-        )
-    return owner
-
-
-def _team(keys: Keys, name: str) -> AccountKeys:
-    if name not in keys.teams:
-        raise NoCredential(f"no team {name!r}; there are: {', '.join(sorted(keys.teams)) or 'none'}")
-    return keys.teams[name]

@@ -33,7 +33,8 @@ from libs.bus.asking import FAILED, INVALID, OK, STATUS
 from libs.bus.messages import Malformed, decode_bare
 from libs.core.admission.intake import Bucket
 from libs.walls.book import Book
-from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.keyring import Keyring
+from libs.walls.keys_of import NoCredential
 from libs.walls.people import People, is_pseudonym
 from schemas import subjects
 from schemas.catalog import BY_TYPE

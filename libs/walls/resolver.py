@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from nats.errors import Error as NatsError
 
 from libs.bus.connect import Address, close, connect
+from libs.walls import broker_claims
+from libs.walls.accounts import CLAIMS_UPDATE
 from libs.walls.keyring import Keyring
 
-_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 _ANSWER_S = 5.0
 
 
@@ -21,12 +22,12 @@ async def tell(url: str, keyring: Keyring, accounts: Sequence[str], *, wait_s: f
 
     Users that are revoked now are disconnected by it. Raises BusUnavailable, and NotTold.
     """
-    address = Address(url, keyring.claims_credential(), ca=keyring.ca)
+    address = Address(url, broker_claims.claims_credential(keyring), ca=keyring.ca)
     nats = await connect(address, name="baton-team", wait_s=wait_s)
     try:
         for account in accounts:
-            _, claim = keyring.account(account)
-            answer = json.loads((await nats.request(_UPDATE, claim.encode(), timeout=_ANSWER_S)).data)
+            _, claim = broker_claims.account_claim(keyring, account)
+            answer = json.loads((await nats.request(CLAIMS_UPDATE, claim.encode(), timeout=_ANSWER_S)).data)
             if "error" in answer:
                 raise NotTold(f"the broker refused the account {account!r}: {answer['error']}")
     except NatsError as e:

@@ -39,10 +39,10 @@ ORIGIN = "admission"
 RETRY_AFTER_S = LEAST_WAIT_S
 
 _REASONS = 32
-_REJECTED = "io.baton.job.rejected.v1"
+REJECTED_TYPE = "io.baton.job.rejected.v1"
 _REMEMBERED = 50_000
 _team = TypeAdapter(Name)
-_SUBJECT = subjects.fill(subjects.COMMAND, entity="job")
+COMMANDS = subjects.fill(subjects.COMMAND, entity="job")
 
 
 class AdmissionResult(StrEnum):
@@ -130,7 +130,7 @@ def handle(
     if ids.answer_id(received.cause, received.time_us) in answered:
         return Handled(AdmissionResult.REPEATED, [])
     try:
-        keys = subjects.read(_SUBJECT, received.subject)
+        keys = subjects.read(COMMANDS, received.subject)
     except ValueError as e:
         return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, str(e))], (RefusalCause.MALFORMED,))
     team = keys["team"]
@@ -150,7 +150,7 @@ def handle(
 def _submit(asked: _Asked) -> Handled:
     received = asked.received
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
-    if ids.rejection_id(asked.team, request.client_key, received.time_us, _REJECTED) in asked.answered:
+    if ids.rejection_id(asked.team, request.client_key, received.time_us, REJECTED_TYPE) in asked.answered:
         return Handled(AdmissionResult.REPEATED, [])  # its team was told, and the pool may be another by now
     job = ids.job_id(asked.team, request.client_key)
     is_new = home_of(job, asked.pools, asked.recent) is None
@@ -337,8 +337,8 @@ def told(
     return outgoing(
         rejected,
         subject=subjects.event("rejected", rejected.team),
-        type=_REJECTED,
-        id=ids.rejection_id(rejected.team, rejected.client_key, rejected.stored_us, _REJECTED) if named else "",
+        type=REJECTED_TYPE,
+        id=ids.rejection_id(rejected.team, rejected.client_key, rejected.stored_us, REJECTED_TYPE) if named else "",
         source=source,
         cause=cause,
         correlation=correlation,
@@ -349,7 +349,7 @@ def told(
 def busy_answer(received: Received, pool: str, why: str) -> list[Outgoing]:
     """What the team is told of a request that was read and for which there is no room in `pool` now: no job's end."""
     try:
-        keys = subjects.read(_SUBJECT, received.subject)
+        keys = subjects.read(COMMANDS, received.subject)
     except ValueError:
         return []
     reason = Reason(
@@ -372,7 +372,7 @@ def busy_answer(received: Received, pool: str, why: str) -> list[Outgoing]:
         outgoing(
             rejected,
             subject=subjects.event("rejected", keys["team"]),
-            type=_REJECTED,
+            type=REJECTED_TYPE,
             source=_source(pool),
             cause=received.cause,
             correlation=_correlation(received),

@@ -36,7 +36,7 @@ from schemas.audit import RefusedCommand
 from schemas.inbox import JobAdmitted, RefusalTold
 from schemas.jobs import JobRejected
 from schemas.subjects import REQUESTS
-from services.admission.handlers import ORIGIN, told
+from services.admission.handlers import ORIGIN, REJECTED_TYPE, told
 from services.admission.refusing import command_of
 from services.admission.undecided import read
 from services.admission.window import WindowedOutbox
@@ -45,7 +45,6 @@ log = logging.getLogger("baton.admission")
 
 _REFUSED = "io.baton.job.refused.v1"
 _ADMITTED = "io.baton.job.admitted.v1"
-_REJECTED = "io.baton.job.rejected.v1"
 _TYPE, _CAUSE, _SOURCE = "ce-type", "ce-causationid", "ce-source"
 _CORRELATION, _TRACE = "ce-correlationid", "traceparent"
 
@@ -55,7 +54,7 @@ def placed(received: Received, out: list[Outgoing], pool: str, policy: str = "")
     request, and has no message to a pool). `pool`: the pool, when the answer names none."""
     if not out or any(map(_is_input, out)):
         return out
-    team = next((item for item in out if item.headers.get(_TYPE) == _REJECTED), None)
+    team = next((item for item in out if item.headers.get(_TYPE) == REJECTED_TYPE), None)
     answer = JobRejected.model_validate_json(team.payload) if team is not None else None
     command = command_of(received, out, policy)
     if command is None or (answer is not None and answer.retry_after_s is not None):

@@ -20,8 +20,8 @@ from libs.ports import clock
 from libs.service.refused import refusal_told, refused_command
 from schemas import subjects
 from schemas.audit import RefusedCommand
+from services.admission.handlers import COMMANDS
 
-_SUBJECT = subjects.fill(subjects.COMMAND, entity="job")
 _WAITING = 10_000
 _LOOK_S = 5.0
 _REASONS = 4
@@ -64,7 +64,7 @@ class Refusing:
 
 def command_of(received: Received, out: Sequence[Outgoing], policy: str) -> RefusedCommand | None:
     """A request that was refused, which `out` says; None when its subject names no team: that is left to the dead letters."""
-    return refused_command(received, _SUBJECT, service="admission", reason=_reason(out), policy=policy)
+    return refused_command(received, COMMANDS, service="admission", reason=_reason(out), policy=policy)
 
 
 def _reason(out: Sequence[Outgoing]) -> str:

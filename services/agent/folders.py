@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from services.agent.private import FOLDER
 from services.agent.tables import tables_of
 
 MOST_ENTRIES = 500_000
@@ -21,7 +22,6 @@ MOST_ENTRIES = 500_000
 DEEPEST = 128
 """Deeper folders are not entered."""
 _AT_ONCE = 10_000
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PATH = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 512
 _GONE = (errno.ENOENT, errno.ENOTDIR)
@@ -81,7 +81,7 @@ def _all_below(top: Path) -> Iterator[os.DirEntry[str]]:
             raise OSError(errno.ENAMETOOLONG, f"it lies more than {DEEPEST} folders deep")
         at = -1
         try:
-            at = os.open(name, _FOLDER, dir_fd=inside)
+            at = os.open(name, FOLDER, dir_fd=inside)
             way.append((at, os.scandir(at)))
         except OSError as e:
             if at >= 0:
@@ -141,7 +141,7 @@ def remove_tree(folder: Path) -> None:
     """
     _let_in(folder)
     with suppress(OSError):
-        at = os.open(folder, _FOLDER)
+        at = os.open(folder, FOLDER)
         try:
             left = True
             while left:
@@ -167,7 +167,7 @@ def _removed_some(folder: int, top: int) -> bool:
             if folder != top:
                 os.rename(entry.name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
             else:
-                at = os.open(entry.name, _FOLDER, dir_fd=folder)
+                at = os.open(entry.name, FOLDER, dir_fd=folder)
                 try:
                     while _removed_some(at, top):
                         done = True

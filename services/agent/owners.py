@@ -15,13 +15,12 @@ from schemas.base import NAME_PATTERN
 from schemas.ids import JOB_ID_PATTERN
 from services.agent.folders import remove_tree
 from services.agent.logs import OWN, make_folder
-from services.agent.private import open_file
+from services.agent.private import FOLDER, open_file
 
 log = logging.getLogger("baton.agent")
 
 TEAM = re.compile(NAME_PATTERN)
 _JOB = re.compile(JOB_ID_PATTERN)
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES, _TRY_AGAIN_S = 50, 0.01
 """The most tries to lock. If another node's agent freezes while it holds the lock, this one continues without; what the
 other writes at that moment may be lost."""
@@ -187,7 +186,7 @@ def _names(folder: Path, form: re.Pattern[str]) -> Iterator[str]:
     """Names of this form in `folder`; none if it is a link or unreadable."""
     names: list[str] = []
     with suppress(OSError):
-        at = os.open(folder, _FOLDER)
+        at = os.open(folder, FOLDER)
         try:
             names = os.listdir(at)
         finally:

@@ -5,7 +5,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How a folder is opened that a job could have put a link in the place of."""
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Non-blocking: opening a pipe without a writer would wait."""
 
@@ -17,10 +18,10 @@ class NotOurs(OSError):
 def open_file(root: Path, *parts: str) -> int:
     """A descriptor of `root/parts[0]/...` for reading. Below `root` no part of the path may be a link, and the file
     must belong to this process's user and have one name only: a second name may be another's file. Raises OSError."""
-    at = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+    at = os.open(root, FOLDER & ~os.O_NOFOLLOW)
     try:
         for part in parts[:-1]:
-            below = os.open(part, _FOLDER, dir_fd=at)
+            below = os.open(part, FOLDER, dir_fd=at)
             os.close(at)
             at = below
         file = os.open(parts[-1], _FILE, dir_fd=at)

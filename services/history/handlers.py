@@ -98,7 +98,9 @@ def lost_of(
 async def _story_of(store: JobStore, job_id: str, team: str) -> JobStory:
     story = await store.story(job_id, _owner(team))
     if story is None:
-        raise NothingFound(f"no job {job_id} (one that was submitted a moment ago is here in a moment)")
+        raise NothingFound(
+            f"no job {job_id} is known; check the id and the team, or try again if you have just submitted it"
+        )
     return story
 
 

@@ -20,7 +20,8 @@ from libs.core.explain.waiting import explain, queue_view, waiting_jobs
 from libs.core.projections.pool_status import StatusFigures
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from schemas.explanations import ExplainQuery, Explanation, PlanQuery, PlanReply
 from schemas.jobs import MOST_STEPS, Reason
 from schemas.pool_status import PoolStatus

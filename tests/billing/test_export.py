@@ -750,4 +750,4 @@ def test_a_ledger_that_is_not_there_is_named_with_what_to_do(
     assert found.exception is not None
     assert code_of(found.exception) == Exit.NOT_FOUND
     tell(found.exception)
-    assert "none.jsonl: No such file or directory: name a file that is there" in capsys.readouterr().err
+    assert "none.jsonl: No such file or directory: name one that exists" in capsys.readouterr().err

@@ -119,7 +119,7 @@ async def test_a_bill_by_the_file_says_that_exports_have_no_cost(
     told = {(b.total_cost_micros > 0, b.unpriced_milli_us, b.unpriced_models, b.by_file) for b in bills}
     assert told == {(True, unpriced["A100"], ("A100",), True)}
     assert {b.total_milli_us for b in bills} == {sum(unpriced.values())}
-    assert "no price book is applied: this cost is by the prices file of the pool, and exports and" in said.err
+    assert "no price book is applied: this cost uses the pool's prices file, and exports and" in said.err
     assert (
         "device-seconds of A100 have no price now and are in no cost; an operator adds them to the prices" in said.err
     )

@@ -156,6 +156,7 @@ def test_help_loads_nothing_heavy() -> None:
         (("submit", "-N", "2", "--", "x"), "No such option: -N: a job asks for devices: write --gpus"),
         (("submit", "--partition=gpu", "--", "x"), "No such option: --partition: write --label for the nodes"),
         (("plan", "--mem", "4G"), "No such option: --mem: write cpu_milli and host_memory_mib"),
+        (("plan", "--gpus", "4", "--", "true"), "does not depend on its command: leave that out"),
         (("submit", "--nam", "x", "--", "x"), "No such option: --nam"),
         (("node", "drain", "n1"), "No such command 'drain': did you mean 'baton node cordon'?"),
         (("drain", "n1"), "No such command 'drain'. Did you mean 'baton node cordon'?"),

@@ -1,5 +1,6 @@
 """`--help` of every command, at first sight: what it is, what each of its words and options means, in whole sentences."""
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,19 @@ def test_every_word_and_option_is_told_in_a_sentence(name: str) -> None:
         for what, text in told.items():
             if not text or not text[0].isupper() or text.rstrip()[-1] not in ".)":
                 wrong.append((path, what, text))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_usage_line_names_each_argument_in_capitals_and_once(name: str) -> None:
+    """Seen: `{JOB...}...`, `[[-- COMMAND...]]...`, and `{node}` beside `{JOB}`: dots and brackets are added to a name."""
+    wrong = []
+    for path, command in leaves(load(COMMANDS[name].module), name):
+        for one in command.params:
+            if one.param_type_name == "argument" and not re.fullmatch(
+                r"(-- )?[A-Z]+(\[\.[A-Z]+\])?", one.metavar or ""
+            ):
+                wrong.append((path, one.name, one.metavar))
     assert wrong == []
 
 

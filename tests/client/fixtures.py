@@ -11,6 +11,7 @@ from libs.bus.streams import provision
 from libs.client import Baton
 from libs.client import connect as connect_client
 from libs.embedded import NatsOptions, ServerOptions, Servers
+from libs.walls import broker_claims
 from libs.walls.keyring import Keyring
 from schemas.subjects import OPERATOR
 from tests.client.fakes import Fakes
@@ -37,7 +38,9 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Address
 
 
 async def _start(folder: Path, ring: Keyring) -> Servers:
-    servers = Servers(folder, ServerOptions(run=("nats",), nats=NatsOptions(trust=ring.trust(), sync_always=False)))
+    servers = Servers(
+        folder, ServerOptions(run=("nats",), nats=NatsOptions(trust=broker_claims.trust(ring), sync_always=False))
+    )
     await servers.start()
     client = await connect(Address(servers.nats_url, ring.service()), name="provision")
     await provision(client.jetstream(), ["main"], scale=0.01)

@@ -8,7 +8,7 @@ import pytest
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.placement.answer import BlockReason
-from libs.core.state.model import limit_class_of
+from libs.core.state.job import limit_class_of
 from libs.core.state.team_claims import START_US
 from schemas import inbox
 from schemas.jobs import PromiseCause

@@ -19,7 +19,8 @@ from libs.core.placement.throughput import Chooser, Measured, Throughputs
 from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.state import fold
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from libs.embedded.servers import NatsOptions
 from schemas.billing import Price, PriceBook

@@ -9,7 +9,8 @@ from libs.core.scheduling.decider import Decider
 from libs.core.state import snapshot
 from libs.core.state.by_job import packed_id, unpacked_id
 from libs.core.state.forms import form_of, hash_of, kept, name_of, spec_of
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from libs.core.state.shape import shape_of
 from libs.core.state.waiting import enqueue
 from schemas.ids import content_hash, job_id

@@ -20,7 +20,8 @@ from libs.core.scheduling.order import Order, Share, front, share_of
 from libs.core.scheduling.order.ahead import JobsAhead
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from schemas import inbox
 from schemas.resources import WHOLE_MILLI, Level, Resources
 from tests.core.builders import World, job, node

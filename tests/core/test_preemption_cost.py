@@ -11,7 +11,7 @@ from libs.core.scheduling.order import in_turn
 from libs.core.scheduling.preemption import index, victims
 from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.scheduling.queues import Reclaim
-from libs.core.state.model import Job
+from libs.core.state.job import Job
 from schemas import inbox
 from schemas.queues import PoolPreemptionRate, PreemptionLimits, Queue
 from schemas.resources import Level, Topology, TopologyPolicy

@@ -16,7 +16,7 @@ from libs.core.placement.view import View
 from libs.core.scheduling import preemption
 from libs.core.scheduling.preemption.cheapest import groups_of
 from libs.core.scheduling.preemption.index import Candidates, Holdings
-from libs.core.state.model import Job
+from libs.core.state.job import Job
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.resources import Inventory, Level

@@ -16,8 +16,9 @@ from libs.core.projections.pool_status import StatusFigures
 from libs.core.scheduling import cycle
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
+from libs.core.state.job import Job
 from libs.core.state.line import Line
-from libs.core.state.model import Job, State, running
+from libs.core.state.model import State, running
 from libs.core.state.shape import shape_of
 from libs.core.state.waiting import enqueue
 from schemas import inbox

@@ -4,7 +4,7 @@ import heapq
 
 from libs.core.scheduling.order import Order
 from libs.core.scheduling.order.rank import JobRank, rank
-from libs.core.state.model import Job, QueueKey
+from libs.core.state.job import Job, QueueKey
 
 
 class NaiveOrder(Order):

@@ -10,6 +10,7 @@ import pytest
 from libs.bus.connect import Address
 from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.servers import NATS, NatsUser, Trust
+from libs.walls import broker_claims
 from libs.walls.keyring import Keyring
 
 
@@ -31,7 +32,7 @@ async def test_streams_of_the_time_without_accounts_are_taken_over(tmp_path: Pat
     ring = Keyring(tmp_path)
     service = ring.service()
     for left in ([b"two"], []):  # the second time there is nothing to take over
-        async with Servers(tmp_path, only_nats(trust=ring.trust())) as servers:
+        async with Servers(tmp_path, only_nats(trust=broker_claims.trust(ring))) as servers:
             after = await nats.connect(servers.nats_url, **Address("", service).options())
             js = after.jetstream()
             assert (await js.stream_info("WORDS")).state.messages == 2
@@ -47,7 +48,7 @@ async def test_streams_of_the_time_without_accounts_are_taken_over(tmp_path: Pat
 
 async def test_a_clusters_streams_cannot_be_taken_over_and_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "nats" / "jetstream" / "$G").mkdir(parents=True)
-    options = only_nats(trust=Keyring(tmp_path).trust(), servers=3)
+    options = only_nats(trust=broker_claims.trust(Keyring(tmp_path)), servers=3)
     with pytest.raises(RuntimeError, match="baton ledger export"):
         await Servers(tmp_path, options).start()
 
@@ -55,7 +56,7 @@ async def test_a_clusters_streams_cannot_be_taken_over_and_that_is_said(tmp_path
 async def test_a_broker_with_accounts_listens_for_clients_and_on_no_other_port(tmp_path: Path) -> None:
     """Its monitoring page keeps a connection that has asked for something, whatever it was told, for as long as who made it
     likes. Two jobs with 10,000 of them each had all files that the broker may have open, and nobody connected any more."""
-    async with Servers(tmp_path, only_nats(trust=Keyring(tmp_path).trust())) as servers:
+    async with Servers(tmp_path, only_nats(trust=broker_claims.trust(Keyring(tmp_path)))) as servers:
         assert listens(servers.supervisor.pid(NATS)) == {urlsplit(servers.nats_url).port}
     async with Servers(tmp_path / "without", only_nats()) as servers:
         assert len(listens(servers.supervisor.pid(NATS))) == 2, "or this test would not see the page"

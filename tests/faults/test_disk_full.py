@@ -19,6 +19,7 @@ from libs.bus.retry import UNAVAILABLE
 from libs.bus.streams import provision
 from libs.embedded import EventKind, NatsOptions, ServerOptions, Servers, supervisor
 from libs.embedded.servers import MONGO, NATS, VALKEY
+from libs.walls import broker_claims
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from services.history.documents import Documents
@@ -49,7 +50,7 @@ async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     """One with little room, without accounts and with them, and a credential: by what its health is asked differs."""
     ring = Keyring(tmp_path) if request.param == "a request" else None
     creds = None if ring is None else ring.service()
-    nats = NatsOptions() if ring is None else NatsOptions(trust=ring.trust())
+    nats = NatsOptions() if ring is None else NatsOptions(trust=broker_claims.trust(ring))
     with disks.small(tmp_path / NATS, 48):
         async with Servers(tmp_path, ServerOptions(run=(NATS,), nats=nats)) as running:
             yield running, creds

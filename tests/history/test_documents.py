@@ -326,9 +326,10 @@ async def test_a_team_finds_its_own_jobs_only(
     assert await handlers.get_job(store, JobGet(job_id=foreign.job_id), "operator") == foreign
     with pytest.raises(NothingFound) as for_foreign:
         await handlers.get_job(store, JobGet(job_id=foreign.job_id), team)
+    none = "job-" + "0" * 32
     with pytest.raises(NothingFound) as for_none:
-        await handlers.get_job(store, JobGet(job_id="job-" + "0" * 32), team)
-    assert str(for_foreign.value).split(" (")[1] == str(for_none.value).split(" (")[1]
+        await handlers.get_job(store, JobGet(job_id=none), team)
+    assert str(for_foreign.value).replace(foreign.job_id, none) == str(for_none.value)
     with pytest.raises(NothingFound):
         await handlers.list_events(store, EventLog(nats.jetstream()), EventListQuery(job_id=foreign.job_id), team)
     listed = await handlers.list_jobs(store, JobListQuery(limit=1000), team)

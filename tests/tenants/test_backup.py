@@ -17,6 +17,7 @@ from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.servers import NATS
 from libs.ledger.inputs import read_input
 from libs.ledger.tail import Stored
+from libs.walls import broker_claims
 from libs.walls.keyring import Keyring
 from schemas import inbox, subjects
 from schemas.inbox import NodeDead, NodeLost
@@ -77,7 +78,7 @@ async def test_what_was_copied_is_put_back_as_it_was_and_every_life_is_ended(
     assert json.loads((home / RESTORED).read_text())["pools"]["main"]["seq"] == head["seq"]
     assert LocalStack(LaunchOptions(state_dir=home)).fenced_s() == 0
 
-    options = ServerOptions(run=(NATS,), nats=NatsOptions(trust=Keyring(home).trust()))
+    options = ServerOptions(run=(NATS,), nats=NatsOptions(trust=broker_claims.trust(Keyring(home))))
     async with Servers(home, options) as servers:
         mine = Address(servers.nats_url, cluster.state_dir / "creds" / "red.creds")  # as its owner has it
         await close(await connect(mine, name="red"))
@@ -125,7 +126,9 @@ async def test_kept_work_has_to_be_fenced_by_somebody(cluster: LocalStack, tmp_p
     assert not home.exists(), "nobody starts half of it"
     told = await put_into(folder, home, Fence(0.0, "power off"))
     assert told["main"]["not_before_s"] == 0
-    async with Servers(home, ServerOptions(run=(NATS,), nats=NatsOptions(trust=Keyring(home).trust()))) as servers:
+    async with Servers(
+        home, ServerOptions(run=(NATS,), nats=NatsOptions(trust=broker_claims.trust(Keyring(home))))
+    ) as servers:
         again = await connect(Address(servers.nats_url, Keyring(home).service()), name="look")
         js = again.jetstream()
         last = await js.get_msg("INBOX-main", (await js.stream_info("INBOX-main")).state.last_seq)

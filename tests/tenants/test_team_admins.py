@@ -19,7 +19,8 @@ from libs.cli.team_admin import answering
 from libs.walls import claims, managing
 from libs.walls.book import Book
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
-from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.keyring import Keyring
+from libs.walls.keys_of import NoCredential
 from libs.walls.managing import AUDIT_FILE, TeamAdmins
 from libs.walls.names import check_numbers
 from libs.walls.people import People

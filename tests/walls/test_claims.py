@@ -12,12 +12,13 @@ import pytest
 
 from libs.bus.creds import Address, BadCredential, speaker
 from libs.embedded.records import write_private
-from libs.walls import accounts, claims, keyring
+from libs.walls import accounts, broker_claims, claims, keyring, keys_of
 from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.departed_teams import DepartedTeams
 from libs.walls.keyfile import NewerKeys
-from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.keyring import Keyring
+from libs.walls.keys_of import NoCredential
 from libs.walls.people import People
 from schemas import subjects
 from tests.walls.claimed import said_by
@@ -204,10 +205,10 @@ def test_every_claim_of_an_account_is_newer_than_the_last(tmp_path: Path) -> Non
     """Brokers keep the newest; two in one second, or a clock that was set back, must not lose one."""
     ring = Keyring(tmp_path, now=lambda: 1_000.0)
     ring.team("blue")
-    issued = [said_by(ring.account("blue")[1])["iat"] for _ in range(3)]
+    issued = [said_by(broker_claims.account_claim(ring, "blue")[1])["iat"] for _ in range(3)]
     assert issued == sorted(set(issued))
-    assert Keyring(tmp_path, now=lambda: 500.0).account("blue")[1] > ""
-    assert said_by(ring.account("blue")[1])["iat"] > issued[-1] + 1
+    assert broker_claims.account_claim(Keyring(tmp_path, now=lambda: 500.0), "blue")[1] > ""
+    assert said_by(broker_claims.account_claim(ring, "blue")[1])["iat"] > issued[-1] + 1
 
 
 @pytest.mark.parametrize(
@@ -264,13 +265,13 @@ def test_void_credentials_are_not_kept_for_ever(tmp_path: Path) -> None:
 
 
 def test_too_many_void_credentials_are_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyring, "MOST_REVOKED", 5)
+    monkeypatch.setattr(keys_of, "MOST_REVOKED", 5)
     ring = Keyring(tmp_path)
     ring.team("red"), ring.team("red.ana"), ring.team("red.ben")
     for _ in range(5):
         ring.rotate("red.ana")
     for refused in (lambda: ring.rotate("red.ana"), lambda: ring.team("red.cat")):
-        with pytest.raises(keyring.TooManyUsers, match="baton team rotate red`"):
+        with pytest.raises(keys_of.TooManyUsers, match="baton team rotate red`"):
             refused()
     ring.revoke("red.ben")
     ring.rotate("red")

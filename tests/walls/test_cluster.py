@@ -16,6 +16,7 @@ from libs.bus.connect import Address, BusUnavailable, close, connect
 from libs.bus.streams import provision
 from libs.bus.table import WAITING_OF_A_SENDER
 from libs.embedded import NatsOptions, ServerOptions, Servers
+from libs.walls import broker_claims
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
 from schemas import subjects
@@ -26,7 +27,7 @@ from tests.kit.waiting import until
 async def cluster(tmp_path: Path) -> AsyncIterator[tuple[Servers, Keyring]]:
     ring = Keyring(tmp_path)
     ring.team("blue"), ring.team("green"), ring.service()
-    options = NatsOptions(trust=ring.trust(), servers=3, sync_always=False)
+    options = NatsOptions(trust=broker_claims.trust(ring), servers=3, sync_always=False)
     async with Servers(tmp_path, ServerOptions(run=("nats",), nats=options)) as servers:
         core = await connect(Address(servers.nats_url, ring.service()), name="core")
         js = core.jetstream(timeout=10)

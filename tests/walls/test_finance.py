@@ -11,7 +11,8 @@ from nats.errors import NoRespondersError
 
 from libs.bus.connect import Address
 from libs.walls.accounts import CORE, FINANCE
-from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.keyring import Keyring
+from libs.walls.keys_of import NoCredential
 from libs.walls.names import check_teams
 from libs.walls.resolver import tell
 from schemas import subjects

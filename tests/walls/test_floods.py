@@ -21,7 +21,7 @@ from libs.cli.team_admin import answering, look
 from libs.client import connect as connect_client
 from libs.core.admission.intake import EVERYBODY
 from libs.core.admission.traffic import TrafficLimits
-from libs.walls import floods
+from libs.walls import broker_claims, floods
 from libs.walls.accounts import LOGS_SUBSCRIPTIONS, NODE_CONNECTIONS, TEAM_SUBSCRIPTIONS
 from libs.walls.book import Book
 from libs.walls.floods import Floods
@@ -180,7 +180,9 @@ async def test_no_error_and_no_closed_connection_ends_the_look(tmp_path: Path, m
         opened: list[Client] = []
 
         async def again() -> Client:
-            opened.append(await connect(Address(url, ring.claims_credential(lasting=True)), name="floods"))
+            opened.append(
+                await connect(Address(url, broker_claims.claims_credential(ring, lasting=True)), name="floods")
+            )
             return opened[-1]
 
         looking = asyncio.create_task(
@@ -285,7 +287,7 @@ async def watched(
     """Who sends too much is looked for, and the operator told by `say`."""
 
     async def again() -> Client:
-        return await connect(Address(url, ring.claims_credential(lasting=True)), name="floods")
+        return await connect(Address(url, broker_claims.claims_credential(ring, lasting=True)), name="floods")
 
     watch = Watch(ring, partial(tell, url, ring), say=say, limits=limits)
     looking = asyncio.create_task(look(watch, await again(), again))

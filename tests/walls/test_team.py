@@ -16,7 +16,8 @@ from libs.client.errors import Denied
 from libs.client.sending import unless_denied
 from libs.client.where import find
 from libs.embedded.servers import NATS
-from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.keyring import Keyring
+from libs.walls.keys_of import NoCredential
 from libs.walls.resolver import tell
 from schemas import subjects
 from schemas.jobs import JobSpec

@@ -15,6 +15,7 @@ import pytest
 from libs.bus import wire
 from libs.bus.connect import Address, BusUnavailable, close, connect
 from libs.service.settings import ServiceSettings
+from libs.walls import broker_claims
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
 from libs.walls.wire import Wire
@@ -101,7 +102,9 @@ async def test_a_broker_that_reloads_has_the_new_certificate_and_still_speaks_tl
 
     await written("--nodes", "main/n1", "--hosts", "127.0.0.1,localhost")
     ring, pid = Keyring(state), tmp_path / "nats.pid"
-    assert Keyring(state, lambda: time.time() + DAY_S).trust().operator == ring.trust().operator
+    assert (
+        broker_claims.trust(Keyring(state, lambda: time.time() + DAY_S)).operator == broker_claims.trust(ring).operator
+    )
     with nats_process(f'include server/accounts.conf\npid_file: "{pid}"\n', tmp_path) as plain:
         url = plain.replace("nats://", "tls://")
         service = await connect(Address(url, ring.service("history")), name="history")

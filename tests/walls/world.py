@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from libs.bus.connect import Address
 from libs.bus.streams import provision
 from libs.embedded import NatsOptions, ServerOptions, Servers
-from libs.walls import claims
+from libs.walls import broker_claims, claims
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.keyring import Keyring
 from schemas import subjects
@@ -68,7 +68,9 @@ def broker(folder: Path) -> Iterator[tuple[str, Keyring]]:
     ring.service(), ring.operator(), ring.nodes("main"), ring.node("main", "n1"), ring.node("main", "n2")
 
     async def start() -> Servers:
-        servers = Servers(folder, ServerOptions(run=("nats",), nats=NatsOptions(trust=ring.trust(), sync_always=False)))
+        servers = Servers(
+            folder, ServerOptions(run=("nats",), nats=NatsOptions(trust=broker_claims.trust(ring), sync_always=False))
+        )
         await servers.start()
         core = await nats.connect(servers.nats_url, **Address("", ring.service()).options())
         await provision(core.jetstream(), ["main"], scale=0.01)

@@ -22,7 +22,7 @@ def command(
         Path, typer.Option("--state-dir", help="Data and logs of this run; removed at the next one.")
     ] = Path(".baton/demo"),
 ) -> None:
-    """Run Baton on a simulated fleet of 128 GPUs for two minutes, check what it does, and write a report."""
+    """Run Baton on a simulated fleet of 128 GPUs for one to two minutes, check what it does, and write a report."""
     console = Console()
     try:
         result = asyncio.run(_run(console, folder.absolute(), out))

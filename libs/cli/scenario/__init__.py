@@ -24,7 +24,7 @@ def _group() -> None:
 
 @app.command("run")
 def run(
-    files: Annotated[list[Path], typer.Argument(help="Scenario files, see examples/scenarios/.", metavar="FILE...")],
+    files: Annotated[list[Path], typer.Argument(help="Scenario files, see examples/scenarios/.", metavar="FILE")],
     live: Annotated[
         bool,
         typer.Option("--live", help="Start a Baton for them: real servers and services, a simulated fleet, real time."),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from libs.core.accelerators.precisions import computes
 from libs.core.placement import mig
-from libs.core.state.fleet import island_of, usable_mib
+from libs.core.state.inventory import island_of, usable_mib
 from libs.core.state.levels import LEVELS
 from libs.core.state.own_network import labels_of
 from schemas.resources import NAMED_ONLY, NO_SHARING, SHARING, Device, Inventory, Level

@@ -23,8 +23,8 @@ from libs.core.state.by_job import ByJob
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.forms import packed_hash, unpacked_hash
+from libs.core.state.job import QueueKey, limit_class_of
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import QueueKey, limit_class_of
 from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.shape import NO_SPREAD, Shape, shape_of

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
 
-from libs.core.state.model import QueueKey
+from libs.core.state.job import QueueKey
 
 _CACHED = 4096
 _MASK = 0x7FFFFFFF

@@ -6,12 +6,10 @@ in which it was posted.
 """
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from libs.core.billing.posted import PostedMoney
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from libs.core.billing.wall import day_text
 
 
 class DayOfBill(NamedTuple):
@@ -46,7 +44,7 @@ class KeptBill(NamedTuple):
 
 def months_of(days: Iterable[tuple[str, int]]) -> set[tuple[str, str]]:
     """(team, UTC day) pairs as (team, month) pairs."""
-    return {(team, _date(day)[:7]) for team, day in days}
+    return {(team, day_text(day)[:7]) for team, day in days}
 
 
 def kept_bills(
@@ -62,12 +60,8 @@ def kept_bills(
     for team in sorted(wanted):
         rows: dict[str, list[DayOfBill]] = {month: [] for month in sorted(wanted[team])}
         for (day, kind, klass), sums in sorted(money.sums.get(team, {}).items()):
-            date = _date(day)
+            date = day_text(day)
             if (found := rows.get(date[:7])) is not None:
                 found.append(DayOfBill(date, kind, klass, *sums))
         for month, some in rows.items():
             yield KeptBill(pool, team, month, book.currency, book.version, upto_seq, head, tuple(some))
-
-
-def _date(day: int) -> str:
-    return (_EPOCH + timedelta(days=day)).date().isoformat()

@@ -19,8 +19,9 @@ from libs.core.placement.search.constraints import fitting
 from libs.core.placement.view import Context, View
 from libs.core.scheduling.limits import BudgetShort, Tally
 from libs.core.state.fleet import Ints
+from libs.core.state.job import Job
 from libs.core.state.levels import beyond
-from libs.core.state.model import Job, State
+from libs.core.state.model import State
 from libs.core.state.own_network import ASKED, OWN_NETWORK
 from libs.core.state.shape import Shape
 from libs.core.state.usable import MOST_PARTS

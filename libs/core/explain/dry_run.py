@@ -39,8 +39,9 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence.remaining import time_to_stop
 from libs.core.scheduling.reservation import keep_ahead, kept
 from libs.core.state.fleet import Ints
+from libs.core.state.job import Job
 from libs.core.state.line import Line
-from libs.core.state.model import Job, State
+from libs.core.state.model import State
 from libs.core.state.shape import shape_of
 from schemas.explanations import PlannedNode, PlannedVictim, PlanReply, PlanVerdict
 from schemas.jobs import JobSpec

@@ -8,7 +8,8 @@ from math import sqrt
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.precedence.remaining import Remaining, known_end, remaining_each, stopping
-from libs.core.state.model import Job, State, running
+from libs.core.state.job import Job
+from libs.core.state.model import State, running
 
 LEAST_AGE_S = 60.0
 """A job that has just begun is taken to be this old."""

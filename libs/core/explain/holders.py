@@ -8,7 +8,8 @@ from libs.core.placement.search.gang import usable
 from libs.core.placement.view import View
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.precedence.remaining import Basis, Remaining, known_end, remaining
-from libs.core.state.model import Job, State, running
+from libs.core.state.job import Job
+from libs.core.state.model import State, running
 from schemas.explanations import HeldBy
 from schemas.subjects import OPERATOR
 

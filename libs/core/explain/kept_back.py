@@ -3,7 +3,8 @@
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption import choice_for
 from libs.core.scheduling.preemption_guard import PreemptionGuard
-from libs.core.state.model import Job, State, running
+from libs.core.state.job import Job
+from libs.core.state.model import State, running
 
 
 def kept_back(state: State, job: Job, policy: Policy) -> str:

@@ -7,7 +7,8 @@ from libs.core.billing.pricing import Prices
 from libs.core.explain.right_sizing import kinds_of, suggest
 from libs.core.placement.throughput import HOUR_S, Throughputs
 from libs.core.scheduling.limits import prices_of
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from schemas.explanations import PlannedCost, PlanReply, RightSize
 from schemas.jobs import JobSpec
 from schemas.resources import WHOLE_MILLI

@@ -23,7 +23,8 @@ from libs.core.scheduling.order import JobRank, Shares, front, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import KeptRows, keep_ahead, kept
 from libs.core.state.holds import hold_code
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 from libs.core.state.team_claims import longest_us
 
 _MINUTE_S = 60

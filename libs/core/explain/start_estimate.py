@@ -26,7 +26,8 @@ from libs.core.placement.view import Context, View
 from libs.core.scheduling import limits
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from schemas.explanations import PlanVerdict
 from schemas.resources import WHOLE_MILLI, Claim
 from schemas.subjects import OPERATOR

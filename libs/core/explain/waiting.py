@@ -21,7 +21,8 @@ from libs.core.scheduling import retry
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.boosts import Boost
-from libs.core.state.model import Job, QueueKey, State, running
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State, running
 from libs.core.state.ranges import in_ranges
 from schemas.explanations import Explanation
 from schemas.jobs import JobState, StartPromise

@@ -13,7 +13,8 @@ import numpy as np
 from libs.core.placement.search.topology import nodes_near
 from libs.core.placement.view import Context, View, host_of
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from schemas.jobs import Latency
 
 SpreadKey = tuple[str, str]

@@ -21,7 +21,8 @@ from libs.core.scheduling.order import due_us, front, is_due
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import KeptDevices
 from libs.core.state.fleet import Fleet, Ints
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 
 _NEVER = 1 << 62

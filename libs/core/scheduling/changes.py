@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from libs.core.placement.context import SpreadKey, spread_key
-from libs.core.state.model import QueueKey, State
+from libs.core.state.job import QueueKey
+from libs.core.state.model import State
 from schemas import ledger as led
 
 

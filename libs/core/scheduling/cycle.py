@@ -32,7 +32,8 @@ from libs.core.scheduling.order import Order
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import Reservations
 from libs.core.state.holds import hold_code
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas.resources import Claim, Span
 

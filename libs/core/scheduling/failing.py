@@ -17,7 +17,9 @@ counts once, because a job does.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from libs.core.state.model import Attempt, Job, State
+from libs.core.state.attempt import Attempt
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from libs.core.state.usable import BY_ITSELF
 
 IN_A_ROW = 10

@@ -19,8 +19,9 @@ from libs.core.placement.answer import TRANSIENT, Blocked, BlockReason
 from libs.core.placement.search.gang import usable_of
 from libs.core.placement.view import NOBODY
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.job import QueueKey
 from libs.core.state.lasting import remembered
-from libs.core.state.model import QueueKey, State
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas.resources import DEVICE_UNITS, WHOLE_MILLI, kind_of
 

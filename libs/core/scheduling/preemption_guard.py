@@ -9,7 +9,8 @@ carried out once nobody was preempted in that time: otherwise a wide gang would 
 rate leaves a tenth of what the others have not used: so none uses up what others wait for.
 """
 
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 
 _S = 1_000_000
 _LEFT = 10

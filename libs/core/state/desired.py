@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from libs.core.state.job import Job, grant_order
 from libs.core.state.lifecycle import AttemptState
-from libs.core.state.model import Job, State, grant_order
+from libs.core.state.model import State
 from schemas.attempts import Cause
 from schemas.base import of_known
 from schemas.nodes import (

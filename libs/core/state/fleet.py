@@ -9,16 +9,14 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from libs.core.state.inventory import boards_of, few_layouts, island_of, torus_of, usable_mib
 from libs.core.state.own_network import labels_of
 from schemas.resources import (
-    MIG_SLICES,
-    MOST_DEVICES,
     NAMED_ONLY,
     WHOLE_MILLI,
     Claim,
@@ -28,17 +26,8 @@ from schemas.resources import (
     kind_of,
 )
 
-MOST_LAYOUTS = 1 << 15
-"""Ways to partition a board that may be repartitioned, at the most, by what may begin at each of its slices (of an H100:
-25,920). One with more stays as it was found."""
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-
-def usable_mib(device: Device) -> int:
-    """Memory (MiB) of a device that can be granted: the measured free memory where it is told and smaller, else the nominal."""
-    return device.memory_mib if device.memory_free_mib is None else min(device.memory_mib, device.memory_free_mib)
 
 
 class Overcommitted(ValueError):
@@ -108,11 +97,6 @@ class Board:
     node: str
     board: MigBoard
     rows: dict[int, tuple[str, int]]
-
-
-def boards_of(inventory: Inventory) -> set[str]:
-    """Ids of the MIG boards that it names, those that only their instances name among them."""
-    return {b.id for b in inventory.boards} | {d.parent for d in inventory.devices if d.mig_profile and d.parent}
 
 
 _NO_ROW = -1
@@ -252,7 +236,7 @@ class Fleet:
         ]
         for device in inventory.devices:
             found += (self.models, device.model), (self.profiles, device.mig_profile)
-            found += (self.domains, island_of(device, node)), (self.tori, _torus(device))
+            found += (self.domains, island_of(device, node)), (self.tori, torus_of(device))
         return len({(id(index), name) for index, name in found if name and index.find(name) < 0})
 
     def had(self, node: str) -> int:
@@ -397,7 +381,7 @@ class Fleet:
             for row in self.boards.pop(gone).rows:
                 self.board_of.pop(row, None)
         for board in inventory.boards:
-            if not board.dynamic or not _few_layouts(board):
+            if not board.dynamic or not few_layouts(board):
                 continue
             instances = {
                 row: (d.mig_profile, d.mig_start)
@@ -440,37 +424,11 @@ class Fleet:
         """A chip whose coordinates do not lie in its torus, or whose torus is larger than any, belongs to none, so that no
         slice uses it. One that tells another shape than others of its torus lies in another torus: no node's word changes
         where the chips of the others lie."""
-        torus = _torus(device)
+        torus = torus_of(device)
         self.torus[row] = self.tori.code(torus) if torus else -1
         if torus:
             self.torus_shapes[int(self.torus[row])] = device.torus_shape
         self.t0[row], self.t1[row], self.t2[row] = (*device.torus_at, 0, 0, 0)[:3] if torus else (0, 0, 0)
-
-
-def island_of(device: Device, node: str) -> str:
-    """The NVLink island; "": none. A fabric joins nodes, an island of a domain is a node's own."""
-    return device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
-
-
-def _torus(device: Device) -> str:
-    """The torus in which a chip lies; "": none."""
-    shape, at = device.torus_shape, device.torus_at
-    known = (
-        bool(device.torus and shape)
-        and len(shape) == len(at)
-        and all(0 <= x < n for x, n in zip(at, shape, strict=True))
-        and prod(shape) <= MOST_DEVICES
-    )
-    return f"{device.torus} {shape}" if known else ""
-
-
-def _few_layouts(board: MigBoard) -> bool:
-    """Whether all ways to partition a board can be looked at, however a node describes it: of what begins at a slice, one
-    at the most is there."""
-    if any(not 0 <= start <= MIG_SLICES - p.memory_slices for p in board.profiles for start in p.starts):
-        return False
-    begin = Counter(start for profile in board.profiles for start in profile.starts)
-    return prod(1 + several for several in begin.values()) <= MOST_LAYOUTS
 
 
 _DEVICE_COLUMNS: dict[str, type] = {

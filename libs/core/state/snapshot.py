@@ -19,6 +19,7 @@ from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from libs.core.state.attempt import Attempt, NodePart
 from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
 from libs.core.state.clock import BothTimes, PastJumps
@@ -28,20 +29,10 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.forms import Form, Rest, own_again, own_of, read, rest_of, spec_of, time_limit_of, written
 from libs.core.state.holds import mark_holds
+from libs.core.state.job import Job, JobTerms, QueueKey, grant_order, limit_class_of
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import (
-    Attempt,
-    Job,
-    JobTerms,
-    NodePart,
-    Quarantine,
-    QueueKey,
-    Silence,
-    State,
-    grant_order,
-    limit_class_of,
-)
+from libs.core.state.model import Quarantine, Silence, State
 from libs.core.state.past_use import PastUse, UsersPastUse, user_of
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.recent_preemptions import RecentPreemptions

@@ -4,8 +4,9 @@ cycle sees, because its team is suspended."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from libs.core.state.job import Job, QueueKey
 from libs.core.state.line import Line
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.model import State
 from schemas.jobs import JobState
 
 

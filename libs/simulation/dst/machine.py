@@ -278,13 +278,11 @@ class Truth:
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self.starts_seen = 0
         self.ended: dict[tuple[str, int, str], int] = {}
         """(job, attempt, node) -> how its processes ended there."""
         self.ran: dict[Key, set[str]] = {}
 
     def starts(self, process: SimProcess, machines: Iterable[Machine]) -> None:
-        self.starts_seen += 1
         job, attempt = process.key
         for machine in machines:
             for other in machine.running.values():

@@ -21,7 +21,7 @@ from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
 from libs.core.scheduling.precedence.exchange import apart, exchanges
 from libs.core.scheduling.precedence.history import similar_to
 from libs.core.scheduling.promises import new_promises
-from libs.core.state.model import Job
+from libs.core.state.job import Job
 from libs.simulation.policy.workload import FleetSize, WorkloadRow, admitted, in_order
 from schemas import inbox, subjects
 from schemas import ledger as led

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from libs.core.accelerators.kinds import GRAINS, weight
 from libs.core.billing.prices import PriceList
 from libs.core.state.budgets import SCALE, rate
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas.budgets import BudgetHold, BudgetUnit, SpendingBudget
 from schemas.prices import RateBook

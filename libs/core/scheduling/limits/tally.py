@@ -10,8 +10,9 @@ from typing import NamedTuple
 from libs.core.accelerators.kinds import named_only
 from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetShort, headrooms_of
 from libs.core.scheduling.limits.rule import KeptUse, LimitsUse, Reached, Room, exceeded, room_within
+from libs.core.state.job import Job
 from libs.core.state.limits import Limits, Usage
-from libs.core.state.model import Job, State, running
+from libs.core.state.model import State, running
 from libs.core.state.shape import Shape
 from schemas.resources import Claim
 

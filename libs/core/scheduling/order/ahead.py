@@ -17,7 +17,8 @@ from libs.core.scheduling.order.rank import JobRank, held_in, rank
 from libs.core.scheduling.order.share import Shares
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 
 _OLDEST = (0, "")
 

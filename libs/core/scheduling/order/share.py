@@ -16,7 +16,8 @@ from libs.core.scheduling.order.users import UserAmounts
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderRule
 from libs.core.scheduling.queues import WITHIN, QueueLevel, Standings
-from libs.core.state.model import QueueKey, State
+from libs.core.state.job import QueueKey
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas.resources import ANY_ACCELERATOR, kind_of, parts_of
 

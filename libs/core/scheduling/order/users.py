@@ -5,7 +5,8 @@ from fractions import Fraction
 from functools import cached_property
 
 from libs.core.scheduling.queues import largest_part
-from libs.core.state.model import QueueKey, State
+from libs.core.state.job import QueueKey
+from libs.core.state.model import State
 from libs.core.state.past_use import user_of
 
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from libs.core.scheduling.order.rank import in_turn, is_due
 from libs.core.scheduling.order.share import NOTHING, HowServed, Shares, kinds_asked
 from libs.core.scheduling.policy import Policy
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 
 
 class _Standing(NamedTuple):

@@ -16,7 +16,8 @@ import numpy as np
 from libs.core.scheduling.precedence.job_numbers import NEVER_US, JobNumbers
 from libs.core.scheduling.precedence.rules import OrderKnobs
 from libs.core.scheduling.precedence.served import Served
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 
 _KEPT_EACH, _SPARE = 4, 64
 """So many entries for each waiting job, or so many beyond twice what was left, are kept before those of others are sought."""

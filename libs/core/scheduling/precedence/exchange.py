@@ -31,7 +31,8 @@ from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.state.fleet import Bools
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from schemas.ids import event_id
 from schemas.inbox import MOST_VICTIMS, PreemptionPlanned
 

@@ -16,7 +16,8 @@ import numpy as np
 from libs.core.scheduling.precedence.learned import TABLES, pack, unpack
 from libs.core.scheduling.precedence.served import NOT_RUNNING
 from libs.core.state.cut import chunks
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from schemas.jobs import JobState
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ import numpy as np
 from libs.core.placement.search.gang import usable
 from libs.core.placement.view import NOBODY, View
 from libs.core.state.fleet import Bools, Ints
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI, Level
 

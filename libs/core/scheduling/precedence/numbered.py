@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
 
-from libs.core.state.model import QueueKey
+from libs.core.state.job import QueueKey
 
 PlaceInLine = tuple[int, int, str]
 """Number (thousandths), submitted_us, job id."""

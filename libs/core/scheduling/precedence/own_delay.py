@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
+from libs.core.state.attempt import Attempt
 from libs.core.state.fleet import Bools, Fleet, Ints
-from libs.core.state.model import Attempt, Job, State, running
+from libs.core.state.job import Job
+from libs.core.state.model import State, running
 from schemas.resources import WHOLE_MILLI, Level, Resources, TopologyPolicy
 
 TeamsHeld = Mapping[str, Mapping[str, list[tuple[int, int]]]]

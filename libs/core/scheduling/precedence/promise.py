@@ -17,7 +17,8 @@ from libs.core.placement.view import NOBODY, View
 from libs.core.scheduling.precedence.moves import needs
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
-from libs.core.state.model import Job, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from schemas.resources import WHOLE_MILLI
 
 _SOONEST_S = 1.0

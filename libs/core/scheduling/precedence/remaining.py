@@ -11,7 +11,7 @@ from libs.core.scheduling.precedence.rules import classes_of
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.scheduling.progress import left_now
 from libs.core.state.desired import SAVES_FIRST
-from libs.core.state.model import Job
+from libs.core.state.job import Job
 from schemas.jobs import JobSpec, JobState
 
 LEAST_ENDS = 5

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.core.scheduling.precedence.moves import movable
-from libs.core.state.model import Job
+from libs.core.state.job import Job
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -17,7 +17,8 @@ from libs.core.scheduling.precedence.promised import PromiseBook
 from libs.core.scheduling.precedence.queue_rules import QueueRules
 from libs.core.scheduling.precedence.rules import CODES, DEFAULT_RULE, OrderKnobs, OrderRule, classes_of
 from libs.core.scheduling.precedence.served import Served
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 from schemas import ledger as led
 from schemas.jobs import JobState
 

@@ -12,7 +12,8 @@ from libs.core.scheduling.preemption.index import Candidates, Holdings
 from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.reservation import Reservations
 from libs.core.state.fleet import Bools
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas.inbox import PreemptionPlanned
 

@@ -15,7 +15,7 @@ from libs.core.placement.answer import Placed
 from libs.core.scheduling.preemption.cost import ClassCosts
 from libs.core.scheduling.preemption.index import VictimIndex
 from libs.core.state.fleet import Bools, Ints
-from libs.core.state.model import Job
+from libs.core.state.job import Job
 from schemas.inbox import MOST_VICTIMS
 
 _TRIES = 32

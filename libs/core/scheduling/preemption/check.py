@@ -23,8 +23,9 @@ from libs.core.scheduling.precedence.moves import MoveTargets
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.scheduling.queues import Reclaim
+from libs.core.state.job import Job
 from libs.core.state.lifecycle import PREEMPTIBLE
-from libs.core.state.model import Job, State
+from libs.core.state.model import State
 from schemas.inbox import PreemptionPlanned
 from schemas.jobs import JobState
 from schemas.ledger import PlanDeclineReason as Reason

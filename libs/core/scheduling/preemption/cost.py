@@ -3,7 +3,7 @@
 All devices of the gang redo its work since the checkpoint, also those that the beneficiary does not need.
 """
 
-from libs.core.state.model import Job
+from libs.core.state.job import Job
 
 RESTART_S = 30.0
 """What a restart costs a gang besides lost work, s per device: start, load of the checkpoint, warm-up."""

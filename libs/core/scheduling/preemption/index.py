@@ -16,8 +16,9 @@ from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
 from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.state.fleet import Bools, Ints
+from libs.core.state.job import Job
 from libs.core.state.lifecycle import PREEMPTIBLE
-from libs.core.state.model import Job, State, running
+from libs.core.state.model import State, running
 from libs.core.state.shape import Shape
 from schemas.inbox import MOST_VICTIMS
 from schemas.resources import WHOLE_MILLI

@@ -20,7 +20,8 @@ from libs.core.scheduling.preemption.cheapest import cheapest, groups_of
 from libs.core.scheduling.preemption.index import Candidates, Holdings, RoomWithout, Together, VictimIndex
 from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.scheduling.reservation import Reservations
-from libs.core.state.model import Job, QueueKey, State, running
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State, running
 from libs.core.state.shape import Shape
 from schemas.ids import event_id
 from schemas.inbox import PreemptionPlanned

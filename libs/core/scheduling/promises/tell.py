@@ -16,7 +16,8 @@ from libs.core.scheduling.precedence.own_delay import asked_for, held_by
 from libs.core.scheduling.precedence.promise import expected_start_us, soonest_s
 from libs.core.scheduling.precedence.remaining import remaining_of
 from libs.core.scheduling.precedence.served import Floats, Ints
-from libs.core.state.model import Job, State, running
+from libs.core.state.job import Job
+from libs.core.state.model import State, running
 from schemas import ledger as led
 from schemas.jobs import StartPromise
 from schemas.resources import WHOLE_MILLI

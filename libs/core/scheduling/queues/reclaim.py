@@ -26,7 +26,8 @@ from itertools import pairwise
 from math import inf
 
 from libs.core.scheduling.queues.standing import Standings
-from libs.core.state.model import Job, State, running
+from libs.core.state.job import Job
+from libs.core.state.model import State, running
 from libs.core.state.queue_tree import ROOT
 from schemas.jobs import JobState
 

@@ -11,7 +11,8 @@ from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.scheduling.reactions.inventories import refuse_inventory
 from libs.core.scheduling.reactions.quarantine import follow
 from libs.core.state import lifecycle
-from libs.core.state.model import Attempt, Job
+from libs.core.state.attempt import Attempt
+from libs.core.state.job import Job
 from schemas import inbox, ledger
 from schemas.attempts import Category, Cause, Evidence
 from schemas.jobs import unusable

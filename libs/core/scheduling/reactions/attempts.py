@@ -4,9 +4,10 @@ from collections.abc import Set
 
 from libs.core.scheduling import retry
 from libs.core.scheduling.reactions.decision import Decision
+from libs.core.state.attempt import Attempt
 from libs.core.state.fold.jobs import CAUSES
+from libs.core.state.job import Job
 from libs.core.state.lifecycle import UNDECIDED
-from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
 from schemas.attempts import Category, Cause, Evidence, KnownOfPart, StopCause
 from schemas.jobs import JobState

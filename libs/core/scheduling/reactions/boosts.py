@@ -1,7 +1,7 @@
 """What operators, and admins of its team, say of one job: it comes before its class for a time."""
 
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
-from libs.core.state.model import Job
+from libs.core.state.job import Job
 from schemas import inbox, ledger
 
 _S = 1_000_000

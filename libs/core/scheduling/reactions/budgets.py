@@ -6,10 +6,10 @@ from typing import Any
 from libs.core.billing.budgets import period_of, problems
 from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetShort, headrooms_of, terms_of
 from libs.core.scheduling.reactions.attempts import release_hold, stop
-from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.scheduling.reactions.decision import Decision, InputRefused, check_version
 from libs.core.state.budgets import BudgetBalance
+from libs.core.state.job import Job
 from libs.core.state.lifecycle import UNDECIDED
-from libs.core.state.model import Job
 from schemas import inbox, ledger
 from schemas.attempts import Cause
 from schemas.budgets import BudgetHold, WhenSpent
@@ -23,15 +23,12 @@ _MOST_TURNS = 400
 
 
 def budgets_applied(d: Decision, m: inbox.ApplyBudgets) -> None:
-    """All or nothing. The version keeps two operators from undoing each other's work unseen."""
+    """All or nothing."""
     now = d.state.budgets.applied
     if now == m.budgets:
         return
-    if now is not None and m.budgets.version <= now.version:
-        raise InputRefused(
-            f"version {m.budgets.version} is not above {now.version}, which was applied already: look at `baton diff`, "
-            f"then raise the file's version to {now.version + 1}"
-        )
+    if now is not None:
+        check_version(m.budgets.version, now.version)
     if wrong := problems(m.budgets, d.state.tree.queues.keys()):
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise InputRefused(wrong[0].text() + more)

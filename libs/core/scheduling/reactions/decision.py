@@ -26,6 +26,16 @@ class InputRefused(ValueError):
     """The message cannot be applied; the text says why."""
 
 
+def check_version(said: int, applied: int, look: str = "`baton diff`") -> None:
+    """Whether an operator's file may take the place of the applied one: so no two undo each other's work unseen. `look`: the
+    command that shows what is applied. Raises InputRefused."""
+    if said <= applied:
+        raise InputRefused(
+            f"version {said} is not above {applied}, which was applied already: look at {look}, "
+            f"then raise the file's version to {applied + 1}"
+        )
+
+
 class Decision:
     """Events decided at `t_us`, each already applied to `state`; `changes` tell what of it may help who waits.
 

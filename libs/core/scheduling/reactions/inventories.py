@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
-from libs.core.state.fleet import boards_of
+from libs.core.state.inventory import boards_of
 from schemas.resources import MOST_MIB, Inventory
 
 LONGEST_NAME = 512

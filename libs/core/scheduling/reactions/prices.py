@@ -1,21 +1,18 @@
 """What operators say about money: the price book, and that a period is closed. Placement prices nothing: it keeps the order."""
 
 from libs.core.billing.prices import problems
-from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.scheduling.reactions.decision import Decision, InputRefused, check_version
 from libs.core.state.moments import text_of
 from schemas import inbox, ledger
 
 
 def prices_applied(d: Decision, m: inbox.ApplyPrices) -> None:
-    """All or nothing. The version keeps two operators from undoing each other's work unseen."""
+    """All or nothing."""
     now = d.state.book
     if now == m.book:
         return
-    if now is not None and m.book.version <= now.version:
-        raise InputRefused(
-            f"version {m.book.version} is not above {now.version}, which was applied already: somebody was quicker, "
-            f"then raise the book's version to {now.version + 1}"
-        )
+    if now is not None:
+        check_version(m.book.version, now.version, look="`baton audit`")
     if now is not None and m.book.currency != now.currency:
         raise InputRefused(
             f"currency {m.book.currency} is not {now.currency}, which the pool bills in: convert the prices, or give "

@@ -2,7 +2,7 @@
 
 from libs.core.scheduling.queues import problems
 from libs.core.scheduling.reactions.budgets import renew
-from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.scheduling.reactions.decision import Decision, InputRefused, check_version
 from libs.core.state.limits import Limits
 from libs.core.state.queue_tree import QueueTree
 from schemas import inbox, ledger
@@ -24,15 +24,11 @@ def quota_changed(d: Decision, m: inbox.QuotaChanged) -> None:
 
 
 def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
-    """All or nothing. The version keeps two operators from undoing each other's work unseen."""
+    """All or nothing."""
     now, then = d.state.tree, QueueTree.said(m)
     if then == now:
         return
-    if m.version <= now.version:
-        raise InputRefused(
-            f"version {m.version} is not above {now.version}, which was applied already: look at `baton diff`, "
-            f"then raise the file's version to {now.version + 1}"
-        )
+    check_version(m.version, now.version)
     if wrong := problems(m.queues, offered=d.state.fleet.offered()):
         first = wrong[0]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

@@ -27,7 +27,8 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Order, front
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Board, Fleet
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, MigPlace, Recut, Runtime

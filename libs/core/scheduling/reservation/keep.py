@@ -16,7 +16,8 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import JobRank, Order, front, is_due, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import NEVER_US, Bools, Ints
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.job import Job, QueueKey
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from libs.core.state.team_claims import longest_us
 from schemas.resources import WHOLE_MILLI

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from libs.core.state.model import Attempt
+from libs.core.state.attempt import Attempt
 from schemas.attempts import Category, Cause
 
 

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from libs.core.state import lifecycle
+from libs.core.state.attempt import Attempt, NodePart
 from libs.core.state.boosts import Boost
 from libs.core.state.holds import mark_holds
-from libs.core.state.model import Attempt, Job, NodePart, State
+from libs.core.state.job import Job
+from libs.core.state.model import State
 from libs.core.state.past_use import user_of
 from libs.core.state.shape import shape_of
 from libs.core.state.usable import count_parts
