@@ -141,7 +141,7 @@ class Baton(PoolQuestions):
 
         Raises:
             Rejected: admission refused it, with every reason; Conflict if the key names another job.
-            TimedOut: it is stored, but admission has not answered yet; Parked where its pool has no room for it now.
+            TimedOut: it is stored, but nobody has told yet whether it is admitted; Parked where its pool has no room for it now.
             Busy: there is no room for it, and it is not stored.
             Unreachable, Denied, Invalid, Failed: it is not stored for certain. A secret that its team does not have is Invalid.
         """
@@ -207,7 +207,8 @@ class Baton(PoolQuestions):
         The operator may cancel any team's job, as that team.
 
         Args:
-            pool: which has the job, if that is known already; else history is asked.
+            pool: which has the job, if that is known already; else history is asked. "": it is not known, and nobody is asked
+                where it is a team that cancels.
 
         Raises NotCancelled when that pool is closed.
         """

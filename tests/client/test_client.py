@@ -22,6 +22,7 @@ from libs.client import (
     connect,
     event_subscriptions,
     following,
+    watching,
 )
 from libs.client.event_subscriptions import EventSubscriptions
 from libs.embedded.servers import NATS
@@ -317,6 +318,20 @@ async def test_a_job_that_never_started_has_no_logs(blue: Baton, fakes: Fakes, k
     job = (await blue.submit(TRAIN, key)).job_id
     with pytest.raises(NotFound, match="has not started"):
         [piece async for piece in blue.logs(job)]
+
+
+async def test_a_history_that_was_away_and_is_behind_then_does_not_make_a_job_unknown(
+    blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with MongoDB frozen for 14 s: `submit --wait` ended with "there is no job", while the job ran."""
+    monkeypatch.setattr(watching, "_STARTS_WITHIN_S", 0.0)
+    job = (await blue.submit(TRAIN, key)).job_id
+    fakes.told.pop(job)  # nothing of it is written yet
+    fakes.lacking, fakes.unread = 2, 1
+    waiting = asyncio.create_task(blue.wait(job, 20))
+    await until(lambda: waiting.done() or not fakes.unread)
+    await fakes.happens(job, "succeeded")
+    assert (await waiting).what == "succeeded"
 
 
 async def test_a_timer_has_no_logs_and_is_not_looked_for(blue: Baton, fakes: Fakes, key: str) -> None:
