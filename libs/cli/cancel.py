@@ -78,7 +78,9 @@ async def _look_up(baton: Baton, jobs: Sequence[str]) -> tuple[list[JobDocument]
             except (Unreachable, Failed) as e:
                 if baton.team == OPERATOR:  # the job's team is not known
                     raise
-                hint(f"{e.what}: whether there is such a job, or it is over, is not known; it is to be ended all the same")
+                hint(
+                    f"{e.what}: whether there is such a job, or it is over, is not known; it is to be ended all the same"
+                )
         unknown.append(job_id)
     return found, unknown
 

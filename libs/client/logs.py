@@ -37,8 +37,8 @@ async def pieces(
     Every agent that ran an attempt has that attempt's output, so the attempt is settled by asking history first: a
     question for "the latest" could be answered by the node of an earlier one.
 
-    With `follow` a history that does not answer, or lacks its store, delays what is told and ends nothing: the output stays where
-    it is. With `every` so does one that has not read of the job yet.
+    With `follow` a history that does not answer, or lacks its store, delays what is told and ends nothing: the output stays
+    where it is. With `every` so does one that has not read of the job yet.
 
     Raises:
         NotFound: the job never started, it is a timer, it has no such attempt or rank, or no agent has the output (any more).
