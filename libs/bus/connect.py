@@ -98,6 +98,8 @@ class BusConnection(Client):
     closing = False
     silent = False
     """It did not answer when it was asked last: see `answers`."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """In which it was connected."""
     secret = ""
     """Of its credential: see `libs.bus.ids`."""
 
@@ -257,7 +259,7 @@ async def connect(
     connection = BusConnection()
     problems = _Problems(name)
     servers = [part.strip() for part in where.url.split(",")]
-    connection.secret = where.secret()
+    connection.secret, connection.loop = where.secret(), asyncio.get_running_loop()
     options: dict[str, Any] = {
         "servers": servers,
         **({} if where.creds is not None else _credential(servers)),

@@ -54,6 +54,9 @@ _JUST_NOW_S = 0.05
 _RESTARTS_S = 3.0
 """So long history may be away before who waits for a job is told so: one that is started anew is there sooner."""
 _BULK = 500
+_AT_ONCE = 256
+"""So many submits of a client wait for their answers at once, the others for these. With ten thousand, each of which asks
+history again and again, the client read so slowly that the broker ended its connection."""
 
 T = TypeVar("T")
 
@@ -108,6 +111,7 @@ class Baton(PoolQuestions):
         self._over: OrderedDict[str, JobEvent] = OrderedDict()
         """Ends that were told while their jobs were being submitted, until somebody waits for them."""
         self._submitted = ("", float("-inf"))
+        self._submitting = asyncio.Semaphore(_AT_ONCE)
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,7 +136,8 @@ class Baton(PoolQuestions):
         give_up_s: float = 30.0,
         answer_s: float = 10.0,
     ) -> Submitted:
-        """Ask for a job to be run. Returns when the request is stored and, unless told otherwise, admitted.
+        """Ask for a job to be run. Returns when the request is stored and, unless told otherwise, admitted. May be called many
+        times at once: some hundreds are sent, and the others when these are answered; their times count from then on.
 
         Args:
             client_key: the caller's own name for this job; give one to make a repeat harmless. Random otherwise.
@@ -141,16 +146,25 @@ class Baton(PoolQuestions):
 
         Raises:
             Rejected: admission refused it, with every reason; Conflict if the key names another job.
-            TimedOut: it is stored, but admission has not answered yet; Parked where its pool has no room for it now.
+            TimedOut: it is stored, but whether it is admitted is not told yet; Parked where its pool has no room for it now.
             Busy: there is no room for it, and it is not stored.
             Unreachable, Denied, Invalid, Failed: it is not stored for certain. A secret that its team does not have is Invalid.
         """
         key = uuid.uuid4().hex if client_key is None else client_key
         body, submitted, message = self._request(spec, key)
-        await secrets.check_named(self.nats, self.place, [spec])
-        if not wait_admitted:
-            await deliver(self.nats, [message], give_up_s=give_up_s)
-            return submitted
+        async with self._submitting:
+            await secrets.check_named(self.nats, self.place, [spec])
+            if wait_admitted:
+                await self._until_admitted(body, submitted, message, give_up_s, answer_s)
+            else:
+                await deliver(self.nats, [message], give_up_s=give_up_s)
+        return submitted
+
+    async def _until_admitted(
+        self, body: SubmitJob, submitted: Submitted, message: Outgoing, give_up_s: float, answer_s: float
+    ) -> None:
+        """Stores the request, and waits until it is admitted. Raises as `submit`."""
+        spec, key = body.job, body.client_key
         async with (
             following.Live(self._subscriptions, self.team, submitted.job_id, confirmed=False) as live,
             Verdict(self._subscriptions, body, self.team, submitted.job_id) as verdict,
@@ -173,7 +187,6 @@ class Baton(PoolQuestions):
         self._submitted = submitted.job_id, time.monotonic()
         if live.ended.done():
             _remember(self._over, submitted.job_id, live.ended.result())
-        return submitted
 
     async def _busy(self, pool: str) -> str:
         """Why the pool takes no submits now; "" when it does, or nobody says."""
@@ -207,7 +220,8 @@ class Baton(PoolQuestions):
         The operator may cancel any team's job, as that team.
 
         Args:
-            pool: which has the job, if that is known already; else history is asked.
+            pool: which has the job, if that is known already; else history is asked. "": it is not known, and nobody is asked
+                where it is a team that cancels.
 
         Raises NotCancelled when that pool is closed.
         """

@@ -18,6 +18,7 @@ from nats.aio.subscription import Subscription
 
 from libs.bus.messages import Malformed, decode
 from libs.client.errors import Unreachable
+from libs.client.sending import denied_when_closed, refuse_unusable
 from schemas import subjects
 from schemas.ids import job_id as job_id_of
 from schemas.jobs import JobEvent, JobRejected, rejection_event
@@ -73,6 +74,7 @@ class EventSubscriptions:
         """While the block runs, `listener` gets the messages on `subject` about the job (None: all). The subscription is
         confirmed before the block begins, unless `confirmed` is false: then by the first answer of the broker's to what is sent
         within the block, which it reads after the subscription. Raises Unreachable when the broker does not answer."""
+        refuse_unusable(self.nats)
         async with self._opening:
             if subject not in self._subscriptions:
                 self._subscriptions[subject] = await self._subscribe(subject)
@@ -110,7 +112,8 @@ class EventSubscriptions:
                 for listener in tuple(listeners.get(who, ())):
                     listener(found)
 
-        return _Subscription(await self.nats.subscribe(subject, cb=heard))
+        with denied_when_closed(self.nats):
+            return _Subscription(await self.nats.subscribe(subject, cb=heard))
 
     async def _confirm(self, shared: _Subscription) -> None:
         try:

@@ -37,13 +37,15 @@ async def pieces(
     Every agent that ran an attempt has that attempt's output, so the attempt is settled by asking history first: a
     question for "the latest" could be answered by the node of an earlier one.
 
-    Once it has begun to follow, a history that does not answer, or lacks its store, delays what is told and ends nothing: the
-    output stays where it is.
+    With `follow` a history that does not answer, or lacks its store, delays what is told and ends nothing: the output stays
+    where it is. With `every` so does one that has not read of the job yet.
 
     Raises:
         NotFound: the job never started, it is a timer, it has no such attempt or rank, or no agent has the output (any more).
     """
-    if (await get()).spec.simulation is not None:
+    away = (Failed, Unreachable, *((NotFound,) if every else ()))
+    document = await (_retry_while_away(get, away) if follow else get())
+    if document.spec.simulation is not None:
         raise NotFound(f"{job_id} has no output", "it is a timer on simulated devices, and a timer writes nothing")
     shown = 0
     while True:

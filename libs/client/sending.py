@@ -88,7 +88,13 @@ async def store(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) ->
 
 async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Raises Denied as soon as the server reports a permission violation meanwhile, or takes the
-    credential no longer: it closes the connection of who was revoked, and refuses each that follows."""
+    credential no longer: it closes the connection of who was revoked, and refuses each that follows. Raises Invalid as
+    `refuse_unusable`."""
+    try:
+        refuse_unusable(nats)
+    except Invalid:
+        work.close()
+        raise
     before = nats.last_error
     task = asyncio.ensure_future(work)
     try:
@@ -101,6 +107,22 @@ async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
             return task.result()
     finally:
         task.cancel()
+
+
+def refuse_unusable(nats: Client) -> None:
+    """Raises Invalid where the caller has closed `nats`, or is in another event loop, which never hears what is answered."""
+    if getattr(nats, "closing", False):
+        raise _closed_by_us()
+    if getattr(nats, "loop", None) not in (None, asyncio.get_running_loop()):
+        raise Invalid(
+            "this client belongs to another event loop",
+            "what is answered would never be heard in this one",
+            "connect in the event loop that uses it; from another thread use asyncio.run_coroutine_threadsafe",
+        )
+
+
+def _closed_by_us() -> Invalid:
+    return Invalid("this client is closed", "", "connect again")
 
 
 @contextmanager
@@ -130,10 +152,13 @@ def _denied_since(nats: Client, before: Exception | None) -> Denied | None:
 
 @contextmanager
 def denied_when_closed(nats: Client) -> Iterator[None]:
-    """Raises Denied where the block finds `nats` closed for good: the broker takes its credential no longer."""
+    """Raises Denied where the block finds `nats` closed for good: the broker takes its credential no longer. Raises Invalid
+    where it was closed on this side."""
     try:
         yield
     except ConnectionClosedError:
+        if getattr(nats, "closing", False):
+            raise _closed_by_us() from None
         raise Denied(
             "the connection was closed for good",
             str(nats.last_error or "").removeprefix("nats: "),

@@ -86,8 +86,8 @@ class Verdict:
         if other is not None:
             raise Conflict(self._job_id, (_used_key(other),))
         raise TimedOut(
-            f"{self._job_id} is stored, but admission has not answered within {timeout_s:g} s",
-            "it will be handled when admission runs",
+            f"{self._job_id} is stored, but whether it is admitted was not told within {timeout_s:g} s",
+            "it is handled when admission runs, and told when history does",
             "follow it with `baton wait`",
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from math import inf
 
 from libs.bus.cancel import cancel
 from libs.client import following
@@ -28,17 +29,22 @@ class _Unknown(Exception):
 async def events_of(
     live: following.Live, job_id: str, page_of: EventPage, known: KnownJob
 ) -> AsyncGenerator[JobEvent, None]:
-    """From the first to the terminal one, each once. Raises NotFound when nobody has heard of the job within 10 s."""
-    heard, deadline = asyncio.Event(), time.monotonic() + _STARTS_WITHIN_S
+    """From the first to the terminal one, each once. Raises NotFound when nobody has heard of the job for 10 s, in which
+    history has answered each question: one that was away, or lacked its store, has the past to read first."""
+    heard, unknown_since = asyncio.Event(), inf
 
     async def ask_history(after_us: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
+        nonlocal unknown_since
+        since, unknown_since = unknown_since, inf  # as long as there is no answer
         page = await page_of(after_us, limit, job_id)
         if not page.events and not heard.is_set():
             document = await known(job_id)
             if document is not None and document.state is JobState.REJECTED:
                 return EventList(events=(following.ended_rejected(document),))
-            if document is None and time.monotonic() > deadline:
-                raise _Unknown(job_id)
+            if document is None:
+                unknown_since = min(since, now := time.monotonic())
+                if now - unknown_since > _STARTS_WITHIN_S:
+                    raise _Unknown(job_id)
         return page
 
     try:

@@ -421,6 +421,26 @@ async def test_cancelling_what_is_over_is_a_conflict(
     assert (await blue.wait(other, 20)).state is JobState.CANCELLED
 
 
+async def test_a_job_can_be_cancelled_by_its_whole_id_while_history_lacks_its_store(
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
+) -> None:
+    """Seen with history and MongoDB frozen: nobody could end a job that ran on."""
+    jobs = [await submitted(blue, f"{key}-{n}") for n in range(2)]
+    fakes.lacking = 1
+    result = await baton("cancel", *jobs, "-o", "json", url=urls["blue"])
+    assert (result.code, fakes.lacking) == (0, 0), result.err
+    assert result.err.count("whether there is such a job, or it is over, is not known") == 1
+    told = [
+        (one["job_id"], one["team"], one["state"], one["cancel_asked"], one["error"]) for one in json.loads(result.out)
+    ]
+    assert told == [(job, "blue", None, True, "") for job in jobs]
+    for job in jobs:
+        assert (await blue.wait(job, 20)).state is JobState.CANCELLED
+    fakes.lacking = 1
+    refused = await baton("cancel", jobs[0], url=urls["operator"])
+    assert (refused.code, "MongoDB" in refused.err) == (1, True), "whose team has it is not known"
+
+
 async def test_why_no_end_was_asked_for_is_told_of_each_job(
     urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
 ) -> None:

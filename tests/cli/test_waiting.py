@@ -135,6 +135,24 @@ async def test_its_output_is_shown_meanwhile_also_before_history_has_read_of_it(
     assert result == Result(5, "one\ntwo\n", f"{job}\n{job}\tfailed\texit 5\n")
 
 
+async def test_its_output_is_shown_also_by_a_history_whose_store_is_away_at_first_and_then_behind(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    """Seen with MongoDB frozen for 14 s: the job succeeded, and nothing of what it had written was shown."""
+    fakes.lacking, fakes.unread = 1, 1_000_000
+    waiting = asyncio.create_task(baton("submit", "--logs", "--key", key, "--", "x", url=urls["blue"]))
+    job = await once_taken(fakes, key)
+    await fakes.starts(job, 1, "one\n")
+    fakes.ended.add((job, 1))
+    await fakes.happens(job, "failed", exit_code=5)
+    await until(lambda: fakes.lacking == 0)
+    asked = fakes.unread
+    await until(lambda: fakes.unread < asked)
+    fakes.unread = 0
+    result = await waiting
+    assert (result.code, result.out) == (5, "one\n"), result.err
+
+
 async def test_the_output_of_all_attempts_is_shown_also_of_those_that_end_at_once(
     urls: dict[str, Address], fakes: Fakes, key: str
 ) -> None:

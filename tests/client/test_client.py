@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import libs.client.baton as client
 from libs.bus.connect import Address
 from libs.client import (
     Baton,
@@ -22,6 +23,7 @@ from libs.client import (
     connect,
     event_subscriptions,
     following,
+    watching,
 )
 from libs.client.event_subscriptions import EventSubscriptions
 from libs.embedded.servers import NATS
@@ -317,6 +319,73 @@ async def test_a_job_that_never_started_has_no_logs(blue: Baton, fakes: Fakes, k
     job = (await blue.submit(TRAIN, key)).job_id
     with pytest.raises(NotFound, match="has not started"):
         [piece async for piece in blue.logs(job)]
+
+
+async def test_a_history_that_was_away_and_is_behind_then_does_not_make_a_job_unknown(
+    blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with MongoDB frozen for 14 s: `submit --wait` ended with "there is no job", while the job ran."""
+    monkeypatch.setattr(watching, "_STARTS_WITHIN_S", 0.0)
+    job = (await blue.submit(TRAIN, key)).job_id
+    fakes.told.pop(job)  # nothing of it is written yet
+    fakes.lacking, fakes.unread = 2, 1
+    waiting = asyncio.create_task(blue.wait(job, 20))
+    await until(lambda: waiting.done() or not fakes.unread)
+    await fakes.happens(job, "succeeded")
+    assert (await waiting).what == "succeeded"
+
+
+async def test_of_many_submits_at_once_some_are_sent_and_the_others_when_these_are_answered(
+    urls: dict[str, Address], fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with ten thousand: the broker ended a connection that was read too slowly, and 8,830 failed."""
+    monkeypatch.setattr(client, "_AT_ONCE", 4)
+    fakes.silent = True
+    async with await connect(urls["blue"]) as blue:
+        submits = [asyncio.create_task(blue.submit(TRAIN, f"{key}-{n}", answer_s=math.inf)) for n in range(8)]
+        await until(lambda: len(fakes.submits) >= 4)
+        await blue.list()  # answered after what was sent before it
+        assert len(fakes.submits) == 4
+        fakes.silent = False
+        for submit in submits[:4]:
+            submit.cancel()
+        await asyncio.gather(*submits[4:])
+    assert len(fakes.submits) == 8
+
+
+async def test_who_uses_a_client_that_it_has_closed_is_told_so(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    """Seen: that the credential was revoked, or an error of nats-py's."""
+    blue = await connect(urls["blue"])
+    job = (await blue.submit(TRAIN, key)).job_id
+    waiting = asyncio.create_task(blue.wait(job))
+    await until(lambda: fakes.questions)
+    for _ in range(2):
+        await blue.close()
+    again = (
+        blue.submit(TRAIN),
+        blue.submit_many([TRAIN]),
+        blue.wait(job),
+        blue.get(job),
+        blue.cancel(job),
+        blue.list(),
+    )
+    for use in (waiting, *again, anext(blue.watch(job)), anext(blue.events()), anext(blue.logs(job, follow=True))):
+        with pytest.raises(Invalid, match="this client is closed"):
+            await use
+
+
+async def test_who_uses_a_client_in_another_event_loop_is_told_so(
+    blue: Baton, urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    """Seen: a submit that waited in vain for half a minute, and an answer that history was away; also in the client's own loop
+    from then on."""
+    job = (await blue.submit(TRAIN, key)).job_id
+    for use in (lambda: blue.submit(TRAIN), lambda: blue.get(job), lambda: blue.wait(job)):
+        with pytest.raises(Invalid, match="belongs to another event loop"):
+            await asyncio.to_thread(lambda use=use: asyncio.run(use()))
+    assert (await blue.get(job)).job_id == job
 
 
 async def test_a_timer_has_no_logs_and_is_not_looked_for(blue: Baton, fakes: Fakes, key: str) -> None:

@@ -45,6 +45,12 @@ def computing(team: str, processes: int, *devices: int, **resources: int) -> Des
     return part(made, *(rank(f"n0-gpu{device}", number=number) for number, device in enumerate(devices)), team=team)
 
 
+async def up(node: Walled, *jobs: DesiredPart) -> None:
+    """What a job says may be there before its agent has heard that it was started, and by which shim."""
+    await node.up(*jobs)
+    await until(lambda: all(shim(node, job) for job in jobs))
+
+
 def shim(node: Walled, job: DesiredPart) -> int:
     (found,) = (kept.shim for id, kept in node.agent.launcher.keeper.attempts.items() if job.job_id in id)
     return found
@@ -80,7 +86,7 @@ async def test_a_job_that_computes_in_many_processes_leaves_others_their_share(s
     """With each process a share of its own, as without cgroups, the second has a seventeenth."""
     async with start() as node:
         many, one = computing("red", 16, 1), computing("blue", 1, 2)
-        await node.up(many, one)
+        await up(node, many, one)
         assert await share(node, many, one) > 0.35
 
 
@@ -88,10 +94,9 @@ async def test_a_share_is_as_large_as_what_its_attempt_holds(start):
     async with start() as node:
         few, more = computing("red", 12, 1), computing("blue", 4, 2, 3, 4)
         asks = computing("green", 1, 5, cpu_milli=7_500)
-        await node.up(few, more)
+        await up(node, few, more)
         assert 0.6 < await share(node, few, more) < 0.9, "three devices of four, and as many processes"
-        await node.world.want("n0", asks)
-        await until(lambda: "up" in node.says(asks))
+        await up(node, asks)
         group = group_of(node, asks)
         told = {name: (group / name).read_text() for name in ("cpu.shares", "cpu.weight") if (group / name).exists()}
         assert told in ({"cpu.shares": "7680\n"}, {"cpu.weight": "750\n"})
@@ -106,7 +111,7 @@ async def test_a_shim_has_its_turn_before_its_job(start):
         assert "up 0\n" in node.says(job)
         assert "PermissionError" in node.says(job), "none of that is left to what it starts"
         job = computing("red", 1, 2)
-        await node.up(job)
+        await up(node, job)
         assert os.getpriority(os.PRIO_PROCESS, shim(node, job)) == -20
 
 
@@ -125,13 +130,13 @@ async def test_no_group_is_left_of_an_agent_that_ends_or_was_killed(start, tmp_p
     async with start() as node:
         assert not any(group.exists() for group in left)
         job = computing("red", 1, 1)
-        await node.up(job)
+        await up(node, job)
         group = group_of(node, job)
         assert shim(node, job) in proc.group_members(str(group))
         await node.world.want("n0")
         await until(lambda: not proc.group_members(str(group)))
         await node.ends(part(spec("pass"), rank("n0-gpu3"), team="red"))  # its groups are kept
-        await node.up(computing("red", 1, 2))
+        await up(node, computing("red", 1, 2))
         before = node.agent.launcher.keeper.pid
         both = {"cpu": base, "memory": memory}
         assert {one for one in both if any(both[one].glob(f"{root}-{before}-*"))} == {
@@ -150,11 +155,11 @@ async def test_of_version_1_a_group_is_used_again_by_who_has_the_same_share(star
         if node.agent.launcher.cpu_base == node.agent.launcher.group_base:
             pytest.skip("of version 2 an attempt has its own, with its name")
         first, same, larger = computing("red", 1, 1), computing("blue", 1, 2), computing("blue", 1, 3, 4)
-        await node.up(first)
+        await up(node, first)
         group = group_of(node, first)
         await node.world.want("n0")
         await node.world.sees(first, Released)
-        await node.up(same, larger)
+        await up(node, same, larger)
         assert group_of(node, same) == group
         assert (group / "cpu.shares").read_text() == "1024\n"
         assert (group_of(node, larger) / "cpu.shares").read_text() == "2048\n"
