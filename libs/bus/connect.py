@@ -379,7 +379,8 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         )
         return f"NATS at {shown} refused the credential ({problems.last}): {fix}"
     if _UNTRUSTED.search(problems.last):
-        return f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): {_trusted(where, problems.last)}"
+        fix = _trusted(where, problems.last)
+        return f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): {fix}"
     if _CROWDED.search(problems.last):
         return (
             f"NATS at {shown} takes no connection of this team ({problems.last}): it has as many as it may, or it sent too "
