@@ -174,7 +174,7 @@ async def test_a_restore_that_was_killed_is_not_started(cluster: LocalStack, tmp
     killed = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "libs.cli", "restore", str(folder), "--state-dir", str(home)), cwd=ROOT
     )
-    while not (home / "nats").exists():
+    while killed.returncode is None and not (home / "nats").exists():
         await asyncio.sleep(0)
     killed.kill()
     await killed.wait()
