@@ -364,6 +364,8 @@ _ANYBODY = (
 _UNREADABLE = "the headers of a message cannot be read"
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
+_OUTDATED = re.compile(r"expired|not yet valid", re.IGNORECASE)
+_MISNAMED = re.compile(r"mismatch", re.IGNORECASE)
 _CROWDED = re.compile(r"maximum account active connections", re.IGNORECASE)
 _REFUSAL = re.compile(r"authorization|authentication(?! timeout)|revoked", re.IGNORECASE)
 """Not of a credential that came too late: the way there is slow."""
@@ -379,15 +381,8 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         )
         return f"NATS at {shown} refused the credential ({problems.last}): {fix}"
     if _UNTRUSTED.search(problems.last):
-        known_by = (
-            "set BATON_NATS_CREDS to your credential, beside which its ca.pem lies, or BATON_NATS_CA to that"
-            if where.creds is None
-            else "set BATON_NATS_CA to the ca.pem that came with your credential"
-        )
-        return (
-            f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): {known_by}, and use a name that "
-            "the certificate has (`baton credentials --hosts`)"
-        )
+        fix = _trusted(where, problems.last)
+        return f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): {fix}"
     if _CROWDED.search(problems.last):
         return (
             f"NATS at {shown} takes no connection of this team ({problems.last}): it has as many as it may, or it sent too "
@@ -398,6 +393,22 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         f"no NATS server answered at {shown} within {wait_s:g} s{why}: "
         "start one (`baton up`, or `docker compose up nats`) or correct BATON_NATS_URL"
     )
+
+
+def _trusted(where: Address, why: str) -> str:
+    """What to do so that the broker's certificate is believed."""
+    if not where.encrypted:
+        return "its URL says that nothing is encrypted: write tls:// there"
+    if _OUTDATED.search(why):
+        return (
+            "your operator makes a new one (`baton credentials --renew` with the options of before, then the broker reloads), "
+            "or this machine's clock is wrong"
+        )
+    if _MISNAMED.search(why):
+        return "use a name that the certificate has, or have it made for this one (`baton credentials --hosts`)"
+    if where.creds is None:
+        return "set BATON_NATS_CREDS to your credential, beside which its ca.pem lies, or BATON_NATS_CA to that"
+    return "set BATON_NATS_CA to the ca.pem that came with your credential"
 
 
 def _on_closed(connection: BusConnection, die_on_close: bool) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from libs.bus.connect import Address
-from libs.cli.backup_files import check_folder, rehearse, write
+from libs.cli.backup_files import alone, check_folder, rehearse, write
 from libs.cli.operator_action import operator_action
 from libs.cli.options import Output, Url
 from libs.cli.output import Format, done, hint
@@ -44,9 +44,12 @@ def command(
     check_folder(folder)
     home = state or state_dir()
     address, began = _address(home, url), time.monotonic()
-    with operator_action("backup", str(folder), "", folder=home, tells=False):  # it contains all keys
-        manifest = asyncio.run(write(home, folder, address, _mongo(home, url, mongo_url)))
-    took_s, size = time.monotonic() - began, sum(one["bytes"] for one in manifest["streams"])
+    with alone(folder):
+        with operator_action("backup", str(folder), "", folder=home, tells=False):  # it contains all keys
+            manifest = asyncio.run(write(home, folder, address, _mongo(home, url, mongo_url)))
+        took_s = time.monotonic() - began
+        heads = asyncio.run(rehearse(folder, archive)) if check else None
+    size = sum(one["bytes"] for one in manifest["streams"])
     hint(
         f"{len(manifest['streams'])} streams, {size / (1 << 20):.1f} MiB, {manifest['copied_bytes'] / (1 << 20):.1f} MiB of it "
         f"new, in {took_s:.1f} s; what is acknowledged after {_moment(manifest['taken_s'])} is not in it"
@@ -55,7 +58,6 @@ def command(
         hint(
             f"hours of use are those of the backup before, if it had any: {manifest['use_lacks']} (--mongo-url says where)"
         )
-    heads = asyncio.run(rehearse(folder, archive)) if check else None
     if heads is not None:
         for pool, head in heads.items():
             hint(f"pool {pool}: {head['records']} records, verified to {head['seq']}")

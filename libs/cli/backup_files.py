@@ -1,6 +1,7 @@
 """The content of a backup: writing it while Baton runs, and restoring a state directory from it.
 
     manifest.json        all files with their SHA-256; written last, so it never describes half a backup
+    lock                 held by a backup into this folder
     streams/             each stream as of one moment: ledger, inboxes, requests, events, cursors, snapshots
     state/               keys.json, creds/ and whatever else of the state directory cannot be recreated
     use/                 hours of use, which only MongoDB has (`services.quota_billing.use_files`)
@@ -17,11 +18,13 @@ reuses a sequence.
 **Incremental.** A sealed segment of the ledger never changes: another backup into the same folder keeps its file.
 """
 
+import fcntl
 import json
 import re
 import shutil
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, fence, verified
 from libs.cli.launch import RESTORED, VAULT_FOLDER
 from libs.embedded import NatsOptions, ServerOptions, Servers
-from libs.embedded.records import write_private
+from libs.embedded.records import open_lock, write_private
 from libs.embedded.servers import NATS
 from libs.walls import broker_claims
 from libs.walls.book import BOOK_FILE
@@ -47,6 +50,7 @@ from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
 
 MANIFEST = "manifest.json"
 VERSION = 1
+_BEFORE, _LOCK = "state.before", "lock"
 STATE = (KEYS_FILE, "creds", "tls", PEOPLE_FILE, DEPARTED_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
 """Parts of a state directory that cannot be recreated."""
 _SNAPSHOTS = (f"OBJ_{SNAPSHOTS_BUCKET}", *(f"OBJ_{snapshots_of(service)}" for service in SNAPSHOTS_MIB))
@@ -62,9 +66,23 @@ _SCRATCH_BYTES = 1 << 40
 def check_folder(folder: Path) -> None:
     """Makes the folder private to its owner, and removes foreign files. Raises UsageFault unless it is new, empty or
     has a backup, even an incomplete one."""
-    ours = (MANIFEST, f"{MANIFEST}.new", "streams", "state", FOLDER, "rehearsal", "lost+found")
+    ours = (MANIFEST, f"{MANIFEST}.new", _LOCK, "streams", "state", _BEFORE, FOLDER, "rehearsal", "lost+found")
     if folder.exists() and not (folder.is_dir() and all(path.name in ours for path in folder.iterdir())):
         raise UsageFault(f"{folder} has something else in it: name a new folder, or that of an earlier backup")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One backup at a time: each removes what its own manifest does not name. Raises UsageFault."""
+    _private_folder(folder)
+    with open_lock(folder / _LOCK) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageFault(
+                f"another backup into {folder} has not ended: wait for it, or name another folder"
+            ) from None
+        yield
 
 
 async def write(home: Path, folder: Path, address: Address, mongo_url: str | None = None) -> dict[str, Any]:
@@ -100,11 +118,12 @@ async def write(home: Path, folder: Path, address: Address, mongo_url: str | Non
         "done_s": time.time(),
         "copied_bytes": copied,
         "streams": done,
-        "state": _copy_state(home, folder),
+        "state": _copy_state(home, folder, there),
         "use": use,
         "use_lacks": lacks,
     }
     write_private(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    shutil.rmtree(folder / _BEFORE, ignore_errors=True)
     wanted = {one["file"] for one in (*done, *use)}
     for old in (*(folder / "streams").iterdir(), *(folder / FOLDER).glob("*")):
         if str(old.relative_to(folder)) not in wanted:
@@ -136,9 +155,13 @@ async def _in_order(nats: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(name, found[name]) for name in order]
 
 
-def _copy_state(home: Path, folder: Path) -> list[dict[str, Any]]:
-    """Copies the files of `STATE`."""
-    into = folder / "state"
+def _copy_state(home: Path, folder: Path, held: dict[str, Any]) -> list[dict[str, Any]]:
+    """Copies the files of `STATE`. Those of the manifest that is there stay until the new manifest is: whatever ends a backup
+    half-way leaves the one before."""
+    into, before = folder / "state", folder / _BEFORE
+    if _state(folder, held) == into and into.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        into.rename(before)
     shutil.rmtree(into, ignore_errors=True)
     done = []
     for name in STATE:
@@ -168,9 +191,14 @@ async def rehearse(folder: Path, archive: Path | None = None) -> dict[str, dict[
 
 
 async def put_into(folder: Path, home: Path, how: Fence, archive: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Fills the new state directory `home`. Pool -> what was found and ended. Raises NotCopied, NotFenced."""
+    """Fills the new state directory `home`. Pool -> what was found and ended. Raises NotCopied, NotFenced.
+
+    Until the end `RESTORED` says no time: what a kill leaves half-way is not started, for it has no fence.
+    """
     results: dict[str, dict[str, Any]] = {}
     try:
+        _private_folder(home)
+        write_private(home / RESTORED, json.dumps({"not_before_s": None}) + "\n")
         async with AsyncExitStack() as stack:
             nats = await _revived(stack, folder, home)
             for pool in _pools(_manifest(folder)):
@@ -202,11 +230,23 @@ async def _revived(stack: AsyncExitStack, folder: Path, home: Path) -> Any:
     return nats
 
 
+def _state(folder: Path, manifest: dict[str, Any]) -> Path:
+    """The folder with the manifest's files of `STATE`."""
+    into, before = folder / "state", folder / _BEFORE
+
+    def all_in(there: Path) -> bool:
+        return all(
+            (path := there / one["file"]).is_file() and sha256(path) == one["sha256"]
+            for one in manifest.get("state", ())
+        )
+
+    return before if before.exists() and not all_in(into) and all_in(before) else into
+
+
 def _put_state(folder: Path, home: Path, manifest: dict[str, Any]) -> None:
     _private_folder(home)
-    files = [("state", one["file"]) for one in manifest["state"]] + [
-        ("", one["file"]) for one in manifest.get("use", ())
-    ]
+    state = _state(folder, manifest).name
+    files = [(state, one["file"]) for one in manifest["state"]] + [("", one["file"]) for one in manifest.get("use", ())]
     for where, file in files:
         there = home / file
         there.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -236,7 +276,8 @@ def _manifest(folder: Path, missing: dict[str, Any] | None = None) -> dict[str, 
 def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
     """Raises NotCopied for a file that was changed after it was written, before anything is restored."""
     files = [(folder / one["file"], one["sha256"]) for one in manifest["streams"]]
-    files += [(folder / "state" / one["file"], one["sha256"]) for one in manifest["state"]]
+    state = _state(folder, manifest)
+    files += [(state / one["file"], one["sha256"]) for one in manifest["state"]]
     files += [(folder / one["file"], one["sha256"]) for one in manifest.get("use", ())]
     for path, digest in files:
         if not path.is_file() or sha256(path) != digest:

@@ -185,11 +185,16 @@ class LocalStack:
 
     def fenced_s(self) -> float:
         """How long work of the instance from which this one was restored may still run on unreachable nodes, s. Nothing
-        is started before (`libs.cli.fencing`)."""
+        is started before (`libs.cli.fencing`). Raises UsageFault when restoring did not come to its end."""
         try:
             restored = json.loads((self.state_dir / RESTORED).read_text())
         except FileNotFoundError:
             return 0.0
+        if restored["not_before_s"] is None:
+            raise UsageFault(
+                f"{self.state_dir} was restored half-way, or is being restored now: when no `baton restore` runs any more, "
+                "remove that folder and restore again"
+            )
         return max(0.0, float(restored["not_before_s"]) - time.time())
 
     # ------------------------------------------------------------------------------------------------- starting, stopping

@@ -1,7 +1,11 @@
 """Backups of a running instance, and what is made of them: streams as they were, only what is new, nothing that was changed."""
 
+import asyncio
+import errno
 import json
 import re
+import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,10 +13,10 @@ import pytest
 
 from libs.bus.connect import Address, BusConnection, close, connect
 from libs.bus.copies import NotCopied
-from libs.cli.backup_files import MANIFEST, put_into, rehearse, write
+from libs.cli.backup_files import MANIFEST, alone, check_folder, put_into, rehearse, write
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, NotFenced
-from libs.cli.launch import RESTORED, LaunchOptions, LocalStack
+from libs.cli.launch import RESTORED, ROOT, LaunchOptions, LocalStack
 from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.servers import NATS
 from libs.ledger.inputs import read_input
@@ -162,3 +166,58 @@ async def test_a_sealed_stream_is_copied_once(cluster: LocalStack, tmp_path: Pat
         one["file"] for one in after.values()
     }
     await close(nats)
+
+
+async def test_a_restore_that_was_killed_is_not_started(cluster: LocalStack, tmp_path: Path) -> None:
+    """Seen: `baton up` started what there was, with no fence: nodes still ran jobs that it did not know."""
+    nats = await filled(cluster, a_pool_that_lived())
+    folder, home = tmp_path / "backup", tmp_path / "again"
+    await write(cluster.state_dir, folder, cluster.address())
+    await close(nats)
+    killed = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "libs.cli", "restore", str(folder), "--state-dir", str(home)), cwd=ROOT
+    )
+    while killed.returncode is None and not (home / "nats").exists():
+        await asyncio.sleep(0)
+    killed.kill()
+    await killed.wait()
+    with pytest.raises(UsageFault, match="restored half-way"):
+        await LocalStack(LaunchOptions(state_dir=home, services=())).start()
+    shutil.rmtree(home)
+    await put_into(folder, home, Fence(0.0))
+    assert LocalStack(LaunchOptions(state_dir=home)).fenced_s() == 0
+
+
+async def test_a_backup_that_ends_half_way_leaves_the_one_before(
+    cluster: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: of one whose disk was full the keys were gone, or were not those of the manifest, which nobody could restore."""
+    folder = tmp_path / "backup"
+    book = cluster.state_dir / "audit.jsonl"
+    book.write_text("{}\n")
+    await write(cluster.state_dir, folder, cluster.address())
+    book.write_text("{}\n{}\n")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr("libs.cli.backup_files.write_private", full)
+            with pytest.raises(OSError, match="No space left"):
+                await write(cluster.state_dir, folder, cluster.address())
+        check_folder(folder)
+        await rehearse(folder)
+    await write(cluster.state_dir, folder, cluster.address())
+    await rehearse(folder)
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "state", "streams"}
+
+
+async def test_two_backups_into_one_folder_take_turns(cluster: LocalStack, tmp_path: Path) -> None:
+    """Seen: each removed what the other's manifest named."""
+    folder = tmp_path / "backup"
+    with alone(folder):
+        refused = await baton("backup", str(folder), BATON_STATE_DIR=str(cluster.state_dir))
+    assert (refused.code, "another backup" in refused.err) == (2, True), refused.err
+    written = await baton("backup", str(folder), BATON_STATE_DIR=str(cluster.state_dir))
+    assert written.code == 0, written.err

@@ -59,6 +59,32 @@ async def test_a_broker_with_our_certificate_is_trusted_and_no_other(tmp_path: P
             await connect(Address(misnamed, ring.service("history")), name="history", wait_s=2)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "host", "days_ago", "fix"),
+    [
+        ("tls", "localhost", 398, r"expired.*--renew"),
+        ("tls", "localhost", -1, r"not yet valid.*clock"),
+        ("tls", "127.0.0.1", 0, r"mismatch.*a name that the certificate has"),
+        ("nats", "localhost", 0, "write tls://"),
+    ],
+)
+async def test_why_a_certificate_is_not_trusted_is_told_with_what_helps(
+    tmp_path: Path, scheme: str, host: str, days_ago: int, fix: str
+) -> None:
+    """Seen: of each, only that BATON_NATS_CA is to name the authority, which was named."""
+    ring = Keyring(tmp_path / "state")
+    creds = ring.service("history")
+    made = Wire(ring, lambda: time.time() - days_ago * DAY_S)
+    made.make(["localhost"])
+    made.give(tmp_path / "server", tmp_path / "server")
+    tls = json.dumps(made.config(tmp_path / "server"))
+    with nats_process(f"tls: {tls}\n", tmp_path) as plain:
+        url = plain.replace("nats://127.0.0.1", f"{scheme}://{host}")
+        with pytest.raises(BusUnavailable, match=fix) as told:
+            await connect(Address(url, creds), name="history", wait_s=3)
+        assert "BATON_NATS_CA" not in str(told.value)
+
+
 async def test_who_says_that_there_is_no_encryption_hears_nothing(tmp_path: Path) -> None:
     """A broker says itself, in clear, that it speaks TLS; who is in the middle can say that it does not, and pass on the true
     broker's nonce to be signed."""
