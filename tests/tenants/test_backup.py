@@ -169,7 +169,7 @@ async def test_a_sealed_stream_is_copied_once(cluster: LocalStack, tmp_path: Pat
 
 
 async def test_a_restore_that_was_killed_is_not_started(cluster: LocalStack, tmp_path: Path) -> None:
-    """Seen: `baton up` started what there was, with no fence: nodes still ran jobs that it did not know."""
+    """Seen: it was started, with no fence, while nodes may still run jobs that it does not know."""
     nats = await filled(cluster, a_pool_that_lived())
     folder, home = tmp_path / "backup", tmp_path / "again"
     await write(cluster.state_dir, folder, cluster.address())
@@ -191,7 +191,7 @@ async def test_a_restore_that_was_killed_is_not_started(cluster: LocalStack, tmp
 async def test_a_backup_that_ends_half_way_leaves_the_one_before(
     cluster: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen: of one whose disk was full the keys were gone, or were not those of the manifest, which nobody could restore."""
+    """Seen: the files of `state/` were not those of the manifest any more, and nobody could restore it."""
     folder = tmp_path / "backup"
     book = cluster.state_dir / "audit.jsonl"
     book.write_text("{}\n")
@@ -214,7 +214,7 @@ async def test_a_backup_that_ends_half_way_leaves_the_one_before(
 
 
 async def test_two_backups_into_one_folder_take_turns(cluster: LocalStack, tmp_path: Path) -> None:
-    """Seen: each removed what the other's manifest named."""
+    """Each would remove what the other's manifest names."""
     folder = tmp_path / "backup"
     with alone(folder):
         refused = await baton("backup", str(folder), BATON_STATE_DIR=str(cluster.state_dir))
