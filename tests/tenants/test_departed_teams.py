@@ -100,4 +100,4 @@ async def test_offboarding_notes_it_and_a_backup_keeps_the_note(
     nowhere = cast(Baton, SimpleNamespace(place=SimpleNamespace(address=SimpleNamespace(url=""))))
     asked = team_offboard.Leaving("vis", tmp_path / "export", "gone", cancel=True, wait_s=0)
     assert await team_offboard._revoke(nowhere, ring, asked) == "1 credentials are void"
-    assert DEPARTED_FILE in {one["file"] for one in _copy_state(tmp_path, tmp_path / "backup")}
+    assert DEPARTED_FILE in {one["file"] for one in _copy_state(tmp_path, tmp_path / "backup", {})}
