@@ -66,8 +66,8 @@ def command(
 
 
 async def _look_up(baton: Baton, jobs: Sequence[str]) -> tuple[list[JobDocument], list[str]]:
-    """What history has of the jobs, and the ids of those of which it does not say: it is asked in vain once. A job runs on
-    while history is away, so who knows its id can end it."""
+    """What history has of the jobs, and the ids of those that it says nothing of. Once it has not answered it is asked no more:
+    a job runs on while history is away, so who knows its id can end it."""
     found, unknown = list[JobDocument](), list[str]()
     for job in jobs:
         job_id = job if unknown and is_job_id(job) else await whole_id(baton, job)
@@ -79,7 +79,7 @@ async def _look_up(baton: Baton, jobs: Sequence[str]) -> tuple[list[JobDocument]
                 if baton.team == OPERATOR:  # the job's team is not known
                     raise
                 hint(
-                    f"{e.what}: whether there is such a job, or it is over, is not known; it is to be ended all the same"
+                    f"{e.what}: whether there is such a job, and whether it has ended, is not known; its end is asked for"
                 )
         unknown.append(job_id)
     return found, unknown

@@ -13,6 +13,6 @@ _OWN = Path("/proc/self/timerslack_ns")
 
 
 def set_slack(nanoseconds: int) -> None:
-    """For this thread, and what it starts from now on. Nothing where the system has no such thing."""
+    """For the main thread of this process, and what it starts from now on. Does nothing where the system has no timer slack."""
     with contextlib.suppress(OSError):
         _OWN.write_text(str(nanoseconds))

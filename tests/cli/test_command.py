@@ -429,7 +429,7 @@ async def test_a_job_can_be_cancelled_by_its_whole_id_while_history_lacks_its_st
     fakes.lacking = 1
     result = await baton("cancel", *jobs, "-o", "json", url=urls["blue"])
     assert (result.code, fakes.lacking) == (0, 0), result.err
-    assert result.err.count("whether there is such a job, or it is over, is not known") == 1
+    assert result.err.count("whether there is such a job, and whether it has ended, is not known") == 1
     told = [
         (one["job_id"], one["team"], one["state"], one["cancel_asked"], one["error"]) for one in json.loads(result.out)
     ]
