@@ -27,6 +27,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ from nats.protocol.command import hpub_cmd
 
 from libs.bus import wire
 from libs.bus.creds import Address, BadCredential, at, speaker
+from libs.bus.endings import of_credential
 from libs.bus.headers import encoded
 from libs.bus.metrics import ERRORS
 from libs.bus.pulls import JetStream
@@ -377,7 +379,7 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         fix = (
             "check user and password in the URL, or set BATON_NATS_CREDS"
             if where.creds is None
-            else "it may have been revoked or rotated; ask your operator for a new one (`baton team rotate`)"
+            else f"{_void(where.creds)}; ask your operator for a new one (`baton team rotate`)"
         )
         return f"NATS at {shown} refused the credential ({problems.last}): {fix}"
     if _UNTRUSTED.search(problems.last):
@@ -393,6 +395,13 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         f"no NATS server answered at {shown} within {wait_s:g} s{why}: "
         "start one (`baton up`, or `docker compose up nats`) or correct BATON_NATS_URL"
     )
+
+
+def _void(creds: Path | str) -> str:
+    with suppress(BadCredential):
+        if (term := of_credential(creds)) is not None and term.ends_s <= (now_s := time.time()):
+            return f"it {term.told(now_s)}"
+    return "it may have been revoked or rotated"
 
 
 def _trusted(where: Address, why: str) -> str:
