@@ -106,5 +106,5 @@ async def test_who_has_a_credential_that_ends_soon_is_told_so(
         assert {name: end.endswith(" (soon)") for name, end in rows.items()} == {
             "red": False, "red.ana": False, "red.ben": True, "red.carl": True
         }  # fmt: skip
-        with pytest.raises(BusUnavailable, match=r"it ended on \d+-\d+-\d+; ask your operator for a new one"):
+        with pytest.raises(BusUnavailable, match=r"it ended on \d+-\d+-\d+; ask your operator for the new file"):
             await connect(Address(cluster.nats_url, carl), name="carl", wait_s=5)
