@@ -17,8 +17,8 @@
 - A connection that is gone is told by OSError under uvloop, too (default: RuntimeError, by which the client stops half-way).
 - Who closes a connection is not cancelled with a reconnect that has just begun (default: both wait for one future).
 - A connection whose TLS has failed can be closed (default: whoever closes it waits for ever).
-- A broker is checked by the authority that the file has at each connection (default: that of the first one for ever, so that who
-  runs when an authority is followed by another could only be started again).
+- A broker is checked by the authority that the file has at each connection (default: for ever by that of the first one, so
+  that who runs when another authority follows can only be started again).
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
 """
@@ -101,8 +101,8 @@ class _Transport(TcpTransport):
         self._begins_tls = False
 
     async def wait_closed(self) -> None:
-        """Each by itself: a reconnect that is cancelled while it waits would cancel whoever closes the connection. Where TLS has
-        failed there is nothing to wait for: nobody tells the plain stream that the connection, which TLS took over, is closed."""
+        """Each by itself: a reconnect that is cancelled while it waits would cancel whoever closes the connection. Where TLS
+        has failed nothing is waited for: it took the connection over, and nobody tells the plain stream of its end."""
         if not self._begins_tls:
             await asyncio.shield(super().wait_closed())
 
@@ -247,8 +247,8 @@ class BusConnection(Client):
         self._abort()
 
     def _abort(self) -> None:
-        """What the transport has is not sent any more: its end would wait until the peer has taken it. The plain connection below
-        TLS is ended: asyncio's TLS raises AttributeError where it was closed twice (seen: Python 3.11.2)."""
+        """What the transport has is not sent any more: its end would wait until the peer has taken it. The plain connection
+        below TLS is ended: asyncio's TLS raises AttributeError where it was closed twice (seen: Python 3.11.2)."""
         writer = getattr(self._transport, "_bare_io_writer", None)
         if writer is not None:
             writer.transport.abort()
