@@ -14,6 +14,7 @@ import pytest
 
 from libs.bus import wire
 from libs.bus.connect import Address, BusUnavailable, close, connect
+from libs.bus.endings import look
 from libs.service.settings import ServiceSettings
 from libs.walls import broker_claims
 from libs.walls.keyring import Keyring
@@ -310,6 +311,28 @@ async def test_who_is_given_a_new_authority_knows_the_broker_by_it_when_it_conne
         await service.force_reconnect()
         await until(lambda: service.is_connected and service.stats["reconnects"] == 1)
         await close(service)
+
+
+async def test_an_authority_has_another_ten_years_and_who_has_its_certificate_of_before_goes_on(tmp_path: Path) -> None:
+    """Seen: without `creds/ca.pem` no credentials could be made, and it was told to name a file that exists."""
+    at = [time.time() - 3_640 * DAY_S]
+    ring = Keyring(tmp_path / "state")
+    creds, made = ring.service("history"), Wire(ring, lambda: at[0])
+    made.make(["127.0.0.1"])
+    old = tmp_path / "old.pem"
+    old.write_text((ring.creds / wire.CA_FILE).read_text())
+    at[0] = time.time()
+    (ring.creds / wire.CA_FILE).unlink()
+    made.make(["127.0.0.1"])
+    made.give(tmp_path / "server", tmp_path / "server")
+    with nats_process(f"tls: {json.dumps(made.config(tmp_path / 'server'))}\n", tmp_path) as plain:
+        url = plain.replace("nats://", "tls://")
+        for known, days in ((creds.with_name(wire.CA_FILE), 3_650), (old, 10)):
+            where = Address(url, creds, ca=known)
+            await close(await connect(where, name="history"))
+            authority = (await look(where)).authority
+            assert authority is not None
+            assert authority.ends_s == pytest.approx(time.time() + days * DAY_S, abs=60)
 
 
 async def test_a_file_with_the_old_and_the_new_authority_knows_the_broker_of_before_and_after(tmp_path: Path) -> None:
