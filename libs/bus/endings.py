@@ -25,7 +25,7 @@ _LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class GoodFor:
     """From when to when something is good, seconds since 1970."""
 
     begins_s: float
@@ -49,14 +49,14 @@ class Shown:
     """The terms of certificates: those of the servers that answered, by host and port, and that of the authority by which they
     are checked, unless that is any of this machine's."""
 
-    servers: Mapping[str, Term]
-    authority: Term | None
+    servers: Mapping[str, GoodFor]
+    authority: GoodFor | None
 
 
-def of_credential(creds: Path | str | None) -> Term | None:
+def of_credential(creds: Path | str | None) -> GoodFor | None:
     """Of a credential that ends by itself; None: it is good until it is void. Raises BadCredential."""
     said: Mapping[str, Any] = {} if creds is None else claim(creds)
-    return Term(said.get("iat", 0), said["exp"]) if "exp" in said else None
+    return GoodFor(said.get("iat", 0), said["exp"]) if "exp" in said else None
 
 
 def notice(creds: Path | str | None, now_s: float) -> str:
@@ -76,7 +76,7 @@ async def look(where: Address) -> Shown:
     if not where.encrypted:
         return Shown({}, None)
     checks = wire.context(where.authority)
-    servers = dict[str, Term]()
+    servers = dict[str, GoodFor]()
     for url in where.url.split(","):
         found = urlsplit(url.strip() if "://" in url else f"tls://{url.strip()}")
         if found.hostname and found.port:
@@ -87,7 +87,7 @@ async def look(where: Address) -> Shown:
     return Shown(servers, min(own, key=lambda term: term.ends_s, default=None))
 
 
-async def _of_server(host: str, port: int, checks: ssl.SSLContext, scheme: str) -> Term:
+async def _of_server(host: str, port: int, checks: ssl.SSLContext, scheme: str) -> GoodFor:
     """A broker speaks TLS after its first line, but by websockets from the start."""
     reader, writer = await asyncio.open_connection(host, port, ssl=checks if scheme == "wss" else None)
     try:
@@ -99,5 +99,5 @@ async def _of_server(host: str, port: int, checks: ssl.SSLContext, scheme: str) 
         writer.close()  # in good order: the broker logs a handshake that it does not see the end of as an error
 
 
-def _term(certificate: Mapping[str, Any]) -> Term:
-    return Term(*(ssl.cert_time_to_seconds(certificate[name]) for name in ("notBefore", "notAfter")))
+def _term(certificate: Mapping[str, Any]) -> GoodFor:
+    return GoodFor(*(ssl.cert_time_to_seconds(certificate[name]) for name in ("notBefore", "notAfter")))

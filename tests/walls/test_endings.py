@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from libs.bus.connect import Address, BusUnavailable, close, connect
-from libs.bus.endings import DAY_S, Shown, Term, look, notice, of_credential
+from libs.bus.endings import DAY_S, GoodFor, Shown, look, notice, of_credential
 from libs.cli.launch import LaunchOptions, LocalStack
 from libs.client import connect as connect_client
 from libs.walls.keyring import Keyring
@@ -26,7 +26,7 @@ from tests.kit.waiting import until
 def test_what_has_less_than_thirty_days_and_a_third_of_its_time_ends_soon(
     days: float, left_days: float, soon: bool
 ) -> None:
-    assert Term(0, days * DAY_S).soon((days - left_days) * DAY_S) is soon
+    assert GoodFor(0, days * DAY_S).soon((days - left_days) * DAY_S) is soon
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_has_less_than_thirty_days_and_a_third_of_its_time_ends_soon(
     ],
 )
 def test_an_end_is_told_with_its_day(left_s: float, told: str) -> None:
-    assert Term(0, 100 * DAY_S).told(100 * DAY_S - left_s) == told
+    assert GoodFor(0, 100 * DAY_S).told(100 * DAY_S - left_s) == told
 
 
 async def test_the_certificate_is_looked_at_that_the_broker_shows_now(tmp_path: Path) -> None:
