@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from libs.bus import wire
 from libs.bus.creds import Address, claim, speaker
@@ -76,27 +76,36 @@ async def look(where: Address) -> Shown:
     if not where.encrypted:
         return Shown({}, None)
     checks = wire.context(where.authority)
-    servers = dict[str, GoodFor]()
-    for url in where.url.split(","):
-        found = urlsplit(url.strip() if "://" in url else f"tls://{url.strip()}")
-        if found.hostname and found.port:
-            with suppress(OSError, TimeoutError):  # what TLS raises is an OSError
-                term = await asyncio.wait_for(_of_server(found.hostname, found.port, checks, found.scheme), _LOOK_S)
-                servers[f"{found.hostname}:{found.port}"] = term
+    urls = [urlsplit(url.strip() if "://" in url else f"tls://{url.strip()}") for url in where.url.split(",")]
+    asked = {f"{url.hostname}:{_port(url)}": _of_server(url, checks) for url in urls}
+    told = await asyncio.gather(*asked.values())
+    servers = {name: term for name, term in zip(asked, told, strict=True) if term is not None}
     own = [_term(known) for known in checks.get_ca_certs()] if where.authority is not None else []
     return Shown(servers, min(own, key=lambda term: term.ends_s, default=None))
 
 
-async def _of_server(host: str, port: int, checks: ssl.SSLContext, scheme: str) -> GoodFor:
+async def _of_server(url: SplitResult, checks: ssl.SSLContext) -> GoodFor | None:
+    with suppress(OSError, TimeoutError):  # what TLS raises is an OSError
+        return await asyncio.wait_for(_shown(url, checks), _LOOK_S)
+    return None
+
+
+async def _shown(url: SplitResult, checks: ssl.SSLContext) -> GoodFor:
     """A broker speaks TLS after its first line, but by websockets from the start."""
-    reader, writer = await asyncio.open_connection(host, port, ssl=checks if scheme == "wss" else None)
+    at_once = url.scheme == "wss"
+    reader, writer = await asyncio.open_connection(url.hostname, _port(url), ssl=checks if at_once else None)
     try:
-        if scheme != "wss":
+        if not at_once:
             await reader.readline()
-            await writer.start_tls(checks, server_hostname=host)
+            await writer.start_tls(checks, server_hostname=url.hostname)
         return _term(writer.get_extra_info("peercert"))
     finally:
         writer.close()  # in good order: the broker logs a handshake that it does not see the end of as an error
+
+
+def _port(url: SplitResult) -> int:
+    """As the client of NATS connects where the URL says none."""
+    return url.port or (443 if url.scheme == "wss" else 4222)
 
 
 def _term(certificate: Mapping[str, Any]) -> GoodFor:
