@@ -1,5 +1,5 @@
 """Enforces shares of kernel resources common to all processes of a machine: gang ports, ephemeral ports, open files,
-socket memory.
+file locks, socket memory.
 
 The kernel has no per-user limit for any of them, and one job can exhaust each in a tenth of a second. An attempt's use
 is in the tables of its processes, which are slow to read. So the machine's totals are read five times a second, which
@@ -18,6 +18,7 @@ from functools import cache
 import psutil
 
 from services.agent import neighbours
+from services.agent.filelocks import locks_of, locks_on_machine
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.limits import SHARE, mib
@@ -31,11 +32,13 @@ _FEW = 16
 """More new sockets on the machine than this trigger a scan."""
 _OF_ONE = 4
 """An attempt may open a quarter of the machine's open files."""
-_FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN = 3 / 4, 7 / 8, 3 / 4
+_FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN, _LOCKS_TAKEN = 3 / 4, 7 / 8, 3 / 4, 3 / 4
 """Above these fractions of a total the largest user is ended, if its share is significant:"""
 _WORTH = 64
 _OF_A_TEAM, _USUAL = 4, 2
 """A team's attempts may have had four times the limit of one attempt in gang ports, plus two for each attempt."""
+LOCKS = 400_000
+"""File locks of all attempts together, 77 MB; one attempt may have a quarter. The kernel has no limit of its own."""
 _HALF = 2
 """An attempt may have half of the socket memory; a machine's unread data is seldom that much."""
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
@@ -72,7 +75,7 @@ class SharedLook:
         self._every_s, self._now = every_s, now
         self._gang_ports = GangPorts()
         self._next = self._next_thorough = 0.0
-        self._sockets = self._opened = 0
+        self._sockets = self._opened = self._locks = 0
         """The machine's totals at the last scan, or smaller ones since."""
         self._netlink_total = NetlinkTotal()
         self._memory = dict.fromkeys((*_PROTOCOLS, _NETLINK), 0)
@@ -81,12 +84,15 @@ class SharedLook:
     def due(self, uses: Iterable[SharedUse] = ()) -> bool:
         """Whether to scan now."""
         sockets, opened, memory = sockets_of_machine(), open_on_machine(), self._memory_now(uses)
+        locks = locks_on_machine()
         self._sockets, self._opened = min(self._sockets, sockets), min(self._opened, opened)
+        self._locks = min(self._locks, locks)
         self._memory = {name: min(self._memory[name], now) for name, now in memory.items()}
         return (
             self._now() >= self._next
             or sockets - self._sockets > _FEW
             or self._many_more_files(opened)
+            or self._many_more_locks(locks)
             or any(self._much_more_memory(name, now) for name, now in memory.items())
         )
 
@@ -102,7 +108,7 @@ class SharedLook:
         return ended
 
     def _too_much(self, uses: Sequence[SharedUse], thorough: bool) -> Excess:
-        sockets, opened = sockets_of_machine(), open_on_machine()
+        sockets, opened, locks = sockets_of_machine(), open_on_machine(), locks_on_machine()
         self._gang_ports.look([(use.ports, use.processes) for use in uses], self._now(), thorough)
         yield from ((use, why) for use in uses if not use.ending and (why := use.ports.too_many()))
         yield from _too_many_gang_ports(uses)
@@ -111,17 +117,22 @@ class SharedLook:
             yield from _too_many_sockets(uses)
         if opened > files_each() and (thorough or self._many_more_files(opened)):
             yield from _too_many_files(uses, opened)
+        if locks > locks_each() and (thorough or self._many_more_locks(locks)):
+            yield from _too_many_locks(uses)
         yield from _too_much_netlink(uses)
         for name, now in (memory := self._memory_now(uses)).items():
             if name in _PROTOCOLS and now > memory_each(name) and (thorough or self._much_more_memory(name, now)):
                 yield from _too_much_memory(uses, name, now)
-        self._sockets, self._opened, self._memory = sockets, opened, memory
+        self._sockets, self._opened, self._locks, self._memory = sockets, opened, locks, memory
 
     def _memory_now(self, uses: Iterable[SharedUse]) -> dict[str, int]:
         return memory_of_sockets() | {_NETLINK: self._netlink_total.now(_elsewhere(uses))}
 
     def _many_more_files(self, opened: int) -> bool:
         return opened > files_each() and opened - self._opened > files_each() // 8
+
+    def _many_more_locks(self, locks: int) -> bool:
+        return locks > locks_each() and locks - self._locks > locks_each() // 8
 
     def _much_more_memory(self, name: str, now: int) -> bool:
         return now > (each := memory_each(name)) and now - self._memory[name] > each // 8
@@ -177,6 +188,17 @@ def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
             yield use, f"file limit: it had {counts[use]:,} files open, and may have {most:,}: {why}"
     for use in _largest(counts, opened, there_are, _FILES_TAKEN):
         yield use, f"file limit: it had {counts[use]:,} files open, more than any other, when {opened:,} were: {why}"
+
+
+def _too_many_locks(uses: Sequence[SharedUse]) -> Excess:
+    counts = {use: locks_of(use.processes()) for use in uses}
+    why = "no limit of its memory counts them"
+    for use in uses:
+        if not use.ending and counts[use] > locks_each():
+            yield use, f"lock limit: it held {counts[use]:,} locks of files, and may hold {locks_each():,}: {why}"
+    taken = sum(counts.values())
+    for use in _largest(counts, taken, LOCKS, _LOCKS_TAKEN):
+        yield use, f"lock limit: it held {counts[use]:,} locks of files, more than any other, of {taken:,}: {why}"
 
 
 def _too_much_memory(uses: Sequence[SharedUse], name: str, taken: int) -> Excess:
@@ -266,6 +288,11 @@ def connections_left() -> int:
 def files_each() -> int:
     """The limit of open files per attempt."""
     return open_files_of_machine() // _OF_ONE
+
+
+def locks_each() -> int:
+    """The limit of file locks per attempt."""
+    return LOCKS // _OF_ONE
 
 
 def open_on_machine() -> int:

@@ -1,6 +1,7 @@
 """What all processes of a machine share: one job may not have it all."""
 
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -8,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from schemas.ids import FIRST_TEAM_UID
-from services.agent import gangports, neighbours, netlinks, shared, sockdiag
+from services.agent import filelocks, gangports, neighbours, netlinks, shared, sockdiag
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.shared import SharedLook, SharedUse
@@ -310,6 +312,43 @@ def test_what_netlink_has_is_asked_a_twentieth_of_the_time() -> None:
         assert total.now([]) == before
         total._next = 0.0
         assert total.now([]) > before
+
+
+@contextmanager
+def locks(count: int) -> Iterator[None]:
+    with tempfile.TemporaryFile() as file:
+        for at in range(count):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * at)
+        yield
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone is told how many locks there are")
+def test_who_locks_very_many_parts_of_files_is_looked_at_before_its_time(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job with 64 MB had 600 MB of locks in five seconds, which no cgroup counted."""
+    monkeypatch.setattr(shared, "LOCKS", 4 * (2 * filelocks.locks_on_machine() + 2_000))
+    looks = quiet(SharedLook(SELDOM_S))
+    looks.due()
+    assert not looks.look([me])
+    with locks(most := shared.locks_each() + 1):
+        assert looks.due()
+        assert looks.look([me])[me].startswith(
+            f"lock limit: it held {most:,} locks of files, and may hold {most - 1:,}: "
+        )
+    assert filelocks.locks_of([os.getpid()]) < most
+
+
+def test_of_several_who_lock_many_parts_of_files_the_largest_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = [SharedUse(PortsHad(uid=2**31), shim=number) for number in (20, 25, 18, 24)]
+    monkeypatch.setattr(shared, "locks_of", lambda shims: next(iter(shims)))
+    monkeypatch.setattr(proc, "descendants", set)
+    monkeypatch.setattr(shared, "locks_on_machine", lambda: 87)
+    monkeypatch.setattr(shared, "LOCKS", 100)
+    ended = SharedLook(SELDOM_S).look(uses)
+    assert ended == {
+        uses[1]: "lock limit: it held 25 locks of files, more than any other, of 87: no limit of its memory counts them"
+    }
 
 
 def test_of_several_who_leave_much_unread_the_largest_end_before_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,16 @@ _PROTOCOLS: dict[int, tuple[int, ...]] = {_INET: (0, 6, 17), _INET6: (0, 6, 17),
 (USERSOCK) is no cgroup's and has no bound, and of MPTCP nobody is told who has it. Of netlink ROUTE, SOCK_DIAG, KOBJECT_UEVENT,
 GENERIC and RDMA, which libraries ask what the machine has."""
 _SETSOCKOPT, _LEVEL, _FILTERS_OF_SOCKETS = (54, 208), 1, (26, 51)
+_OPTIONS: dict[int, tuple[int, ...]] = {6: (14, 32, 38), 41: (6, 20, 32, 42, 46, 48)}
+"""Options that a socket keeps in memory that is no cgroup's, up to `net.core.optmem_max` (128 KiB) each, so that 8,000 sockets
+had 1 GB in a second. Of TCP keys of its signatures (TCP_MD5SIG, TCP_MD5SIG_EXT, TCP_AO_ADD_KEY), which routers use; of IPv6
+IPV6_2292PKTOPTIONS, flow labels, and groups, of which a socket of IPv4 has 20 and one of IPv6 as many as it likes."""
+MOST_WAITED_FOR = 4096
+"""While a thread waits, each file takes 64 bytes that are no cgroup's, also one that is named 65,536 times: a thousand threads
+had 5 GB. Who waits for more has epoll. The kernel says EINVAL where it is more than the process may have open."""
+_FCNTL, _OFD_SETLK, _OFD_SETLKW = (72, 25), 37, 38
+"""Locks of an open file itself, which are no process's while the file is in flight between two: nobody could say whose they
+are (`services.agent.filelocks`). Kernels before Linux 3.15 say EINVAL, and programs take the other kind then."""
 _SECCOMP, _PRCTL, _SET_FILTER = (317, 277), (157, 167), 1
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 """Filters, of sockets (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) and of calls: the kernel compiles each, into memory that is
@@ -103,6 +113,8 @@ _LEAF = 4
 _PRETENDED, _REFUSED, _MISSING, _UNKNOWN = (_ERRNO | number for number in (0, errno.EPERM, errno.ENOSYS, errno.EINVAL))
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 """Where in `struct seccomp_data` these are; of arguments the low half, on little-endian machines."""
+_WAITING = (((7, -1), _SECOND), ((271, 73), _SECOND), ((23, -1), _FIRST), ((270, 72), _FIRST))
+"""poll, ppoll, select, pselect6: and where they say how many files they wait for."""
 
 
 def common(machine: str) -> bytes:
@@ -124,6 +136,12 @@ def common(machine: str) -> bytes:
     out += [_step(_EQUAL, _SOCKET[column], 1, 0), _step(_EQUAL, _SOCKETPAIR[column], 0, len(sockets)), *sockets]
     of_terminals = [_step(_LOAD, _SECOND), *_if_among((_TIOCSTI, _TIOCLINUX, _TIOCSETD), _REFUSED, _ALLOW)]
     out += _of_call(_IOCTL[column], of_terminals)
+    out += _of_call(_FCNTL[column], [_step(_LOAD, _SECOND), *_if_among((_OFD_SETLK, _OFD_SETLKW), _UNKNOWN, _ALLOW)])
+    for numbers, count in _WAITING:
+        if numbers[column] >= 0:
+            at_most = [_step(_LOAD, count), _step(_AT_LEAST, MOST_WAITED_FOR + 1, 0, 1), _step(_RETURN, _UNKNOWN)]
+            out += _of_call(numbers[column], [*at_most, _step(_RETURN, _ALLOW)])
+    out += _of_call(_SETSOCKOPT[column], _options())
     return b"".join((*out, *_among(_numbers(_CALLS, column))))
 
 
@@ -174,6 +192,15 @@ def _sockets() -> list[bytes]:
         asked = [_step(_LOAD, _THIRD), *_if_among(protocols, _ALLOW, _ERRNO | errno.EPROTONOSUPPORT)]
         out += [_step(_EQUAL, family, 0, len(asked)), *asked]
     return [*out, _step(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]
+
+
+def _options() -> list[bytes]:
+    """What becomes of a call that sets an option of a socket, by its level and option."""
+    out = [_step(_LOAD, _SECOND)]
+    for level, options in _OPTIONS.items():
+        asked = [_step(_LOAD, _THIRD), *_if_among(options, _ERRNO | errno.ENOPROTOOPT, _ALLOW)]
+        out += [_step(_EQUAL, level, 0, len(asked)), *asked]
+    return [*out, _step(_RETURN, _ALLOW)]
 
 
 def _of_call(number: int, steps: list[bytes]) -> list[bytes]:
