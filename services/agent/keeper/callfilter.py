@@ -91,9 +91,11 @@ IPV6_2292PKTOPTIONS, flow labels, and groups, of which a socket of IPv4 has 20 a
 MOST_WAITED_FOR = 4096
 """While a thread waits, each file takes 64 bytes that are no cgroup's, also one that is named 65,536 times: a thousand threads
 had 5 GB. Who waits for more has epoll. The kernel says EINVAL where it is more than the process may have open."""
-_FCNTL, _OFD_SETLK, _OFD_SETLKW = (72, 25), 37, 38
-"""Locks of an open file itself, which are no process's while the file is in flight between two: nobody could say whose they
-are (`services.agent.filelocks`). Kernels before Linux 3.15 say EINVAL, and programs take the other kind then."""
+_FCNTL, _OFD_SETLK, _OFD_SETLKW, _NOTIFY = (72, 25), 37, 38, 1026
+"""Locks of an open file itself are no process's while the file is in flight between two: nobody could say whose they are
+(`services.agent.filelocks`). And the old way to hear of changes in a folder (dnotify, which inotify replaced in 2005): whoever
+opens a file there, or reads one, tells each descriptor that has asked, and nothing bounds how many have. Kernels that lack
+them say EINVAL, and programs have another way."""
 _SECCOMP, _PRCTL, _SET_FILTER = (317, 277), (157, 167), 1
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 """Filters, of sockets (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) and of calls: the kernel compiles each, into memory that is
@@ -136,7 +138,7 @@ def common(machine: str) -> bytes:
     out += [_step(_EQUAL, _SOCKET[column], 1, 0), _step(_EQUAL, _SOCKETPAIR[column], 0, len(sockets)), *sockets]
     of_terminals = [_step(_LOAD, _SECOND), *_if_among((_TIOCSTI, _TIOCLINUX, _TIOCSETD), _REFUSED, _ALLOW)]
     out += _of_call(_IOCTL[column], of_terminals)
-    out += _of_call(_FCNTL[column], [_step(_LOAD, _SECOND), *_if_among((_OFD_SETLK, _OFD_SETLKW), _UNKNOWN, _ALLOW)])
+    out += _of_call(_FCNTL[column], [_step(_LOAD, _SECOND), *_if_among((_OFD_SETLK, _OFD_SETLKW, _NOTIFY), _UNKNOWN, _ALLOW)])
     for numbers, count in _WAITING:
         if numbers[column] >= 0:
             at_most = [_step(_LOAD, count), _step(_AT_LEAST, MOST_WAITED_FOR + 1, 0, 1), _step(_RETURN, _UNKNOWN)]
