@@ -138,7 +138,9 @@ def common(machine: str) -> bytes:
     out += [_step(_EQUAL, _SOCKET[column], 1, 0), _step(_EQUAL, _SOCKETPAIR[column], 0, len(sockets)), *sockets]
     of_terminals = [_step(_LOAD, _SECOND), *_if_among((_TIOCSTI, _TIOCLINUX, _TIOCSETD), _REFUSED, _ALLOW)]
     out += _of_call(_IOCTL[column], of_terminals)
-    out += _of_call(_FCNTL[column], [_step(_LOAD, _SECOND), *_if_among((_OFD_SETLK, _OFD_SETLKW, _NOTIFY), _UNKNOWN, _ALLOW)])
+    out += _of_call(
+        _FCNTL[column], [_step(_LOAD, _SECOND), *_if_among((_OFD_SETLK, _OFD_SETLKW, _NOTIFY), _UNKNOWN, _ALLOW)]
+    )
     for numbers, count in _WAITING:
         if numbers[column] >= 0:
             at_most = [_step(_LOAD, count), _step(_AT_LEAST, MOST_WAITED_FOR + 1, 0, 1), _step(_RETURN, _UNKNOWN)]
