@@ -95,6 +95,7 @@ def by_three_arguments() -> Iterator[tuple[str, tuple[int, int, int], int]]:
     yield from (("seccomp", (operation, 0, 0), errno.EINVAL * (operation == 1)) for operation in (0, 1, 2, 3))
     yield from (("prctl", (22, mode, 0), errno.EINVAL * (mode == 2)) for mode in (1, 2))
     yield from (("prctl", (option, 2, 0), 0) for option in (4, 15, 38))
+    yield from (("prctl", (62, operation, 0), errno.EINVAL) for operation in range(4))
 
 
 @pytest.mark.parametrize("machine", MACHINES)

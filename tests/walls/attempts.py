@@ -591,6 +591,8 @@ ATTEMPTS = (
             _REACHES, "locks_of_all"),
     Attempt(2, _JOB, "to be told 160,000 times of each file that others open below `/usr`, so that programs start "
             "in seconds, also minutes after it was killed", "a seccomp filter", _REACHES, "told_of_all_that_others_open"),
+    Attempt(2, _JOB, "processors whose second thread nobody else may use (core scheduling)", "the same",
+            "tests/jail/test_callfilter.py::test_sockets_and_filters_are_of_few_kinds", "(62, operation, 0)"),
     Attempt(2, _JOB, "all room of the kernel's for compiled filters, so that nobody but root has one, nor a login by ssh",
             "the same", _REACHES, "filters_of_sockets"),
     Attempt(2, _JOB, "... by filters of system calls", "the same", _REACHES, "filters_of_calls"),

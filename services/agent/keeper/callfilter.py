@@ -97,7 +97,7 @@ _FCNTL, _OFD_SETLK, _OFD_SETLKW, _NOTIFY = (72, 25), 37, 38, 1026
 opens a file there, or reads one, tells each descriptor that has asked, and nothing bounds how many have. Kernels that lack
 them say EINVAL, and programs have another way."""
 _SECCOMP, _PRCTL, _SET_FILTER = (317, 277), (157, 167), 1
-_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_PR_SET_SECCOMP, _MODE_FILTER, _PR_SCHED_CORE = 22, 2, 62
 """Filters, of sockets (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) and of calls: the kernel compiles each, into memory that is
 no cgroup's and of which all of the machine have so much (`net.core.bpf_jit_limit`). When it is used up nobody but root has one
 any more: no shim of a plain user's, no sandbox and no login by ssh starts. Who asks is told what a kernel says that knows
@@ -146,6 +146,8 @@ def common(machine: str) -> bytes:
             at_most = [_step(_LOAD, count), _step(_AT_LEAST, MOST_WAITED_FOR + 1, 0, 1), _step(_RETURN, _UNKNOWN)]
             out += _of_call(numbers[column], [*at_most, _step(_RETURN, _ALLOW)])
     out += _of_call(_SETSOCKOPT[column], _options())
+    # Who has a processor to itself (core scheduling) keeps its second thread from all others, and that is nobody's share.
+    out += _of_call(_PRCTL[column], [_step(_LOAD, _FIRST), *_if_among((_PR_SCHED_CORE,), _UNKNOWN, _ALLOW)])
     return b"".join((*out, *_among(_numbers(_CALLS, column))))
 
 
