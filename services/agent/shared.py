@@ -24,7 +24,17 @@ from services.agent.keeper import proc
 from services.agent.limits import SHARE, mib
 from services.agent.netlinks import MOST as MOST_NETLINKS
 from services.agent.netlinks import NetlinkTotal, had_by, netlinks
-from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, Buffered, all_at, buffered, held_ports
+from services.agent.sockdiag import (
+    BOUND,
+    CONNECTED,
+    DATAGRAMS,
+    LISTENING,
+    Buffered,
+    HeldPort,
+    all_at,
+    buffered,
+    held_ports,
+)
 from services.agent.tables import files_of, networks_of, sockets_of
 
 QUICK_S = 0.2
@@ -42,6 +52,8 @@ LOCKS = 400_000
 _HALF = 2
 """An attempt may have half of the socket memory; a machine's unread data is seldom that much."""
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
+_WITH_PORTS = {"TCP": LISTENING | BOUND | CONNECTED, "UDP": DATAGRAMS}
+"""States of sockets that have a port. Each protocol has all ports for itself."""
 _NETLINK = "netlink"
 """Netlink has no limit of its own; TCP's is used."""
 _FILE_BYTES = 256
@@ -160,23 +172,32 @@ def _too_many_gang_ports(uses: Sequence[SharedUse]) -> Excess:
 
 
 def _too_many_sockets(uses: Sequence[SharedUse]) -> Excess:
-    held = [one for one in all_at(local_ports(), LISTENING | BOUND | CONNECTED) if one.inode or one.uid]
+    held = {name: [one for one in found if one.inode or one.uid] for name, found in _sockets_with_ports(all_at)}
+    every = [one for found in held.values() for one in found]
     own: dict[SharedUse, set[int | bytes]] = {use: set(sockets_of(use.processes())) for use in uses}
-    nobodys = {one.inode for one in held if one.inode}.difference(*own.values())
+    nobodys = {one.inode for one in every if one.inode}.difference(*own.values())
     if nobodys:  # sockets that remain are in flight, sent and not received, and count for their team
-        nobodys &= {one.inode for one in held_ports(local_ports(), LISTENING | BOUND | CONNECTED)}
+        nobodys &= {one.inode for _, found in _sockets_with_ports(held_ports) for one in found}
     for use in uses:
-        theirs = [one for one in held if one.uid == use.ports.uid]
+        theirs = [one for one in every if one.uid == use.ports.uid]
         own[use].update(one.inode for one in theirs if one.inode in nobodys)
         own[use].update(one.id for one in theirs if not one.inode)  # closed, and not gone
     why = "all processes of the machine have their ports together"
     for use in uses:
         if use.sockets and not use.ending and (count := len(own[use])) > use.sockets:
             yield use, f"socket limit: it had {count} sockets open, and may have {use.sockets}: {why}"
-    ports = {use: len({one.port for one in held if (one.inode or one.id) in own[use]}) for use in uses}
-    taken = len({one.port for one in held})
-    for use in _largest(ports, taken, len(local_ports()), _PORTS_TAKEN):
-        yield use, f"socket limit: it had {ports[use]} ports, more than any other, when {taken} were taken: {why}"
+    for name, found in held.items():
+        ports = {use: len({one.port for one in found if (one.inode or one.id) in own[use]}) for use in uses}
+        taken = len({one.port for one in found})
+        for use in _largest(ports, taken, len(local_ports()), _PORTS_TAKEN):
+            had = f"it had {ports[use]} ports of {name}, more than any other, when {taken} were taken"
+            yield use, f"socket limit: {had}: {why}"
+
+
+def _sockets_with_ports(
+    ask: Callable[[range, int, int], list[HeldPort]],
+) -> list[tuple[str, list[HeldPort]]]:
+    return [(name, ask(local_ports(), states, _PROTOCOLS[name])) for name, states in _WITH_PORTS.items()]
 
 
 def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
@@ -304,20 +325,26 @@ def open_on_machine() -> int:
 
 
 def sockets_of_machine() -> int:
-    """TCP sockets, connected or not, and UDP sockets; 0 if unknown."""
-    said = _sockstat()
-    return said["TCP"].get("alloc", 0) + said["UDP"].get("inuse", 0)
+    """TCP sockets, connected or not, and UDP sockets with a port; 0 if unknown. IPv6 has the same ports, and counts its UDP
+    sockets apart."""
+    said = _sockstat("/proc/net/sockstat")
+    return (
+        said["TCP"].get("alloc", 0)
+        + said["UDP"].get("inuse", 0)
+        + _sockstat("/proc/net/sockstat6")["UDP6"].get("inuse", 0)
+    )
 
 
 def memory_of_sockets() -> dict[str, int]:
     """Protocol -> bytes of socket memory."""
-    return {name: said.get("mem", 0) * _page() for name, said in _sockstat().items()}
+    said = _sockstat("/proc/net/sockstat")
+    return {name: said[name].get("mem", 0) * _page() for name in _PROTOCOLS}
 
 
-def _sockstat() -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {name: {} for name in _PROTOCOLS}
+def _sockstat(path: str) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {name: {} for name in (*_PROTOCOLS, "UDP6")}
     with suppress(OSError, ValueError):
-        for line in proc.read_text("/proc/net/sockstat").splitlines():
+        for line in proc.read_text(path).splitlines():
             name, *words = line.split()
             if (said := found.get(name[:-1])) is not None:
                 said.update(zip(words[::2], map(int, words[1::2]), strict=True))

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import resource
+import secrets
 import shutil
 import socket
 import struct
@@ -115,6 +116,66 @@ def test_who_takes_very_many_ports_is_looked_at_before_its_time(me: SharedUse) -
     assert not looks.look([me])
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::"])
+def test_who_takes_very_many_ports_of_udp_is_looked_at_before_its_time(me: SharedUse, address: str) -> None:
+    """IPv6 counts them apart: a job had all ports of UDP, and nobody on that machine could ask for a name."""
+    me.sockets = max(100, shared.sockets_of_machine())
+    looks = quiet(SharedLook(SELDOM_S))
+    assert not looks.due()
+    with ExitStack() as taken:
+        for _ in range(me.sockets + 1):
+            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+            taken.enter_context(socket.socket(kind, socket.SOCK_DGRAM)).bind((address, 0))
+        assert looks.due()
+        assert looks.look([me])[me].startswith("socket limit: it had ")
+
+
+@contextmanager
+def ports_of_udp(count: int) -> Iterator[dict[int, socket.socket]]:
+    """So many in a row, of IPv6 and IPv4, by their inode."""
+    with ExitStack() as opened:
+        while True:
+            first = GANG_PORTS.start + secrets.randbelow(len(GANG_PORTS) - count)
+            with suppress(OSError), ExitStack() as these:
+                found = {}
+                for port in range(first, first + count):
+                    one = these.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+                    one.bind(("::", port))
+                    found[port] = one
+                opened.push(these.pop_all())
+                break
+        yield found
+
+
+def test_of_two_who_take_half_of_all_ports_of_udp_each_the_larger_ends(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ports_of_udp(50) as held:
+        inodes = [os.fstat(one.fileno()).st_ino for one in held.values()]
+        have = {1: set(inodes[:26]), 2: set(inodes[26:])}
+        monkeypatch.setattr(proc, "descendants", tuple)
+        monkeypatch.setattr(shared, "sockets_of", lambda pids: set(have[pids[0]]))
+        monkeypatch.setattr(shared, "local_ports", lambda: range(min(held), max(held) + 1))
+        monkeypatch.setattr(shared, "sockets_of_machine", lambda: 1_000)
+        uses = [SharedUse(PortsHad(uid=2**31), sockets=45, shim=number) for number in (2, 1)]
+        (ended,) = SharedLook(SELDOM_S).look(uses).items()
+    assert ended[0] is uses[1]
+    assert ended[1].startswith("socket limit: it had 26 ports of UDP, more than any other, when 50 were taken: ")
+
+
+def test_sockets_of_udp_that_are_sent_and_not_received_are_their_teams(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
+    monkeypatch.setattr(shared, "sockets_of_machine", lambda: 1_000)
+    me.ports.uid, me.sockets = os.getuid(), 30
+    others = SharedUse(PortsHad(uid=me.ports.uid + 1), sockets=30)
+    with ports_of_udp(31) as held:
+        monkeypatch.setattr(shared, "local_ports", lambda: range(min(held), max(held) + 1))
+        assert SharedLook(SELDOM_S).look([me, others])[me].startswith("socket limit: it had ")
+    assert not others.ending
+
+
 def test_sockets_that_are_sent_and_not_received_are_their_teams(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "local_ports", lambda: GANG_PORTS)
     monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
@@ -140,7 +201,7 @@ def test_of_two_who_take_half_of_all_ports_each_the_larger_ends_before_none_is_l
         looks._next_thorough = 0.0
         (ended,) = looks.look(uses).items()
         assert ended[0] is uses[1]
-        assert ended[1].startswith("socket limit: it had 52 ports, more than any other, when ")
+        assert ended[1].startswith("socket limit: it had 52 ports of TCP, more than any other, when ")
         looks._next_thorough = 0.0
         assert not looks.look(uses)
 
@@ -551,8 +612,10 @@ def test_connections_that_were_closed_and_are_not_gone_are_their_teams(
     monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
     real = shared.all_at
 
-    def as_mine(ports: range, states: int) -> list[sockdiag.HeldPort]:  # of root's the kernel tells no user
-        return [replace(one, uid=2**31 if one.port in mine else one.uid) for one in real(ports, states)]
+    def as_mine(
+        ports: range, states: int, protocol: int
+    ) -> list[sockdiag.HeldPort]:  # of root's the kernel tells no user
+        return [replace(one, uid=2**31 if one.port in mine else one.uid) for one in real(ports, states, protocol)]
 
     monkeypatch.setattr(shared, "all_at", as_mine)
     me.ports.uid, me.sockets, mine = 2**31, 2, set[int]()

@@ -565,18 +565,19 @@ taken = []
 for _ in range(4):
     if os.fork() == 0:
         for _ in range(200):
-            taken.append(socket.socket())
-            taken[-1].bind(("127.0.0.1", 0))
+            taken.append(socket.socket(*KIND))
+            taken[-1].bind(("::1" if KIND else "127.0.0.1", 0))
         time.sleep(600)
 time.sleep(600)
 """
 
 
-async def test_a_job_that_takes_the_ports_of_all_is_ended(start):
+@pytest.mark.parametrize("kind", ["", "socket.AF_INET6, socket.SOCK_DGRAM"], ids=["tcp", "udp-of-ipv6"])
+async def test_a_job_that_takes_the_ports_of_all_is_ended(start, kind):
     async with start(limits_s=0.2, job_sockets=600) as node:
         victim = of("blue", VICTIM)
         await node.up(victim)
-        end = await ended(node, victim, of("red", TAKING_PORTS, device=2))
+        end = await ended(node, victim, of("red", TAKING_PORTS.replace("KIND", f"({kind})"), device=2))
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
         assert "sockets open, and may have 600" in end.reason
 
