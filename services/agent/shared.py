@@ -18,7 +18,7 @@ from functools import cache
 import psutil
 
 from services.agent import neighbours
-from services.agent.filelocks import locks_of, locks_on_machine
+from services.agent.filelocks import locks_by_process, locks_on_machine
 from services.agent.gangports import GangPorts, PortsHad, given_out
 from services.agent.keeper import proc
 from services.agent.limits import SHARE, mib
@@ -47,8 +47,8 @@ _FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN, _LOCKS_TAKEN = 3 / 4, 7 / 8, 3 / 4, 3
 _WORTH = 64
 _OF_A_TEAM, _USUAL = 4, 2
 """A team's attempts may have had four times the limit of one attempt in gang ports, plus two for each attempt."""
-LOCKS = 400_000
-"""File locks of all attempts together, 77 MB; one attempt may have a quarter. The kernel has no limit of its own."""
+LOCKS = 200_000
+"""File locks of all attempts together, 38 MB; one attempt may have a quarter. The kernel has no limit of its own."""
 _HALF = 2
 """An attempt may have half of the socket memory; a machine's unread data is seldom that much."""
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
@@ -212,7 +212,8 @@ def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
 
 
 def _too_many_locks(uses: Sequence[SharedUse]) -> Excess:
-    counts = {use: locks_of(use.processes()) for use in uses}
+    by_process = locks_by_process(LOCKS)
+    counts = {use: sum(by_process[pid] for pid in use.processes()) for use in uses}
     why = "no limit of its memory counts them"
     for use in uses:
         if not use.ending and counts[use] > locks_each():
