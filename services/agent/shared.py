@@ -56,6 +56,8 @@ _WITH_PORTS = {"TCP": LISTENING | BOUND | CONNECTED, "UDP": DATAGRAMS}
 """States of sockets that have a port. Each protocol has all ports for itself."""
 _NETLINK = "netlink"
 """Netlink has no limit of its own; TCP's is used."""
+_WATCHES = 100_000
+"""A write to a file that so many watch stops its processor for some 18 ms; beyond twice as many it is said."""
 _FILE_BYTES = 256
 """An open file takes at least this many bytes of its job's memory."""
 
@@ -307,6 +309,14 @@ def connections_left() -> int:
         return 0
 
 
+def watches_of_a_user() -> int:
+    """The machine's limit of files that one user's processes may watch by `epoll`; 0 if unknown."""
+    try:
+        return int(proc.read_text("/proc/sys/fs/epoll/max_user_watches"))
+    except (OSError, ValueError):
+        return 0
+
+
 def files_each() -> int:
     """The limit of open files per attempt."""
     return open_files_of_machine() // _OF_ONE
@@ -400,6 +410,11 @@ def lacking(http_port: int = 0) -> list[str]:
         out.append(
             f"connections that have ended may keep {left:,} ports for a minute, and there are {ports:,} for outgoing ones: "
             f"sysctl -w net.ipv4.tcp_max_tw_buckets={ports // 2} leaves half of them to others"
+        )
+    if (watches := watches_of_a_user()) > 2 * _WATCHES:
+        out.append(
+            f"a job may watch {watches:,} files by epoll, all of them one, and each write to that stops a processor: "
+            f"sysctl -w fs.epoll.max_user_watches={_WATCHES}"
         )
     if given_out():
         out.append(

@@ -590,6 +590,7 @@ def test_whether_the_machine_gives_ports_of_gangs_to_others(
         "ip_local_reserved_ports": kept,
         "tcp_max_tw_buckets": "1000",
         "gc_thresh3": "0",
+        "max_user_watches": "100000",
     }
     monkeypatch.setattr(proc, "read_text", lambda path: said[Path(path).name] + "\n")
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
@@ -633,6 +634,7 @@ def test_that_connections_which_have_ended_may_keep_most_ports_is_told(monkeypat
     monkeypatch.setattr(shared, "given_out", lambda: False)
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     monkeypatch.setattr(shared, "local_ports", lambda: range(1000, 3000))
+    monkeypatch.setattr(shared, "watches_of_a_user", lambda: 0)
     monkeypatch.setattr(neighbours, "places", lambda: 0)
     for left, told in ((1001, "sysctl -w net.ipv4.tcp_max_tw_buckets=1000"), (1000, ""), (0, "")):
         monkeypatch.setattr(shared, "connections_left", lambda left=left: left)
@@ -666,6 +668,7 @@ def test_connections_that_were_closed_and_are_not_gone_are_their_teams(
 def test_few_open_files_for_the_machine_are_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "given_out", lambda: False)
     monkeypatch.setattr(shared, "connections_left", lambda: 0)
+    monkeypatch.setattr(shared, "watches_of_a_user", lambda: 0)
     monkeypatch.setattr(neighbours, "places", lambda: 0)
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: 100_000)
     (told,) = shared.lacking()
@@ -708,6 +711,13 @@ def test_that_a_job_may_fill_the_table_of_neighbours_is_told(monkeypatch: pytest
         monkeypatch.setattr(neighbours, "addresses", lambda asked_for=asked_for: asked_for)
         said = "".join(shared.lacking())
         assert (f"sysctl -w net.ipv4.neigh.default.gc_thresh3={2 * asked_for}" in said) is told
+
+
+def test_that_a_job_may_stop_processors_by_what_it_watches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried with 760,000 watches of one file in each of four processes: a write stopped a processor for up to a second."""
+    for watches, told in ((5_491_511, True), (200_001, True), (200_000, False), (0, False)):
+        monkeypatch.setattr(shared, "watches_of_a_user", lambda watches=watches: watches)
+        assert ("sysctl -w fs.epoll.max_user_watches=100000" in "".join(shared.lacking())) is told
 
 
 def test_that_a_job_may_bind_the_agents_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -499,7 +499,7 @@ def wait_for_very_many():
     """64 bytes that are no cgroup's for each, in each thread that waits."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     nothing = (ctypes.c_uint64 * 1024)()
-    return wait_for(4097) or LIBC.select(4097, nothing, None, None, (ctypes.c_uint64 * 2)()) >= 0
+    return wait_for(1025) or LIBC.select(1025, nothing, None, None, (ctypes.c_uint64 * 2)()) >= 0
 
 
 @attack

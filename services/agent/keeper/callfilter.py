@@ -88,9 +88,10 @@ _OPTIONS: dict[int, tuple[int, ...]] = {6: (14, 32, 38), 41: (6, 20, 32, 42, 46,
 """Options that a socket keeps in memory that is no cgroup's, up to `net.core.optmem_max` (128 KiB) each, so that 8,000 sockets
 had 1 GB in a second. Of TCP keys of its signatures (TCP_MD5SIG, TCP_MD5SIG_EXT, TCP_AO_ADD_KEY), which routers use; of IPv6
 IPV6_2292PKTOPTIONS, flow labels, and groups, of which a socket of IPv4 has 20 and one of IPv6 as many as it likes."""
-MOST_WAITED_FOR = 4096
+MOST_WAITED_FOR = 1024
 """While a thread waits, each file takes 64 bytes that are no cgroup's, also one that is named 65,536 times: a thousand threads
-had 5 GB. Who waits for more has epoll. The kernel says EINVAL where it is more than the process may have open."""
+had 5 GB. And a write to that one stops its processor until all who wait have been looked at. Who waits for more has epoll. The
+kernel says EINVAL where it is more than the process may have open, which 1,024 are as a rule."""
 _FCNTL, _OFD_SETLK, _OFD_SETLKW, _NOTIFY = (72, 25), 37, 38, 1026
 """Locks of an open file itself are no process's while the file is in flight between two: nobody could say whose they are
 (`services.agent.filelocks`). And the old way to hear of changes in a folder (dnotify, which inotify replaced in 2005): whoever
