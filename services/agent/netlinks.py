@@ -8,6 +8,7 @@ something in flight are known.
 
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -78,11 +79,15 @@ def had_by(attempts: Sequence[set[int]], held: Sequence[Netlink]) -> list[Netlin
 
 
 def _in_flight(processes: Iterable[int]) -> int:
-    """Number of files sent to their sockets and not received."""
-    count = 0
+    """Number of files sent to their sockets and not received. What the kernel tells of other files a job can make long: of
+    an epoll each file that it watches, and each copy of it is told again."""
+    count, seen = 0, set[int]()
     for at in (table for pid in processes for table in tables_of(pid)):
         with suppress(OSError):
-            for name in os.listdir(f"{at}info"):
+            for name in os.listdir(at):
                 with suppress(OSError):
-                    count += sum(map(int, _IN_FLIGHT.findall(proc.read_text(f"{at}info/{name}"))))
+                    one = os.stat(f"{at}/{name}")
+                    if stat.S_ISSOCK(one.st_mode) and one.st_ino not in seen:
+                        seen.add(one.st_ino)
+                        count += sum(map(int, _IN_FLIGHT.findall(proc.read_text(f"{at}info/{name}"))))
     return count

@@ -1,5 +1,5 @@
 """Enforces shares of kernel resources common to all processes of a machine: gang ports, ephemeral ports, open files,
-socket memory.
+file locks, socket memory.
 
 The kernel has no per-user limit for any of them, and one job can exhaust each in a tenth of a second. An attempt's use
 is in the tables of its processes, which are slow to read. So the machine's totals are read five times a second, which
@@ -18,12 +18,23 @@ from functools import cache
 import psutil
 
 from services.agent import neighbours
+from services.agent.filelocks import locks_by_process, locks_on_machine
 from services.agent.gangports import GangPorts, PortsHad, given_out, local_ports
 from services.agent.keeper import proc
 from services.agent.limits import SHARE, mib
 from services.agent.netlinks import MOST as MOST_NETLINKS
 from services.agent.netlinks import NetlinkTotal, had_by, netlinks
-from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, Buffered, all_at, buffered, held_ports
+from services.agent.sockdiag import (
+    BOUND,
+    CONNECTED,
+    DATAGRAMS,
+    LISTENING,
+    Buffered,
+    HeldPort,
+    all_at,
+    buffered,
+    held_ports,
+)
 from services.agent.tables import files_of, networks_of, sockets_of
 
 QUICK_S = 0.2
@@ -31,16 +42,22 @@ _FEW = 16
 """More new sockets on the machine than this trigger a scan."""
 _OF_ONE = 4
 """An attempt may open a quarter of the machine's open files."""
-_FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN = 3 / 4, 7 / 8, 3 / 4
+_FILES_TAKEN, _PORTS_TAKEN, _MEMORY_TAKEN, _LOCKS_TAKEN = 3 / 4, 7 / 8, 3 / 4, 3 / 4
 """Above these fractions of a total the largest user is ended, if its share is significant:"""
 _WORTH = 64
 _OF_A_TEAM, _USUAL = 4, 2
 """A team's attempts may have had four times the limit of one attempt in gang ports, plus two for each attempt."""
+LOCKS = 200_000
+"""File locks of all attempts together, 38 MB; one attempt may have a quarter. The kernel has no limit of its own."""
 _HALF = 2
 """An attempt may have half of the socket memory; a machine's unread data is seldom that much."""
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
+_WITH_PORTS = {"TCP": LISTENING | BOUND | CONNECTED, "UDP": DATAGRAMS}
+"""States of sockets that have a port. Each protocol has all ports for itself."""
 _NETLINK = "netlink"
 """Netlink has no limit of its own; TCP's is used."""
+_WATCHES = 100_000
+"""A write to a file that so many watch stops its processor for some 18 ms; beyond twice as many it is said."""
 _FILE_BYTES = 256
 """An open file takes at least this many bytes of its job's memory."""
 
@@ -72,7 +89,7 @@ class SharedLook:
         self._every_s, self._now = every_s, now
         self._gang_ports = GangPorts()
         self._next = self._next_thorough = 0.0
-        self._sockets = self._opened = 0
+        self._sockets = self._opened = self._locks = 0
         """The machine's totals at the last scan, or smaller ones since."""
         self._netlink_total = NetlinkTotal()
         self._memory = dict.fromkeys((*_PROTOCOLS, _NETLINK), 0)
@@ -81,12 +98,15 @@ class SharedLook:
     def due(self, uses: Iterable[SharedUse] = ()) -> bool:
         """Whether to scan now."""
         sockets, opened, memory = sockets_of_machine(), open_on_machine(), self._memory_now(uses)
+        locks = locks_on_machine()
         self._sockets, self._opened = min(self._sockets, sockets), min(self._opened, opened)
+        self._locks = min(self._locks, locks)
         self._memory = {name: min(self._memory[name], now) for name, now in memory.items()}
         return (
             self._now() >= self._next
             or sockets - self._sockets > _FEW
             or self._many_more_files(opened)
+            or self._many_more_locks(locks)
             or any(self._much_more_memory(name, now) for name, now in memory.items())
         )
 
@@ -102,7 +122,7 @@ class SharedLook:
         return ended
 
     def _too_much(self, uses: Sequence[SharedUse], thorough: bool) -> Excess:
-        sockets, opened = sockets_of_machine(), open_on_machine()
+        sockets, opened, locks = sockets_of_machine(), open_on_machine(), locks_on_machine()
         self._gang_ports.look([(use.ports, use.processes) for use in uses], self._now(), thorough)
         yield from ((use, why) for use in uses if not use.ending and (why := use.ports.too_many()))
         yield from _too_many_gang_ports(uses)
@@ -111,17 +131,22 @@ class SharedLook:
             yield from _too_many_sockets(uses)
         if opened > files_each() and (thorough or self._many_more_files(opened)):
             yield from _too_many_files(uses, opened)
+        if locks > locks_each() and (thorough or self._many_more_locks(locks)):
+            yield from _too_many_locks(uses)
         yield from _too_much_netlink(uses)
         for name, now in (memory := self._memory_now(uses)).items():
             if name in _PROTOCOLS and now > memory_each(name) and (thorough or self._much_more_memory(name, now)):
                 yield from _too_much_memory(uses, name, now)
-        self._sockets, self._opened, self._memory = sockets, opened, memory
+        self._sockets, self._opened, self._locks, self._memory = sockets, opened, locks, memory
 
     def _memory_now(self, uses: Iterable[SharedUse]) -> dict[str, int]:
         return memory_of_sockets() | {_NETLINK: self._netlink_total.now(_elsewhere(uses))}
 
     def _many_more_files(self, opened: int) -> bool:
         return opened > files_each() and opened - self._opened > files_each() // 8
+
+    def _many_more_locks(self, locks: int) -> bool:
+        return locks > locks_each() and locks - self._locks > locks_each() // 8
 
     def _much_more_memory(self, name: str, now: int) -> bool:
         return now > (each := memory_each(name)) and now - self._memory[name] > each // 8
@@ -149,23 +174,32 @@ def _too_many_gang_ports(uses: Sequence[SharedUse]) -> Excess:
 
 
 def _too_many_sockets(uses: Sequence[SharedUse]) -> Excess:
-    held = [one for one in all_at(local_ports(), LISTENING | BOUND | CONNECTED) if one.inode or one.uid]
+    held = {name: [one for one in found if one.inode or one.uid] for name, found in _sockets_with_ports(all_at)}
+    every = [one for found in held.values() for one in found]
     own: dict[SharedUse, set[int | bytes]] = {use: set(sockets_of(use.processes())) for use in uses}
-    nobodys = {one.inode for one in held if one.inode}.difference(*own.values())
+    nobodys = {one.inode for one in every if one.inode}.difference(*own.values())
     if nobodys:  # sockets that remain are in flight, sent and not received, and count for their team
-        nobodys &= {one.inode for one in held_ports(local_ports(), LISTENING | BOUND | CONNECTED)}
+        nobodys &= {one.inode for _, found in _sockets_with_ports(held_ports) for one in found}
     for use in uses:
-        theirs = [one for one in held if one.uid == use.ports.uid]
+        theirs = [one for one in every if one.uid == use.ports.uid]
         own[use].update(one.inode for one in theirs if one.inode in nobodys)
         own[use].update(one.id for one in theirs if not one.inode)  # closed, and not gone
     why = "all processes of the machine have their ports together"
     for use in uses:
         if use.sockets and not use.ending and (count := len(own[use])) > use.sockets:
             yield use, f"socket limit: it had {count} sockets open, and may have {use.sockets}: {why}"
-    ports = {use: len({one.port for one in held if (one.inode or one.id) in own[use]}) for use in uses}
-    taken = len({one.port for one in held})
-    for use in _largest(ports, taken, len(local_ports()), _PORTS_TAKEN):
-        yield use, f"socket limit: it had {ports[use]} ports, more than any other, when {taken} were taken: {why}"
+    for name, found in held.items():
+        ports = {use: len({one.port for one in found if (one.inode or one.id) in own[use]}) for use in uses}
+        taken = len({one.port for one in found})
+        for use in _largest(ports, taken, len(local_ports()), _PORTS_TAKEN):
+            had = f"it had {ports[use]} ports of {name}, more than any other, when {taken} were taken"
+            yield use, f"socket limit: {had}: {why}"
+
+
+def _sockets_with_ports(
+    ask: Callable[[range, int, int], list[HeldPort]],
+) -> list[tuple[str, list[HeldPort]]]:
+    return [(name, ask(local_ports(), states, _PROTOCOLS[name])) for name, states in _WITH_PORTS.items()]
 
 
 def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
@@ -177,6 +211,18 @@ def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
             yield use, f"file limit: it had {counts[use]:,} files open, and may have {most:,}: {why}"
     for use in _largest(counts, opened, there_are, _FILES_TAKEN):
         yield use, f"file limit: it had {counts[use]:,} files open, more than any other, when {opened:,} were: {why}"
+
+
+def _too_many_locks(uses: Sequence[SharedUse]) -> Excess:
+    by_process = locks_by_process(LOCKS)
+    counts = {use: sum(by_process[pid] for pid in use.processes()) for use in uses}
+    why = "no limit of its memory counts them"
+    for use in uses:
+        if not use.ending and counts[use] > locks_each():
+            yield use, f"lock limit: it held {counts[use]:,} locks of files, and may hold {locks_each():,}: {why}"
+    taken = sum(counts.values())
+    for use in _largest(counts, taken, LOCKS, _LOCKS_TAKEN):
+        yield use, f"lock limit: it held {counts[use]:,} locks of files, more than any other, of {taken:,}: {why}"
 
 
 def _too_much_memory(uses: Sequence[SharedUse], name: str, taken: int) -> Excess:
@@ -253,9 +299,22 @@ def connections_left() -> int:
         return 0
 
 
+def watches_of_a_user() -> int:
+    """The machine's limit of files that one user's processes may watch by `epoll`; 0 if unknown."""
+    try:
+        return int(proc.read_text("/proc/sys/fs/epoll/max_user_watches"))
+    except (OSError, ValueError):
+        return 0
+
+
 def files_each() -> int:
     """The limit of open files per attempt."""
     return open_files_of_machine() // _OF_ONE
+
+
+def locks_each() -> int:
+    """The limit of file locks per attempt."""
+    return LOCKS // _OF_ONE
 
 
 def open_on_machine() -> int:
@@ -267,20 +326,26 @@ def open_on_machine() -> int:
 
 
 def sockets_of_machine() -> int:
-    """TCP sockets, connected or not, and UDP sockets; 0 if unknown."""
-    said = _sockstat()
-    return said["TCP"].get("alloc", 0) + said["UDP"].get("inuse", 0)
+    """TCP sockets, connected or not, and UDP sockets with a port; 0 if unknown. IPv6 has the same ports, and counts its UDP
+    sockets apart."""
+    said = _sockstat("/proc/net/sockstat")
+    return (
+        said["TCP"].get("alloc", 0)
+        + said["UDP"].get("inuse", 0)
+        + _sockstat("/proc/net/sockstat6")["UDP6"].get("inuse", 0)
+    )
 
 
 def memory_of_sockets() -> dict[str, int]:
     """Protocol -> bytes of socket memory."""
-    return {name: said.get("mem", 0) * _page() for name, said in _sockstat().items()}
+    said = _sockstat("/proc/net/sockstat")
+    return {name: said[name].get("mem", 0) * _page() for name in _PROTOCOLS}
 
 
-def _sockstat() -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {name: {} for name in _PROTOCOLS}
+def _sockstat(path: str) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {name: {} for name in (*_PROTOCOLS, "UDP6")}
     with suppress(OSError, ValueError):
-        for line in proc.read_text("/proc/net/sockstat").splitlines():
+        for line in proc.read_text(path).splitlines():
             name, *words = line.split()
             if (said := found.get(name[:-1])) is not None:
                 said.update(zip(words[::2], map(int, words[1::2]), strict=True))
@@ -335,6 +400,11 @@ def lacking(http_port: int = 0) -> list[str]:
         out.append(
             f"connections that have ended may keep {left:,} ports for a minute, and there are {ports:,} for outgoing ones: "
             f"sysctl -w net.ipv4.tcp_max_tw_buckets={ports // 2} leaves half of them to others"
+        )
+    if (watches := watches_of_a_user()) > 2 * _WATCHES:
+        out.append(
+            f"a job may watch {watches:,} files by epoll, all of them one, and each write to that stops a processor: "
+            f"sysctl -w fs.epoll.max_user_watches={_WATCHES}"
         )
     if given_out():
         out.append(

@@ -1,5 +1,4 @@
-"""Reads sockets from the kernel by netlink (`sock_diag`): TCP sockets on a range of ports, and the memory of each
-socket.
+"""Reads sockets from the kernel by netlink (`sock_diag`): sockets on a range of ports, and the memory of each socket.
 
 One question per address family. The kernel filters by the range, so the answer takes a millisecond or two however many
 other sockets exist.
@@ -21,6 +20,8 @@ _LEFT = 1 << 6
 """A connection kept for a minute after its end (TIME_WAIT)."""
 _CLOSED = 1 << 7
 CONNECTED = 0x0FFF & ~(_LEFT | _CLOSED | LISTENING | 1)
+DATAGRAMS = CONNECTED | _CLOSED
+"""Of UDP: all with a port. One that is not connected is told as closed."""
 
 _SOCK_DIAG, _TELL, _END = 4, 20, 21
 _DUMP, _ACKNOWLEDGE = 0x301, 0x005
@@ -52,12 +53,12 @@ class HeldPort:
     """The kernel's identifier."""
 
 
-def held_ports(ports: range, states: int) -> list[HeldPort]:
+def held_ports(ports: range, states: int, protocol: int = socket.IPPROTO_TCP) -> list[HeldPort]:
     """Sockets of this network that belong to processes. Empty if the kernel does not report them."""
-    return [one for one in all_at(ports, states) if one.inode]
+    return [one for one in all_at(ports, states, protocol) if one.inode]
 
 
-def all_at(ports: range, states: int) -> list[HeldPort]:
+def all_at(ports: range, states: int, protocol: int = socket.IPPROTO_TCP) -> list[HeldPort]:
     """Also those without a process: closed with unsent data, or not yet accepted. Newer kernels give their former user
     (seen on 6.18)."""
     # Two operations with their ports: the second number is how far to continue, the third jumps behind the end:
@@ -67,7 +68,7 @@ def all_at(ports: range, states: int) -> list[HeldPort]:
     found: list[HeldPort] = []
     with suppress(OSError):
         for family in (socket.AF_INET, socket.AF_INET6):
-            for answer in _answers(_TELL, _DUMP, _ASKED.pack(family, socket.IPPROTO_TCP, 0, states, b"") + attribute):
+            for answer in _answers(_TELL, _DUMP, _ASKED.pack(family, protocol, 0, states, b"") + attribute):
                 state, id, uid, inode = _ANSWER.unpack_from(answer)
                 found.append(HeldPort(int.from_bytes(id[:2], "big"), uid, inode, 1 << state, family, id))
     return found

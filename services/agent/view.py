@@ -92,6 +92,7 @@ class JobView:
                 *self.system,
                 *_sys(devices),
                 *("--proc", "/proc", "--ro-bind-try", "/proc/pressure", "/proc/pressure", "--dev", "/dev"),
+                *("--ro-bind", "/dev/null", "/proc/locks"),
                 *self._device_files(devices),
                 *("--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"),
                 *(word for folder in self.hidden for word in ("--perms", "0755", "--tmpfs", folder)),

@@ -1,13 +1,18 @@
 """What all processes of a machine share: one job may not have it all."""
 
 import errno
+import fcntl
 import os
 import resource
+import secrets
+import select
 import shutil
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from schemas.ids import FIRST_TEAM_UID
-from services.agent import gangports, neighbours, netlinks, shared, sockdiag
+from services.agent import filelocks, gangports, neighbours, netlinks, shared, sockdiag
 from services.agent.gangports import GangPorts, PortsHad, given_out, local_ports
 from services.agent.keeper import proc
 from services.agent.shared import SharedLook, SharedUse
@@ -113,6 +118,66 @@ def test_who_takes_very_many_ports_is_looked_at_before_its_time(me: SharedUse) -
     assert not looks.look([me])
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::"])
+def test_who_takes_very_many_ports_of_udp_is_looked_at_before_its_time(me: SharedUse, address: str) -> None:
+    """IPv6 counts them apart: a job had all ports of UDP, and nobody on that machine could ask for a name."""
+    me.sockets = max(100, shared.sockets_of_machine())
+    looks = quiet(SharedLook(SELDOM_S))
+    assert not looks.due()
+    with ExitStack() as taken:
+        for _ in range(me.sockets + 1):
+            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+            taken.enter_context(socket.socket(kind, socket.SOCK_DGRAM)).bind((address, 0))
+        assert looks.due()
+        assert looks.look([me])[me].startswith("socket limit: it had ")
+
+
+@contextmanager
+def ports_of_udp(count: int) -> Iterator[dict[int, socket.socket]]:
+    """So many in a row, of IPv6 and IPv4, by their inode."""
+    with ExitStack() as opened:
+        while True:
+            first = GANG_PORTS.start + secrets.randbelow(len(GANG_PORTS) - count)
+            with suppress(OSError), ExitStack() as these:
+                found = {}
+                for port in range(first, first + count):
+                    one = these.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+                    one.bind(("::", port))
+                    found[port] = one
+                opened.push(these.pop_all())
+                break
+        yield found
+
+
+def test_of_two_who_take_half_of_all_ports_of_udp_each_the_larger_ends(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ports_of_udp(50) as held:
+        inodes = [os.fstat(one.fileno()).st_ino for one in held.values()]
+        have = {1: set(inodes[:26]), 2: set(inodes[26:])}
+        monkeypatch.setattr(proc, "descendants", tuple)
+        monkeypatch.setattr(shared, "sockets_of", lambda pids: set(have[pids[0]]))
+        monkeypatch.setattr(shared, "local_ports", lambda: range(min(held), max(held) + 1))
+        monkeypatch.setattr(shared, "sockets_of_machine", lambda: 1_000)
+        uses = [SharedUse(PortsHad(uid=2**31), sockets=45, shim=number) for number in (2, 1)]
+        (ended,) = SharedLook(SELDOM_S).look(uses).items()
+    assert ended[0] is uses[1]
+    assert ended[1].startswith("socket limit: it had 26 ports of UDP, more than any other, when 50 were taken: ")
+
+
+def test_sockets_of_udp_that_are_sent_and_not_received_are_their_teams(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
+    monkeypatch.setattr(shared, "sockets_of_machine", lambda: 1_000)
+    me.ports.uid, me.sockets = os.getuid(), 30
+    others = SharedUse(PortsHad(uid=me.ports.uid + 1), sockets=30)
+    with ports_of_udp(31) as held:
+        monkeypatch.setattr(shared, "local_ports", lambda: range(min(held), max(held) + 1))
+        assert SharedLook(SELDOM_S).look([me, others])[me].startswith("socket limit: it had ")
+    assert not others.ending
+
+
 def test_sockets_that_are_sent_and_not_received_are_their_teams(me: SharedUse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "local_ports", lambda: GANG_PORTS)
     monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
@@ -138,7 +203,7 @@ def test_of_two_who_take_half_of_all_ports_each_the_larger_ends_before_none_is_l
         looks._next_thorough = 0.0
         (ended,) = looks.look(uses).items()
         assert ended[0] is uses[1]
-        assert ended[1].startswith("socket limit: it had 52 ports, more than any other, when ")
+        assert ended[1].startswith("socket limit: it had 52 ports of TCP, more than any other, when ")
         looks._next_thorough = 0.0
         assert not looks.look(uses)
 
@@ -312,6 +377,77 @@ def test_what_netlink_has_is_asked_a_twentieth_of_the_time() -> None:
         assert total.now([]) > before
 
 
+@contextmanager
+def locks(count: int) -> Iterator[None]:
+    with tempfile.TemporaryFile() as file:
+        for at in range(count):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * at)
+        yield
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone is told how many locks there are")
+def test_who_locks_very_many_parts_of_files_is_looked_at_before_its_time(
+    me: SharedUse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job with 64 MB had 600 MB of locks in five seconds, which no cgroup counted."""
+    monkeypatch.setattr(shared, "LOCKS", 4 * (2 * filelocks.locks_on_machine() + 2_000))
+    looks = quiet(SharedLook(SELDOM_S))
+    looks.due()
+    assert not looks.look([me])
+    with locks(most := shared.locks_each() + 1):
+        assert looks.due()
+        why = looks.look([me])[me]
+    assert why.startswith("lock limit: it held ")
+    assert f" locks of files, and may hold {most - 1:,}: " in why
+    assert filelocks.locks_by_process(most)[os.getpid()] < most
+
+
+def test_the_list_of_locks_is_read_to_a_bound() -> None:
+    with locks(2_000):
+        assert filelocks.locks_by_process(sys.maxsize)[os.getpid()] >= 2_000
+        assert filelocks.locks_by_process(100).total() < 300, "it is told by pages"
+
+
+def test_a_lock_that_waits_is_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    listed = tmp_path / "locks"
+    lines = ("POSIX  ADVISORY  WRITE 7", "-> POSIX  ADVISORY  WRITE 9", "OFDLCK ADVISORY  READ -1")
+    listed.write_text("".join(f"1: {line} fe:00:8 0 0\n" for line in lines))
+    monkeypatch.setattr(filelocks, "_LISTED", str(listed))
+    assert filelocks.locks_by_process(9) == {7: 1, 9: 1, 0: 1}
+
+
+def test_what_a_job_watches_takes_no_time_of_who_looks_for_what_is_in_flight() -> None:
+    """9,000 copies of an epoll that watches 9,000 files took two minutes, in which nobody looked at ports."""
+    with select.epoll() as watching, ExitStack() as opened:
+        reading, writing = map(opened.enter_context, map(os.fdopen, os.pipe(), "rw"))
+        for fd in [os.dup(reading.fileno()) for _ in range(50)]:
+            opened.callback(os.close, fd)
+            watching.register(fd)
+        for one in [os.dup(watching.fileno()) for _ in range(50)]:
+            opened.callback(os.close, one)
+        read: list[str] = []
+        here, there = map(opened.enter_context, socket.socketpair())
+        socket.send_fds(here, [b"x"], [writing.fileno()])
+        with pytest.MonkeyPatch.context() as patch:
+            real = proc.read_text
+            patch.setattr(proc, "read_text", lambda path: read.append(real(path)) or read[-1])
+            assert netlinks._in_flight([os.getpid()]) >= 1
+        assert "tfd:" not in "".join(read)
+    del there
+
+
+def test_of_several_who_lock_many_parts_of_files_the_largest_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = [SharedUse(PortsHad(uid=2**31), shim=number) for number in (20, 25, 18, 24)]
+    monkeypatch.setattr(shared, "locks_by_process", lambda most: Counter({use.shim: use.shim for use in uses}))
+    monkeypatch.setattr(proc, "descendants", set)
+    monkeypatch.setattr(shared, "locks_on_machine", lambda: 87)
+    monkeypatch.setattr(shared, "LOCKS", 100)
+    ended = SharedLook(SELDOM_S).look(uses)
+    assert ended == {
+        uses[1]: "lock limit: it held 25 locks of files, more than any other, of 87: no limit of its memory counts them"
+    }
+
+
 def test_of_several_who_leave_much_unread_the_largest_end_before_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     uses = [SharedUse(PortsHad(uid=2**31), shim=number) for number in (30, 45, 5)]
     monkeypatch.setattr(shared, "_memory_by_use", lambda uses, held: {use: use.shim for use in uses})
@@ -458,6 +594,7 @@ def test_whether_the_machine_gives_ports_of_gangs_to_others(
         "ip_local_reserved_ports": kept,
         "tcp_max_tw_buckets": "1000",
         "gc_thresh3": "0",
+        "max_user_watches": "100000",
     }
     monkeypatch.setattr(proc, "read_text", lambda path: said[Path(path).name] + "\n")
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
@@ -501,6 +638,7 @@ def test_that_connections_which_have_ended_may_keep_most_ports_is_told(monkeypat
     monkeypatch.setattr(shared, "given_out", lambda: False)
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     monkeypatch.setattr(shared, "local_ports", lambda: range(1000, 3000))
+    monkeypatch.setattr(shared, "watches_of_a_user", lambda: 0)
     monkeypatch.setattr(neighbours, "places", lambda: 0)
     for left, told in ((1001, "sysctl -w net.ipv4.tcp_max_tw_buckets=1000"), (1000, ""), (0, "")):
         monkeypatch.setattr(shared, "connections_left", lambda left=left: left)
@@ -516,8 +654,10 @@ def test_connections_that_were_closed_and_are_not_gone_are_their_teams(
     monkeypatch.setattr(shared, "sockets_of", lambda pids: set())
     real = shared.all_at
 
-    def as_mine(ports: range, states: int) -> list[sockdiag.HeldPort]:  # of root's the kernel tells no user
-        return [replace(one, uid=2**31 if one.port in mine else one.uid) for one in real(ports, states)]
+    def as_mine(
+        ports: range, states: int, protocol: int
+    ) -> list[sockdiag.HeldPort]:  # of root's the kernel tells no user
+        return [replace(one, uid=2**31 if one.port in mine else one.uid) for one in real(ports, states, protocol)]
 
     monkeypatch.setattr(shared, "all_at", as_mine)
     me.ports.uid, me.sockets, mine = 2**31, 2, set[int]()
@@ -532,6 +672,7 @@ def test_connections_that_were_closed_and_are_not_gone_are_their_teams(
 def test_few_open_files_for_the_machine_are_told_with_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "given_out", lambda: False)
     monkeypatch.setattr(shared, "connections_left", lambda: 0)
+    monkeypatch.setattr(shared, "watches_of_a_user", lambda: 0)
     monkeypatch.setattr(neighbours, "places", lambda: 0)
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: 100_000)
     (told,) = shared.lacking()
@@ -574,6 +715,13 @@ def test_that_a_job_may_fill_the_table_of_neighbours_is_told(monkeypatch: pytest
         monkeypatch.setattr(neighbours, "addresses", lambda asked_for=asked_for: asked_for)
         said = "".join(shared.lacking())
         assert (f"sysctl -w net.ipv4.neigh.default.gc_thresh3={2 * asked_for}" in said) is told
+
+
+def test_that_a_job_may_stop_processors_by_what_it_watches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried with 760,000 watches of one file in each of four processes: a write stopped a processor for up to a second."""
+    for watches, told in ((5_491_511, True), (200_001, True), (200_000, False), (0, False)):
+        monkeypatch.setattr(shared, "watches_of_a_user", lambda watches=watches: watches)
+        assert ("sysctl -w fs.epoll.max_user_watches=100000" in "".join(shared.lacking())) is told
 
 
 def test_that_a_job_may_bind_the_agents_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

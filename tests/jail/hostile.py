@@ -92,6 +92,7 @@ for name, path in {
     "serial_number": "/sys/class/dmi/id/product_serial",
     "ports": "/dev/port",
     "registers_of_processors": "/dev/cpu/0/msr",
+    "locks_of_all": "/proc/locks",
 }.items():
     ATTACKS["read_" + name] = lambda path=path: reads(path)
 for name, path in {
@@ -450,6 +451,91 @@ def filters_of_calls():
         LIBC.prctl(22, 2, there, 0, 0) == 0
         or LIBC.syscall(317 if os.uname().machine == "x86_64" else 277, 1, 0, there) >= 0
     )
+
+
+def no_such_option(family, kind, level, option, value):
+    """Whether it is another errno than ENOPROTOOPT that says no, or none."""
+    with socket.socket(family, kind) as one:
+        try:
+            one.setsockopt(level, option, value)
+        except OSError as e:
+            return e.errno != 92
+    return True
+
+
+@attack
+def old_options_of_ipv6():
+    """IPV6_2292PKTOPTIONS: 64 KiB that are no cgroup's for each socket, 1 GB in a second."""
+    about = struct.pack("QII", 65_520, 99, 1).ljust(65_520, b"x")
+    return no_such_option(socket.AF_INET6, socket.SOCK_DGRAM, 41, 6, about)
+
+
+@attack
+def groups_of_ipv6():
+    """IPV6_ADD_MEMBERSHIP: as many as it likes, each in memory that is no cgroup's."""
+    return no_such_option(socket.AF_INET6, socket.SOCK_DGRAM, 41, 20, socket.inet_pton(10, "ff02::1:0:7") + bytes(4))
+
+
+@attack
+def keys_of_signatures():
+    """TCP_MD5SIG: a thousand of a socket's."""
+    key = struct.pack("=HH4s", socket.AF_INET, 0, bytes((10, 0, 0, 1))).ljust(128, b"\0")
+    key += struct.pack("=BBHi", 0, 0, 8, 0).ljust(88, b"x")
+    return no_such_option(socket.AF_INET, socket.SOCK_STREAM, 6, 14, key)
+
+
+def wait_for(count):
+    """poll, for so many: of one file all of them."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    waited = (ctypes.c_uint64 * count)(*[1 << 32 | reading] * count)
+    found = LIBC.poll(waited, ctypes.c_ulong(count), 0)
+    os.close(reading)
+    return found >= 0
+
+
+@attack
+def wait_for_very_many():
+    """64 bytes that are no cgroup's for each, in each thread that waits."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    nothing = (ctypes.c_uint64 * 1024)()
+    return wait_for(1025) or LIBC.select(1025, nothing, None, None, (ctypes.c_uint64 * 2)()) >= 0
+
+
+@attack
+def locks_of_files_themselves():
+    """F_OFD_SETLK: the file may be sent to a socket and kept there, and the locks are no process's."""
+    import fcntl
+
+    with open("locked", "wb") as file:
+        fcntl.fcntl(file, 37, struct.pack("=hhxxxxqqixxxx", fcntl.F_WRLCK, 0, 0, 1, 0))
+    return True
+
+
+@attack
+def told_of_all_that_others_open():
+    """F_NOTIFY: who opens a file there tells each descriptor that has asked; 160,000 made a start of Python take seconds."""
+    import fcntl
+
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    fcntl.fcntl(os.open("/usr/bin", os.O_RDONLY), 1026, 0x8000_0020)
+    return True
+
+
+@attack
+def locks_and_waits_that_jobs_need():
+    """Not refused, or this test would prove nothing of the others."""
+    import fcntl
+
+    with open("locked", "wb") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+                one.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, bytes((224, 0, 0, 251, 127, 0, 0, 1)))
+        except OSError:
+            return True
+    return not wait_for(4096)
 
 
 @attack

@@ -565,18 +565,19 @@ taken = []
 for _ in range(4):
     if os.fork() == 0:
         for _ in range(200):
-            taken.append(socket.socket())
-            taken[-1].bind(("127.0.0.1", 0))
+            taken.append(socket.socket(*KIND))
+            taken[-1].bind(("::1" if KIND else "127.0.0.1", 0))
         time.sleep(600)
 time.sleep(600)
 """
 
 
-async def test_a_job_that_takes_the_ports_of_all_is_ended(start):
+@pytest.mark.parametrize("kind", ["", "socket.AF_INET6, socket.SOCK_DGRAM"], ids=["tcp", "udp-of-ipv6"])
+async def test_a_job_that_takes_the_ports_of_all_is_ended(start, kind):
     async with start(limits_s=0.2, job_sockets=600) as node:
         victim = of("blue", VICTIM)
         await node.up(victim)
-        end = await ended(node, victim, of("red", TAKING_PORTS, device=2))
+        end = await ended(node, victim, of("red", TAKING_PORTS.replace("KIND", f"({kind})"), device=2))
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
         assert "sockets open, and may have 600" in end.reason
 
@@ -600,6 +601,32 @@ async def test_a_job_that_opens_the_files_of_all_is_ended(start, monkeypatch):
         end = await ended(node, victim, of("red", OPENING_FILES, device=2))
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
         assert end.reason.startswith("file limit: it had ")
+
+
+LOCKING = """
+import fcntl, os, time
+for _ in range(2):
+    if os.fork() == 0:
+        with open(f"locked-{os.getpid()}", "w") as file:
+            for at in range(1_000):
+                fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * at)
+            time.sleep(600)
+time.sleep(600)
+"""
+
+
+async def test_a_job_that_locks_very_many_parts_of_files_is_ended(start, monkeypatch):
+    """Its memory is 64 MiB and no cgroup counts locks: another had 600 MB of them in five seconds."""
+    monkeypatch.setattr(shared, "LOCKS", 4 * 1_500)
+    async with start() as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        end = await ended(node, victim, of("red", LOCKING, device=2))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert (
+            end.reason
+            == "lock limit: it held 2,000 locks of files, and may hold 1,500: no limit of its memory counts them"
+        )
 
 
 LEAVING_UNREAD = """

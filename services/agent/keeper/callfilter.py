@@ -84,8 +84,22 @@ _PROTOCOLS: dict[int, tuple[int, ...]] = {_INET: (0, 6, 17), _INET6: (0, 6, 17),
 (USERSOCK) is no cgroup's and has no bound, and of MPTCP nobody is told who has it. Of netlink ROUTE, SOCK_DIAG, KOBJECT_UEVENT,
 GENERIC and RDMA, which libraries ask what the machine has."""
 _SETSOCKOPT, _LEVEL, _FILTERS_OF_SOCKETS = (54, 208), 1, (26, 51)
+_OPTIONS: dict[int, tuple[int, ...]] = {6: (14, 32, 38), 41: (6, 20, 32, 42, 46, 48)}
+"""Options that a socket keeps in memory that is no cgroup's, up to `net.core.optmem_max` (128 KiB) each, so that 8,000 sockets
+had 1 GB in a second. Of TCP keys of its signatures (TCP_MD5SIG, TCP_MD5SIG_EXT, TCP_AO_ADD_KEY), which routers use; of IPv6
+IPV6_2292PKTOPTIONS, flow labels, and groups, of which a socket of IPv4 has 20 and one of IPv6 as many as it likes."""
+MOST_WAITED_FOR = 4096
+"""While a thread waits, each file takes 64 bytes that are no cgroup's, also one that is named 65,536 times: a thousand threads
+had 5 GB. And a write to that one stops its processor until all who wait have been looked at. So many ranks
+meet at a gang's rank 0 where that waits by poll (PyTorch's TCPStore without libuv). Who waits for more has epoll. The kernel
+says EINVAL where it is more than the process may have open."""
+_FCNTL, _OFD_SETLK, _OFD_SETLKW, _NOTIFY = (72, 25), 37, 38, 1026
+"""Locks of an open file itself are no process's while the file is in flight between two: nobody could say whose they are
+(`services.agent.filelocks`). And the old way to hear of changes in a folder (dnotify, which inotify replaced in 2005): whoever
+opens a file there, or reads one, tells each descriptor that has asked, and nothing bounds how many have. Kernels that lack
+them say EINVAL, and programs have another way."""
 _SECCOMP, _PRCTL, _SET_FILTER = (317, 277), (157, 167), 1
-_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_PR_SET_SECCOMP, _MODE_FILTER, _PR_SCHED_CORE = 22, 2, 62
 """Filters, of sockets (SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF) and of calls: the kernel compiles each, into memory that is
 no cgroup's and of which all of the machine have so much (`net.core.bpf_jit_limit`). When it is used up nobody but root has one
 any more: no shim of a plain user's, no sandbox and no login by ssh starts. Who asks is told what a kernel says that knows
@@ -103,6 +117,8 @@ _LEAF = 4
 _PRETENDED, _REFUSED, _MISSING, _UNKNOWN = (_ERRNO | number for number in (0, errno.EPERM, errno.ENOSYS, errno.EINVAL))
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 """Where in `struct seccomp_data` these are; of arguments the low half, on little-endian machines."""
+_WAITING = (((7, -1), _SECOND), ((271, 73), _SECOND), ((23, -1), _FIRST), ((270, 72), _FIRST))
+"""poll, ppoll, select, pselect6: and where they say how many files they wait for."""
 
 
 def common(machine: str) -> bytes:
@@ -124,6 +140,16 @@ def common(machine: str) -> bytes:
     out += [_step(_EQUAL, _SOCKET[column], 1, 0), _step(_EQUAL, _SOCKETPAIR[column], 0, len(sockets)), *sockets]
     of_terminals = [_step(_LOAD, _SECOND), *_if_among((_TIOCSTI, _TIOCLINUX, _TIOCSETD), _REFUSED, _ALLOW)]
     out += _of_call(_IOCTL[column], of_terminals)
+    out += _of_call(
+        _FCNTL[column], [_step(_LOAD, _SECOND), *_if_among((_OFD_SETLK, _OFD_SETLKW, _NOTIFY), _UNKNOWN, _ALLOW)]
+    )
+    for numbers, count in _WAITING:
+        if numbers[column] >= 0:
+            at_most = [_step(_LOAD, count), _step(_AT_LEAST, MOST_WAITED_FOR + 1, 0, 1), _step(_RETURN, _UNKNOWN)]
+            out += _of_call(numbers[column], [*at_most, _step(_RETURN, _ALLOW)])
+    out += _of_call(_SETSOCKOPT[column], _options())
+    # Who has a processor to itself (core scheduling) keeps its second thread from all others, and that is nobody's share.
+    out += _of_call(_PRCTL[column], [_step(_LOAD, _FIRST), *_if_among((_PR_SCHED_CORE,), _UNKNOWN, _ALLOW)])
     return b"".join((*out, *_among(_numbers(_CALLS, column))))
 
 
@@ -174,6 +200,15 @@ def _sockets() -> list[bytes]:
         asked = [_step(_LOAD, _THIRD), *_if_among(protocols, _ALLOW, _ERRNO | errno.EPROTONOSUPPORT)]
         out += [_step(_EQUAL, family, 0, len(asked)), *asked]
     return [*out, _step(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]
+
+
+def _options() -> list[bytes]:
+    """What becomes of a call that sets an option of a socket, by its level and option."""
+    out = [_step(_LOAD, _SECOND)]
+    for level, options in _OPTIONS.items():
+        asked = [_step(_LOAD, _THIRD), *_if_among(options, _ERRNO | errno.ENOPROTOOPT, _ALLOW)]
+        out += [_step(_EQUAL, level, 0, len(asked)), *asked]
+    return [*out, _step(_RETURN, _ALLOW)]
 
 
 def _of_call(number: int, steps: list[bytes]) -> list[bytes]:

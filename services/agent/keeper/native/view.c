@@ -5,6 +5,8 @@
 /* Of /proc: settings of the kernel, which bubblewrap covers with themselves, read-only; and where everybody may have it watch
  * itself, which `services.agent.view` covers. */
 static const char *const COVERED[] = {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/pressure"};
+/* The locks of all processes of the machine. Who reads that holds up everybody who locks a file, and the more the more there are. */
+#define LOCKS "/proc/locks"
 enum { MOST_OWN = 64, MOST_CARRIED = 64 };
 
 struct identity identity_of(const char *source)
@@ -48,14 +50,13 @@ static long mount(const char *kind, const char *path, unsigned long flags, const
     return CALL5(mount, kind, path, kind, flags, options);
 }
 
-static bool cover(const char *path)
+static bool cover(const char *path, const char *with, u64 attributes)
 {
-    long fd = cut(path, false);
+    long fd = cut(with, false);
     if (fd == -ENOENT)
         return true;
     bool well = went_well(fd, path) &&
-                went_well(restrict_to((int)fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, false),
-                          path) &&
+                went_well(restrict_to((int)fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | attributes, false), path) &&
                 went_well(move((int)fd, path), path);
     close_file((int)fd);
     return well;
@@ -71,8 +72,10 @@ static bool complete(const struct prepared *prepared, const int *own)
     if (!went_well(mount("proc", "/proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL), "/proc"))
         return false;
     for (size_t at = 0; at < sizeof COVERED / sizeof *COVERED; at++)
-        if (!cover(COVERED[at]))
+        if (!cover(COVERED[at], COVERED[at], MOUNT_ATTR_NOEXEC))
             return false;
+    if (!cover(LOCKS, "/dev/null", 0))
+        return false;
     if (!went_well(mount("devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, TERMINALS), "/dev/pts"))
         return false;
     int carried[MOST_CARRIED];
