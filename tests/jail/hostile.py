@@ -494,12 +494,16 @@ def wait_for(count):
     return found >= 0
 
 
+def raise_open_files():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+
+
 @attack
 def wait_for_very_many():
     """64 bytes that are no cgroup's for each, in each thread that waits."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    raise_open_files()
     nothing = (ctypes.c_uint64 * 1024)()
-    return wait_for(1025) or LIBC.select(1025, nothing, None, None, (ctypes.c_uint64 * 2)()) >= 0
+    return wait_for(4097) or LIBC.select(4097, nothing, None, None, (ctypes.c_uint64 * 2)()) >= 0
 
 
 @attack
@@ -535,6 +539,7 @@ def locks_and_waits_that_jobs_need():
                 one.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, bytes((224, 0, 0, 251, 127, 0, 0, 1)))
         except OSError:
             return True
+    raise_open_files()
     return not wait_for(4096)
 
 
