@@ -110,6 +110,9 @@ class Baton(PoolQuestions):
         """Jobs of which we have told the end."""
         self._over: OrderedDict[str, JobEvent] = OrderedDict()
         """Ends that were told while their jobs were being submitted, until somebody waits for them."""
+        self._new_keys: OrderedDict[str, None] = OrderedDict()
+        self._admitted: OrderedDict[str, None] = OrderedDict()
+        """Jobs that we have submitted: whoever waits for one knows that there is one."""
         self._submitted = ("", float("-inf"))
         self._submitting = asyncio.Semaphore(_AT_ONCE)
 
@@ -150,7 +153,7 @@ class Baton(PoolQuestions):
             Busy: there is no room for it, and it is not stored.
             Unreachable, Denied, Invalid, Failed: it is not stored for certain. A secret that its team does not have is Invalid.
         """
-        key = uuid.uuid4().hex if client_key is None else client_key
+        key = self.new_key() if client_key is None else client_key
         body, submitted, message = self._request(spec, key)
         async with self._submitting:
             await secrets.check_named(self.nats, self.place, [spec])
@@ -181,12 +184,29 @@ class Baton(PoolQuestions):
             try:
                 await verdict.reached(lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
             except TimedOut:
-                if busy := await self._busy(spec.pool or self.place.pool):
-                    raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
-                raise
+                pool = spec.pool or self.place.pool
+                if key not in self._new_keys or not await self._waits_or_runs(submitted.job_id, pool):
+                    if busy := await self._busy(pool):
+                        raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
+                    raise
         self._submitted = submitted.job_id, time.monotonic()
+        _remember(self._admitted, submitted.job_id, None)
         if live.ended.done():
             _remember(self._over, submitted.job_id, live.ended.result())
+
+    def new_key(self) -> str:
+        """A client key that names no job yet."""
+        key = uuid.uuid4().hex
+        _remember(self._new_keys, key, None)
+        return key
+
+    async def _waits_or_runs(self, job_id: str, pool: str) -> bool:
+        """Whether the pool has a job of that id: of a new key it is the one that was submitted. For when history is away."""
+        try:
+            await ask(self.nats, "job.explain", self.place, valid(ExplainQuery, job_id=job_id), pool=pool)
+        except ClientError:
+            return False
+        return True
 
     async def _busy(self, pool: str) -> str:
         """Why the pool takes no submits now; "" when it does, or nobody says."""
@@ -285,6 +305,8 @@ class Baton(PoolQuestions):
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobEvent:
         """The job's terminal event, as soon as it is told live. History may have it a moment later; `get` waits for that.
 
+        Of a job that `submit` has returned, a history that does not answer at the start is waited for.
+
         Raises TimedOut after `timeout_s`; otherwise as `watch`.
         """
         valid(JobGet, job_id=job_id)
@@ -294,7 +316,10 @@ class Baton(PoolQuestions):
                 async with asyncio.timeout(timeout_s), following.Live(self._subscriptions, self.team, job_id) as live:
                     job, at = self._submitted
                     just_now = job == job_id and time.monotonic() - at < _JUST_NOW_S
-                    event = await end_of(live, job_id, self._event_page, self._known, just_submitted=just_now)
+                    event = await end_of(
+                        live, job_id, self._event_page, self._known, just_submitted=just_now,
+                        exists=job_id in self._admitted,
+                    )  # fmt: skip
         except TimeoutError:
             raise TimedOut(
                 f"{job_id} has not ended within {timeout_s:g} s", fix="see `baton explain` for why"

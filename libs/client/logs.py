@@ -111,6 +111,6 @@ async def _retry_while_away(
             return await ask()
         except kinds as e:
             if not told:
-                log.warning("%s: it is asked again until there is an answer", e)
+                log.warning("%s; it is asked again until there is an answer", ": ".join(filter(None, (e.what, e.why))))
             told = True
         await asyncio.sleep(_AGAIN_S)

@@ -5,12 +5,11 @@ submit repeated is dropped by the broker), so history is asked as well.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from libs.bus.messages import Outgoing
-from libs.client.errors import Busy, ClientError, Conflict, Rejected, TimedOut
+from libs.client.errors import Busy, ClientError, Conflict, Failed, Rejected, TimedOut, Unreachable
 from libs.client.event_subscriptions import EventSubscriptions, ReceivedEvent
 from schemas import subjects
 from schemas.jobs import JobRejected, JobSpec, JobState, Reason
@@ -24,6 +23,8 @@ _FILLED_IN: Final[dict[str, Any]] = {
     "resources": {"memory_mib": True, "roles": {"__all__": {"memory_mib"}}},
 }
 """The fields of a spec that admission may fill in."""
+
+_UNDECIDED = "history answers, and has nothing of it: admission or placement is away, or has much to do"
 
 Get = Callable[[], Awaitable[JobDocument]]
 
@@ -68,18 +69,22 @@ class Verdict:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         other: JobDocument | None = None
+        unheard: ClientError | None = None
         pause = 0.0 if repeated else _ASK_AGAIN_S
         while True:
             await asyncio.wait({self._said}, timeout=pause)
             if self._said.done():
                 self._raise_if_rejected(self._said.result())
                 return
-            with contextlib.suppress(ClientError):  # not projected yet, or history is down: the event may still come
+            unheard = None
+            try:
                 document = await get()
                 if self.names(document):
                     _raise_if_ended_rejected(document)
                     return
                 other = document
+            except ClientError as e:  # not projected yet, or history is down: the event may still come
+                unheard = e
             if loop.time() > deadline:
                 break
             pause = _ASK_AGAIN_S
@@ -87,7 +92,7 @@ class Verdict:
             raise Conflict(self._job_id, (_used_key(other),))
         raise TimedOut(
             f"{self._job_id} is stored, but whether it is admitted was not told within {timeout_s:g} s",
-            "it is handled when admission runs, and told when history does",
+            f"{unheard.what}: history is who tells it" if isinstance(unheard, Unreachable | Failed) else _UNDECIDED,
             "follow it with `baton wait`",
         )
 
