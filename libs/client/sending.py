@@ -111,7 +111,8 @@ async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _seen(task: asyncio.Future[Any]) -> None:
-    """Of one that fails as its caller is cancelled nobody takes what it raised, and asyncio would print it."""
+    """What was cancelled with its caller may fail all the same: nats-py drops a cancel that comes with an answer. Then nobody
+    takes what it raised, and asyncio would print it."""
     if not task.cancelled():
         task.exception()
 

@@ -395,20 +395,23 @@ async def test_what_a_question_raises_when_its_asker_is_cancelled_is_seen(blue: 
     unseen: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, said: unseen.append(said["message"]))
-    fails = loop.create_future()
+    begun = asyncio.Event()
 
-    async def work() -> None:
-        await fails
+    async def answered_while_it_is_cancelled() -> None:
+        """As nats-py's request in Python 3.11: it drops a cancel that comes together with the answer."""
+        begun.set()
+        try:
+            await loop.create_future()
+        except asyncio.CancelledError:
+            raise NotFound("no such job") from None
 
-    asking_ = asyncio.create_task(sending.unless_denied(blue.nats, work()))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    fails.set_exception(NotFound("no such job"))
-    await asyncio.sleep(0)
-    asking_.cancel()
+    asked = asyncio.create_task(sending.unless_denied(blue.nats, answered_while_it_is_cancelled()))
+    await begun.wait()
+    asked.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking_
-    del asking_, fails
+        await asked
+    await asyncio.sleep(0)
+    del asked
     gc.collect()
     loop.set_exception_handler(None)
     assert unseen == []
