@@ -494,6 +494,21 @@ async def test_logs_that_nobody_has_are_not_found(blue: Baton, fakes: Fakes, key
         [piece async for piece in blue.logs(job, attempt=7)]
 
 
+async def test_of_a_node_that_does_not_answer_the_output_is_not_said_to_be_gone(
+    blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with an agent frozen for half a minute: `baton logs` ended with 3, not found, while the job ran."""
+    monkeypatch.setattr(client, "LOGS_ANSWER_S", 0.2)
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.starts(job, 1, "one")
+    del fakes.logs[job, 1, 0]
+    with pytest.raises(Unreachable, match="it runs, and its node does not answer"):
+        [piece async for piece in blue.logs(job)]
+    await fakes.happens(job, "succeeded")
+    with pytest.raises(NotFound, match="no agent has"):
+        [piece async for piece in blue.logs(job)]
+
+
 @pytest.mark.parametrize("follow", [False, True])
 async def test_a_rank_that_never_was_is_not_waited_for(blue: Baton, fakes: Fakes, key: str, follow: bool) -> None:
     job = (await blue.submit(TRAIN, key)).job_id
