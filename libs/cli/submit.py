@@ -94,7 +94,9 @@ def command(
 
     async def work(baton: Baton) -> int:
         done = await _submit(baton, requests, not no_wait, output, waiting)
-        unlimited = [(job.job_id, r.spec.name) for job, r in zip(done, requests, strict=True) if not r.spec.time_limit_s]
+        unlimited = [
+            (job.job_id, r.spec.name) for job, r in zip(done, requests, strict=True) if not r.spec.time_limit_s
+        ]
         if no_wait or output not in (Format.TABLE, Format.WIDE) or not (waiting or sys.stdout.isatty()):
             unlimited = []  # programs would wait for it in vain
         telling = asyncio.create_task(given_limit.tell(baton, unlimited))

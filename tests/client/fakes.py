@@ -52,7 +52,9 @@ class Fakes:
         self.unread = 0  # so many questions for a job find that history has not read of it yet
         self.questions = 0  # about events
         self.lacking = 0  # so many questions for a job, or for its output, find history's store away
-        self.unanswered = False  # history is frozen: it hears what is asked and says nothing, and queries knows what it would
+        self.unanswered = (
+            False  # history is frozen: it hears what is asked and says nothing, and queries knows what it would
+        )
         self.time_limit_s = 0.0  # of jobs that say none
         self._clock = time.time_ns() // 1000
 

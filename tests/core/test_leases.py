@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
+from libs.core.explain.reasons import Reasons
+from libs.core.explain.waiting import explain
 from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Terms, Watch
 from libs.core.projections.node_lives import GrantRight, NodeLives
@@ -61,6 +63,24 @@ def test_a_silent_node_gets_nothing_new_and_goes_on_when_it_is_heard() -> None:
     assert kinds(world.send(inbox.NodeHeardAgain(node="a", incarnation=1))) == ["node.heard", "job.granted"]
     assert world.send(inbox.NodeHeardAgain(node="a", incarnation=1)) == []
     assert world.checker.finish().violations == []
+
+
+def test_of_a_job_on_a_silent_node_its_explanation_says_so() -> None:
+    """Seen with an agent frozen: a gang that was cancelled was `stopping` for as long, and nothing said why."""
+    world = World(node("a", 2), node("b", 2))
+    (gang,) = running(world, leased("gang", 300, devices=4))
+    state = world.decider.state
+
+    def told() -> str:
+        return explain(state, state.jobs[gang], Reasons(state)).text
+
+    assert "silent" not in told()
+    world.send(silent("b"))
+    assert told().endswith(
+        "; b is silent, so what is known of it there is of before: it goes on when that is heard again, or given up"
+    )
+    world.send(inbox.NodeHeardAgain(node="b", incarnation=1))
+    assert "silent" not in told()
 
 
 def test_what_was_said_of_a_silence_is_decided_late_and_together() -> None:

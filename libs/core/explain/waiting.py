@@ -53,7 +53,8 @@ def _boosted(boost: Boost) -> str:
 
 def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Explanation:
     if job.state is not JobState.QUEUED:
-        return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job), span=_span(job))
+        text = _running(job) + _unheard(state, job)
+        return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=text, span=_span(job))
     if job.team in state.suspended:
         text = state.suspended[job.team].text(job.team)
         return Explanation(job_id=job.id, state=job.state, reason=SUSPENDED, text=text)
@@ -199,6 +200,17 @@ def _running(job: Job) -> str:
         why += f", giving way costs it {attempt.cost_device_s:,.0f} device-seconds"
     together = f", {attempt.span.text}" if attempt.span else ""
     return f"attempt {attempt.number} is {job.state.value} on {where}{together}{why}"
+
+
+def _unheard(state: State, job: Job) -> str:
+    """Of which of its nodes nothing is heard, so that its state is that of before; "" when all are heard."""
+    attempt = job.current
+    parts = {} if attempt is None else attempt.parts
+    silent = [node for node, part in parts.items() if node in state.silent and not part.freed]
+    if not silent:
+        return ""
+    are = "is" if len(silent) == 1 else "are"
+    return f"; {', '.join(in_ranges(silent))} {are} silent, so what is known of it there is of before: it goes on when that is heard again, or given up"
 
 
 def _span(job: Job) -> Span | None:
