@@ -363,6 +363,8 @@ _ANYBODY = (
 )
 _UNREADABLE = "the headers of a message cannot be read"
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
+_SAID_NOTHING = ("TimeoutError", "nats: timeout")
+"""What is reported of a server that lets one connect and says nothing."""
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
 _OUTDATED = re.compile(r"expired|not yet valid", re.IGNORECASE)
 _MISNAMED = re.compile(r"mismatch", re.IGNORECASE)
@@ -387,6 +389,11 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         return (
             f"NATS at {shown} takes no connection of this team ({problems.last}): it has as many as it may, or it sent too "
             "much and is kept out for some minutes; your operator's `baton audit` says which, and `baton team let-in` ends it"
+        )
+    if problems.last in _SAID_NOTHING:
+        return (
+            f"no NATS server answered at {shown} within {wait_s:g} s, and nothing refused the connection: a server that is "
+            "there stands still, or is too slow: look at it, and at the way to it, or correct BATON_NATS_URL"
         )
     why = f" ({problems.last})" if problems.last else ""
     return (

@@ -1,4 +1,4 @@
-"""Tells who has said no time limit that the job got one: of its class or its team's queue, or it would be stopped unforeseen."""
+"""Tells who has said no time limit that the job got one, of its class or its team's queue."""
 
 import asyncio
 import contextlib
@@ -31,6 +31,6 @@ async def tell(baton: Baton, jobs: Sequence[tuple[str, str]]) -> None:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         has = "has" if len(names) == 1 else "have"
         hint(
-            f"{', '.join(names[:_NAMED])}{more} {has} a time limit of {duration(limit_s)}, by class or queue, as none was said: "
-            "to set another, use --time, or time_limit_s in a file"
+            f"{', '.join(names[:_NAMED])}{more} {has} a time limit of {duration(limit_s)}, by class or queue, as none was "
+            "said: to set another, use --time, or time_limit_s in a file"
         )

@@ -112,9 +112,9 @@ async def follow(
     An event is told live a moment before history can be asked for it. So at the start and after an interruption the
     first live event is held until history has it, and with it all that came before; from there on they come in order.
 
-    Raises what `ask` raises the first time, unless it is `patient` and there is no answer; later on a silent history only delays what was missed, and who was cut off for
-    good (a credential that was revoked, or ended) hears of it within `quiet_s`. A history that answers but lacks its store
-    (Failed) does not keep live events from being told.
+    Raises what `ask` raises the first time; later on, and from the first time on where it is `patient`, a silent history only
+    delays what was missed, and who was cut off for good (a credential that was revoked, or ended) hears of it within `quiet_s`.
+    A history that answers but lacks its store (Failed) does not keep live events from being told.
     """
     past = _Past(ask, after_us, on_lost or _log_lost, seen)
     with contextlib.suppress(Failed, *((Unreachable,) if patient else ())):

@@ -29,8 +29,10 @@ class _Unknown(Exception):
 async def events_of(
     live: following.Live, job_id: str, page_of: EventPage, known: KnownJob, *, exists: bool = False
 ) -> AsyncGenerator[JobEvent, None]:
-    """From the first to the terminal one, each once. `exists`: the job is known. Raises NotFound when nobody has heard of the job for 10 s, in which
-    history has answered each question: one that was away, or lacked its store, has the past to read first."""
+    """From the first to the terminal one, each once. Of a job that `exists` for certain a silent history is waited for.
+
+    Raises NotFound when nobody has heard of the job for 10 s, in which history has answered each question: one that was away,
+    or lacked its store, has the past to read first."""
     heard, unknown_since = asyncio.Event(), inf
 
     async def ask_history(after_us: int | None, limit: int, seen: Mapping[str, int]) -> EventList:

@@ -68,6 +68,14 @@ async def test_a_server_that_our_credential_does_not_reach_in_time_has_not_refus
             await connect(wire.url, name="test", wait_s=4)
 
 
+async def test_a_server_that_is_frozen_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    """Seen: "start one (`baton up`...)", with a TimeoutError in brackets."""
+    with ServerInBackground(NATS, tmp_path) as server, server.frozen(), pytest.raises(BusUnavailable) as silent:
+        await connect(server.url, name="test", wait_s=3)
+    assert "there stands still" in str(silent.value)
+    assert "start one" not in str(silent.value)
+
+
 async def test_a_server_that_comes_later_is_waited_for(tmp_path: Path) -> None:
     with ServerInBackground(NATS, tmp_path) as server:
         url = server.url

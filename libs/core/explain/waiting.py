@@ -210,7 +210,8 @@ def _unheard(state: State, job: Job) -> str:
     if not silent:
         return ""
     are = "is" if len(silent) == 1 else "are"
-    return f"; {', '.join(in_ranges(silent))} {are} silent, so what is known of it there is of before: it goes on when that is heard again, or given up"
+    known = "so what is known of it there is of before: it goes on when that is heard again, or given up"
+    return f"; {', '.join(in_ranges(silent))} {are} silent, {known}"
 
 
 def _span(job: Job) -> Span | None:
