@@ -83,6 +83,19 @@ def test_of_a_job_on_a_silent_node_its_explanation_says_so() -> None:
     assert "silent" not in told()
 
 
+def test_of_a_job_that_waits_for_what_a_silent_node_has_its_explanation_says_so() -> None:
+    """Seen: it was told to ask for another type, and nothing of the node that has what it asks for."""
+    world = World(node("a", 2), node("b", 2), node("c", 2, model="A100"))
+    for name in ("b", "c"):
+        world.send(silent(name))
+    state, gang = world.decider.state, world.submit(leased("gang", 300, devices=4, types=("H100",)))
+    assert explain(state, state.jobs[gang], Reasons(state)).text.endswith(
+        "; b is silent, and has devices that it could use"
+    )
+    world.send(inbox.NodeHeardAgain(node="b", incarnation=1))
+    assert world.state_of(gang) == "granted"
+
+
 def test_what_was_said_of_a_silence_is_decided_late_and_together() -> None:
     """The checker took the ledger's time for the silence's: it missed that the lease had ended (the simulation, seed 2213)."""
     world = World(node("a", 2))
