@@ -167,6 +167,7 @@ async def test_its_output_is_shown_also_by_a_history_whose_store_is_away_at_firs
     fakes.unread = 0
     result = await waiting
     assert (result.code, result.out) == (5, "one\n"), result.err
+    assert result.err.count("it is asked again until there is an answer") == 1, "who waits is told for whom"
 
 
 async def test_the_output_of_all_attempts_is_shown_also_of_those_that_end_at_once(
