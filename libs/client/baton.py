@@ -53,6 +53,7 @@ _REMEMBERED = 10_000
 _JUST_NOW_S = 0.05
 _RESTARTS_S = 3.0
 """So long history may be away before who waits for a job is told so: one that is started anew is there sooner."""
+_QUERIES_S = 1.0
 _BULK = 500
 _AT_ONCE = 256
 """So many submits of a client wait for their answers at once, the others for these. With ten thousand, each of which asks
@@ -115,6 +116,7 @@ class Baton(PoolQuestions):
         """Jobs that we have submitted: whoever waits for one knows that there is one."""
         self._submitted = ("", float("-inf"))
         self._submitting = asyncio.Semaphore(_AT_ONCE)
+        self._asking_queries = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -168,6 +170,7 @@ class Baton(PoolQuestions):
     ) -> None:
         """Stores the request, and waits until it is admitted. Raises as `submit`."""
         spec, key = body.job, body.client_key
+        pool = spec.pool or self.place.pool
         async with (
             following.Live(self._subscriptions, self.team, submitted.job_id, confirmed=False) as live,
             Verdict(self._subscriptions, body, self.team, submitted.job_id) as verdict,
@@ -182,13 +185,16 @@ class Baton(PoolQuestions):
                 verdict.about(again)
                 await deliver(self.nats, [again], give_up_s=give_up_s)
             try:
-                await verdict.reached(lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
+                await verdict.reached(
+                    lambda: self.get(submitted.job_id),
+                    lambda: self._waits_or_runs(submitted, pool),
+                    repeated=repeated,
+                    timeout_s=answer_s,
+                )
             except TimedOut:
-                pool = spec.pool or self.place.pool
-                if key not in self._new_keys or not await self._waits_or_runs(submitted.job_id, pool):
-                    if busy := await self._busy(pool):
-                        raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
-                    raise
+                if busy := await self._busy(pool):
+                    raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
+                raise
         self._submitted = submitted.job_id, time.monotonic()
         _remember(self._admitted, submitted.job_id, None)
         if live.ended.done():
@@ -200,12 +206,17 @@ class Baton(PoolQuestions):
         _remember(self._new_keys, key, None)
         return key
 
-    async def _waits_or_runs(self, job_id: str, pool: str) -> bool:
-        """Whether the pool has a job of that id: of a new key it is the one that was submitted. For when history is away."""
-        try:
-            await ask(self.nats, "job.explain", self.place, valid(ExplainQuery, job_id=job_id), pool=pool)
-        except ClientError:
+    async def _waits_or_runs(self, submitted: Submitted, pool: str) -> bool:
+        """Whether the pool has the job, as queries says; asked for new keys only, by one submit at a time. Under another key an
+        older job may run, with another body."""
+        if submitted.client_key not in self._new_keys:
             return False
+        query = ExplainQuery(job_id=submitted.job_id)
+        async with self._asking_queries:
+            try:
+                await ask(self.nats, "job.explain", self.place, query, pool=pool, timeout_s=_QUERIES_S)
+            except ClientError:
+                return False
         return True
 
     async def _busy(self, pool: str) -> str:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from libs.bus.cancel import cancel
 from libs.bus.messages import Outgoing
 from libs.client.errors import Busy, ClientError, Conflict, Failed, Rejected, TimedOut, Unreachable
 from libs.client.event_subscriptions import EventSubscriptions, ReceivedEvent
@@ -17,6 +18,8 @@ from schemas.queries import JobDocument
 from schemas.requests import SubmitJob
 
 _ASK_AGAIN_S = 0.5
+_SILENT_S = 1.0
+"""History is asked so long before somebody else is asked as well."""
 _KEY_FIELD = "client_key"
 _FILLED_IN: Final[dict[str, Any]] = {
     "limits": True,
@@ -27,6 +30,7 @@ _FILLED_IN: Final[dict[str, Any]] = {
 _UNDECIDED = "history answers, and has nothing of it: admission or placement is away, or has much to do"
 
 Get = Callable[[], Awaitable[JobDocument]]
+Known = Callable[[], Awaitable[bool]]
 
 
 class Verdict:
@@ -57,11 +61,12 @@ class Verdict:
             return document.spec_hash in self._submit.spec_hashes()
         return _alike(document.spec, self._submit.job)
 
-    async def reached(self, get: Get, *, repeated: bool, timeout_s: float) -> None:
+    async def reached(self, get: Get, known: Known, *, repeated: bool, timeout_s: float) -> None:
         """Returns when the job is admitted.
 
         Args:
             get: asks history for the job of that id; one that was submitted with another body is not ours.
+            known: asked while history is silent: whether the job is known to be admitted all the same.
             repeated: the broker had the message already, so no new event will come: ask history at once.
 
         Raises Rejected, Conflict, Busy, or TimedOut.
@@ -77,14 +82,24 @@ class Verdict:
                 self._raise_if_rejected(self._said.result())
                 return
             unheard = None
+            asked = asyncio.ensure_future(get())
             try:
-                document = await get()
+                while not await self._answered(asked):
+                    if await known():
+                        return
+                if self._said.done():
+                    continue
+                document = asked.result()
                 if self.names(document):
                     _raise_if_ended_rejected(document)
                     return
                 other = document
             except ClientError as e:  # not projected yet, or history is down: the event may still come
                 unheard = e
+                if isinstance(e, Unreachable) and await known():
+                    return
+            finally:
+                await cancel(asked)
             if loop.time() > deadline:
                 break
             pause = _ASK_AGAIN_S
@@ -95,6 +110,11 @@ class Verdict:
             f"{unheard.what}: history is who tells it" if isinstance(unheard, Unreachable | Failed) else _UNDECIDED,
             "follow it with `baton wait`",
         )
+
+    async def _answered(self, asked: asyncio.Future[JobDocument]) -> bool:
+        """Whether history, or admission, says something before it seems to be silent."""
+        said, _ = await asyncio.wait({asked, self._said}, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+        return bool(said)
 
     def _raise_if_rejected(self, rejected: JobRejected | None) -> None:
         if rejected is None:
