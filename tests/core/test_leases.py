@@ -76,9 +76,7 @@ def test_of_a_job_on_a_silent_node_its_explanation_says_so() -> None:
 
     assert "silent" not in told()
     world.send(silent("b"))
-    assert told().endswith(
-        "; b is silent, so what is known of it there is of before: it goes on when that is heard again, or given up"
-    )
+    assert told().endswith("; b is silent: what is known of the job there is old, until the node is heard or given up")
     world.send(inbox.NodeHeardAgain(node="b", incarnation=1))
     assert "silent" not in told()
 

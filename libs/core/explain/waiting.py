@@ -228,9 +228,9 @@ def _unheard(state: State, job: Job) -> str:
     silent = [node for node, part in parts.items() if node in state.silent and not part.freed]
     if not silent:
         return ""
-    are = "is" if len(silent) == 1 else "are"
-    known = "so what is known of it there is of before: it goes on when that is heard again, or given up"
-    return f"; {', '.join(in_ranges(silent))} {are} silent, {known}"
+    one = len(silent) == 1
+    are, nodes = ("is", "the node is") if one else ("are", "the nodes are")
+    return f"; {', '.join(in_ranges(silent))} {are} silent: what is known of the job there is old, until {nodes} heard or given up"
 
 
 def _span(job: Job) -> Span | None:
