@@ -230,7 +230,8 @@ def _unheard(state: State, job: Job) -> str:
         return ""
     one = len(silent) == 1
     are, nodes = ("is", "the node is") if one else ("are", "the nodes are")
-    return f"; {', '.join(in_ranges(silent))} {are} silent: what is known of the job there is old, until {nodes} heard or given up"
+    what = f"what is known of the job there is old, until {nodes} heard or given up"
+    return f"; {', '.join(in_ranges(silent))} {are} silent: {what}"
 
 
 def _span(job: Job) -> Span | None:
