@@ -113,8 +113,8 @@ class Verdict:
 
     async def _answered(self, asked: asyncio.Future[JobDocument]) -> bool:
         """Whether history, or admission, says something before it seems to be silent."""
-        said, _ = await asyncio.wait({asked, self._said}, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED)
-        return bool(said)
+        either: set[asyncio.Future[Any]] = {asked, self._said}
+        return bool((await asyncio.wait(either, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED))[0])
 
     def _raise_if_rejected(self, rejected: JobRejected | None) -> None:
         if rejected is None:
