@@ -16,6 +16,8 @@
   it: a queue group's messages are lost there until the broker gives it up, after minutes).
 - A connection that is gone is told by OSError under uvloop, too (default: RuntimeError, by which the client stops half-way).
 - Who closes a connection is not cancelled with a reconnect that has just begun (default: both wait for one future).
+- A PONG that nobody waits for any more is passed over (default: reading ends with it, once a PING was given up: a server that
+  stood still for a few seconds is not heard for another 20 to 30 s).
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
 """
@@ -133,6 +135,12 @@ class BusConnection(Client):
             await self._error_cb(nats.errors.Error(_UNREADABLE))
             return None
         return found
+
+    async def _process_pong(self) -> None:
+        """nats-py's own, which raises where who sent the PING was cancelled, or has given up, and so ends reading."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
