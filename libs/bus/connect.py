@@ -18,6 +18,9 @@
 - Who closes a connection is not cancelled with a reconnect that has just begun (default: both wait for one future).
 - A PONG that nobody waits for any more is passed over (default: reading ends with it, once a PING was given up: a server that
   stood still for a few seconds is not heard for another 20 to 30 s).
+- A connection whose TLS has failed can be closed (default: whoever closes it waits for ever).
+- A broker is checked by the authority that the file has at each connection (default: for ever by that of the first one, so
+  that who runs when another authority follows can only be started again).
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
   FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
 """
@@ -26,9 +29,11 @@ import asyncio
 import logging
 import os
 import re
+import ssl
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,6 +44,7 @@ from nats.protocol.command import hpub_cmd
 
 from libs.bus import wire
 from libs.bus.creds import Address, BadCredential, at, speaker
+from libs.bus.endings import of_credential
 from libs.bus.headers import encoded
 from libs.bus.metrics import ERRORS
 from libs.bus.pulls import JetStream
@@ -89,9 +95,18 @@ class _Transport(TcpTransport):
         with suppress(RuntimeError):
             super().writelines(payload)
 
+    _begins_tls = False
+
+    async def connect_tls(self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int) -> None:
+        self._begins_tls = True
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        self._begins_tls = False
+
     async def wait_closed(self) -> None:
-        """Each by itself: a reconnect that is cancelled while it waits would cancel whoever closes the connection."""
-        await asyncio.shield(super().wait_closed())
+        """Each by itself: a reconnect that is cancelled while it waits would cancel whoever closes the connection. Where TLS
+        has failed nothing is waited for: it took the connection over, and nobody tells the plain stream of its end."""
+        if not self._begins_tls:
+            await asyncio.shield(super().wait_closed())
 
 
 class BusConnection(Client):
@@ -104,6 +119,8 @@ class BusConnection(Client):
     """In which it was connected."""
     secret = ""
     """Of its credential: see `libs.bus.ids`."""
+    authority: Path | None = None
+    """The file of the authority that the broker is known by."""
 
     def _connect_command(self) -> bytes:
         """nats-py's own, which would be said in clear to whoever says that there is no encryption: it has a signature, by which
@@ -223,6 +240,9 @@ class BusConnection(Client):
             if task is not None:
                 task.cancel()
         self._ps.reset()
+        if self.authority is not None:
+            with suppress(BadAddress):  # it is written just now: the one of before
+                self.options["tls"] = wire.context(self.authority)
         await super()._connect_to_server(server)
         if type(self._transport) is TcpTransport:
             made = _Transport()
@@ -235,8 +255,9 @@ class BusConnection(Client):
         self._abort()
 
     def _abort(self) -> None:
-        """What the transport has is not sent any more: its end would wait until the peer has taken it."""
-        writer = getattr(self._transport, "_io_writer", None)
+        """What the transport has is not sent any more: its end would wait until the peer has taken it. The plain connection
+        below TLS is ended: asyncio's TLS raises AttributeError where it was closed twice (seen: Python 3.11.2)."""
+        writer = getattr(self._transport, "_bare_io_writer", None)
         if writer is not None:
             writer.transport.abort()
 
@@ -289,6 +310,7 @@ async def connect(
             inbox_prefix = service_inbox(speaker(where.creds))
     if inbox_prefix is not None:
         options["inbox_prefix"] = inbox_prefix
+    connection.authority = where.authority if where.encrypted else None
     attempt = asyncio.create_task(connection.connect(**options))
     refused = asyncio.create_task(problems.refused.wait())
     try:
@@ -369,6 +391,7 @@ _ANYBODY = (
     "NATS at {} {} may write the ledger. Give it accounts (`baton credentials` prints them, and makes what BATON_NATS_CREDS "
     "names: see docs/security.md), or say that this is meant: `baton up` with --insecure, or BATON_INSECURE=1"
 )
+_RENEWING = "`baton team rotate` makes it; of a node `baton node rotate`, of a service `baton credentials --rotate`"
 _UNREADABLE = "the headers of a message cannot be read"
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _SAID_NOTHING = ("TimeoutError", "nats: timeout")
@@ -387,7 +410,7 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         fix = (
             "check user and password in the URL, or set BATON_NATS_CREDS"
             if where.creds is None
-            else "it may have been revoked or rotated; ask your operator for a new one (`baton team rotate`)"
+            else f"{_void(where.creds)}; ask your operator for the new file ({_RENEWING})"
         )
         return f"NATS at {shown} refused the credential ({problems.last}): {fix}"
     if _UNTRUSTED.search(problems.last):
@@ -410,6 +433,13 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
     )
 
 
+def _void(creds: Path | str) -> str:
+    with suppress(BadCredential):
+        if (term := of_credential(creds)) is not None and term.ends_s <= (now_s := time.time()):
+            return f"it {term.told(now_s)}"
+    return "it may have been revoked or rotated"
+
+
 def _trusted(where: Address, why: str) -> str:
     """What to do so that the broker's certificate is believed."""
     if not where.encrypted:
@@ -430,7 +460,7 @@ def _on_closed(connection: BusConnection, die_on_close: bool) -> Any:
     async def closed() -> None:
         if connection.closing:
             return
-        logger.critical("the NATS connection was closed for good")
+        logger.critical("the NATS connection was closed for good: %s", connection.last_error or "nobody says why")
         if die_on_close:
             os._exit(EXIT_CONNECTION_LOST)
 

@@ -83,6 +83,11 @@ def at(address: "Address | str") -> Address:
 
 def speaker(creds: Path | str) -> str:
     """Whose credential it is: `<team>`, `<team>.<user>`, `operator`, ... Raises BadCredential."""
+    return str(claim(creds)["name"])
+
+
+def claim(creds: Path | str) -> dict[str, Any]:
+    """What a credential says of its holder, unchecked: the broker checks it. Raises BadCredential."""
     text = _read(creds)
     shown = "the credential" if isinstance(creds, str) else f"{creds}"
     lines = text.splitlines()
@@ -90,7 +95,8 @@ def speaker(creds: Path | str) -> str:
         if not lines[lines.index(_SEED) + 1].startswith("SU"):
             raise ValueError("no seed")
         _, body, _ = lines[lines.index(_CLAIM) + 1].split(".")
-        return str(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["name"])
+        said = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return {**said, "name": str(said["name"])}
     except (ValueError, LookupError, TypeError):
         raise BadCredential(
             f"{shown} is no NATS credential, which has the claim of a user and a seed: set BATON_NATS_CREDS to the .creds file "

@@ -1,15 +1,27 @@
-"""`baton status`: the pool at a glance, and what the asker may see of its jobs."""
+"""`baton status`: the pool at a glance, and what the asker may see of its jobs; to operators also which certificate
+ends soon."""
 
+import time
+
+from libs.bus.endings import Shown, look
 from libs.cli import units
 from libs.cli.options import Output, Pool, Team, Url
-from libs.cli.output import Format, document, fields
+from libs.cli.output import Format, document, fields, hint
 from libs.cli.session import run
+from libs.client import Baton
 from schemas.pool_status import PoolStatus, Quantiles
+from schemas.subjects import OPERATOR
 
 
 def command(pool: Pool = None, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """What the pool has, what of it your team's jobs hold and wait for; the operator sees all of it."""
-    status = run(lambda baton: baton.status(), team, url, pool=pool)
+
+    async def work(baton: Baton) -> tuple[PoolStatus, Shown | None]:
+        return await baton.status(), await look(baton.place.address) if baton.team == OPERATOR else None
+
+    status, shown = run(work, team, url, pool=pool)
+    if shown is not None:
+        _tell_endings(shown)
     if output in (Format.JSON, Format.YAML):
         document(status, output)
         return
@@ -35,6 +47,20 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
             ("ledger", f"sequence {status.ledger_seq}" + (f", inbox {status.inbox_seq}" if not status.team else "")),
         ]
     )
+
+
+def _tell_endings(shown: Shown) -> None:
+    now_s = time.time()
+    for server, term in shown.servers.items():
+        if term.soon(now_s):
+            hint(
+                f"the certificate of the broker {server} {term.told(now_s)}: run `baton credentials --renew` with the options "
+                "of before where the keys are, and let the broker reload (docs/security.md, The wire)"
+            )
+    if shown.authority is not None and shown.authority.soon(now_s):
+        hint(
+            f"the authority of the broker's certificate {shown.authority.told(now_s)}: docs/security.md, A new authority"
+        )
 
 
 def _quarantined(status: PoolStatus) -> str:

@@ -1,8 +1,9 @@
 """`baton team add|rotate|revoke|let-in|list|push`: the credentials of teams and users, changed at run time; `export`: a
 team's data; `suspend|resume`: whether it may work."""
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,7 +69,7 @@ _COLUMNS = [
     Column("CREDENTIAL", lambda row: row["credential"]),
     Column("FILE", lambda row: row["file"]),
     Column("PERSON", lambda row: row["person"]),
-    Column("ENDS", lambda row: row["ends"]),
+    Column("ENDS", lambda row: row["ends"] + (" (soon)" if row["ends_soon"] else "")),
     Column("SUSPENDED", lambda row: row["suspended"]),
     Column("KEPT OUT", lambda row: row["kept_out"]),
 ]
@@ -236,20 +237,21 @@ def list_(
         return show(mine.users, _OWN, output, header=not no_header)
     ring, paused = ring_of(folder), _suspended(url)
     out = ring.keys().kept_out
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "team": team,
             "credential": name,
             "file": str(ring.creds / f"{name}.creds") if name else "",
             "person": People(ring.folder).of(team).get(name.partition(".")[2], ""),
-            "ends": units.moment(ends[name] * 1_000_000) if name in ends else "",
+            "ends": units.moment(int(ends[name].ends_s * 1e6)) if name in ends else "",
+            "ends_soon": name in ends and ends[name].soon(time.time()),
         }
         for team in ring.teams
         for ends in [ring.ends(team)]
         for name in ring.users(team) or [""]
     ]
     rows += [
-        {"team": team, "credential": "", "file": "", "person": "", "ends": ""}
+        {"team": team, "credential": "", "file": "", "person": "", "ends": "", "ends_soon": False}
         for team in paused
         if team not in ring.teams
     ]

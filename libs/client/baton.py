@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from nats.aio.client import Client
 
 from libs.bus.connect import Address, BadAddress, BusUnavailable
 from libs.bus.connect import connect as connect_bus
+from libs.bus.endings import notice
 from libs.bus.messages import Outgoing
 from libs.client import following, listing, logs, secrets
 from libs.client.asking import ask
@@ -47,6 +49,8 @@ from schemas.queries import (
 )
 from schemas.requests import SubmitJob
 from schemas.secrets import SecretInfo, SecretRekeyed
+
+log = logging.getLogger("baton.client")
 
 _ASK_AGAIN_S = 0.02
 _REMEMBERED = 10_000
@@ -80,7 +84,8 @@ async def connect(
     operator: bool = False,
     wait_s: float = 5.0,
 ) -> "Baton":
-    """A client of the Baton that arguments, environment or this machine's instance name (see `libs.client.where`).
+    """A client of the Baton that arguments, environment or this machine's instance name (see `libs.client.where`). Logs a
+    warning when its credential ends soon.
 
     Raises:
         Unreachable: nobody answers there within `wait_s`, or the credential is refused.
@@ -95,6 +100,8 @@ async def connect(
         raise Unreachable("Baton cannot be reached", str(e)) from None
     except BadAddress as e:
         raise Invalid("the address of NATS is not valid", str(e)) from None
+    if text := notice(place.address.creds, time.time()):
+        log.warning("%s", text)
     return Baton(nats, place)
 
 

@@ -8,11 +8,10 @@ can be decided then, and no input may be lost for it.
 """
 
 import logging
-import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from libs.core.state.decided import DecisionFault
+from libs.core.state.decided import DecisionFault, stack_of
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.tail import Stored
 from schemas.ledger import InputRejected, LedgerEvent
@@ -21,7 +20,6 @@ log = logging.getLogger("baton.ledger")
 
 _TRIES = 20
 """Failed decisions in a row; halving a batch of 1,000 takes ten."""
-_STACK_CHARACTERS = 8_000
 
 
 class PoisonInputs:
@@ -52,7 +50,7 @@ class PoisonInputs:
         if seq in self._stacks or self._in_a_row > _TRIES:
             raise error
         if seq:
-            self._stacks[seq] = "".join(traceback.format_exception(error))[-_STACK_CHARACTERS:]
+            self._stacks[seq] = stack_of(error)
         return seq is None
 
     def rejected(

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
+from libs.bus.endings import GoodFor
 from libs.bus.wire import CA_FILE
 from libs.embedded.records import open_lock, write_private
 from libs.walls import claims, keys_of
@@ -88,10 +89,14 @@ class Keyring:
         """Who of `team` has a credential: itself, and `<team>.<user>`. Raises NoCredential when there is no such team."""
         return sorted(keys_of.team(self.keys(), team).users)
 
-    def ends(self, team: str) -> dict[str, int]:
-        """The credentials of `team` that end by themselves, and when, s since 1970. Raises NoCredential for no such team."""
+    def ends(self, team: str) -> dict[str, GoodFor]:
+        """The credentials of `team` that end by themselves, and when. Raises NoCredential for no such team."""
         owner = keys_of.team(self.keys(), team)
-        return {name: at_s for name in sorted(owner.users) if (at_s := owner.ends_s(name)) is not None}
+        return {
+            name: GoodFor(at_s - owner.lasts[name], at_s)
+            for name in sorted(owner.users)
+            if (at_s := owner.ends_s(name)) is not None
+        }
 
     # -------------------------------------------------------------------------------------------------------- credentials
 

@@ -6,7 +6,8 @@
 
 The authority is good for ten years, a broker's certificate for 397 days. Each run of `baton credentials` (compose: each start)
 makes a new one when fewer than 60 days are left or the names have changed, or at once with `--renew`; clients go on, since the
-authority stays. A server reads it when it starts or is told to reload.
+authority stays. A server reads it when it starts or is told to reload. Where `creds/ca.pem` was removed it makes that anew, for
+another ten years, and clients go on likewise.
 """
 
 import json
@@ -65,15 +66,19 @@ class Wire:
         return datetime.fromtimestamp(held["ends_s"], UTC)
 
     def _authority(self) -> bytes:
-        path = self._folder / "ca.key"
-        if not path.is_file():
-            seed, now = secrets.token_bytes(SEED_BYTES), int(self._now())
+        """Its secret. Its certificate is made where it is missing: of the same key, so that who has an older one goes on."""
+        path, known = self._folder / "ca.key", self._creds / CA_FILE
+        begun = path.is_file()
+        seed = bytes.fromhex(path.read_text()) if begun else secrets.token_bytes(SEED_BYTES)
+        if not (begun and known.is_file()):
+            now = int(self._now())
             valid = Validity(now - _EARLIER_S, now + _AUTHORITY_DAYS * _DAY_S)
             made = certificates.authority(seed, _NAME, valid, secrets.token_bytes(SERIAL_BYTES))
             self._creds.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self._creds / CA_FILE).write_text(made)
+            known.write_text(made)
+        if not begun:
             write_private(path, seed.hex())
-        return bytes.fromhex(path.read_text())
+        return seed
 
     def _hand_out(self) -> None:
         """The authority's certificate into every folder of credentials: each may be given away alone."""

@@ -25,7 +25,7 @@ from schemas.catalog import BY_TYPE
 from schemas.queries import LogPiece, NodeLogQuery
 from services.agent import tree
 from services.agent.agent import Agent
-from services.agent.gangports import most_each
+from services.agent.gangports import local_ports, most_each
 from services.agent.jobwalls import JobWalls, asked
 from services.agent.keeper import find
 from services.agent.keeper.client import KeeperClient
@@ -41,7 +41,6 @@ from services.agent.reports import Reports, check_registration
 from services.agent.reserved import reserve
 from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
-from services.agent.shared import local_ports
 from services.agent.state import AgentState, folder_in, group_name
 from services.agent.takeover import Predecessor, look, sweep
 from services.agent.timers import Timers

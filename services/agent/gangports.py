@@ -138,12 +138,21 @@ def most_each() -> int:
 def given_out() -> bool:
     """Whether the machine assigns gang ports to outgoing connections or to listeners on any port."""
     try:
-        first, last = map(int, proc.read_text("/proc/sys/net/ipv4/ip_local_port_range").split())
         kept = proc.read_text("/proc/sys/net/ipv4/ip_local_reserved_ports").strip()
         spans = [tuple(map(int, (span.split("-") * 2)[:2])) for span in kept.split(",") if span]
     except (OSError, ValueError):
         return False
-    given = set(range(max(first, GANG_PORTS.start), min(last + 1, GANG_PORTS.stop)))
+    given = set(local_ports()) & set(GANG_PORTS)
     for begin, end in spans:
         given.difference_update(range(begin, end + 1))
     return bool(given)
+
+
+@cache
+def local_ports() -> range:
+    """The range of ephemeral ports, shared by all processes of the machine."""
+    try:
+        first, last = map(int, proc.read_text("/proc/sys/net/ipv4/ip_local_port_range").split())
+    except (OSError, ValueError):
+        first, last = 32_768, 60_999
+    return range(first, last + 1)

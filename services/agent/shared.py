@@ -18,7 +18,7 @@ from functools import cache
 import psutil
 
 from services.agent import neighbours
-from services.agent.gangports import GangPorts, PortsHad, given_out
+from services.agent.gangports import GangPorts, PortsHad, given_out, local_ports
 from services.agent.keeper import proc
 from services.agent.limits import SHARE, mib
 from services.agent.netlinks import MOST as MOST_NETLINKS
@@ -235,16 +235,6 @@ def _largest(counts: Mapping[SharedUse, int], taken: int, there_are: int, crowde
 
 
 # --------------------------------------------------------------------------------------------- what the machine has
-
-
-@cache
-def local_ports() -> range:
-    """The range of ephemeral ports, shared by all processes of the machine."""
-    try:
-        first, last = map(int, proc.read_text("/proc/sys/net/ipv4/ip_local_port_range").split())
-    except (OSError, ValueError):
-        first, last = 32_768, 60_999
-    return range(first, last + 1)
 
 
 def open_files_of_machine() -> int:

@@ -118,7 +118,7 @@ def variables(
         )
     per_node = part.spec.launch is Launch.PER_NODE
     rank = slot.rank
-    out = {"PATH": search_path, "HOME": paths.home, "LANG": "C.UTF-8", "TMPDIR": paths.home, **_login(part.team)}
+    out = {"PATH": search_path, "HOME": paths.home, "TMPDIR": paths.home, **_login(part.team), **_locale(part.spec.env)}
     out |= {**part.spec.env, **device}
     out |= {
         "MASTER_ADDR": addresses[part.nodes[0]],
@@ -154,6 +154,13 @@ def _login(team: str) -> dict[str, str]:
     """Variables for what programs otherwise look up in the machine's list of users, e.g. each start of `bash` (1 ms of
     its 3). The user of a team's jobs is in no such list."""
     return {"SHELL": "/bin/sh", "USER": team, "LOGNAME": team}
+
+
+def _locale(said: Mapping[str, str]) -> dict[str, str]:
+    """UTF-8, and all else as in the C locale, unless the job says its own. `LANG` would mean the same, as C.UTF-8 differs from
+    C in nothing but LC_CTYPE; and with it a program that asks for its locale, as `bash` does, reads twelve files at its start
+    in place of one."""
+    return {} if said.keys() & {"LANG", "LC_ALL", "LC_CTYPE"} else {"LC_CTYPE": "C.UTF-8"}
 
 
 def _of_roles(part: DesiredPart, slot: RoleSlot, addresses: Mapping[str, str]) -> dict[str, str]:

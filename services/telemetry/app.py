@@ -19,6 +19,7 @@ from libs.core.projections.hot_state import HotState, Row
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
+from libs.service.certificates import Certificates
 from libs.service.connection import connected
 from libs.service.few_lines import few_lines
 from libs.service.fill import FillLevels
@@ -169,6 +170,8 @@ def make_app(settings: TelemetrySettings) -> AsgiFastStream:
             await telemetry.listen(nats)
             tasks.start("ledger figures", telemetry.follow(js))
             tasks.start("fill levels", FillLevels(js, settings.pool, registry).run())
+            if settings.bus.encrypted:
+                tasks.start("certificates", Certificates(settings.bus, registry).run())
             tasks.start("unanswered requests", Unanswered(js, settings.pool, registry).run())
             async with tasks.until_stopped():
                 yield

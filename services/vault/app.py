@@ -24,6 +24,7 @@ from libs.ledger.room import room_of
 from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
+from libs.service.few_lines import few_lines
 from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
 from schemas.ids import content_hash
@@ -48,6 +49,8 @@ from services.vault.settings import VaultSettings
 from services.vault.store import Contended, SecretStore, StoreFull, Superseded, TooMuch
 
 log = logging.getLogger("baton.vault")
+locked = few_lines("baton.vault.locked")
+"""Of secrets that no key of ours opens."""
 
 FOLLOWER = "vault"
 _TEAMS = 10_000
@@ -197,6 +200,7 @@ class Vault:
             found = store.open(holder.team, held, holder.names)
         except CannotOpen as e:
             self._given.labels("failed").inc()
+            locked.error("no job that needs it starts: %s", e)
             raise AskAgain(str(e)) from None
         answer = ForNode(
             pool=self.settings.pool,

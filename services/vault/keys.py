@@ -11,6 +11,7 @@ file and a copy of the broker's disk has all secrets; without the file nobody ha
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import stat
@@ -25,6 +26,8 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from libs.bus.boxes import KEY_BYTES, BoxKey, CannotOpen, decoded, encoded
+
+log = logging.getLogger("baton.vault")
 
 _NONCE_BYTES = 24
 _VERSION = 1
@@ -81,6 +84,7 @@ class KeyFile:
                 with self._locked():
                     if not path.exists():
                         self._write([secrets.token_bytes(KEY_BYTES)])
+                        log.warning("a master key was made, %s: back it up, without it no secret can be opened", path)
         except OSError as e:
             raise BadKeys(f"{path} cannot be made: {e.strerror}; BATON_VAULT_KEYS names another file") from e
         self.refresh()
@@ -110,7 +114,8 @@ class KeyFile:
             raise BadKeys(f"{self.path} cannot be read: {e.strerror}; put it back from its backup") from e
         except (ValueError, KeyError, TypeError) as e:  # never its content
             raise BadKeys(
-                f"{self.path} holds no master keys ({type(e).__name__}): put it back from its backup"
+                f"{self.path} holds no master keys ({type(e).__name__}): put it back from its backup, or BATON_VAULT_KEYS "
+                "names another file"
             ) from None
 
     @contextmanager

@@ -1,5 +1,8 @@
 """What a job's processes see: nothing of the agent's own environment, exactly its devices, and where its gang meets."""
 
+import subprocess
+import sys
+
 import pytest
 
 from libs.adapters.devices.simulated import SimulatedLayer
@@ -56,6 +59,23 @@ def test_who_a_job_is_and_its_shell_need_no_list_of_users():
     got = of(part(spec("pass", env={"SHELL": "/bin/bash"}), team="lab-a"))
     assert [got[name] for name in ("USER", "LOGNAME", "SHELL")] == ["lab-a", "lab-a", "/bin/bash"]
     assert of(part(spec("pass")))["SHELL"] == "/bin/sh"
+
+
+@pytest.mark.parametrize("said", [{"LANG": "de_DE.UTF-8"}, {"LC_ALL": "C"}, {"LC_CTYPE": "en_US.UTF-8"}])
+def test_a_jobs_own_locale_is_the_only_one(said):
+    got = of(part(spec("pass", env=said)))
+    assert {name: value for name, value in got.items() if name == "LANG" or name.startswith("LC_")} == said
+
+
+def test_what_says_no_locale_has_utf8_as_python_and_bash_read_it():
+    got = of(part(spec("pass", env={"LC_TIME": "C"})))
+    assert (got["LC_CTYPE"], got["LC_TIME"]) == ("C.UTF-8", "C")
+    word = "ü€"
+    counted = subprocess.run(["/bin/bash", "-c", 'echo "${#1}"', "-", word], env=got, capture_output=True, check=True)
+    assert counted.stdout == b"2\n"
+    script = "import locale, sys; print(locale.getpreferredencoding(False), sys.getfilesystemencoding(), sys.argv[1])"
+    told = subprocess.run([sys.executable, "-c", script, word], env=got, capture_output=True, check=True)
+    assert told.stdout.decode().split() == ["UTF-8", "utf-8", word]
 
 
 def test_rendezvous_of_one_process_per_device():

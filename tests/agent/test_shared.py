@@ -17,7 +17,7 @@ import pytest
 
 from schemas.ids import FIRST_TEAM_UID
 from services.agent import gangports, neighbours, netlinks, shared, sockdiag
-from services.agent.gangports import GangPorts, PortsHad, given_out
+from services.agent.gangports import GangPorts, PortsHad, given_out, local_ports
 from services.agent.keeper import proc
 from services.agent.shared import SharedLook, SharedUse
 from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, end_what_is_left, held_ports, is_free
@@ -449,6 +449,10 @@ def test_who_holds_the_port_of_an_attempt_beside_it_is_noted(me: SharedUse) -> N
 def test_whether_the_machine_gives_ports_of_gangs_to_others(
     monkeypatch: pytest.MonkeyPatch, span: str, kept: str, given: bool
 ) -> None:
+    def forget() -> None:
+        given_out.cache_clear()
+        local_ports.cache_clear()
+
     said = {
         "ip_local_port_range": span,
         "ip_local_reserved_ports": kept,
@@ -458,9 +462,9 @@ def test_whether_the_machine_gives_ports_of_gangs_to_others(
     monkeypatch.setattr(proc, "read_text", lambda path: said[Path(path).name] + "\n")
     monkeypatch.setattr(shared, "open_files_of_machine", lambda: sys.maxsize)
     for asked in (given_out, lambda: bool(shared.lacking())):
-        given_out.cache_clear()
+        forget()
         assert asked() is given
-    given_out.cache_clear()
+    forget()
 
 
 TAKES_ALL = """

@@ -48,6 +48,7 @@ def test_every_container_is_confined(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert not {"privileged", "cap_add", "pid", "ipc", "devices"} & service.keys()
+    assert {"max-size", "max-file"} <= service["logging"]["options"].keys(), "seen: its log grew for ever"
     assert networks(name) or service["network_mode"] == "none", "no container is in the default network"
     assert "healthcheck" in service
     for port in service.get("ports", []):
@@ -55,6 +56,12 @@ def test_every_container_is_confined(name: str) -> None:
     for mount in filter(lambda mount: isinstance(mount, str), service.get("volumes", [])):
         assert "docker.sock" not in mount
         assert not mount.startswith("./") or mount.endswith(":ro"), f"{mount}: of this folder nothing is written"
+
+
+def test_an_agent_has_as_long_to_let_its_jobs_save_as_by_systemd() -> None:
+    """Seen: 30 s, and then it was killed, and its jobs with it."""
+    (limit,) = re.findall(r"^TimeoutStopSec=(\d+)min$", (ROOT / "deploy/systemd/baton-agent.service").read_text(), re.M)
+    assert SERVICES["agent"]["stop_grace_period"] == f"{limit}m"
 
 
 def test_the_image_runs_as_nobody_in_particular() -> None:

@@ -343,7 +343,7 @@ async def test_an_entry_in_anothers_place_does_not_open(
 
 
 async def test_two_processes_and_another_master_key(
-    nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path
+    nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(node("n1", 1))
     names = [f"s{n}" for n in range(12)]
@@ -373,14 +373,17 @@ async def test_two_processes_and_another_master_key(
         await refused(
             bench.for_node("n1", one), "failed", "put that file back from its backup, or set the secret again"
         )
+        assert "no job that needs it starts: secret s" in caplog.text, "an operator reads vault's log first"
         for name in names:
             await bench.set(team, name, b"set again")
         assert {value for _, value in (await bench.for_node("n1", one)).values()} == {b"set again"}
 
 
-def test_the_file_of_the_master_key(tmp_path: Path) -> None:
+def test_the_file_of_the_master_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "vault" / "keys.json"
     made = KeyFile(path)
+    assert f"a master key was made, {path}: back it up" in caplog.text, "so it is seen that it is not the one of before"
+    caplog.clear()
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert path.stat().st_mode & 0o777 == 0o600
     assert KeyFile(path).newest.id == made.newest.id, "a second process has the same"
@@ -397,9 +400,10 @@ def test_the_file_of_the_master_key(tmp_path: Path) -> None:
     os.chmod(path, 0o600)
     secret = json.loads(path.read_text())["keys"][0]
     path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
-    with pytest.raises(BadKeys) as error:
-        KeyFile(path)
+    with pytest.raises(BadKeys, match="BATON_VAULT_KEYS names another file") as error:
+        KeyFile(path)  # the broker's keys have the same name, in the state directory of who administers
     assert secret not in str(error.value)
+    assert not caplog.text
 
 
 async def test_who_judges_a_teams_jobs_knows_the_names_of_its_secrets(bench: Bench, team: str) -> None:

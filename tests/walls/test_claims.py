@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from libs.bus.creds import Address, BadCredential, speaker
+from libs.bus.endings import GoodFor
 from libs.embedded.records import write_private
 from libs.walls import accounts, broker_claims, claims, keyring, keys_of
 from libs.walls.accounts import CORE, SYSTEM
@@ -187,7 +188,7 @@ def test_a_credential_may_end_by_itself_and_rotating_gives_as_much_again(tmp_pat
     first = said(ring.team("blue.ana", lasts_s=60))
     assert first["exp"] == first["iat"] + 60
     assert "exp" not in said(ring.team("blue.ben")), "by default none ends"
-    assert ring.ends("blue") == {"blue.ana": first["exp"]}
+    assert ring.ends("blue") == {"blue.ana": GoodFor(first["iat"], first["exp"])}
     assert said(ring.team("blue.ana")) == first, "it is there already"
     now[0] = 1_030.0
     rotated = said(ring.rotate("blue.ana"))

@@ -9,24 +9,31 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
 
 from libs.bus.connect import Address, BusUnavailable, connect
+from libs.bus.endings import DAY_S
 from libs.client import NotFound
 from libs.client import connect as connect_client
 from libs.embedded.ports import PortLease, lease_port
 from libs.service.probe import ready
+from libs.walls.keyring import Keyring
+from libs.walls.wire import Wire
 from schemas.jobs import JobSpec, JobState
 from schemas.resources import Resources
 from tests.architecture.test_compose import ComposesRedis, composes_redis
+from tests.cli.test_command import baton
 from tests.kit.nats_process import nats_process
 from tests.kit.waiting import until
 
@@ -140,7 +147,7 @@ def keys(tmp_path: Path, composes_redis: ComposesRedis, mongo_url: str) -> Compo
 def broker(keys: Compose) -> Iterator[Compose]:
     """With compose's own nats.conf."""
     text = (ROOT / "deploy/nats.conf").read_text().replace("/data", "{folder}")
-    with nats_process(text, keys.home) as url:
+    with nats_process(f'{text}\npid_file: "{keys.home}/nats.pid"\n', keys.home) as url:
         keys.nats_port = int(url.rsplit(":", 1)[1])
         yield keys
 
@@ -194,3 +201,30 @@ async def test_a_job_runs_through_composes_services(compose: Compose) -> None:
         foreign = json.dumps(compose.environ[name])
         assert "keys.json" not in foreign
         assert compose.environ[name]["BATON_NATS_CREDS"].endswith(f"services/{name[:-2]}/nats.creds")
+    await tells_when_the_certificate_ends(compose)
+
+
+async def tells_when_the_certificate_ends(compose: Compose) -> None:
+    """Seen: nothing did, until nobody could connect any more."""
+    ring, server = Keyring(compose.home / "keys"), f"127.0.0.1:{compose.nats_port}"
+    operator = Address(f"tls://{server}", ring.operator())
+    assert "certificate" not in (await baton("status", url=operator)).err
+    telemetry = compose.environ["telemetry-0"]
+    page = Request(f"http://127.0.0.1:{telemetry['BATON_HTTP_PORT']}/metrics")
+    page.add_header("Authorization", f"Bearer {telemetry['BATON_HTTP_TOKEN']}")
+    metrics = (await asyncio.to_thread(lambda: urlopen(page).read())).decode()
+    for name, days in ((server, 397), ("authority", 3650)):
+        (ends,) = re.findall(rf'^baton_certificate_end_timestamp_seconds{{of="{name}"}} (.+)$', metrics, re.MULTILINE)
+        assert float(ends) == pytest.approx(time.time() + days * DAY_S, abs=DAY_S)
+
+    old = Wire(ring, lambda: time.time() - 380 * DAY_S)
+    old.make(old.names, renew=True)
+    old.give(compose.home / "accounts", compose.home / "accounts")
+    os.kill(int((compose.home / "nats.pid").read_text()), signal.SIGHUP)
+
+    async def told() -> bool:
+        said = (await baton("status", url=operator)).err
+        return all(part in said for part in (f"{server} ends on ", "in 16 days", "`baton credentials --renew`"))
+
+    await until(told)
+    assert "certificate" not in (await baton("status", url=Address(operator.url, ring.team("research")))).err

@@ -99,7 +99,7 @@ async def test_a_user_goes_and_the_others_of_the_team_stay(cluster: LocalStack) 
         try:
             await close(await connect(short, name="dan"))
         except BusUnavailable as e:
-            return bool(re.search(r"expired|revoked or rotated", str(e)))
+            return bool(re.search(r"expired|ended on|revoked or rotated", str(e)))
         return False
 
     await until(refused)  # in the second in which it ends the broker takes it, and cuts it at once

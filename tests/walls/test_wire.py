@@ -14,6 +14,7 @@ import pytest
 
 from libs.bus import wire
 from libs.bus.connect import Address, BusUnavailable, close, connect
+from libs.bus.endings import look
 from libs.service.settings import ServiceSettings
 from libs.walls import broker_claims
 from libs.walls.keyring import Keyring
@@ -261,3 +262,100 @@ def test_a_certificate_is_made_anew_before_it_ends_and_the_authority_stays(tmp_p
     assert json.loads((tmp_path / "tls" / "server.json").read_text())["names"] == ["nats"]
     with pytest.raises(ValueError, match="xn--"):
         made.make(["größe"])
+
+
+class Renewed:
+    """A broker whose authority is followed by another one, and a connection from before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ring, self.server, self.pid = Keyring(folder / "state"), folder / "server", folder / "nats.pid"
+        self.creds = self.ring.service("history")
+        self.known = self.creds.with_name(wire.CA_FILE)
+        made = Wire(self.ring)
+        made.make(["127.0.0.1"])
+        made.give(self.server, self.server)
+        self.config = f'tls: {json.dumps(made.config(self.server))}\npid_file: "{self.pid}"\n'
+
+    async def follow(self, url: str, handed_out: str) -> None:
+        """A new authority signs what the broker shows now; who connects is given `handed_out`, in which `{}` is the new one."""
+        before = shown(url)
+        (self.ring.folder / "tls" / "ca.key").unlink()
+        old = self.known.read_text()
+        made = Wire(self.ring)
+        made.make(["127.0.0.1"], renew=True)
+        made.give(self.server, self.server)
+        self.known.write_text(handed_out.format(new=self.known.read_text(), old=old))
+        os.kill(int(self.pid.read_text()), signal.SIGHUP)
+        await until(lambda: shown(url) != before)
+
+
+async def test_a_client_that_speaks_tls_connects_again(tmp_path: Path) -> None:
+    """Seen: with asyncio's own loop, which commands and clients have, it never did, and closing raised AttributeError."""
+    made = Renewed(tmp_path)
+    with nats_process(made.config, tmp_path) as plain:
+        client = await connect(Address(plain.replace("nats://", "tls://"), made.creds), name="history")
+        for times in (1, 2):
+            await client.force_reconnect()
+            await until(lambda times=times: client.is_connected and client.stats["reconnects"] == times)
+        await close(client)
+
+
+async def test_who_is_given_a_new_authority_knows_the_broker_by_it_when_it_connects_again(tmp_path: Path) -> None:
+    """Seen: services that ran had the old one for ever, and after the broker's next restart the pool was down until each was
+    started again."""
+    renewed = Renewed(tmp_path)
+    with nats_process(renewed.config, tmp_path) as plain:
+        url = plain.replace("nats://", "tls://")
+        service = await connect(Address(url, renewed.creds), name="history")
+        await renewed.follow(url, "{new}")
+        await service.force_reconnect()
+        await until(lambda: service.is_connected and service.stats["reconnects"] == 1)
+        await close(service)
+
+
+async def test_an_authority_has_another_ten_years_and_who_has_its_certificate_of_before_goes_on(tmp_path: Path) -> None:
+    """Seen: without `creds/ca.pem` no credentials could be made, and it was told to name a file that exists."""
+    at = [time.time() - 3_640 * DAY_S]
+    ring = Keyring(tmp_path / "state")
+    creds, made = ring.service("history"), Wire(ring, lambda: at[0])
+    made.make(["127.0.0.1"])
+    old = tmp_path / "old.pem"
+    old.write_text((ring.creds / wire.CA_FILE).read_text())
+    at[0] = time.time()
+    (ring.creds / wire.CA_FILE).unlink()
+    made.make(["127.0.0.1"])
+    made.give(tmp_path / "server", tmp_path / "server")
+    with nats_process(f"tls: {json.dumps(made.config(tmp_path / 'server'))}\n", tmp_path) as plain:
+        url = plain.replace("nats://", "tls://")
+        for known, days in ((creds.with_name(wire.CA_FILE), 3_650), (old, 10)):
+            where = Address(url, creds, ca=known)
+            await close(await connect(where, name="history"))
+            authority = (await look(where)).authority
+            assert authority is not None
+            assert authority.ends_s == pytest.approx(time.time() + days * DAY_S, abs=60)
+
+
+async def test_a_file_with_the_old_and_the_new_authority_knows_the_broker_of_before_and_after(tmp_path: Path) -> None:
+    renewed = Renewed(tmp_path)
+    with nats_process(renewed.config, tmp_path) as plain:
+        url = plain.replace("nats://", "tls://")
+        old = renewed.known.read_text()
+        await renewed.follow(url, "{new}{old}")
+        await close(await connect(Address(url, renewed.creds), name="history"))
+        renewed.known.write_text(old)
+        with pytest.raises(BusUnavailable, match="not one that we trust"):
+            await connect(Address(url, renewed.creds), name="history", wait_s=3)
+
+
+async def test_who_does_not_trust_the_broker_any_more_can_be_stopped(tmp_path: Path) -> None:
+    """Seen: a service or agent whose broker had another certificate did not end when it was told to, until it was killed."""
+    renewed = Renewed(tmp_path)
+    with nats_process(renewed.config, tmp_path) as plain:
+        url = plain.replace("nats://", "tls://")
+        service = await connect(Address(url, renewed.creds), name="history")
+        await renewed.follow(url, "{old}")
+        await service.force_reconnect()
+        await until(lambda: "CERTIFICATE_VERIFY_FAILED" in str(service.last_error))
+        async with asyncio.timeout(60):
+            await close(service)
+        assert service.is_closed

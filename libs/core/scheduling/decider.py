@@ -6,7 +6,6 @@ fit (`backlog`) is dropped with it.
 """
 
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,7 +25,7 @@ from libs.core.scheduling.reactions.attempts import release_hold
 from libs.core.scheduling.reactions.boosts import end_boosts
 from libs.core.scheduling.reactions.budgets import begin_periods
 from libs.core.state import fold, snapshot
-from libs.core.state.decided import DecisionFault, RecordEnd
+from libs.core.state.decided import DecisionFault, RecordEnd, stack_of
 from libs.core.state.fleet import Fleet
 from libs.core.state.formats import NEWEST
 from libs.core.state.model import State
@@ -71,15 +70,10 @@ class DecisionFailed(RuntimeError):
         self.inbox_seq = inbox_seq
 
 
-_STACK_CHARACTERS = 8_000
 _FAULTS_PER_CYCLE = 3
 """The maximum number of jobs that one cycle ends because of errors; the rest waits for the next decision."""
 _LEAST_CLAIM_BYTES = 64
 _CONDEMNED = 1000
-
-
-def _stack(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))[-_STACK_CHARACTERS:]
 
 
 def _short(error: BaseException | None) -> str:
@@ -215,7 +209,7 @@ class Decider:
         except Exception as error:
             if not decision.whole or len(decision.events) > before:
                 raise DecisionFailed(item.seq) from error
-            self.faults.append(DecisionFault(item.seq, item.subject, _stack(error)))
+            self.faults.append(DecisionFault(item.seq, item.subject, stack_of(error)))
             reason = f"placement failed on it ({_short(error)}); the dead letter has the stack"
             reject(decision, item.seq, item.subject, item.message, reason)
         decision.decided_to = item.seq
@@ -230,10 +224,10 @@ class Decider:
                 self._backlog = Backlog()
                 decision.changes = self._backlog.changes
                 if not isinstance(error, cycle.CannotBePlanned):
-                    self.faults.append(DecisionFault(0, "the cycle", _stack(error)))
+                    self.faults.append(DecisionFault(0, "the cycle", stack_of(error)))
                     break
                 self._end(decision, error.job_id, f"placement failed on it ({_short(error.__cause__)})")
-                self.faults.append(DecisionFault(0, error.job_id, _stack(error)))
+                self.faults.append(DecisionFault(0, error.job_id, stack_of(error)))
         return cycle.Plan(complete=False)
 
     def _grant(self, decision: Decision, grant: cycle.Grant) -> None:
@@ -276,7 +270,7 @@ class Decider:
         except Exception as error:
             if not decision.whole:
                 raise
-            self.faults.append(DecisionFault(0, "repartitions", _stack(error)))
+            self.faults.append(DecisionFault(0, "repartitions", stack_of(error)))
 
     def _promise(self, decision: Decision, t_us: int) -> None:
         """Tells gangs that wait when they start. A simulator that orders by one rule makes promises of its own."""
@@ -291,7 +285,7 @@ class Decider:
         except Exception:
             if not decision.whole:
                 raise
-            self.faults.append(DecisionFault(0, "promises", _stack(sys.exc_info()[1] or RuntimeError())))
+            self.faults.append(DecisionFault(0, "promises", stack_of(sys.exc_info()[1] or RuntimeError())))
 
     def _reserve(self, decision: Decision) -> None:
         """Tells what the cycle keeps free for gangs, where that is not what was told last: of the accounts it is a state of its
@@ -321,7 +315,7 @@ class Decider:
         except Exception:
             if not decision.whole:
                 raise
-            self.faults.append(DecisionFault(0, "fragments", _stack(sys.exc_info()[1] or RuntimeError())))
+            self.faults.append(DecisionFault(0, "fragments", stack_of(sys.exc_info()[1] or RuntimeError())))
 
     def _end_condemned(self, decision: Decision) -> None:
         for job_id, why in list(self._condemned.items()):
@@ -356,7 +350,7 @@ class Decider:
         try:
             self._learn(decision.events)
         except Exception as error:  # what it learns only orders good places
-            self.faults.append(DecisionFault(0, "the learner", _stack(error)))
+            self.faults.append(DecisionFault(0, "the learner", stack_of(error)))
 
     def _learn(self, events: Sequence[ledger.LedgerEvent]) -> None:
         if self.learner is None:

@@ -3,7 +3,10 @@
 The decider makes these (`libs.core.scheduling.decider`), the ledger's writer reads them (`libs.ledger.writer`).
 """
 
+import traceback
 from typing import NamedTuple
+
+_STACK_CHARACTERS = 8_000
 
 
 class RecordEnd(NamedTuple):
@@ -20,3 +23,8 @@ class DecisionFault(NamedTuple):
     inbox_seq: int
     about: str
     stack: str
+
+
+def stack_of(error: BaseException) -> str:
+    """The stack of an error as a fault and a dead letter keep it: its end, where it is long."""
+    return "".join(traceback.format_exception(error))[-_STACK_CHARACTERS:]
