@@ -30,6 +30,9 @@ ACCEPT, ENCODING, ZLIB = "Baton-Accept", "Baton-Encoding", "zlib"
 OK, INVALID, NOT_FOUND, FAILED = "ok", "invalid", "not-found", "failed"
 
 
+_SLOW = "it is there, and busy, still starting, or standing still"
+"""What is known of who listens and says nothing: with nobody there the broker says so at once."""
+
 _MOST_BYTES = 256 * 1024 * 1024
 """Of an answer, when it is unpacked: of a million devices."""
 
@@ -74,7 +77,7 @@ async def ask_all(
     except NoRespondersError:
         raise NobodyAnswers(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
     except TimeoutError:
-        raise NoAnswer(f"no whole answer from {owner} to {subject} within {timeout_s:g} s: is it ready?") from None
+        raise NoAnswer(f"no whole answer from {owner} to {subject} within {timeout_s:g} s: {_SLOW}") from None
     finally:
         with suppress(NatsError):
             await replies.unsubscribe()
@@ -100,7 +103,7 @@ async def ask(
     except NoRespondersError:
         raise NobodyAnswers(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
     except TimeoutError:
-        raise NoAnswer(f"no answer from {owner} to {subject} within {timeout_s:g} s: is it ready?") from None
+        raise NoAnswer(f"no answer from {owner} to {subject} within {timeout_s:g} s: {_SLOW}") from None
     return _read(message.reply, reply)
 
 

@@ -16,6 +16,8 @@
   it: a queue group's messages are lost there until the broker gives it up, after minutes).
 - A connection that is gone is told by OSError under uvloop, too (default: RuntimeError, by which the client stops half-way).
 - Who closes a connection is not cancelled with a reconnect that has just begun (default: both wait for one future).
+- A PONG that nobody waits for any more is passed over (default: reading ends with it, once a PING was given up: a server that
+  stood still for a few seconds is not heard for another 20 to 30 s).
 - A connection whose TLS has failed can be closed (default: whoever closes it waits for ever).
 - A broker is checked by the authority that the file has at each connection (default: for ever by that of the first one, so
   that who runs when another authority follows can only be started again).
@@ -150,6 +152,12 @@ class BusConnection(Client):
             await self._error_cb(nats.errors.Error(_UNREADABLE))
             return None
         return found
+
+    async def _process_pong(self) -> None:
+        """nats-py's own, which raises where who sent the PING was cancelled, or has given up, and so ends reading."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
@@ -386,6 +394,8 @@ _ANYBODY = (
 _RENEWING = "`baton team rotate` makes it; of a node `baton node rotate`, of a service `baton credentials --rotate`"
 _UNREADABLE = "the headers of a message cannot be read"
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
+_SAID_NOTHING = ("TimeoutError", "nats: timeout")
+"""What is reported of a server that lets one connect and says nothing."""
 _UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
 _OUTDATED = re.compile(r"expired|not yet valid", re.IGNORECASE)
 _MISNAMED = re.compile(r"mismatch", re.IGNORECASE)
@@ -410,6 +420,11 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
         return (
             f"NATS at {shown} takes no connection of this team ({problems.last}): it has as many as it may, or it sent too "
             "much and is kept out for some minutes; your operator's `baton audit` says which, and `baton team let-in` ends it"
+        )
+    if problems.last in _SAID_NOTHING:
+        return (
+            f"no NATS server answered at {shown} within {wait_s:g} s, and nothing refused the connection: a server that is "
+            "there stands still, or is too slow: look at it, and at the way to it, or correct BATON_NATS_URL"
         )
     why = f" ({problems.last})" if problems.last else ""
     return (

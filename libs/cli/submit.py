@@ -2,14 +2,14 @@
 
 import asyncio
 import sys
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from libs.cli import grammar, job_options
+from libs.bus.cancel import cancel
+from libs.cli import given_limit, grammar, job_options
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.jobfile import JobRequest, read_jobs
 from libs.cli.options import Output, Team, Url, UserOption
@@ -94,7 +94,19 @@ def command(
 
     async def work(baton: Baton) -> int:
         done = await _submit(baton, requests, not no_wait, output, waiting)
-        return await until_ended(baton, [job.job_id for job in done], output, waiting) if waiting else Exit.OK
+        unlimited = [
+            (job.job_id, r.spec.name) for job, r in zip(done, requests, strict=True) if not r.spec.time_limit_s
+        ]
+        if no_wait or output not in (Format.TABLE, Format.WIDE) or not (waiting or sys.stdout.isatty()):
+            unlimited = []  # programs would wait for it in vain
+        telling = asyncio.create_task(given_limit.tell(baton, unlimited))
+        try:
+            if waiting:
+                return await until_ended(baton, [job.job_id for job in done], output, waiting)
+            await telling
+            return Exit.OK
+        finally:
+            await cancel(telling)
 
     if code := run(work, speaker, url, user=user, operator=False):
         raise Ended(code)
@@ -125,7 +137,7 @@ async def _submit(
     done: list[Submitted] = []
     for request in requests:
         _warn(request)
-        key = request.key or uuid.uuid4().hex
+        key = request.key or baton.new_key()
         try:
             submitted = await baton.submit(request.spec, key, wait_admitted=wait_admitted)
         except asyncio.CancelledError:  # Ctrl-C

@@ -6,6 +6,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from pydantic import ValidationError
 
 from libs.bus.asking import INVALID, NOT_FOUND, NoAnswer, NobodyAnswers, QueryError
@@ -18,6 +19,7 @@ from schemas.catalog import BY_TYPE
 from schemas.queries import ANSWER_S
 
 _ASK_AGAIN_S = 0.1
+_BROKER_ANSWERS_S = 2
 
 _heard: "WeakKeyDictionary[Client, dict[str, int]]" = WeakKeyDictionary()
 """What each connection has been told so far: the newest ledger sequence of each pool. It goes with each question, so that
@@ -52,11 +54,16 @@ async def ask(
 
     try:
         reply = await _once_somebody_answers(asked, restarts_s)
-    except NoAnswer as e:
+    except NobodyAnswers as e:
         of_pool = f", and that there is a pool {keys['pool']!r}" if "{pool}" in message.subject else ""
-        raise Unreachable(
-            f"no answer to {what}", str(e), f"check that {message.consumers[0]} runs and is ready{of_pool}"
-        ) from None
+        raise Unreachable(f"no answer to {what}", str(e), f"check that {message.consumers[0]} runs{of_pool}") from None
+    except NoAnswer as e:
+        if not await _broker_answers(nats):
+            raise Unreachable(
+                f"no answer to {what}", "NATS does not answer either", "check the server, and the way to it"
+            ) from None
+        fix = f"ask again; if that does not help, an operator should look at {message.consumers[0]}"
+        raise Unreachable(f"no answer to {what}", str(e), fix) from None
     except ValidationError as e:
         raise Failed(
             f"the answer to {what} cannot be read",
@@ -73,6 +80,15 @@ async def ask(
     if "{pool}" in message.subject:
         heard[keys["pool"]] = max(at_least, heard.get(keys["pool"], 0), getattr(reply, "ledger_seq", 0))
     return reply
+
+
+async def _broker_answers(nats: Client) -> bool:
+    """Whether it is not the broker that stands still, which whoever waits for a service cannot tell from that service."""
+    try:
+        await nats.flush(_BROKER_ANSWERS_S)
+    except (TimeoutError, NatsError):
+        return False
+    return True
 
 
 async def _once_somebody_answers(ask: Callable[[], Awaitable[Any]], within_s: float) -> Any:

@@ -57,6 +57,7 @@ _REMEMBERED = 10_000
 _JUST_NOW_S = 0.05
 _RESTARTS_S = 3.0
 """So long history may be away before who waits for a job is told so: one that is started anew is there sooner."""
+_QUERIES_S = 1.0
 _BULK = 500
 _AT_ONCE = 256
 """So many submits of a client wait for their answers at once, the others for these. With ten thousand, each of which asks
@@ -117,8 +118,12 @@ class Baton(PoolQuestions):
         """Jobs of which we have told the end."""
         self._over: OrderedDict[str, JobEvent] = OrderedDict()
         """Ends that were told while their jobs were being submitted, until somebody waits for them."""
+        self._new_keys: OrderedDict[str, None] = OrderedDict()
+        self._admitted: OrderedDict[str, None] = OrderedDict()
+        """Jobs that we have submitted: whoever waits for one knows that there is one."""
         self._submitted = ("", float("-inf"))
         self._submitting = asyncio.Semaphore(_AT_ONCE)
+        self._asking_queries = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,7 +162,7 @@ class Baton(PoolQuestions):
             Busy: there is no room for it, and it is not stored.
             Unreachable, Denied, Invalid, Failed: it is not stored for certain. A secret that its team does not have is Invalid.
         """
-        key = uuid.uuid4().hex if client_key is None else client_key
+        key = self.new_key() if client_key is None else client_key
         body, submitted, message = self._request(spec, key)
         async with self._submitting:
             await secrets.check_named(self.nats, self.place, [spec])
@@ -172,6 +177,7 @@ class Baton(PoolQuestions):
     ) -> None:
         """Stores the request, and waits until it is admitted. Raises as `submit`."""
         spec, key = body.job, body.client_key
+        pool = spec.pool or self.place.pool
         async with (
             following.Live(self._subscriptions, self.team, submitted.job_id, confirmed=False) as live,
             Verdict(self._subscriptions, body, self.team, submitted.job_id) as verdict,
@@ -186,14 +192,39 @@ class Baton(PoolQuestions):
                 verdict.about(again)
                 await deliver(self.nats, [again], give_up_s=give_up_s)
             try:
-                await verdict.reached(lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
+                await verdict.reached(
+                    lambda: self.get(submitted.job_id),
+                    lambda: self._waits_or_runs(submitted, pool),
+                    repeated=repeated,
+                    timeout_s=answer_s,
+                )
             except TimedOut:
-                if busy := await self._busy(spec.pool or self.place.pool):
+                if busy := await self._busy(pool):
                     raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
                 raise
         self._submitted = submitted.job_id, time.monotonic()
+        _remember(self._admitted, submitted.job_id, None)
         if live.ended.done():
             _remember(self._over, submitted.job_id, live.ended.result())
+
+    def new_key(self) -> str:
+        """A client key that names no job yet."""
+        key = uuid.uuid4().hex
+        _remember(self._new_keys, key, None)
+        return key
+
+    async def _waits_or_runs(self, submitted: Submitted, pool: str) -> bool:
+        """Whether the pool has the job, as queries says; asked for new keys only, by one submit at a time. Under another key an
+        older job may run, with another body."""
+        if submitted.client_key not in self._new_keys:
+            return False
+        query = ExplainQuery(job_id=submitted.job_id)
+        async with self._asking_queries:
+            try:
+                await ask(self.nats, "job.explain", self.place, query, pool=pool, timeout_s=_QUERIES_S)
+            except ClientError:
+                return False
+        return True
 
     async def _busy(self, pool: str) -> str:
         """Why the pool takes no submits now; "" when it does, or nobody says."""
@@ -292,6 +323,8 @@ class Baton(PoolQuestions):
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobEvent:
         """The job's terminal event, as soon as it is told live. History may have it a moment later; `get` waits for that.
 
+        Of a job that `submit` has returned, a history that does not answer at the start is waited for.
+
         Raises TimedOut after `timeout_s`; otherwise as `watch`.
         """
         valid(JobGet, job_id=job_id)
@@ -301,7 +334,10 @@ class Baton(PoolQuestions):
                 async with asyncio.timeout(timeout_s), following.Live(self._subscriptions, self.team, job_id) as live:
                     job, at = self._submitted
                     just_now = job == job_id and time.monotonic() - at < _JUST_NOW_S
-                    event = await end_of(live, job_id, self._event_page, self._known, just_submitted=just_now)
+                    event = await end_of(
+                        live, job_id, self._event_page, self._known, just_submitted=just_now,
+                        exists=job_id in self._admitted,
+                    )  # fmt: skip
         except TimeoutError:
             raise TimedOut(
                 f"{job_id} has not ended within {timeout_s:g} s", fix="see `baton explain` for why"

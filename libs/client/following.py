@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
-from libs.client.errors import ClientError, Failed
+from libs.client.errors import ClientError, Failed, Unreachable
 from libs.client.event_subscriptions import EventSubscriptions, ReceivedEvent
 from schemas import subjects
 from schemas.jobs import JobEvent, JobState
@@ -102,6 +102,7 @@ async def follow(
     after_us: int | None,
     seen: Mapping[str, int] | None = None,
     quiet_s: float = QUIET_S,
+    patient: bool = False,
     on_lost: OnLost | None = None,
 ) -> AsyncGenerator[JobEvent, None]:
     """Every event after `after_us` (0: from the first; None: after the numbers of `seen`, by pool) once, in history's order,
@@ -111,12 +112,12 @@ async def follow(
     An event is told live a moment before history can be asked for it. So at the start and after an interruption the
     first live event is held until history has it, and with it all that came before; from there on they come in order.
 
-    Raises what `ask` raises the first time; later on a silent history only delays what was missed, and who was cut off for
-    good (a credential that was revoked, or ended) hears of it within `quiet_s`. A history that answers but lacks its store
-    (Failed) does not keep live events from being told.
+    Raises what `ask` raises the first time; later on, and from the first time on where it is `patient`, a silent history only
+    delays what was missed, and who was cut off for good (a credential that was revoked, or ended) hears of it within `quiet_s`.
+    A history that answers but lacks its store (Failed) does not keep live events from being told.
     """
     past = _Past(ask, after_us, on_lost or _log_lost, seen)
-    with contextlib.suppress(Failed):
+    with contextlib.suppress(Failed, *((Unreachable,) if patient else ())):
         async for event in past.missed():
             yield event
     in_step, looks = False, iter(_LOOKS_S)

@@ -42,6 +42,7 @@ async def pieces(
 
     Raises:
         NotFound: the job never started, it is a timer, it has no such attempt or rank, or no agent has the output (any more).
+        Unreachable: without `follow`, history does not answer, or the node on which it runs.
     """
     away = (Failed, Unreachable, *((NotFound,) if every else ()))
     document = await (_retry_while_away(get, away) if follow else get())
@@ -78,6 +79,12 @@ async def _attempt(read: Read, get: Get, query: LogQuery, follow: bool) -> Async
             if follow and not await _is_over(get, query.attempt):
                 await asyncio.sleep(_AGAIN_S)
                 continue
+            if not follow and _runs(await get(), query.attempt):
+                raise Unreachable(
+                    f"the output of attempt {query.attempt}, rank {query.rank} cannot be read now",
+                    "it runs, and its node does not answer",
+                    "ask again; `baton get nodes` shows whether the node is silent",
+                ) from None
             raise NotFound(
                 f"no agent has the output of attempt {query.attempt}, rank {query.rank}",
                 "its node is gone or does not answer, or the output was removed",
@@ -101,6 +108,10 @@ async def _is_over(get: Get, attempt: int) -> bool:
     return document.state.terminal or any(a.attempt == attempt and a.closed_us for a in document.attempts)
 
 
+def _runs(document: JobDocument, attempt: int) -> bool:
+    return not document.state.terminal and any(a.attempt == attempt and not a.closed_us for a in document.attempts)
+
+
 async def _retry_while_away(
     ask: Callable[[], Awaitable[T]], kinds: tuple[type[ClientError], ...] = (Failed, Unreachable)
 ) -> T:
@@ -111,6 +122,6 @@ async def _retry_while_away(
             return await ask()
         except kinds as e:
             if not told:
-                log.warning("%s: it is asked again until there is an answer", e)
+                log.warning("%s; it is asked again until there is an answer", ": ".join(filter(None, (e.what, e.why))))
             told = True
         await asyncio.sleep(_AGAIN_S)

@@ -97,6 +97,7 @@ async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
         raise
     before = nats.last_error
     task = asyncio.ensure_future(work)
+    task.add_done_callback(_seen)
     try:
         with denied_when_closed(nats):
             while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
@@ -107,6 +108,13 @@ async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
             return task.result()
     finally:
         task.cancel()
+
+
+def _seen(task: asyncio.Future[Any]) -> None:
+    """What was cancelled with its caller may fail all the same: nats-py drops a cancel that comes with an answer. Then nobody
+    takes what it raised, and asyncio would print it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def refuse_unusable(nats: Client) -> None:

@@ -5,12 +5,12 @@ submit repeated is dropped by the broker), so history is asked as well.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from libs.bus.cancel import cancel
 from libs.bus.messages import Outgoing
-from libs.client.errors import Busy, ClientError, Conflict, Rejected, TimedOut
+from libs.client.errors import Busy, ClientError, Conflict, Failed, Rejected, TimedOut, Unreachable
 from libs.client.event_subscriptions import EventSubscriptions, ReceivedEvent
 from schemas import subjects
 from schemas.jobs import JobRejected, JobSpec, JobState, Reason
@@ -18,6 +18,8 @@ from schemas.queries import JobDocument
 from schemas.requests import SubmitJob
 
 _ASK_AGAIN_S = 0.5
+_SILENT_S = 1.0
+"""History is asked so long before somebody else is asked as well."""
 _KEY_FIELD = "client_key"
 _FILLED_IN: Final[dict[str, Any]] = {
     "limits": True,
@@ -25,7 +27,10 @@ _FILLED_IN: Final[dict[str, Any]] = {
 }
 """The fields of a spec that admission may fill in."""
 
+_UNDECIDED = "history answers, and has nothing of it: admission or placement is away, or has much to do"
+
 Get = Callable[[], Awaitable[JobDocument]]
+Known = Callable[[], Awaitable[bool]]
 
 
 class Verdict:
@@ -56,11 +61,12 @@ class Verdict:
             return document.spec_hash in self._submit.spec_hashes()
         return _alike(document.spec, self._submit.job)
 
-    async def reached(self, get: Get, *, repeated: bool, timeout_s: float) -> None:
+    async def reached(self, get: Get, known: Known, *, repeated: bool, timeout_s: float) -> None:
         """Returns when the job is admitted.
 
         Args:
             get: asks history for the job of that id; one that was submitted with another body is not ours.
+            known: asked while history is silent: whether the job is known to be admitted all the same.
             repeated: the broker had the message already, so no new event will come: ask history at once.
 
         Raises Rejected, Conflict, Busy, or TimedOut.
@@ -68,18 +74,32 @@ class Verdict:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         other: JobDocument | None = None
+        unheard: ClientError | None = None
         pause = 0.0 if repeated else _ASK_AGAIN_S
         while True:
             await asyncio.wait({self._said}, timeout=pause)
             if self._said.done():
                 self._raise_if_rejected(self._said.result())
                 return
-            with contextlib.suppress(ClientError):  # not projected yet, or history is down: the event may still come
-                document = await get()
+            unheard = None
+            asked = asyncio.ensure_future(get())
+            try:
+                while not await self._answered(asked):
+                    if await known():
+                        return
+                if self._said.done():
+                    continue
+                document = asked.result()
                 if self.names(document):
                     _raise_if_ended_rejected(document)
                     return
                 other = document
+            except ClientError as e:  # not projected yet, or history is down: the event may still come
+                unheard = e
+                if isinstance(e, Unreachable) and await known():
+                    return
+            finally:
+                await cancel(asked)
             if loop.time() > deadline:
                 break
             pause = _ASK_AGAIN_S
@@ -87,9 +107,14 @@ class Verdict:
             raise Conflict(self._job_id, (_used_key(other),))
         raise TimedOut(
             f"{self._job_id} is stored, but whether it is admitted was not told within {timeout_s:g} s",
-            "it is handled when admission runs, and told when history does",
+            f"{unheard.what}: history is who tells it" if isinstance(unheard, Unreachable | Failed) else _UNDECIDED,
             "follow it with `baton wait`",
         )
+
+    async def _answered(self, asked: asyncio.Future[JobDocument]) -> bool:
+        """Whether history, or admission, says something before it seems to be silent."""
+        either: set[asyncio.Future[Any]] = {asked, self._said}
+        return bool((await asyncio.wait(either, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED))[0])
 
     def _raise_if_rejected(self, rejected: JobRejected | None) -> None:
         if rejected is None:

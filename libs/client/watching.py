@@ -27,10 +27,12 @@ class _Unknown(Exception):
 
 
 async def events_of(
-    live: following.Live, job_id: str, page_of: EventPage, known: KnownJob
+    live: following.Live, job_id: str, page_of: EventPage, known: KnownJob, *, exists: bool = False
 ) -> AsyncGenerator[JobEvent, None]:
-    """From the first to the terminal one, each once. Raises NotFound when nobody has heard of the job for 10 s, in which
-    history has answered each question: one that was away, or lacked its store, has the past to read first."""
+    """From the first to the terminal one, each once. Of a job that `exists` for certain a silent history is waited for.
+
+    Raises NotFound when nobody has heard of the job for 10 s, in which history has answered each question: one that was away,
+    or lacked its store, has the past to read first."""
     heard, unknown_since = asyncio.Event(), inf
 
     async def ask_history(after_us: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
@@ -48,7 +50,7 @@ async def events_of(
         return page
 
     try:
-        async with contextlib.aclosing(following.follow(live, ask_history, after_us=0)) as events:
+        async with contextlib.aclosing(following.follow(live, ask_history, after_us=0, patient=exists)) as events:
             async for event in events:
                 heard.set()
                 yield event
@@ -59,12 +61,18 @@ async def events_of(
 
 
 async def end_of(
-    live: following.Live, job_id: str, page_of: EventPage, known: KnownJob, *, just_submitted: bool
+    live: following.Live,
+    job_id: str,
+    page_of: EventPage,
+    known: KnownJob,
+    *,
+    just_submitted: bool,
+    exists: bool,
 ) -> JobEvent:
     """The terminal event: the one that is told live, or that history has."""
 
     async def watched() -> JobEvent:
-        async with contextlib.aclosing(events_of(live, job_id, page_of, known)) as events:
+        async with contextlib.aclosing(events_of(live, job_id, page_of, known, exists=exists)) as events:
             async for event in events:
                 if event.state.terminal:
                     return event

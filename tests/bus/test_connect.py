@@ -68,6 +68,29 @@ async def test_a_server_that_our_credential_does_not_reach_in_time_has_not_refus
             await connect(wire.url, name="test", wait_s=4)
 
 
+async def test_a_server_that_is_frozen_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    """Seen: "start one (`baton up`...)", with a TimeoutError in brackets."""
+    with ServerInBackground(NATS, tmp_path) as server, server.frozen(), pytest.raises(BusUnavailable) as silent:
+        await connect(server.url, name="test", wait_s=3)
+    assert "there stands still" in str(silent.value)
+    assert "start one" not in str(silent.value)
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_does_not_end_reading(tmp_path: Path) -> None:
+    """Seen with a broker frozen for five seconds: who had asked it whether it is there heard nothing for another twenty."""
+    with ServerInBackground(NATS, tmp_path) as server:
+        connection = await connect(server.url, name="test")
+        news = await connection.subscribe("news")
+        with server.frozen(), pytest.raises(TimeoutError):
+            await connection.flush(timeout=1)
+        await connection.publish("news", b"heard")
+        assert (await news.next_msg(timeout=10)).data == b"heard"
+        await connection.flush(timeout=10)
+        await connection.publish("news", b"heard on")
+        assert (await news.next_msg(timeout=10)).data == b"heard on"
+        await close(connection)
+
+
 async def test_a_server_that_comes_later_is_waited_for(tmp_path: Path) -> None:
     with ServerInBackground(NATS, tmp_path) as server:
         url = server.url

@@ -69,6 +69,22 @@ async def test_who_waits_long_enough_gives_up_and_the_job_goes_on(
     assert not fakes.jobs[job_id("blue", key)].state.terminal
 
 
+async def test_who_waits_is_told_which_time_limit_the_job_got_that_says_none(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    fakes.time_limit_s = 14_400.0
+    for told, options in (True, ()), (False, ("--time", "1h")), (False, ("-o", "json")):
+        name = f"{key}-{'-'.join(options)}"
+        command = ("submit", "--wait", "--key", name, "--name", "long", *options, "--", "x")
+        waiting = asyncio.create_task(baton(*command, url=urls["blue"]))
+        job = await once_taken(fakes, name)
+        await asyncio.sleep(2)  # more than it waits for what history says
+        await fakes.happens(job, "succeeded")
+        waited = await waiting
+        assert waited.code == 0, waited.err
+        assert ("long has a time limit of 4h00m, by class or queue" in waited.err) is told
+
+
 async def test_what_is_refused_is_not_waited_for(urls: dict[str, Address], fakes: Fakes) -> None:
     assert (await baton("submit", "--wait", "--name", "refuse", "--", "x", url=urls["blue"])).code == 4
 
@@ -151,6 +167,7 @@ async def test_its_output_is_shown_also_by_a_history_whose_store_is_away_at_firs
     fakes.unread = 0
     result = await waiting
     assert (result.code, result.out) == (5, "one\n"), result.err
+    assert result.err.count("it is asked again until there is an answer") == 1, "who waits is told for whom"
 
 
 async def test_the_output_of_all_attempts_is_shown_also_of_those_that_end_at_once(

@@ -52,6 +52,10 @@ class Fakes:
         self.unread = 0  # so many questions for a job find that history has not read of it yet
         self.questions = 0  # about events
         self.lacking = 0  # so many questions for a job, or for its output, find history's store away
+        self.unanswered = (
+            False  # history is frozen: it hears what is asked and says nothing, and queries knows what it would
+        )
+        self.time_limit_s = 0.0  # of jobs that say none
         self._clock = time.time_ns() // 1000
 
     async def __aenter__(self) -> Self:
@@ -120,7 +124,9 @@ class Fakes:
         await self.happens(job_id, "running", attempt=attempt)
 
     def _explain(self, query: ExplainQuery, team: str) -> Explanation:
-        raise NothingFound(f"no job {query.job_id} is waiting or running")
+        if (job := self.jobs.get(query.job_id)) is None or not self.unanswered:
+            raise NothingFound(f"no job {query.job_id} is waiting or running")
+        return Explanation(job_id=job.job_id, state=job.state, reason="next", text="")
 
     async def _command(self, message: Msg) -> None:
         asked = subjects.read(subjects.COMMAND, message.subject)
@@ -148,10 +154,15 @@ class Fakes:
             await self._reject(team, submit, "job.resources.types", "no such device", correlation, job_id=job_id)
         else:
             self.bodies[job_id] = submit
-            self.jobs[job_id] = _document(job_id, team, submit, self._clock, hashed=self.hashes)
+            made = _document(job_id, team, submit, self._clock, hashed=self.hashes)
+            if not made.spec.time_limit_s:
+                made = made.model_copy(
+                    update={"spec": made.spec.model_copy(update={"time_limit_s": self.time_limit_s})}
+                )
+            self.jobs[job_id] = made
             if submit.job.name == "over":
                 await self.happens(job_id, "succeeded", recorded=False)
-            await self.happens(job_id, "queued", attempt=0)
+            await self.happens(job_id, "queued", attempt=0, live=not self.unanswered)
 
     async def _reject(
         self, team: str, submit: SubmitJob, field: str, problem: str, correlation: str, *, job_id: str
@@ -176,7 +187,9 @@ class Fakes:
         await self.nats.publish(message.subject, message.payload, headers=message.headers)
         await self.nats.flush()
 
-    def _get(self, query: JobGet, team: str) -> JobDocument:
+    def _get(self, query: JobGet, team: str) -> JobDocument | None:
+        if self.unanswered:
+            return None
         self._lacks()
         self.unread, unread = max(0, self.unread - 1), self.unread
         job = self.jobs.get(query.job_id) if not unread else None
@@ -197,8 +210,10 @@ class Fakes:
         mine.sort(key=lambda job: job.submitted_us, reverse=True)
         return JobList(jobs=tuple(mine[: query.limit]))
 
-    def _events(self, query: EventListQuery, team: str) -> EventList:
+    def _events(self, query: EventListQuery, team: str) -> EventList | None:
         self.questions += 1
+        if self.unanswered:
+            return None
         after = query.after_us or 0
         jobs = [query.job_id] if query.job_id else list(self.told)
         events = [e for job in jobs for e in self.told.get(job, []) if e.at_us > after and team in (e.team, "operator")]

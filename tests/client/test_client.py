@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import math
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from libs.client import (
     Rejected,
     TimedOut,
     Unreachable,
+    asking,
     connect,
     event_subscriptions,
     following,
+    sending,
     watching,
 )
 from libs.client.event_subscriptions import EventSubscriptions
@@ -335,6 +338,85 @@ async def test_a_history_that_was_away_and_is_behind_then_does_not_make_a_job_un
     assert (await waiting).what == "succeeded"
 
 
+async def test_while_history_is_frozen_a_new_job_is_known_to_be_admitted_and_its_end_is_waited_for(
+    blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: `submit --wait` ended with "is stored" after 10 s, while the job ran and queries knew it."""
+    monkeypatch.setitem(asking.ask.__kwdefaults__, "timeout_s", 0.2)
+    fakes.unanswered = True
+    job = (await blue.submit(TRAIN, answer_s=0.1)).job_id
+    waiting = asyncio.create_task(blue.wait(job, 20))
+    asked = fakes.questions
+    await until(lambda: waiting.done() or fakes.questions > asked + 1)
+    fakes.unanswered = False
+    await fakes.happens(job, "succeeded")
+    assert (await waiting).what == "succeeded"
+    fakes.unanswered = True
+    with pytest.raises(TimedOut, match=r"no answer to job\.get: history is who tells it"):
+        await blue.submit(TRAIN, key, answer_s=0.1)  # the key may be an older job's, of which queries knows no body
+    with pytest.raises(Unreachable, match=r"no answer to event\.list"):
+        await blue.wait(job_id_of("blue", key), 20)
+
+
+async def test_of_a_request_that_history_has_nothing_of_it_is_not_history_that_is_said_to_be_away(
+    blue: Baton, fakes: Fakes, key: str
+) -> None:
+    fakes.silent = True
+    with pytest.raises(TimedOut, match="history answers, and has nothing of it: admission or placement is away"):
+        await blue.submit(TRAIN, key, answer_s=0.1)
+
+
+async def test_a_service_that_says_nothing_is_not_said_to_be_away(
+    blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(asking.ask.__kwdefaults__, "timeout_s", 0.2)
+    fakes.unanswered = True
+    with pytest.raises(Unreachable) as silent:
+        await blue.get(job_id_of("blue", key))
+    assert "it is there, and busy, still starting, or standing still" in silent.value.why
+    assert silent.value.fix == "ask again; if that does not help, an operator should look at history"
+    with pytest.raises(Unreachable) as nobody:
+        await blue.status()
+    assert "is queries running?" in nobody.value.why
+
+
+async def test_a_broker_that_says_nothing_is_not_taken_for_a_service_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(asking.ask.__kwdefaults__, "timeout_s", 0.2)
+    with ServerInBackground(NATS, tmp_path) as server:
+        async with await connect(server.url, "blue", user="ana") as baton:
+            with server.frozen(), pytest.raises(Unreachable, match="NATS does not answer either"):
+                await baton.status()
+
+
+async def test_what_a_question_raises_when_its_asker_is_cancelled_is_seen(blue: Baton) -> None:
+    """Seen in a storm: asyncio printed "Task exception was never retrieved" to who used the client."""
+    unseen: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, said: unseen.append(said["message"]))
+    begun = asyncio.Event()
+
+    async def answered_while_it_is_cancelled() -> None:
+        """As nats-py's request in Python 3.11: it drops a cancel that comes together with the answer."""
+        begun.set()
+        try:
+            await loop.create_future()
+        except asyncio.CancelledError:
+            raise NotFound("no such job") from None
+
+    asked = asyncio.create_task(sending.unless_denied(blue.nats, answered_while_it_is_cancelled()))
+    await begun.wait()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await asyncio.sleep(0)
+    del asked
+    gc.collect()
+    loop.set_exception_handler(None)
+    assert unseen == []
+
+
 async def test_of_many_submits_at_once_some_are_sent_and_the_others_when_these_are_answered(
     urls: dict[str, Address], fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +492,21 @@ async def test_logs_that_nobody_has_are_not_found(blue: Baton, fakes: Fakes, key
     await fakes.starts(job, 1, "one")
     with pytest.raises(NotFound, match="no agent has"):
         [piece async for piece in blue.logs(job, attempt=7)]
+
+
+async def test_of_a_node_that_does_not_answer_the_output_is_not_said_to_be_gone(
+    blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with an agent frozen for half a minute: `baton logs` ended with 3, not found, while the job ran."""
+    monkeypatch.setattr(client, "LOGS_ANSWER_S", 0.2)
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.starts(job, 1, "one")
+    del fakes.logs[job, 1, 0]
+    with pytest.raises(Unreachable, match="it runs, and its node does not answer"):
+        [piece async for piece in blue.logs(job)]
+    await fakes.happens(job, "succeeded")
+    with pytest.raises(NotFound, match="no agent has"):
+        [piece async for piece in blue.logs(job)]
 
 
 @pytest.mark.parametrize("follow", [False, True])

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
+from libs.core.explain.reasons import Reasons
+from libs.core.explain.waiting import explain
 from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Terms, Watch
 from libs.core.projections.node_lives import GrantRight, NodeLives
@@ -61,6 +63,35 @@ def test_a_silent_node_gets_nothing_new_and_goes_on_when_it_is_heard() -> None:
     assert kinds(world.send(inbox.NodeHeardAgain(node="a", incarnation=1))) == ["node.heard", "job.granted"]
     assert world.send(inbox.NodeHeardAgain(node="a", incarnation=1)) == []
     assert world.checker.finish().violations == []
+
+
+def test_of_a_job_on_a_silent_node_its_explanation_says_so() -> None:
+    """Seen with an agent frozen: a gang that was cancelled was `stopping` for as long, and nothing said why."""
+    world = World(node("a", 2), node("b", 2))
+    (gang,) = running(world, leased("gang", 300, devices=4))
+    state = world.decider.state
+
+    def told() -> str:
+        return explain(state, state.jobs[gang], Reasons(state)).text
+
+    assert "silent" not in told()
+    world.send(silent("b"))
+    assert told().endswith("; b is silent: what is known of the job there is old, until the node is heard or given up")
+    world.send(inbox.NodeHeardAgain(node="b", incarnation=1))
+    assert "silent" not in told()
+
+
+def test_of_a_job_that_waits_for_what_a_silent_node_has_its_explanation_says_so() -> None:
+    """Seen: it was told to ask for another type, and nothing of the node that has what it asks for."""
+    world = World(node("a", 2), node("b", 2), node("c", 2, model="A100"))
+    for name in ("b", "c"):
+        world.send(silent(name))
+    state, gang = world.decider.state, world.submit(leased("gang", 300, devices=4, types=("H100",)))
+    assert explain(state, state.jobs[gang], Reasons(state)).text.endswith(
+        "; b is silent, and has devices that it could use"
+    )
+    world.send(inbox.NodeHeardAgain(node="b", incarnation=1))
+    assert world.state_of(gang) == "granted"
 
 
 def test_what_was_said_of_a_silence_is_decided_late_and_together() -> None:

@@ -14,7 +14,7 @@ from libs.core.explain.kept_back import kept_back
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.start_estimate import estimate_start
 from libs.core.explain.user_shares import user_shares
-from libs.core.placement.answer import Blocked
+from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
 from libs.core.scheduling import retry
@@ -36,6 +36,8 @@ SUSPENDED = "suspended"
 """The reason of a job whose team an operator has paused: it keeps its age, and waits for no device."""
 SPARED = "spared"
 """The reason of a job to which others would give way, were it not for a limit on preemption."""
+_LACKS = frozenset({BlockReason.NO_DEVICES, BlockReason.TYPE, BlockReason.BUSY, BlockReason.HELD, BlockReason.RESERVED})
+"""Reasons of a job that a further node would help."""
 ESTIMATED = 4
 """Jobs of a list, the first ones, whose start is worked out: each costs some searches."""
 
@@ -53,7 +55,8 @@ def _boosted(boost: Boost) -> str:
 
 def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Explanation:
     if job.state is not JobState.QUEUED:
-        return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job), span=_span(job))
+        text = _running(job) + _unheard(state, job)
+        return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=text, span=_span(job))
     if job.team in state.suspended:
         text = state.suspended[job.team].text(job.team)
         return Explanation(job_id=job.id, state=job.state, reason=SUSPENDED, text=text)
@@ -82,7 +85,7 @@ def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Exp
         job_id=job.id,
         state=job.state,
         reason=SPARED if limit else outcome.reason.value,
-        text=f"{limit}; {found_out.text}" if limit else found_out.text,
+        text=(f"{limit}; {found_out.text}" if limit else found_out.text) + _out_of_hearing(state, job, outcome.reason),
         ahead=ahead,
         position=ahead + 1,
         behind=behind.shown,
@@ -199,6 +202,36 @@ def _running(job: Job) -> str:
         why += f", giving way costs it {attempt.cost_device_s:,.0f} device-seconds"
     together = f", {attempt.span.text}" if attempt.span else ""
     return f"attempt {attempt.number} is {job.state.value} on {where}{together}{why}"
+
+
+def _out_of_hearing(state: State, job: Job, reason: BlockReason) -> str:
+    """Of a job that lacks devices: which silent nodes have such that it could use, and that count as out of the pool."""
+    if reason not in _LACKS:
+        return ""
+    fleet, types = state.fleet, job.shape.types
+    models, codes = fleet.models.names, fleet.model
+    silent = [
+        node
+        for node in state.silent
+        if not types or any(models[int(codes[row])] in types for row in fleet.nodes[node].rows)
+    ]
+    if not silent:
+        return ""
+    verb, has = ("is", "has") if len(silent) == 1 else ("are", "have")
+    return f"; {', '.join(in_ranges(silent))} {verb} silent, and {has} devices that it could use"
+
+
+def _unheard(state: State, job: Job) -> str:
+    """Of which of its nodes nothing is heard, so that its state is that of before; "" when all are heard."""
+    attempt = job.current
+    parts = {} if attempt is None else attempt.parts
+    silent = [node for node, part in parts.items() if node in state.silent and not part.freed]
+    if not silent:
+        return ""
+    one = len(silent) == 1
+    are, nodes = ("is", "the node is") if one else ("are", "the nodes are")
+    what = f"what is known of the job there is old, until {nodes} heard or given up"
+    return f"; {', '.join(in_ranges(silent))} {are} silent: {what}"
 
 
 def _span(job: Job) -> Span | None:
