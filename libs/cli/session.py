@@ -4,13 +4,10 @@ import asyncio
 import re
 import signal
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from libs.bus.endings import notice
 from libs.cli.exits import UsageFault
-from libs.cli.output import hint
 from libs.client import Baton, NotFound, connect
 from libs.client.sending import denied_when_closed, denied_when_unanswered
 from schemas.ids import JOB_ID_DIGITS, JOB_ID_PREFIX, is_job_id
@@ -32,13 +29,10 @@ def run(
     pool: str | None = None,
     operator: bool = True,
 ) -> T:
-    """Connects, does `work`, closes. Without a team, `operator` connects as the operator if possible. Says so when the
-    credential ends soon."""
+    """Connects, does `work`, closes. Without a team, `operator` connects as the operator if possible."""
 
     async def session() -> T:
         async with await connect(url, team, user=user, pool=pool, operator=operator) as baton:
-            if text := notice(baton.place.address.creds, time.time()):
-                hint(text)
             with denied_when_closed(baton.nats), denied_when_unanswered(baton.nats):
                 return await work(baton)
 
