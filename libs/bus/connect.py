@@ -16,6 +16,8 @@
   it: a queue group's messages are lost there until the broker gives it up, after minutes).
 - A connection that is gone is told by OSError under uvloop, too (default: RuntimeError, by which the client stops half-way).
 - Who closes a connection is not cancelled with a reconnect that has just begun (default: both wait for one future).
+- A reconnect that was cancelled ends (default: one whose cancel came with a refusal of the server goes on for ever, as
+  `wait_for` of Python 3.11 drops it then, and the process with it does not end).
 - A PONG that nobody waits for any more is passed over (default: reading ends with it, once a PING was given up: a server that
   stood still for a few seconds is not heard for another 20 to 30 s).
 - A connection whose TLS has failed can be closed (default: whoever closes it waits for ever).
@@ -223,10 +225,14 @@ class BusConnection(Client):
             patience.cancel()
 
     async def _attempt_reconnect(self) -> None:
-        """nats-py's own; and where that does not know what to do, the connection is closed for good, and not left as it is."""
+        """nats-py's own; and where that does not know what to do, or was cancelled and has gone on for a step, the connection
+        is closed for good, and not left as it is."""
         self._abort()
         try:
             await super()._attempt_reconnect()
+            if _is_cancelled() and not self.is_closed:
+                self._reconnection_task = None
+                await self._close(Client.CLOSED, do_cbs=False)
         except Exception as e:
             logger.exception("NATS cannot be reconnected to")
             self._reconnection_task, self._err = None, e
@@ -235,6 +241,8 @@ class BusConnection(Client):
     async def _connect_to_server(self, server: Any) -> None:
         """nats-py's own; and what it has left of a try that failed half-way is ended: a connection that the server hears and
         sends to, where nobody reads, and half a message, which the next would go on with."""
+        if self._reconnection_task is asyncio.current_task() and _is_cancelled():
+            raise asyncio.CancelledError
         self._abort()
         for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
             if task is not None:
@@ -260,6 +268,12 @@ class BusConnection(Client):
         writer = getattr(self._transport, "_bare_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was, also where the cancel was dropped."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def connect(

@@ -171,9 +171,8 @@ def main() -> None:
     """The entry point."""
     open_stdout()
     logging.getLogger("baton").setLevel(logging.CRITICAL)  # people get libraries' warnings as errors of ours
-    logging.getLogger("baton.client").setLevel(
-        logging.WARNING
-    )  # but for what is waited for meanwhile, and a credential that ends soon
+    # But for what is waited for meanwhile, and a credential that ends soon:
+    logging.getLogger("baton.client").setLevel(logging.WARNING)
     try:
         code = _run(sys.argv[1:])
     except BaseException as error:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partialmethod
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ import pytest
 import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import ConnectionClosedError, StaleConnectionError
 
 from libs.bus import connect as bus
@@ -215,6 +217,40 @@ async def test_who_closes_is_not_cancelled_with_the_reconnect_that_has_just_begu
     await connection._process_op_err(StaleConnectionError())
     await asyncio.sleep(0)
     await connection.close()
+    assert connection.is_closed
+
+
+@pytest.mark.parametrize(
+    ("where", "step", "refuses"),
+    [
+        (TcpTransport, "connect", True),
+        (Client, "_process_connect_init", True),
+        (Client, "_process_connect_init", False),
+    ],
+)
+async def test_a_reconnect_whose_cancel_was_dropped_ends(
+    own_server: ServerInBackground, monkeypatch: pytest.MonkeyPatch, where: type, step: str, refuses: bool
+) -> None:
+    """As `wait_for` drops it, when it comes with a result. Seen: `baton up`, asked to stop, went on for ever."""
+    tries: list[asyncio.Task[None] | None] = []
+    itself = getattr(where, step)
+
+    async def ends_as_it_is_cancelled(*arguments: object, **named: object) -> None:
+        tries.append(asyncio.current_task())
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        if refuses:
+            raise ConnectionRefusedError
+        await itself(*arguments, **named)
+
+    connection = await connect(own_server.url, name="test")
+    monkeypatch.setattr(where, step, ends_as_it_is_cancelled)
+    await connection._process_op_err(StaleConnectionError())
+    await until(lambda: bool(tries))
+    await connection.close()
+    (reconnect,) = tries
+    assert reconnect is not None
+    await until(reconnect.done)
     assert connection.is_closed
 
 
