@@ -124,6 +124,10 @@ class BusConnection(Client):
     authority: Path | None = None
     """The file of the authority that the broker is known by."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._reconnects: set[asyncio.Task[Any]] = set()
+
     def _connect_command(self) -> bytes:
         """nats-py's own, which would be said in clear to whoever says that there is no encryption: it has a signature, by which
         that one may speak to the true broker in our name."""
@@ -227,26 +231,34 @@ class BusConnection(Client):
     async def _attempt_reconnect(self) -> None:
         """nats-py's own; and where that does not know what to do, or was cancelled and has gone on for a step, the connection
         is closed for good, and not left as it is."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._reconnects.add(task)
         self._abort()
         try:
             await super()._attempt_reconnect()
-            if _is_cancelled() and not self.is_closed:
+            if (
+                task.cancelling() and self._reconnection_task is task and not self.is_closed
+            ):  # and no other has been begun
                 self._reconnection_task = None
                 await self._close(Client.CLOSED, do_cbs=False)
         except Exception as e:
             logger.exception("NATS cannot be reconnected to")
             self._reconnection_task, self._err = None, e
             await self._close(Client.CLOSED)
+        finally:
+            self._reconnects.discard(task)
 
     async def _connect_to_server(self, server: Any) -> None:
         """nats-py's own; and what it has left of a try that failed half-way is ended: a connection that the server hears and
         sends to, where nobody reads, and half a message, which the next would go on with."""
-        if self._reconnection_task is asyncio.current_task() and _is_cancelled():
+        task = asyncio.current_task()
+        if task is not None and task in self._reconnects and task.cancelling():  # also where the cancel was dropped
             raise asyncio.CancelledError
         self._abort()
-        for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
-            if task is not None:
-                task.cancel()
+        for reader in (self._reading_task, self._ping_interval_task, self._flusher_task):
+            if reader is not None:
+                reader.cancel()
         self._ps.reset()
         if self.authority is not None:
             with suppress(BadAddress):  # it is written just now: the one of before
@@ -268,12 +280,6 @@ class BusConnection(Client):
         writer = getattr(self._transport, "_bare_io_writer", None)
         if writer is not None:
             writer.transport.abort()
-
-
-def _is_cancelled() -> bool:
-    """Whether this task was, also where the cancel was dropped."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def connect(

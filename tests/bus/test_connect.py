@@ -254,6 +254,28 @@ async def test_a_reconnect_whose_cancel_was_dropped_ends(
     assert connection.is_closed
 
 
+async def test_a_reconnect_that_is_lost_as_it_ends_is_begun_anew(
+    own_server: ServerInBackground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before is cancelled then, and that is not the end of the connection."""
+    lost: list[Client] = []
+    itself = Client.flush
+
+    async def loses(client: Client, timeout: int = 10) -> None:
+        if not lost:
+            lost.append(client)
+            await client._process_op_err(StaleConnectionError())
+        await itself(client, timeout)
+
+    connection = await connect(own_server.url, name="test")
+    monkeypatch.setattr(Client, "flush", loses)
+    await connection._process_op_err(StaleConnectionError())
+    await until(lambda: connection.stats["reconnects"] == 2 and connection.is_connected)
+    await connection.flush()
+    assert lost == [connection]
+    await connection.close()
+
+
 async def test_a_reconnect_that_fails_as_nobody_foresaw_ends_the_connection(
     own_server: ServerInBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
