@@ -87,7 +87,7 @@ async def test_a_job_that_computes_in_many_processes_leaves_others_their_share(s
     async with start() as node:
         many, one = computing("red", 16, 1), computing("blue", 1, 2)
         await up(node, many, one)
-        assert await share(node, many, one) > 0.35
+        assert await share(node, many, one) > 0.25
 
 
 async def test_a_share_is_as_large_as_what_its_attempt_holds(start):
