@@ -213,9 +213,12 @@ async def test_a_full_stream_refuses_and_keeps_what_it_has(nats: BusConnection, 
 
 async def test_a_cancelled_publisher_gives_everything_back(own_server: ServerInBackground) -> None:
     connection = await connect(own_server.url, name="test")
-    js = connection.jetstream()
+    subject = "baton.in.clock.v1.tick.p"
+    await connection.subscribe(
+        subject
+    )  # somebody hears it and does not answer: with nobody there the broker would, at once
     publishing = asyncio.create_task(
-        Outbox(js, ack_timeout_s=30).publish_many([Outgoing("baton.in.clock.v1.tick.p", b"{}", {})])
+        Outbox(connection.jetstream(), ack_timeout_s=30).publish_many([Outgoing(subject, b"{}", {})])
     )
     await until(lambda: connection in Replies._all and _waiting(connection))
     publishing.cancel()
