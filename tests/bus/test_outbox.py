@@ -214,9 +214,11 @@ async def test_a_full_stream_refuses_and_keeps_what_it_has(nats: BusConnection, 
 async def test_a_cancelled_publisher_gives_everything_back(own_server: ServerInBackground) -> None:
     connection = await connect(own_server.url, name="test")
     subject = "baton.in.clock.v1.tick.p"
-    await connection.subscribe(
-        subject
-    )  # somebody hears it and does not answer: with nobody there the broker would, at once
+
+    async def hear(_: Msg) -> None:
+        """And say nothing: with nobody there the broker would, at once."""
+
+    await connection.subscribe(subject, cb=hear)
     publishing = asyncio.create_task(
         Outbox(connection.jetstream(), ack_timeout_s=30).publish_many([Outgoing(subject, b"{}", {})])
     )
