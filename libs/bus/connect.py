@@ -89,6 +89,9 @@ class _Transport(TcpTransport):
     """nats-py's own, with one behaviour under both event loops: what is written to a connection that is gone is lost, as
     asyncio has it, and `drain` raises OSError. uvloop's RuntimeError is for nats-py the end of the loop."""
 
+    _begins_tls = False
+    """Also of one whose TLS has failed."""
+
     def write(self, payload: bytes) -> None:
         with suppress(RuntimeError):
             super().write(payload)
@@ -96,8 +99,6 @@ class _Transport(TcpTransport):
     def writelines(self, payload: Sequence[bytes]) -> None:
         with suppress(RuntimeError):
             super().writelines(payload)
-
-    _begins_tls = False
 
     async def connect_tls(self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int) -> None:
         self._begins_tls = True
@@ -237,9 +238,8 @@ class BusConnection(Client):
         self._abort()
         try:
             await super()._attempt_reconnect()
-            if (
-                task.cancelling() and self._reconnection_task is task and not self.is_closed
-            ):  # and no other has been begun
+            replaced = self._reconnection_task is not task
+            if task.cancelling() and not replaced and not self.is_closed:
                 self._reconnection_task = None
                 await self._close(Client.CLOSED, do_cbs=False)
         except Exception as e:

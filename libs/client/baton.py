@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from nats.aio.client import Client
 
@@ -24,6 +24,7 @@ from libs.client.asking import ask
 from libs.client.cancelling import Cancels
 from libs.client.errors import ClientError, HasEnded, Invalid, NotFound, Parked, TimedOut, Unreachable
 from libs.client.event_subscriptions import EventSubscriptions
+from libs.client.own_jobs import OwnJobs, remember
 from libs.client.pool_questions import PoolQuestions
 from libs.client.sending import RETRY_AFTER_S, command, deliver, store, valid
 from libs.client.verdict import Verdict
@@ -53,17 +54,13 @@ from schemas.secrets import SecretInfo, SecretRekeyed
 log = logging.getLogger("baton.client")
 
 _ASK_AGAIN_S = 0.02
-_REMEMBERED = 10_000
 _JUST_NOW_S = 0.05
 _RESTARTS_S = 3.0
 """So long history may be away before who waits for a job is told so: one that is started anew is there sooner."""
-_QUERIES_S = 1.0
 _BULK = 500
 _AT_ONCE = 256
 """So many submits of a client wait for their answers at once, the others for these. With ten thousand, each of which asks
 history again and again, the client read so slowly that the broker ended its connection."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +115,9 @@ class Baton(PoolQuestions):
         """Jobs of which we have told the end."""
         self._over: OrderedDict[str, JobEvent] = OrderedDict()
         """Ends that were told while their jobs were being submitted, until somebody waits for them."""
-        self._new_keys: OrderedDict[str, None] = OrderedDict()
-        self._admitted: OrderedDict[str, None] = OrderedDict()
-        """Jobs that we have submitted: whoever waits for one knows that there is one."""
+        self._own = OwnJobs(nats, place)
         self._submitted = ("", float("-inf"))
         self._submitting = asyncio.Semaphore(_AT_ONCE)
-        self._asking_queries = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -194,7 +188,7 @@ class Baton(PoolQuestions):
             try:
                 await verdict.reached(
                     lambda: self.get(submitted.job_id),
-                    lambda: self._waits_or_runs(submitted, pool),
+                    lambda: self._own.waits_or_runs(submitted.job_id, key, pool),
                     repeated=repeated,
                     timeout_s=answer_s,
                 )
@@ -203,28 +197,13 @@ class Baton(PoolQuestions):
                     raise Parked(submitted.job_id, busy, RETRY_AFTER_S) from None
                 raise
         self._submitted = submitted.job_id, time.monotonic()
-        _remember(self._admitted, submitted.job_id, None)
+        self._own.add(submitted.job_id)
         if live.ended.done():
-            _remember(self._over, submitted.job_id, live.ended.result())
+            remember(self._over, submitted.job_id, live.ended.result())
 
     def new_key(self) -> str:
         """A client key that names no job yet."""
-        key = uuid.uuid4().hex
-        _remember(self._new_keys, key, None)
-        return key
-
-    async def _waits_or_runs(self, submitted: Submitted, pool: str) -> bool:
-        """Whether the pool has the job, as queries says; asked for new keys only, by one submit at a time. Under another key an
-        older job may run, with another body."""
-        if submitted.client_key not in self._new_keys:
-            return False
-        query = ExplainQuery(job_id=submitted.job_id)
-        async with self._asking_queries:
-            try:
-                await ask(self.nats, "job.explain", self.place, query, pool=pool, timeout_s=_QUERIES_S)
-            except ClientError:
-                return False
-        return True
+        return self._own.new_key()
 
     async def _busy(self, pool: str) -> str:
         """Why the pool takes no submits now; "" when it does, or nobody says."""
@@ -336,13 +315,13 @@ class Baton(PoolQuestions):
                     just_now = job == job_id and time.monotonic() - at < _JUST_NOW_S
                     event = await end_of(
                         live, job_id, self._event_page, self._known, just_submitted=just_now,
-                        exists=job_id in self._admitted,
+                        exists=job_id in self._own,
                     )  # fmt: skip
         except TimeoutError:
             raise TimedOut(
                 f"{job_id} has not ended within {timeout_s:g} s", fix="see `baton explain` for why"
             ) from None
-        _remember(self._ended, job_id, None)
+        remember(self._ended, job_id, None)
         return event
 
     async def events(
@@ -514,9 +493,3 @@ class Baton(PoolQuestions):
             return await self._document(job_id)
         except NotFound:
             return None
-
-
-def _remember(kept: OrderedDict[str, T], job_id: str, value: T) -> None:
-    kept[job_id] = value
-    if len(kept) > _REMEMBERED:
-        kept.popitem(last=False)
