@@ -3,7 +3,7 @@
 import asyncio
 import os
 import select
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,10 @@ import pytest
 from services.agent import jobwalls
 from services.agent.keeper import walls
 from services.agent.keeper.client import KeeperClient
-from services.agent.keeper.prepared import MISSED, MOST_FAILURES, Views
+from services.agent.keeper.prepared import MISSED, MOST_FAILURES, Views, around
 from services.agent.settings import AgentSettings
 from services.agent.view import view_of
+from tests.agent.conftest import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a view is prepared where the keeper is root")
 SEEN = r"""
@@ -167,6 +168,56 @@ async def test_a_view_of_which_something_is_another_now_is_not_copied(keeps, tmp
                 assert "Read-only" in said
         finally:
             await ran("umount", "-l", str(disk))
+
+
+async def test_mounts_that_a_view_does_not_show_leave_it_valid(keeps, tmp_path):
+    """A container beside the agent mounts something each time that its health is asked for."""
+    (shown := tmp_path / "shown").mkdir()
+    (beside := tmp_path / "shown beside").mkdir()
+    async with keeps(readable=(shown,)) as keeper:
+        await keeper.warm()
+        for _ in range(5):
+            await ran("mount", "-t", "tmpfs", "tmpfs", str(beside))
+            with_it = await keeper.runs("true")
+            await ran("umount", str(beside))
+            assert with_it[0], "the mounts of another test's are none of these either"
+            assert (await keeper.runs("true"))[0]
+
+
+async def test_a_view_is_dropped_when_nobody_starts_anything(keeps, tmp_path):
+    """So that a disk that it shows can be unmounted."""
+    (disk := tmp_path / "shown/a disk").mkdir(parents=True)
+    await ran("mount", "-t", "tmpfs", "tmpfs", str(disk))
+    try:
+        async with keeps(readable=(tmp_path / "shown",)) as keeper:
+            await keeper.warm()
+            assert held_by(keeper.keeper.pid)
+            await ran("umount", str(disk))
+            await until(lambda: not held_by(keeper.keeper.pid))
+    finally:
+        await (await asyncio.create_subprocess_exec("umount", "-q", str(disk))).wait()
+
+
+def held_by(pid):
+    """Mount namespaces that a process has descriptors of."""
+    with suppress(FileNotFoundError):
+        return [at for at in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(at).startswith("mnt:")]
+
+
+def test_which_mounts_matter_to_a_view():
+    lines = [
+        rb"23 1 254:0 / / rw,relatime - ext4 /dev/vda rw",
+        rb"24 23 0:5 / /dev rw,nosuid - devtmpfs devtmpfs rw",
+        rb"25 23 0:30 / /data rw - tmpfs tmpfs rw",
+        rb"26 25 0:31 / /data/a\040b\134c rw shared:3 - tmpfs tmpfs rw",
+        rb"27 23 0:32 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw",
+        rb"28 23 0:33 / /database rw - tmpfs tmpfs rw",
+    ]
+    assert around(lines, ["/usr"]) == lines[:1]
+    assert around(lines, ["/dev/nvidia0"]) == lines[:2]
+    assert around(lines, ["/data"]) == [lines[0], *lines[2:4]]
+    assert around(lines, ["/data/a b\\c/deep"]) == [lines[0], *lines[2:4]]
+    assert around(lines, ["/usr", "/var/lib"]) == [lines[0], lines[4]]
 
 
 async def test_a_view_that_cannot_be_prepared_costs_no_attempt(keeps, monkeypatch):

@@ -6,8 +6,9 @@ copies it, and adds what is the attempt's own: /proc, /tmp, /dev/shm, terminals,
 
 This is an optimization only: no attempt waits for a maker. Where there is no valid view, bubblewrap makes the attempt's whole
 view, as it does without root. The most likely view is made before the keeper reports that it is ready, because in a burst of
-first attempts a maker gets hardly any processor time. A view is invalid once the machine's mounts have changed (the keeper
-asks the kernel before each start) or a folder that it shows was replaced (the shim checks that).
+first attempts a maker gets hardly any processor time. A view is invalid once a mount that it shows has changed (the keeper asks
+the kernel before each start whether any has) or a folder that it shows was replaced (the shim checks that). Other mounts do not
+matter: where containers run beside the agent there are new ones every second.
 """
 
 import os
@@ -16,7 +17,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST = 32
 """Views that a keeper holds, one for each set of devices. The one that was used least recently goes."""
@@ -26,6 +27,8 @@ MOST_FAILURES = 3
 """So many copies or makers that fail, and it is left alone: this kernel cannot do it."""
 MAKER_PATIENCE_S = 30.0
 """A maker that takes longer hangs, on a dead network disk say, and is killed."""
+NEWS_S = 1.0
+"""Between two looks at the mounts when nobody starts anything: a look takes a ms for a thousand of them."""
 
 _LARGEST = 65_536
 
@@ -47,10 +50,52 @@ class Mounts:
         """`news`: for an epoll."""
         self._poll = select.poll()
         self._poll.register(self._asked, select.POLLPRI)
+        self._read()
 
     def changed(self) -> bool:
-        """Since this was last asked. A microsecond, where reading what is mounted takes 30."""
-        return bool(self._poll.poll(0))
+        """Since this was last asked; if so `lines` are new. A microsecond when there is nothing new."""
+        if not self._poll.poll(0):
+            return False
+        self._read()
+        return True
+
+    def _read(self) -> None:
+        with open("/proc/self/mountinfo", "rb") as file:
+            self.lines, self.read_at = file.read().splitlines(), monotonic()
+
+
+def around(lines: Sequence[bytes], paths: Sequence[str]) -> list[bytes]:
+    """Of the lines of a mountinfo (proc_pid_mountinfo(5)) those whose mount one of these paths lies in, or that lie below one.
+    The paths: absolute, without symbolic links."""
+    of_paths = [os.fsencode(path).rstrip(b"/") + b"/" for path in paths]
+
+    def matters(line: bytes) -> bool:
+        escaped = line.split(b" ", 5)[4]  # a space is \040
+        point = escaped.decode("unicode_escape").encode("latin-1").rstrip(b"/") + b"/"
+        return any(path.startswith(point) or point.startswith(path) for path in of_paths)
+
+    return [line for line in lines if matters(line)]
+
+
+class _Making(NamedTuple):
+    """A maker at work. `mounts`: all of the machine's, from before it began; `until`: it has time."""
+
+    key: str
+    sources: Sequence[str]
+    sock: socket.socket
+    maker: int
+    mounts: Sequence[bytes]
+    until: float
+
+
+class _Held(NamedTuple):
+    """A view. `namespace`: its descriptor; `shown`: what it shows, in the maker's words; `paths`: the same, without symbolic
+    links, and the `mounts` around them."""
+
+    namespace: int
+    shown: bytes
+    paths: Sequence[str]
+    mounts: Sequence[bytes]
 
 
 class Views:
@@ -59,20 +104,23 @@ class Views:
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._held: dict[str, tuple[int, bytes]] = {}
-        """Arguments -> the namespace's descriptor, and what it shows (the maker's words)."""
-        self._making: dict[int, tuple[str, socket.socket, int, float]] = {}
-        """Descriptor of the socket -> arguments ("": what comes is old already), the socket, the maker, and until when it has
-        time."""
+        self._held: dict[str, _Held] = {}
+        """By the arguments that made them."""
+        self._making: dict[int, _Making] = {}
+        """By the descriptor of the socket."""
         self._missed: dict[str, None] = {}
         """Arguments for which a view was missed, oldest first."""
         self._failures = 0
         self._mounts: Mounts | None = None
+        self._news = False
+        """Mounts have changed, and nobody has looked whether a view shows them."""
         self._spoken = set[int]()
         """Makers that have said their last word and may not have ended yet."""
 
     def turn(self) -> None:
-        """Takes the ends of makers."""
+        """Takes the ends of makers, and drops views of before a change that they show."""
+        if self._news and self._mounts is not None and monotonic() - self._mounts.read_at >= NEWS_S:
+            self.look()
         for maker in list(self._spoken):
             with suppress(ChildProcessError):  # taken with all others
                 if not os.waitpid(maker, os.WNOHANG)[0]:
@@ -83,11 +131,11 @@ class Views:
         """Until those at work have said their last word, or for so long. Blocks."""
         until = monotonic() + patience_s
         while self._making and (left_s := until - monotonic()) > 0:
-            for sock in select.select([sock for _, sock, *_ in self._making.values()], (), (), left_s)[0]:
+            for sock in select.select([each.sock for each in self._making.values()], (), (), left_s)[0]:
                 self._take(sock.fileno())
 
     def makers(self) -> set[int]:
-        return {pid for _, _, pid, _ in self._making.values()}
+        return {each.maker for each in self._making.values()}
 
     def of(self, prepared: Prepared) -> tuple[int, bytes] | None:
         """A view of which a copy may be taken now, or None."""
@@ -95,21 +143,20 @@ class Views:
         key = _key(prepared)
         if (held := self._held.pop(key, None)) is not None:
             self._held[key] = held  # the youngest
-        return held
+            return held.namespace, held.shown
+        return None
 
-    def look(self) -> None:
-        """Before a maker begins, and before what it made is used: views of before a change of the mounts are old, and so is
-        what is being made."""
+    def look(self) -> Mounts:
+        """Before a maker begins, and before what it made is used: views of before a change of what they show are old. Returns
+        the mounts that there are."""
         if self._mounts is None:
             self._mounts = Mounts()
             self._epoll.register(self._mounts.news, select.EPOLLPRI)
         elif self._mounts.changed():
-            self._age()
-
-    def _age(self) -> None:
-        self._drop(list(self._held))
-        for each, (_, sock, maker, until) in self._making.items():
-            self._making[each] = ("", sock, maker, until)
+            lines = self._mounts.lines
+            self._drop([key for key, each in self._held.items() if around(lines, each.paths) != each.mounts])
+        self._news = False
+        return self._mounts
 
     def wanted(self, prepared: Prepared) -> bool:
         """Whether a maker is to be started for it: it was missed before, and none is at work."""
@@ -119,23 +166,26 @@ class Views:
         self._missed[asked] = None
         if len(self._missed) > MISSED:
             del self._missed[next(iter(self._missed))]
-        known = asked in self._held or any(key == asked for key, *_ in self._making.values())
+        known = asked in self._held or any(each.key == asked for each in self._making.values())
         return before and not known and self._failures < MOST_FAILURES
 
-    def making(self, prepared: Prepared, sock: socket.socket, maker: int, until: float) -> None:
-        self._making[sock.fileno()] = (_key(prepared), sock, maker, until)
+    def making(
+        self, prepared: Prepared, sock: socket.socket, maker: int, mounts: Sequence[bytes], until: float
+    ) -> None:
+        """`mounts`: what `look` said before it began."""
+        self._making[sock.fileno()] = _Making(_key(prepared), prepared["sources"], sock, maker, mounts, until)
         self._epoll.register(sock, select.EPOLLIN)
 
     def heard(self, fd: int) -> None:
-        """The kernel's news of mounts: views are dropped at once, so that a disk can be unmounted. Or a maker's."""
+        """The kernel's news of mounts: views that show them are dropped soon, so that a disk can be unmounted. Or a maker's."""
         if self._mounts is not None and fd == self._mounts.news:
-            self._age()
+            self._news = True
         elif fd in self._making:
             self._take(fd)
 
     def overdue(self, now: float) -> list[int]:
         """Makers that hang, each once."""
-        late = {fd: maker for fd, (_, _, maker, until) in self._making.items() if until <= now}
+        late = {fd: each.maker for fd, each in self._making.items() if each.until <= now}
         for fd in late:
             self._take(fd)
         return list(late.values())
@@ -151,27 +201,30 @@ class Views:
 
     def _take(self, fd: int) -> None:
         """A maker's last word, or none."""
-        self.look()
-        key, sock, maker, _ = self._making.pop(fd)
-        self._spoken.add(maker)
+        making = self._making.pop(fd)
+        self._spoken.add(making.maker)
         self._epoll.unregister(fd)
         shown, handles = b"", list[int]()
-        with sock, suppress(OSError):
-            shown, handles, _, _ = socket.recv_fds(sock, _LARGEST, 1, socket.MSG_DONTWAIT)
+        with making.sock, suppress(OSError):
+            shown, handles, _, _ = socket.recv_fds(making.sock, _LARGEST, 1, socket.MSG_DONTWAIT)
         if not handles:
             self._failures += 1
             return
         os.set_inheritable(handles[0], False)
-        if not key:
+        paths = [
+            os.path.realpath(source) for source in making.sources
+        ]  # the maker has just looked there: nothing blocks
+        mounts = around(self.look().lines, paths)
+        if mounts != around(making.mounts, paths):
             os.close(handles[0])
             return
-        self._held[key] = (handles[0], shown)
+        self._held[making.key] = _Held(handles[0], shown, paths, mounts)
         self._drop(list(self._held)[:-MOST])
 
     def _drop(self, keys: Sequence[str]) -> None:
         for key in keys:
             if (held := self._held.pop(key, None)) is not None:
-                os.close(held[0])
+                os.close(held.namespace)
 
 
 def _key(prepared: Prepared) -> str:

@@ -328,13 +328,13 @@ class Keeper:
 
     def _prepare(self, wanted: Prepared) -> None:
         """For the next attempts: this one does not wait for it."""
-        self._views.look()
+        mounts = self._views.look().lines
         try:
             maker, mine = self._zygote.prepare(spec.making(wanted["args"], wanted["sources"]))
         except (OSError, ValueError):
             self._views.failed()
             return
-        self._views.making(wanted, mine, maker, now() + MAKER_PATIENCE_S)
+        self._views.making(wanted, mine, maker, mounts, now() + MAKER_PATIENCE_S)
 
     def _tell(self, id: str, message: bytes) -> None:
         """To the shim of an attempt. One that does not take it is killed when its patience is over, or is gone already."""
