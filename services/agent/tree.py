@@ -113,7 +113,8 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> P
     attempts are held together there, without limits.
     """
     own = own.parent if own.name == _BELOW else own  # it moved before
-    if not _controllers(own / "cgroup.controllers", _LIMITING) or limits(own):
+    there = [_controllers(group / "cgroup.controllers", _LIMITING) for group in (own, top)]
+    if not any(there) or limits(own):  # at the top alone: nobody has enabled them for the groups below it
         return own
     beside, below = top / _TOGETHER, own / _BELOW
     with suppress(OSError):

@@ -50,6 +50,14 @@ def test_root_makes_one_beside_those_of_the_machine(tmp_path: Path, own: Path, k
     assert not (own / "baton-agent").exists()
 
 
+def test_root_enables_what_nobody_has_enabled_below_the_top(tmp_path: Path, own: Path, kernel: Kernel) -> None:
+    """As on a machine without systemd."""
+    (own / "cgroup.controllers").write_text("")
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    kernel.root, kernel.others = True, {tmp_path}
+    assert tree.divided(own, tmp_path, kernel.limits) == tmp_path / "baton"
+
+
 def test_alone_in_a_container_it_moves_one_down(own: Path, kernel: Kernel) -> None:
     assert tree.divided(own, own, kernel.limits) == own
     assert kernel.ours == own / "baton-agent"
