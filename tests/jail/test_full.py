@@ -120,7 +120,8 @@ async def test_a_hostile_job_reaches_nothing(start, aims, tmp_path, monkeypatch,
         assert {kept.prepared for kept in node.agent.launcher.keeper.attempts.values()} == {prepared}
         assert node.agent.launcher.keeper.tier == walls.FULL, node.agent.launcher.keeper.why
         assert (tmp_path / "agent/walls").read_text().startswith(walls.FULL), "for `baton up`"
-        assert [name for name, how in said.items() if how == "BROKE"] == []
+        told = [] if walls.scopes_known() else ["abstract_socket"]  # before Linux 6.12 the agent says that this is lacking
+        assert [name for name, how in said.items() if how == "BROKE"] == told
         assert len(said) >= 80
         assert Path(f"/proc/{pid}").stat().st_uid == team_uid("blue"), "and the other team's job goes on"
 
@@ -404,10 +405,10 @@ async def test_jobs_have_a_group_of_memory_one_after_the_other_and_nothing_of_on
         return await ended(node, part(job, rank(epoch=next(epochs)), team=team))
 
     async with start() as node:
+        if node.agent.launcher.memory_base == node.agent.launcher.group_base:
+            pytest.skip("of version 2 an attempt has its own, with its name")
         await after("blue", "open('saved', 'wb').write(bytes(2**20))")
         (group,) = memory_groups(node)
-        if not (group / "memory.usage_in_bytes").exists():
-            pytest.skip("memory is limited by version 2 here")
         assert int((group / "memory.limit_in_bytes").read_text()) == 200 << 20
         await after("red", "pass")
         assert memory_groups(node) == {group}
