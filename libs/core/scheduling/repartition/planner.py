@@ -6,6 +6,9 @@ Pure. The rules, the strictest first:
 - A board has one repartition at a time, and rests between two.
 - Idle instances that serve a queue of higher rank stay.
 - A board is repartitioned only when that brings at least one instance that a queue has waited for.
+- A team has no more boards cut than its bucket allows (`libs.core.state.unused_cuts`). Its jobs wait for instances that
+  exist then.
+- A board that was cut for a team which did not use it is cut for other teams first.
 
 Queues are ranked by class, then by profile, the larger first (small instances fit around large ones, not the other way),
 then by the order of all scheduling (`libs.core.scheduling.order`).
@@ -47,19 +50,24 @@ def plan_repartitions(state: State, plan: Plan, t_us: int, policy: Policy) -> li
     if not any(queue.waited_us >= policy.repartition_after_us for queue in queues):
         return []
     table = _Boards(state, t_us, policy, queues)
+    left = {queue.team: state.unused_cuts.left(queue.team, t_us) for queue in queues}
     result: list[BoardRecut] = []
-    for queue in queues:
-        table.use_what_is_there(queue)
-        while (
-            queue.blocked
-            and queue.unmet > 0
-            and queue.waited_us >= policy.repartition_after_us
-            and len(result) < AT_ONCE
-        ):
-            repartition = table.repartition_for(queue)
-            if repartition is None:
-                break
-            result.append(repartition)
+    for again in (False, True):
+        for queue in queues:
+            if not again:
+                table.use_what_is_there(queue)
+            while (
+                queue.blocked
+                and queue.unmet > 0
+                and queue.waited_us >= policy.repartition_after_us
+                and left[queue.team] > 0
+                and len(result) < AT_ONCE
+            ):
+                repartition = table.repartition_for(queue, again=again)
+                if repartition is None:
+                    break
+                left[queue.team] -= 1
+                result.append(repartition)
     return result
 
 
@@ -81,6 +89,10 @@ class _WaitingQueue:
     def shape(self) -> Shape:
         return self.head.shape
 
+    @property
+    def team(self) -> str:
+        return self.head.team
+
 
 @dataclass(slots=True, eq=False)
 class _OpenBoard:
@@ -91,6 +103,8 @@ class _OpenBoard:
     geometry: Geometry
     fixed: list[mig.Instance]
     idle: dict[int, mig.Instance] = field(default_factory=dict)
+    unused_by: str = ""
+    """The team for which it was cut last, and that has not used that."""
 
 
 def _waiting_queues(state: State, plan: Plan, t_us: int, policy: Policy) -> list[_WaitingQueue]:
@@ -160,8 +174,9 @@ class _Boards:
                 continue
             fixed = [instance for row, instance in board.rows.items() if not idle_rows[row]]
             self._open[name] = _OpenBoard(
-                name, board, geometry, fixed, {row: i for row, i in board.rows.items() if idle_rows[row]}
-            )
+                name, board, geometry, fixed, {row: i for row, i in board.rows.items() if idle_rows[row]},
+                state.unused_cuts.unused_by(name),
+            )  # fmt: skip
         self._coming = [
             (fleet.boards[name], place.profile)
             for name, asked in state.repartitions.items()
@@ -185,10 +200,11 @@ class _Boards:
                     open_.fixed.append(open_.idle.pop(row))
             self._count_coming(queue)
 
-    def repartition_for(self, queue: _WaitingQueue) -> BoardRecut | None:
-        """The repartition that brings the most of what `queue` lacks and destroys the least; None when none brings any."""
+    def repartition_for(self, queue: _WaitingQueue, *, again: bool = False) -> BoardRecut | None:
+        """The repartition that brings the most of what `queue` lacks and destroys the least; None when none brings any.
+        `again`: of the boards that its team had cut and has not used; else of the others."""
         best: tuple[tuple[int, int, int], _OpenBoard, mig.Layout] | None = None
-        for open_ in self._promising(queue):
+        for open_ in self._promising(queue, again):
             layout = self._layout(open_, queue)
             brought = min(queue.unmet, _count(layout, queue.profile) - _count(_now(open_), queue.profile))
             if brought <= 0:
@@ -200,9 +216,15 @@ class _Boards:
                 best = (worth, open_, layout)
         return None if best is None else self._cut(queue, best[1], best[2])
 
-    def _promising(self, queue: _WaitingQueue) -> list[_OpenBoard]:
+    def _promising(self, queue: _WaitingQueue, again: bool) -> list[_OpenBoard]:
         """Boards where an instance for `queue` would fit. The fullest come first: what is left of them is worth the least."""
-        found = [o for o in self._open.values() if self._has_room(o, queue.profile) and self._serves(o.board, queue)]
+        found = [
+            o
+            for o in self._open.values()
+            if (o.unused_by == queue.team) is again
+            and self._has_room(o, queue.profile)
+            and self._serves(o.board, queue)
+        ]
         return sorted(found, key=lambda o: (-len(o.fixed), len(o.idle)))[:_LOOKED_AT]
 
     def _has_room(self, open_: _OpenBoard, profile: str) -> bool:
@@ -261,6 +283,7 @@ class _Boards:
                 board=open_.id, number=state.repartition_number.get(open_.id, 0) + 1, destroy=gone, create=create
             ),
             why=why,
+            for_job=queue.head.id,
         )  # fmt: skip
 
     def _count_coming(self, queue: _WaitingQueue) -> None:

@@ -74,9 +74,20 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     if job.shape.spread[0]:
         state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
     _count_use(state, job, e.claims, 1, t_us)
+    if state.unused_cuts:
+        for claim in e.claims:
+            _uses_cut(state, job.team, claim)
     if e.hold is not None and state.budgets.covering(job.team):
         state.budgets.open(job.id, job.team, state.devices_of(job.current), e.hold, t_us)
     state.grants += 1
+
+
+def _uses_cut(state: State, team: str, claim: Claim) -> None:
+    fleet = state.fleet
+    row = fleet.row(claim.device)
+    board = fleet.board_of.get(row, "")
+    if board in fleet.boards:
+        state.unused_cuts.used(board, team, fleet.boards[board].rows[row])
 
 
 def _attempt_starting(state: State, e: led.AttemptStarting, t_us: int) -> None:
