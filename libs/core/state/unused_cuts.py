@@ -1,47 +1,60 @@
-"""Cuts of MIG boards that were made for jobs of a team, and that no job of the team has used.
+"""Cuts of MIG boards that were made for jobs of a team, and that the team has not used.
 
-A board that is cut is out of placement for some seconds and then stays as it is for some minutes, so a team that has boards
-cut and cancels its jobs keeps devices from others, and pays nothing. Each team has a bucket of cuts therefore. A cut takes one
-out. It comes back as soon as a job of the team is granted an instance that the cut has made, or when the node did not carry
-the cut out. Beside that, time fills the bucket.
+A board that is cut is out of placement for some seconds and then stays as it is for some minutes. So a team that has boards cut
+and cancels its jobs keeps devices from others, and pays nothing. Each team has a bucket of cuts therefore. A cut takes one out.
+While a job of the team holds an instance that the cut has made, it is back in. It stays in if the team held such instances for
+long enough, all together, or if the node did not carry the cut out. Beside that, time fills the bucket.
 
 Numbers that no operator sets: the checker holds the writer to them, and `baton explain` tells them, both from the ledger alone.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 AT_ONCE = 16
 """Cuts of one team that are not used: as many as one record has (`libs.core.scheduling.repartition.planner.AT_ONCE`). A team
 whose jobs come to run has the next ones as soon as they do."""
 EACH_US = 300_000_000
 """Time that fills one in: as long as a board rests by default. So who never uses any keeps one board from the others, and not
-all of them."""
+all of them. A cut counts as used after that time, too: who had a board cut has paid for an instance as long as it rested."""
+FULL_US = AT_ONCE * EACH_US
+"""An empty bucket is full then. What was cut so long ago counts no longer."""
 
 _Instance = tuple[str, int]
 """Profile, and first memory slice."""
 
 
-class _Cut(NamedTuple):
-    """The last cut of a board."""
+@dataclass(slots=True)
+class _Cut:
+    """The last cut of a board. `made`: the instances that it brings; `holds`: those that the team's jobs hold, device -> since
+    when; `held_us`: for how long it held others."""
 
+    node: str
     team: str
     made: frozenset[_Instance]
     at_us: int
+    held_us: int = 0
+    holds: dict[str, int] = field(default_factory=dict)
+
+    def held_by(self, t_us: int) -> int:
+        return self.held_us + sum(t_us - since_us for since_us in self.holds.values())
 
 
 class UnusedCuts:
-    """Of all teams. Bounded: a team is forgotten once its bucket is full, which takes 80 minutes at the most, and a cut likewise, with
-    the next cut of any board."""
+    """Of all teams. Bounded: with the next cut of any board a team is forgotten whose bucket is full, and a cut that counts no
+    longer."""
 
     def __init__(self) -> None:
         self._full_us: dict[str, int] = {}
-        """Team -> when its bucket is full, if it has no more boards cut."""
+        """Team -> when its bucket is full, if no more boards are cut for it."""
         self._cuts: dict[str, _Cut] = {}
-        """Board -> its last cut, while that is not used."""
+        """Board -> its last cut, until that is used."""
+        self._board_of: dict[str, str] = {}
+        """Devices that these cuts have made and that their teams hold -> board."""
 
     def __bool__(self) -> bool:
-        """Whether there is any cut that may still be used."""
+        """Whether there is any cut that is not used."""
         return bool(self._cuts)
 
     def left(self, team: str, t_us: int) -> int:
@@ -51,39 +64,78 @@ class UnusedCuts:
 
     def next_us(self, team: str, t_us: int) -> int:
         """From when on a board may be cut for the team."""
-        return max(t_us, self._full_us.get(team, 0) - (AT_ONCE - 1) * EACH_US)
+        return max(t_us, self._full_us.get(team, 0) - (FULL_US - EACH_US))
 
-    def unused_by(self, board: str) -> str:
-        """For which team the board was cut last, if that has not used it; "" for none."""
-        cut = self._cuts.get(board)
-        return "" if cut is None else cut.team
+    def unused_by(self, board: str, t_us: int) -> str:
+        """The team for which the board was cut last, if it has not used that; "": none."""
+        cut = self._cut(board, t_us)
+        return "" if cut is None or cut.held_by(t_us) >= EACH_US else cut.team
 
-    def made(self, board: str, team: str, instances: Iterable[_Instance], t_us: int) -> None:
-        """The board is cut into these for a job of the team."""
-        self._full_us[team] = max(t_us, self._full_us.get(team, 0)) + EACH_US
-        self._cuts[board] = _Cut(team, frozenset(instances), t_us)
+    def made(self, board: str, node: str, team: str, instances: Iterable[_Instance], t_us: int) -> None:
+        """The board is to be cut into these for a job of the team."""
+        self.forget(board)
+        self._take(team, t_us)
         self._full_us = {one: full_us for one, full_us in self._full_us.items() if full_us > t_us}
-        self._cuts = {one: cut for one, cut in self._cuts.items() if cut.at_us > t_us - AT_ONCE * EACH_US}
+        for old in [one for one, cut in self._cuts.items() if cut.at_us <= t_us - FULL_US]:
+            self.forget(old)
+        self._cuts[board] = _Cut(node, team, frozenset(instances), t_us)
 
-    def used(self, board: str, team: str, instance: _Instance) -> None:
+    def granted(self, board: str, instance: _Instance, device: str, team: str, t_us: int) -> None:
         """A job of the team is granted this instance of the board."""
-        cut = self._cuts.get(board)
+        cut = self._cut(board, t_us)
         if cut is not None and cut.team == team and instance in cut.made:
-            self.give_back(board)
+            if not cut.holds:
+                self._give_back(team)
+            cut.holds[device] = t_us
+            self._board_of[device] = board
 
-    def give_back(self, board: str) -> None:
-        """The last cut of the board counts no longer: it is used, or its node has not carried it out."""
+    def freed(self, device: str, t_us: int) -> None:
+        """The job that held it is gone from there."""
+        board = self._board_of.pop(device, "")
+        cut = self._cut(board, t_us)
+        if cut is None:
+            return
+        cut.held_us += t_us - cut.holds.pop(device)
+        if cut.held_us >= EACH_US:
+            self.forget(board)
+        elif not cut.holds:
+            self._take(cut.team, t_us)
+
+    def failed(self, board: str) -> None:
+        """Its node has not carried out the last cut of the board, or is gone: nobody could use it."""
+        cut = self._cuts.get(board)
+        if cut is not None and not cut.holds:
+            self._give_back(cut.team)
+        self.forget(board)
+
+    def node_begins_anew(self, node: str) -> None:
+        """So does what is known of its boards."""
+        for board in [board for board, cut in self._cuts.items() if cut.node == node]:
+            self.failed(board)
+
+    def forget(self, board: str) -> None:
+        """The last cut of the board counts as it does now, for good."""
         cut = self._cuts.pop(board, None)
-        if cut is not None and cut.team in self._full_us:
-            self._full_us[cut.team] -= EACH_US
+        for device in cut.holds if cut is not None else ():
+            self._board_of.pop(device, None)
 
-    def replaced(self, board: str) -> None:
-        """The board is cut for a job that is not named."""
-        self._cuts.pop(board, None)
+    def _cut(self, board: str, t_us: int) -> _Cut | None:
+        cut = self._cuts.get(board)
+        return cut if cut is not None and cut.at_us > t_us - FULL_US else None
+
+    def _take(self, team: str, t_us: int) -> None:
+        self._full_us[team] = max(t_us, self._full_us.get(team, 0)) + EACH_US
+
+    def _give_back(self, team: str) -> None:
+        if team in self._full_us:
+            self._full_us[team] -= EACH_US
 
     def dump(self) -> list[Any]:
         """For a snapshot, as JSON takes it."""
-        cuts = [[board, cut.team, sorted(cut.made), cut.at_us] for board, cut in sorted(self._cuts.items())]
+        cuts = [
+            [board, one.node, one.team, sorted(one.made), one.at_us, one.held_us, dict(sorted(one.holds.items()))]
+            for board, one in sorted(self._cuts.items())
+        ]
         return [dict(sorted(self._full_us.items())), cuts]
 
     @classmethod
@@ -91,6 +143,8 @@ class UnusedCuts:
         """The inverse."""
         again = cls()
         again._full_us = dict(dumped[0])
-        for board, team, made, at_us in dumped[1]:
-            again._cuts[board] = _Cut(team, frozenset((profile, start) for profile, start in made), at_us)
+        for board, node, team, made, at_us, held_us, holds in dumped[1]:
+            places = frozenset((profile, start) for profile, start in made)
+            again._cuts[board] = _Cut(node, team, places, at_us, held_us, dict(holds))
+            again._board_of.update(dict.fromkeys(holds, board))
         return again

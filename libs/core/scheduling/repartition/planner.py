@@ -50,23 +50,15 @@ def plan_repartitions(state: State, plan: Plan, t_us: int, policy: Policy) -> li
     if not any(queue.waited_us >= policy.repartition_after_us for queue in queues):
         return []
     table = _Boards(state, t_us, policy, queues)
-    left = {queue.team: state.unused_cuts.left(queue.team, t_us) for queue in queues}
     result: list[BoardRecut] = []
     for again in (False, True):
         for queue in queues:
             if not again:
                 table.use_what_is_there(queue)
-            while (
-                queue.blocked
-                and queue.unmet > 0
-                and queue.waited_us >= policy.repartition_after_us
-                and left[queue.team] > 0
-                and len(result) < AT_ONCE
-            ):
+            while table.is_due(queue) and len(result) < AT_ONCE:
                 repartition = table.repartition_for(queue, again=again)
                 if repartition is None:
                     break
-                left[queue.team] -= 1
                 result.append(repartition)
     return result
 
@@ -175,7 +167,7 @@ class _Boards:
             fixed = [instance for row, instance in board.rows.items() if not idle_rows[row]]
             self._open[name] = _OpenBoard(
                 name, board, geometry, fixed, {row: i for row, i in board.rows.items() if idle_rows[row]},
-                state.unused_cuts.unused_by(name),
+                state.unused_cuts.unused_by(name, t_us),
             )  # fmt: skip
         self._coming = [
             (fleet.boards[name], place.profile)
@@ -183,6 +175,9 @@ class _Boards:
             if name in fleet.boards and name not in state.withdrawn
             for place in asked.recut.create
         ]
+        self._after_us = policy.repartition_after_us
+        self._left = {queue.team: state.unused_cuts.left(queue.team, t_us) for queue in queues}
+        """Team -> how many boards may be cut for it."""
         self._layouts: dict[tuple[object, ...], mig.Layout] = {}
         self._room: dict[tuple[object, ...], bool] = {}
 
@@ -200,12 +195,17 @@ class _Boards:
                     open_.fixed.append(open_.idle.pop(row))
             self._count_coming(queue)
 
-    def repartition_for(self, queue: _WaitingQueue, *, again: bool = False) -> BoardRecut | None:
+    def is_due(self, queue: _WaitingQueue) -> bool:
+        """Whether a board may be cut for it now."""
+        waits = queue.blocked and queue.unmet > 0 and queue.waited_us >= self._after_us
+        return waits and self._left[queue.team] > 0
+
+    def repartition_for(self, queue: _WaitingQueue, *, again: bool) -> BoardRecut | None:
         """The repartition that brings the most of what `queue` lacks and destroys the least; None when none brings any.
         `again`: of the boards that its team had cut and has not used; else of the others."""
         best: tuple[tuple[int, int, int], _OpenBoard, mig.Layout] | None = None
         for open_ in self._promising(queue, again):
-            layout = self._layout(open_, queue)
+            layout = self._layout(open_, queue, again)
             brought = min(queue.unmet, _count(layout, queue.profile) - _count(_now(open_), queue.profile))
             if brought <= 0:
                 continue
@@ -234,11 +234,12 @@ class _Boards:
             known = self._room[key] = bool(mig.fits(open_.geometry, open_.fixed, profile))
         return known
 
-    def _layout(self, open_: _OpenBoard, queue: _WaitingQueue) -> mig.Layout:
+    def _layout(self, open_: _OpenBoard, queue: _WaitingQueue, again: bool) -> mig.Layout:
         """The layout that serves all queues, if `queue` gets as many instances from it as from the layout that serves only
-        `queue` and those before it; else the latter."""
-        everyone = self._demand(open_, self._queues)
-        first = self._demand(open_, self._queues[: self._queues.index(queue) + 1])
+        `queue` and those before it for which the board may be cut, too; else the latter."""
+        before = self._queues[: self._queues.index(queue)]
+        ahead = [one for one in before if self.is_due(one) and (again or one.team != open_.unused_by)]
+        everyone, first = self._demand(open_, self._queues), self._demand(open_, [*ahead, queue])
         both, own = self._best(open_, everyone), self._best(open_, first)
         return both if _count(both, queue.profile) >= _count(own, queue.profile) else own
 
@@ -265,6 +266,7 @@ class _Boards:
         """The event. From now on the board may not be repartitioned again, and `queue` counts on what it brings."""
         state, fleet = self._state, self._state.fleet
         del self._open[open_.id]
+        self._left[queue.team] -= 1
         now, then = set(_now(open_)), set(layout)
         gone = tuple(fleet.devices.names[row] for row, instance in open_.idle.items() if instance not in then)
         create = tuple(

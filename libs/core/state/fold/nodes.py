@@ -93,9 +93,10 @@ def _board_repartitioned(state: State, e: led.BoardRecut, t_us: int) -> None:
         job = state.jobs[e.for_job]
         if job.state is not JobState.QUEUED:
             raise lifecycle.Forbidden(f"board {board} is to be repartitioned for {e.for_job}, which does not wait")
-        state.unused_cuts.made(board, job.team, ((place.profile, place.start) for place in e.recut.create), t_us)
+        made = ((place.profile, place.start) for place in e.recut.create)
+        state.unused_cuts.made(board, e.node, job.team, made, t_us)
     else:
-        state.unused_cuts.replaced(board)
+        state.unused_cuts.forget(board)
     mark_repartitions(state)
 
 
@@ -104,7 +105,7 @@ def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
     del state.repartitions[e.board]
     state.withdrawn.discard(e.board)
     if not e.ok:
-        state.unused_cuts.give_back(e.board)
+        state.unused_cuts.failed(e.board)
     state.fleet.join(e.inventory, e.incarnation)
     _forget_quarantines(state, e.inventory)
     mark_repartitions(state)
@@ -123,10 +124,10 @@ def _board_repartition_withdrawn(state: State, e: led.BoardRecutWithdrawn, t_us:
 
 def _forget_repartitions(state: State, node: str) -> None:
     """Forgets the repartitions asked of a node: it starts anew or is gone."""
+    state.unused_cuts.node_begins_anew(node)
     for board in [board for board, asked in state.repartitions.items() if asked.node == node]:
         del state.repartitions[board]
         state.withdrawn.discard(board)
-        state.unused_cuts.give_back(board)
 
 
 def _forget_quarantines(state: State, inventory: Inventory) -> None:
