@@ -8,6 +8,7 @@ import pytest
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.scheduling.decider import Decider
+from libs.core.state import fold
 from libs.core.state.formats import CUTS_COUNTED
 from libs.core.state.unused_cuts import AT_ONCE, EACH_US, FULL_US, UnusedCuts
 from schemas import inbox
@@ -324,8 +325,27 @@ def test_the_checker_finds_a_cut_that_is_for_nobody_who_waits() -> None:
     runs = world.submit(ask("runs", ONE, team="blue"))
     cuts_of(world, boards=2)
     assert report(world.records).violations == []
-    for job in (None, runs, "job-" + "0" * 32):
+    for job in (runs, "job-" + "0" * 32):
         assert any("I8" in one for one in report(changed(world.records, named(job))).violations)
+    of_before = [record.model_copy(update={"format": CUTS_COUNTED - 1}) for record in world.records]
+    assert any("I8" in one for one in report(of_before).violations), "it names a job too early"
+
+
+def test_an_older_release_that_writes_on_names_nobody_and_breaks_nothing() -> None:
+    """An upgrade was taken back after its format was raised."""
+    world = pool(20)
+    found = cuts_of(world)
+    assert report(changed(world.records, named(None))).violations == []
+    for one in found:
+        carry_out(world, one)
+    state = world.decider.state
+    last = found[0].recut
+    fold.apply(
+        state,
+        found[0].model_copy(update={"recut": last.model_copy(update={"number": 9}), "for_job": None}),
+        world.now_us,
+    )
+    assert state.unused_cuts.unused_by(last.board, world.now_us) == ""
 
 
 def test_the_checker_finds_that_a_team_has_more_cut_than_it_may() -> None:

@@ -92,7 +92,7 @@ OWN_UNCOUNTED = 10
 of preemption: a checker that does not know it would find that more gave way than may."""
 CUTS_COUNTED = 11
 """From this format on, `board.recut` names the job that the board is cut for, and a team has no more cuts than
-`libs.core.state.unused_cuts` says."""
+`libs.core.state.unused_cuts` says. A release of before that writes on names none, and none of it counts."""
 COUNTS_ONCE = 3
 """From this format on, what is kept for a job is its own at a limit only once those that give way for it are gone. Before, it
 was its own at once (0.1.0 grants other devices than those that were kept as soon as they are free), or either."""

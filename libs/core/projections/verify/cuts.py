@@ -1,5 +1,6 @@
-"""Checks for whom boards are repartitioned (I8): from a later format on each time for a job that waits, whose team has
-fewer repartitions unused than it may."""
+"""Checks for whom boards are repartitioned (I8): for a job that waits, whose team has fewer repartitions unused than it may.
+A repartition for which no job is named is of an older format, or of an older release that wrote on in this one, because an
+upgrade was taken back: it counts for no team."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -55,10 +56,10 @@ class CutsOfTeams(Subject):
     def asked(self, e: led.BoardRecut) -> None:
         books, board = self.books, e.recut.board
         self._cuts.pop(board, None)
-        if (e.for_job is not None) != ((books.format or FIRST) >= CUTS_COUNTED):
-            books.broken("I8", f"board {board} is to be repartitioned for {e.for_job}, in format {books.format}")
         if e.for_job is None:
             return
+        if (books.format or FIRST) < CUTS_COUNTED:
+            books.broken("I8", f"board {board} is to be repartitioned for {e.for_job}, in format {books.format}")
         job = books.jobs.get(e.for_job)
         if job is None or job.stage is not Stage.WAITING:
             books.broken("I8", f"board {board} is to be repartitioned for {e.for_job}, which does not wait")
