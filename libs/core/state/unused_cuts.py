@@ -21,18 +21,18 @@ all of them. A cut counts as used after that time, too: who had a board cut has 
 FULL_US = AT_ONCE * EACH_US
 """An empty bucket is full then. What was cut so long ago counts no longer."""
 
-_Instance = tuple[str, int]
+_MadePlace = tuple[str, int]
 """Profile, and first memory slice."""
 
 
 @dataclass(slots=True)
-class _Cut:
+class _UnusedCut:
     """The last cut of a board. `made`: the instances that it brings; `holds`: those that the team's jobs hold, device -> since
     when; `held_us`: for how long it held others."""
 
     node: str
     team: str
-    made: frozenset[_Instance]
+    made: frozenset[_MadePlace]
     at_us: int
     held_us: int = 0
     holds: dict[str, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class UnusedCuts:
     def __init__(self) -> None:
         self._full_us: dict[str, int] = {}
         """Team -> when its bucket is full, if no more boards are cut for it."""
-        self._cuts: dict[str, _Cut] = {}
+        self._cuts: dict[str, _UnusedCut] = {}
         """Board -> its last cut, until that is used."""
         self._board_of: dict[str, str] = {}
         """Devices that these cuts have made and that their teams hold -> board."""
@@ -71,16 +71,16 @@ class UnusedCuts:
         cut = self._cut(board, t_us)
         return "" if cut is None or cut.held_by(t_us) >= EACH_US else cut.team
 
-    def made(self, board: str, node: str, team: str, instances: Iterable[_Instance], t_us: int) -> None:
+    def made(self, board: str, node: str, team: str, instances: Iterable[_MadePlace], t_us: int) -> None:
         """The board is to be cut into these for a job of the team."""
         self.forget(board)
         self._take(team, t_us)
         self._full_us = {one: full_us for one, full_us in self._full_us.items() if full_us > t_us}
         for old in [one for one, cut in self._cuts.items() if cut.at_us <= t_us - FULL_US]:
             self.forget(old)
-        self._cuts[board] = _Cut(node, team, frozenset(instances), t_us)
+        self._cuts[board] = _UnusedCut(node, team, frozenset(instances), t_us)
 
-    def granted(self, board: str, instance: _Instance, device: str, team: str, t_us: int) -> None:
+    def granted(self, board: str, instance: _MadePlace, device: str, team: str, t_us: int) -> None:
         """A job of the team is granted this instance of the board."""
         cut = self._cut(board, t_us)
         if cut is not None and cut.team == team and instance in cut.made:
@@ -119,7 +119,7 @@ class UnusedCuts:
         for device in cut.holds if cut is not None else ():
             self._board_of.pop(device, None)
 
-    def _cut(self, board: str, t_us: int) -> _Cut | None:
+    def _cut(self, board: str, t_us: int) -> _UnusedCut | None:
         cut = self._cuts.get(board)
         return cut if cut is not None and cut.at_us > t_us - FULL_US else None
 
@@ -145,6 +145,6 @@ class UnusedCuts:
         again._full_us = dict(dumped[0])
         for board, node, team, made, at_us, held_us, holds in dumped[1]:
             places = frozenset((profile, start) for profile, start in made)
-            again._cuts[board] = _Cut(node, team, places, at_us, held_us, dict(holds))
+            again._cuts[board] = _UnusedCut(node, team, places, at_us, held_us, dict(holds))
             again._board_of.update(dict.fromkeys(holds, board))
         return again

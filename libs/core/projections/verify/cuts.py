@@ -24,7 +24,7 @@ class _Bucket:
 
 
 @dataclass(slots=True)
-class _Cut:
+class _LastCut:
     """The last repartition of a board."""
 
     node: str
@@ -51,7 +51,7 @@ class CutsOfTeams(Subject):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._buckets: dict[str, _Bucket] = {}
-        self._cuts: dict[str, _Cut] = {}
+        self._cuts: dict[str, _LastCut] = {}
 
     def asked(self, e: led.BoardRecut) -> None:
         books, board = self.books, e.recut.board
@@ -72,7 +72,7 @@ class CutsOfTeams(Subject):
                 "I8", f"board {board} is to be repartitioned for team {job.team}, which has {AT_ONCE} unused already"
             )
         made = {(place.profile, place.start) for place in e.recut.create}
-        self._cuts[board] = _Cut(e.node, job.team, made, books.t_us)
+        self._cuts[board] = _LastCut(e.node, job.team, made, books.t_us)
 
     def done(self, e: led.BoardCutDone) -> None:
         if not e.ok:
@@ -120,7 +120,7 @@ class CutsOfTeams(Subject):
     def _give(self, team: str, us: int) -> None:
         self._buckets.setdefault(team, _Bucket(FULL_US, self.books.t_us)).add(us, self.books.t_us)
 
-    def _is_old(self, cut: _Cut) -> bool:
+    def _is_old(self, cut: _LastCut) -> bool:
         return cut.at_us <= self.books.t_us - FULL_US
 
     def _forget_full(self) -> None:
