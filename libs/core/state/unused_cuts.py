@@ -8,7 +8,7 @@ long enough, all together, or if the node did not carry the cut out. Beside that
 Numbers that no operator sets: the checker holds the writer to them, and `baton explain` tells them, both from the ledger alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +27,14 @@ _MadePlace = tuple[str, int]
 
 @dataclass(slots=True)
 class _UnusedCut:
-    """The last cut of a board. `made`: the instances that it brings; `holds`: those that the team's jobs hold, device -> since
-    when; `held_us`: for how long it held others."""
+    """The last cut of a board. `asked`: the instances that it brings, and `made`: the devices that they are, once the node has
+    said so; `holds`: those that the team's jobs hold, device -> since when; `held_us`: for how long it held others."""
 
     node: str
     team: str
-    made: frozenset[_MadePlace]
+    asked: frozenset[_MadePlace]
     at_us: int
+    made: tuple[str, ...] = ()
     held_us: int = 0
     holds: dict[str, int] = field(default_factory=dict)
 
@@ -51,7 +52,7 @@ class UnusedCuts:
         self._cuts: dict[str, _UnusedCut] = {}
         """Board -> its last cut, until that is used."""
         self._board_of: dict[str, str] = {}
-        """Devices that these cuts have made and that their teams hold -> board."""
+        """Devices that these cuts have made -> board."""
 
     def __bool__(self) -> bool:
         """Whether there is any cut that is not used."""
@@ -71,7 +72,7 @@ class UnusedCuts:
         cut = self._cut(board, t_us)
         return "" if cut is None or cut.held_by(t_us) >= EACH_US else cut.team
 
-    def made(self, board: str, node: str, team: str, instances: Iterable[_MadePlace], t_us: int) -> None:
+    def asked(self, board: str, node: str, team: str, instances: Iterable[_MadePlace], t_us: int) -> None:
         """The board is to be cut into these for a job of the team."""
         self.forget(board)
         self._take(team, t_us)
@@ -80,20 +81,26 @@ class UnusedCuts:
             self.forget(old)
         self._cuts[board] = _UnusedCut(node, team, frozenset(instances), t_us)
 
-    def granted(self, board: str, instance: _MadePlace, device: str, team: str, t_us: int) -> None:
-        """A job of the team is granted this instance of the board."""
-        cut = self._cut(board, t_us)
-        if cut is not None and cut.team == team and instance in cut.made:
+    def done(self, board: str, instances: Mapping[str, _MadePlace]) -> None:
+        """Its node has cut the board, which has these devices now."""
+        cut = self._cuts.get(board)
+        if cut is not None:
+            cut.made = tuple(device for device, place in instances.items() if place in cut.asked)
+            self._board_of.update(dict.fromkeys(cut.made, board))
+
+    def granted(self, device: str, team: str, t_us: int) -> None:
+        """A job of the team is granted the device."""
+        cut = self._cut(self._board_of.get(device, ""), t_us)
+        if cut is not None and cut.team == team:
             if not cut.holds:
                 self._give_back(team)
             cut.holds[device] = t_us
-            self._board_of[device] = board
 
     def freed(self, device: str, t_us: int) -> None:
         """The job that held it is gone from there."""
-        board = self._board_of.pop(device, "")
+        board = self._board_of.get(device, "")
         cut = self._cut(board, t_us)
-        if cut is None:
+        if cut is None or device not in cut.holds:
             return
         cut.held_us += t_us - cut.holds.pop(device)
         if cut.held_us >= EACH_US:
@@ -116,8 +123,8 @@ class UnusedCuts:
     def forget(self, board: str) -> None:
         """The last cut of the board counts as it does now, for good."""
         cut = self._cuts.pop(board, None)
-        for device in cut.holds if cut is not None else ():
-            self._board_of.pop(device, None)
+        for device in cut.made if cut is not None else ():
+            del self._board_of[device]
 
     def _cut(self, board: str, t_us: int) -> _UnusedCut | None:
         cut = self._cuts.get(board)
@@ -133,7 +140,16 @@ class UnusedCuts:
     def dump(self) -> list[Any]:
         """For a snapshot, as JSON takes it."""
         cuts = [
-            [board, one.node, one.team, sorted(one.made), one.at_us, one.held_us, dict(sorted(one.holds.items()))]
+            [
+                board,
+                one.node,
+                one.team,
+                sorted(one.asked),
+                one.at_us,
+                one.made,
+                one.held_us,
+                dict(sorted(one.holds.items())),
+            ]
             for board, one in sorted(self._cuts.items())
         ]
         return [dict(sorted(self._full_us.items())), cuts]
@@ -143,8 +159,8 @@ class UnusedCuts:
         """The inverse."""
         again = cls()
         again._full_us = dict(dumped[0])
-        for board, node, team, made, at_us, held_us, holds in dumped[1]:
-            places = frozenset((profile, start) for profile, start in made)
-            again._cuts[board] = _UnusedCut(node, team, places, at_us, held_us, dict(holds))
-            again._board_of.update(dict.fromkeys(holds, board))
+        for board, node, team, asked, at_us, made, held_us, holds in dumped[1]:
+            places = frozenset((profile, start) for profile, start in asked)
+            again._cuts[board] = _UnusedCut(node, team, places, at_us, tuple(made), held_us, dict(holds))
+            again._board_of.update(dict.fromkeys(made, board))
         return again

@@ -29,8 +29,10 @@ class _LastCut:
 
     node: str
     team: str
-    made: set[tuple[str, int]]
+    asked: set[tuple[str, int]]
     at_us: int
+    made: set[str] = field(default_factory=set)
+    """The devices that the node says to have made of these."""
     used_us: int = 0
     users: dict[str, int] = field(default_factory=dict)
     """Device -> since when a job of the team has it."""
@@ -71,31 +73,32 @@ class CutsOfTeams(Subject):
             books.broken(
                 "I8", f"board {board} is to be repartitioned for team {job.team}, which has {AT_ONCE} unused already"
             )
-        made = {(place.profile, place.start) for place in e.recut.create}
-        self._cuts[board] = _LastCut(e.node, job.team, made, books.t_us)
+        places = {(place.profile, place.start) for place in e.recut.create}
+        self._cuts[board] = _LastCut(e.node, job.team, places, books.t_us)
 
     def done(self, e: led.BoardCutDone) -> None:
+        cut = self._cuts.get(e.board)
         if not e.ok:
             self._failed(e.board)
+        elif cut is not None:
+            there = (device for device in e.inventory.devices if device.parent == e.board)
+            cut.made = {device.id for device in there if (device.mig_profile, device.mig_start) in cut.asked}
 
     def granted(self, e: led.JobGranted) -> None:
         job = self.books.jobs.get(e.job_id)
         if job is None or not self._cuts:
             return
         for claim in e.claims:
-            row = self.books.devices.get(claim.device)
-            cut = self._cuts.get(row.about.parent) if row is not None else None
-            if row is None or cut is None or cut.team != job.team or self._is_old(cut):
+            cut = self._cuts.get(self._board(claim.device))
+            if cut is None or claim.device not in cut.made or cut.team != job.team or self._is_old(cut):
                 continue
-            if (row.about.mig_profile, row.about.mig_start) in cut.made:
-                if not cut.users:
-                    self._give(cut.team, EACH_US)
-                cut.users[claim.device] = self.books.t_us
+            if not cut.users:
+                self._give(cut.team, EACH_US)
+            cut.users[claim.device] = self.books.t_us
 
     def freed(self, e: led.DevicesFreed) -> None:
         for device in e.devices if self._cuts else ():
-            row = self.books.devices.get(device)
-            board = row.about.parent if row is not None else ""
+            board = self._board(device)
             cut = self._cuts.get(board)
             if cut is None or device not in cut.users or self._is_old(cut):
                 continue
@@ -110,6 +113,10 @@ class CutsOfTeams(Subject):
             node = e.node if isinstance(e, led.NodeLeft) else e.inventory.node
             for board in [board for board, cut in self._cuts.items() if cut.node == node]:
                 self._failed(board)
+
+    def _board(self, device: str) -> str:
+        row = self.books.devices.get(device)
+        return "" if row is None else row.about.parent
 
     def _failed(self, board: str) -> None:
         """Nobody could use it."""

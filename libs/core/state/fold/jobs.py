@@ -76,18 +76,10 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     _count_use(state, job, e.claims, 1, t_us)
     if state.unused_cuts:
         for claim in e.claims:
-            _uses_cut(state, job.team, claim, t_us)
+            state.unused_cuts.granted(claim.device, job.team, t_us)
     if e.hold is not None and state.budgets.covering(job.team):
         state.budgets.open(job.id, job.team, state.devices_of(job.current), e.hold, t_us)
     state.grants += 1
-
-
-def _uses_cut(state: State, team: str, claim: Claim, t_us: int) -> None:
-    fleet = state.fleet
-    row = fleet.row(claim.device)
-    board = fleet.board_of.get(row, "")
-    if board in fleet.boards:
-        state.unused_cuts.granted(board, fleet.boards[board].rows[row], claim.device, team, t_us)
 
 
 def _attempt_starting(state: State, e: led.AttemptStarting, t_us: int) -> None:

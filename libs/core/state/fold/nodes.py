@@ -93,8 +93,8 @@ def _board_repartitioned(state: State, e: led.BoardRecut, t_us: int) -> None:
         job = state.jobs[e.for_job]
         if job.state is not JobState.QUEUED:
             raise lifecycle.Forbidden(f"board {board} is to be repartitioned for {e.for_job}, which does not wait")
-        made = ((place.profile, place.start) for place in e.recut.create)
-        state.unused_cuts.made(board, e.node, job.team, made, t_us)
+        asked = ((place.profile, place.start) for place in e.recut.create)
+        state.unused_cuts.asked(board, e.node, job.team, asked, t_us)
     else:
         state.unused_cuts.forget(board)
     mark_repartitions(state)
@@ -104,7 +104,10 @@ def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
     """Claims stay with their devices: rows are found by device id, and a row that joins again keeps its free amounts."""
     del state.repartitions[e.board]
     state.withdrawn.discard(e.board)
-    if not e.ok:
+    if e.ok:
+        here = {d.id: (d.mig_profile, d.mig_start) for d in e.inventory.devices if d.parent == e.board}
+        state.unused_cuts.done(e.board, here)
+    else:
         state.unused_cuts.failed(e.board)
     state.fleet.join(e.inventory, e.incarnation)
     _forget_quarantines(state, e.inventory)
