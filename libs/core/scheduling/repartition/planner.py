@@ -218,12 +218,11 @@ class _Boards:
 
     def _promising(self, queue: _WaitingQueue, again: bool) -> list[_OpenBoard]:
         """Boards where an instance for `queue` would fit. The fullest come first: what is left of them is worth the least."""
+        team = queue.team
         found = [
             o
             for o in self._open.values()
-            if (o.unused_by == queue.team) is again
-            and self._has_room(o, queue.profile)
-            and self._serves(o.board, queue)
+            if (o.unused_by == team) is again and self._has_room(o, queue.profile) and self._serves(o.board, queue)
         ]
         return sorted(found, key=lambda o: (-len(o.fixed), len(o.idle)))[:_LOOKED_AT]
 
