@@ -48,7 +48,7 @@ class Explanation(Fact):
         description="of a waiting job the constraint that keeps it out (no-devices, type, mig-profile, labels, memory, "
         "runtime, precision, cpu, host-memory, simulation, held, reserved, busy, parts, spread, power, topology, "
         "quota, budget), preempting while lower classes make room for it, backing-off while it waits because it was lost "
-        "several times in a row, next when it fits; else its state"
+        "several times in a row, cuts-used-up while its team may have no MIG board cut, next when it fits; else its state"
     )
     text: str
     ahead: int = Field(

@@ -33,6 +33,11 @@ class BoardRecut(Fact):
     incarnation: int = Field(ge=1)
     recut: Recut
     why: str = Field(default="", max_length=1024)
+    for_job: JobId | None = Field(
+        default=None,
+        description="the job that waits for it: its team uses up one of its cuts; null: decided before cuts were counted. The"
+        " event is of the pool, and no team's",
+    )
 
 
 class BoardCutDone(Fact):

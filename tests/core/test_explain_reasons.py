@@ -2,7 +2,7 @@
 
 import re
 
-from libs.core.explain.waiting import BACKING_OFF
+from libs.core.explain.waiting import BACKING_OFF, CUTS_USED_UP
 from libs.core.placement.answer import BlockReason
 from schemas.explanations import Explanation
 
@@ -16,3 +16,4 @@ def test_every_reason_is_in_the_contract() -> None:
     assert "preempting" in told
     assert "next" in told
     assert BACKING_OFF in told
+    assert CUTS_USED_UP in told

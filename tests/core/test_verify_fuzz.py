@@ -56,6 +56,7 @@ UNSEEN: dict[str, str] = {
     "attempt.preempting cost_device_s": FIGURE, "devices.held cost_device_s": FIGURE,
     "plan.declined plan_id": FIGURE, "plan.declined beneficiary": FIGURE,
     "board.recut recut": "which instances serve best is placement's; what goes is idle in any case",
+    "board.recut for_job": "a release of before names none, also where it writes on in a newer format",
     "lease.granter holder": ELSEWHERE, "lease.granter term_s": ELSEWHERE, "lease.granter max_lease_s": ELSEWHERE,
     "node.joined incarnation": "lives may be left out",
     "attempt.running job_id": f"{NODES}: of another attempt that was granted, and not seen running yet",

@@ -41,6 +41,7 @@ KEPT = [
     "e3b0c44298fc1c14",
     "e3b0c44298fc1c14",
     "e3b0c44298fc1c14",
+    "e3b0c44298fc1c14",
 ]
 """Hash of each list of `KINDS`."""
 OLD = Declared(pool=POOL, name="telemetry", process="h-1", release="0.1.0", format=FIRST, position=7, resume=5)

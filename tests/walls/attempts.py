@@ -35,7 +35,7 @@ _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
 _SHARED, _SHARES = "tests/agent/test_shared.py", "tests/jail/test_shares.py"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
 _TELLER = "tests/services/test_node_notifier.py"
-_FAILING = "tests/core/test_failing.py"
+_FAILING, _CUTS = "tests/core/test_failing.py", "tests/core/test_unused_cuts.py"
 _SERVERS, _SIGHT = "tests/embedded/test_servers.py", "tests/sight/test_what_a_team_sees.py"
 _STAYS = "the answer stays in the account of who asked"
 _VIEW = "it is not in the job's view, and another user's"
@@ -659,6 +659,14 @@ ATTEMPTS = (
             "it leaves others a tenth",
             "tests/core/test_preemption_guard.py::"
             "test_a_team_that_uses_the_rate_of_the_pool_leaves_a_part_of_it_to_others"),
+    Attempt(0, _TEAM, "MIG boards cut for jobs that it cancels then, so that others wait", "16 unused, then one in 300 s",
+            f"{_CUTS}::"
+            "test_beside_a_team_that_has_boards_cut_for_nobody_others_wait_until_a_board_has_rested"),
+    Attempt(0, _TEAM, "... for jobs that run for a moment", "a cut is used after 300 s",
+            f"{_CUTS}::test_a_cut_does_not_count_while_its_team_holds_what_it_made", "its job ended at once"),
+    Attempt(0, _TEAM, "jobs for whole boards, cancelled and submitted anew, so that no board is cut for smaller ones",
+            "who has not waited long enough keeps none",
+            f"{_CUTS}::test_who_asks_again_and_again_for_larger_ones_keeps_no_board_from_being_cut"),
     Attempt(0, _TEAM, "a pool for the price of a device: one job without end, and a gang as wide as the pool that waits for it",
             "what is kept for such a gang, others may use",
             "tests/core/test_own_reservation.py::"

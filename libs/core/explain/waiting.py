@@ -24,6 +24,7 @@ from libs.core.state.boosts import Boost
 from libs.core.state.job import Job, QueueKey
 from libs.core.state.model import State, running
 from libs.core.state.ranges import in_ranges
+from libs.core.state.unused_cuts import AT_ONCE
 from schemas.explanations import Explanation
 from schemas.jobs import JobState, StartPromise
 from schemas.queue_status import ExpectedStart, QueuedJob
@@ -36,6 +37,8 @@ SUSPENDED = "suspended"
 """The reason of a job whose team an operator has paused: it keeps its age, and waits for no device."""
 SPARED = "spared"
 """The reason of a job to which others would give way, were it not for a limit on preemption."""
+CUTS_USED_UP = "cuts-used-up"
+"""The reason of a job for which a MIG board would be cut, had its team used those that were cut for it."""
 _LACKS = frozenset({BlockReason.NO_DEVICES, BlockReason.TYPE, BlockReason.BUSY, BlockReason.HELD, BlockReason.RESERVED})
 """Reasons of a job that a further node would help."""
 ESTIMATED = 4
@@ -78,14 +81,16 @@ def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Exp
         return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead, position=ahead + 1)
     limit_s = reasons.limit_in_time_s(job)
     found_out = diagnose(state, job, outcome, view, context, most=1, seen_by=seen_by, limit_in_time_s=limit_s)
-    limit = kept_back(state, job, reasons.policy)
+    spared, uncut = kept_back(state, job, reasons.policy), _cuts_used_up(state, job, outcome.reason)
+    limits = "; ".join(limit for limit in (spared, uncut) if limit)
     users = user_shares(state, job.team)
     behind = holders(state, job, reasons.policy.precedence, seen_by=seen_by)
     return Explanation(
         job_id=job.id,
         state=job.state,
-        reason=SPARED if limit else outcome.reason.value,
-        text=(f"{limit}; {found_out.text}" if limit else found_out.text) + _out_of_hearing(state, job, outcome.reason),
+        reason=SPARED if spared else CUTS_USED_UP if uncut else outcome.reason.value,
+        text=(f"{limits}; {found_out.text}" if limits else found_out.text)
+        + _out_of_hearing(state, job, outcome.reason),
         ahead=ahead,
         position=ahead + 1,
         behind=behind.shown,
@@ -219,6 +224,20 @@ def _out_of_hearing(state: State, job: Job, reason: BlockReason) -> str:
         return ""
     verb, has = ("is", "has") if len(silent) == 1 else ("are", "have")
     return f"; {', '.join(in_ranges(silent))} {verb} silent, and {has} devices that it could use"
+
+
+def _cuts_used_up(state: State, job: Job, reason: BlockReason) -> str:
+    """Of a job that lacks MIG instances: until when no board is cut for its team; "" when one may be."""
+    profile, cuts = job.shape.profile, state.unused_cuts
+    if not profile or reason not in {*_LACKS, BlockReason.PROFILE} or cuts.left(job.team, state.t_us):
+        return ""
+    if not any(offered.name == profile for board in state.fleet.boards.values() for offered in board.board.profiles):
+        return ""
+    wait_s = -(-(cuts.next_us(job.team, state.t_us) - state.t_us) // 1_000_000)
+    return (
+        f"{AT_ONCE} MIG boards were cut for team {job.team} that it has not used, the most at once: the next one in "
+        f"{wait_s} s, or as soon as a job of the team is granted what was cut for it"
+    )
 
 
 def _unheard(state: State, job: Job) -> str:

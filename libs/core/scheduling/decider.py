@@ -266,7 +266,8 @@ class Decider:
                 if decision.may(late):
                     decision.emit(late)
             for repartitioned in repartition.plan_repartitions(self.state, self.plan, t_us, self.policy):
-                decision.emit(repartitioned)
+                known = decision.counts_cuts
+                decision.emit(repartitioned if known else repartitioned.model_copy(update={"for_job": None}))
         except Exception as error:
             if not decision.whole:
                 raise

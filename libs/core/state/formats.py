@@ -29,6 +29,7 @@ then each decision falls back to what the format before it could say:
     what is not credited    left out: it is credited
     a gang's own delay      left out of gang.promised and job.granted: it is credited
     what counts for no rate left out: who gives way for its own team counts as for others
+    for whom a board is cut left out: cuts count for no team
 """
 
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ KINDS: tuple[frozenset[str], ...] = (
     frozenset(),  # no kinds: what a team can bring about by itself is not credited
     frozenset(),  # no kinds: nor a start that its own jobs put off
     frozenset(),  # no kinds: what gives way for its own team keeps no other team from making others give way
+    frozenset(),  # no kinds: boards are cut for a job, and its team has so many cuts
 )  # fmt: skip
 """What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
 and knows just these. A new kind begins the next list, however soon that comes. So does a rule by which the checker would find
@@ -88,6 +90,9 @@ since when only others of its team kept it waiting: nothing is credited for that
 OWN_UNCOUNTED = 10
 """From this format on, `attempt.preempting` says of a job that gives way for its own team that it does not count for the rates
 of preemption: a checker that does not know it would find that more gave way than may."""
+CUTS_COUNTED = 11
+"""From this format on, `board.recut` names the job that the board is cut for, and a team has no more cuts than
+`libs.core.state.unused_cuts` says. A release of before that writes on names none, and none of it counts."""
 COUNTS_ONCE = 3
 """From this format on, what is kept for a job is its own at a limit only once those that give way for it are gone. Before, it
 was its own at once (0.1.0 grants other devices than those that were kept as soon as they are free), or either."""

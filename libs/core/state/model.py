@@ -19,6 +19,7 @@ from libs.core.state.past_use import PastUse, UsersPastUse
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.recent_preemptions import RecentPreemptions
 from libs.core.state.team_claims import TeamClaims
+from libs.core.state.unused_cuts import UnusedCuts
 from schemas.ledger import BoardRecut, LedgerEvent
 from schemas.prices import RateBook
 
@@ -130,6 +131,8 @@ class State:
     """Board id -> number of its last repartition, done or under way."""
     repartition_us: dict[str, int] = field(default_factory=dict)
     """Board id -> when its last repartition was decided, us: a board rests between two."""
+    unused_cuts: UnusedCuts = field(default_factory=UnusedCuts)
+    """What teams had boards cut for and have not used."""
     t_us: int = 0
     inbox_seq: int = 0
     grants: int = 0

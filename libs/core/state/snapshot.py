@@ -37,6 +37,7 @@ from libs.core.state.past_use import PastUse, UsersPastUse, user_of
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.recent_preemptions import RecentPreemptions
 from libs.core.state.shape import shape_of
+from libs.core.state.unused_cuts import UnusedCuts
 from libs.core.state.usable import count_parts, mark_cordoned, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause
@@ -45,7 +46,7 @@ from schemas.ledger import BoardRecut
 from schemas.prices import RateBook
 from schemas.resources import Claim, Inventory, Span
 
-VERSION = 9
+VERSION = 10
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
 _CHUNK = 2000
 """Devices, or time limits, of one part."""
@@ -82,6 +83,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "early_cancels": state.early_cancels.rows(),
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
+        "unused_cuts": state.unused_cuts.dump(),
         "holds": [[beneficiary, list(devices)] for beneficiary, devices in state.holds.items()],
         "suspended": dict(sorted(state.suspended.items())),
         "resumed": {team: at.t_us for team, at in state.resumed.items()},
@@ -215,6 +217,7 @@ def load(parts: Iterable[bytes]) -> Loaded:
     state.withdrawn = set(body["withdrawn"])
     state.early_cancels = EarlyCancels.of_rows(body.get("early_cancels", ()))
     state.repartition_number, state.repartition_us = body["repartition_number"], body["repartition_us"]
+    state.unused_cuts = UnusedCuts.load(body["unused_cuts"])
     mark_repartitions(state)
     state.past_use = PastUse.load(body.get("past_use", {}))
     state.past_use_by = UsersPastUse.load(body.get("past_use_by", {}))

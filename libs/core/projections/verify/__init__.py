@@ -12,6 +12,7 @@ has its own state (`books`), written and checked by one small class per subject:
     clock        ledger time                                  limits       quotas, in fractions (`limit_books`)
     lives        jobs: one end, each event in its time        nodes        lives of nodes, leases, evidence
     attempts     open, seen, freed, closed; the bill          boards       repartitions
+                                                              cuts         for whom they are, and how many
     outcomes     how attempts and jobs end                    holds        preemption, and what it keeps
     checkpoints  never back, always resumed from              asked        a grant is what was asked for
     capacity     what existed, and what attempts held of it

@@ -11,6 +11,7 @@ from libs.core.projections.verify.boosts import Boosts
 from libs.core.projections.verify.capacity import CapacityBooks
 from libs.core.projections.verify.checkpoints import Checkpoints
 from libs.core.projections.verify.clock import LedgerTime
+from libs.core.projections.verify.cuts import CutsOfTeams
 from libs.core.projections.verify.devices import Devices
 from libs.core.projections.verify.holds import Holds
 from libs.core.projections.verify.hosts import Hosts
@@ -35,6 +36,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Holds,
     GrantMatchesRequest,
     Boards,
+    CutsOfTeams,
     CapacityBooks,  # these six read the attempt's row, so they come before `Attempts` removes it
     Devices,
     Hosts,

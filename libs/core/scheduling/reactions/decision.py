@@ -11,6 +11,7 @@ from libs.core.state.formats import (
     BACK_OFF,
     BACK_OFF_FAILURES,
     CREDITED,
+    CUTS_COUNTED,
     DISK_LIMIT,
     NEWEST,
     OWN_DELAY,
@@ -123,6 +124,11 @@ class Decision:
     def counts_others_alone(self) -> bool:
         """The same of what gives way, that it does so for its own team and counts for no rate."""
         return self._allowed >= OWN_UNCOUNTED
+
+    @property
+    def counts_cuts(self) -> bool:
+        """The same of a board that is cut, for which job it is."""
+        return self._allowed >= CUTS_COUNTED
 
     def emit(self, event: LedgerEvent) -> None:
         self.whole = False

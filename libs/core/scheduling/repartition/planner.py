@@ -6,6 +6,9 @@ Pure. The rules, the strictest first:
 - A board has one repartition at a time, and rests between two.
 - Idle instances that serve a queue of higher rank stay.
 - A board is repartitioned only when that brings at least one instance that a queue has waited for.
+- A team has no more boards cut than its bucket allows (`libs.core.state.unused_cuts`). Its jobs wait for instances that
+  exist then.
+- A board that was cut for a team which did not use it is cut for other teams first.
 
 Queues are ranked by class, then by profile, the larger first (small instances fit around large ones, not the other way),
 then by the order of all scheduling (`libs.core.scheduling.order`).
@@ -48,18 +51,15 @@ def plan_repartitions(state: State, plan: Plan, t_us: int, policy: Policy) -> li
         return []
     table = _Boards(state, t_us, policy, queues)
     result: list[BoardRecut] = []
-    for queue in queues:
-        table.use_what_is_there(queue)
-        while (
-            queue.blocked
-            and queue.unmet > 0
-            and queue.waited_us >= policy.repartition_after_us
-            and len(result) < AT_ONCE
-        ):
-            repartition = table.repartition_for(queue)
-            if repartition is None:
-                break
-            result.append(repartition)
+    for again in (False, True):
+        for queue in queues:
+            if not again:
+                table.use_what_is_there(queue)
+            while table.is_due(queue) and len(result) < AT_ONCE:
+                repartition = table.repartition_for(queue, again=again)
+                if repartition is None:
+                    break
+                result.append(repartition)
     return result
 
 
@@ -81,6 +81,10 @@ class _WaitingQueue:
     def shape(self) -> Shape:
         return self.head.shape
 
+    @property
+    def team(self) -> str:
+        return self.head.team
+
 
 @dataclass(slots=True, eq=False)
 class _OpenBoard:
@@ -91,6 +95,8 @@ class _OpenBoard:
     geometry: Geometry
     fixed: list[mig.Instance]
     idle: dict[int, mig.Instance] = field(default_factory=dict)
+    unused_by: str = ""
+    """The team for which it was cut last, and that has not used that."""
 
 
 def _waiting_queues(state: State, plan: Plan, t_us: int, policy: Policy) -> list[_WaitingQueue]:
@@ -160,14 +166,18 @@ class _Boards:
                 continue
             fixed = [instance for row, instance in board.rows.items() if not idle_rows[row]]
             self._open[name] = _OpenBoard(
-                name, board, geometry, fixed, {row: i for row, i in board.rows.items() if idle_rows[row]}
-            )
+                name, board, geometry, fixed, {row: i for row, i in board.rows.items() if idle_rows[row]},
+                state.unused_cuts.unused_by(name, t_us),
+            )  # fmt: skip
         self._coming = [
             (fleet.boards[name], place.profile)
             for name, asked in state.repartitions.items()
             if name in fleet.boards and name not in state.withdrawn
             for place in asked.recut.create
         ]
+        self._after_us = policy.repartition_after_us
+        self._left = {queue.team: state.unused_cuts.left(queue.team, t_us) for queue in queues}
+        """Team -> how many boards may be cut for it."""
         self._layouts: dict[tuple[object, ...], mig.Layout] = {}
         self._room: dict[tuple[object, ...], bool] = {}
 
@@ -185,11 +195,17 @@ class _Boards:
                     open_.fixed.append(open_.idle.pop(row))
             self._count_coming(queue)
 
-    def repartition_for(self, queue: _WaitingQueue) -> BoardRecut | None:
-        """The repartition that brings the most of what `queue` lacks and destroys the least; None when none brings any."""
+    def is_due(self, queue: _WaitingQueue) -> bool:
+        """Whether a board may be cut for it now."""
+        waits = queue.blocked and queue.unmet > 0 and queue.waited_us >= self._after_us
+        return waits and self._left[queue.team] > 0
+
+    def repartition_for(self, queue: _WaitingQueue, *, again: bool) -> BoardRecut | None:
+        """The repartition that brings the most of what `queue` lacks and destroys the least; None when none brings any.
+        `again`: of the boards that its team had cut and has not used; else of the others."""
         best: tuple[tuple[int, int, int], _OpenBoard, mig.Layout] | None = None
-        for open_ in self._promising(queue):
-            layout = self._layout(open_, queue)
+        for open_ in self._promising(queue, again):
+            layout = self._layout(open_, queue, again)
             brought = min(queue.unmet, _count(layout, queue.profile) - _count(_now(open_), queue.profile))
             if brought <= 0:
                 continue
@@ -200,9 +216,14 @@ class _Boards:
                 best = (worth, open_, layout)
         return None if best is None else self._cut(queue, best[1], best[2])
 
-    def _promising(self, queue: _WaitingQueue) -> list[_OpenBoard]:
+    def _promising(self, queue: _WaitingQueue, again: bool) -> list[_OpenBoard]:
         """Boards where an instance for `queue` would fit. The fullest come first: what is left of them is worth the least."""
-        found = [o for o in self._open.values() if self._has_room(o, queue.profile) and self._serves(o.board, queue)]
+        team = queue.team
+        found = [
+            o
+            for o in self._open.values()
+            if (o.unused_by == team) is again and self._has_room(o, queue.profile) and self._serves(o.board, queue)
+        ]
         return sorted(found, key=lambda o: (-len(o.fixed), len(o.idle)))[:_LOOKED_AT]
 
     def _has_room(self, open_: _OpenBoard, profile: str) -> bool:
@@ -212,11 +233,12 @@ class _Boards:
             known = self._room[key] = bool(mig.fits(open_.geometry, open_.fixed, profile))
         return known
 
-    def _layout(self, open_: _OpenBoard, queue: _WaitingQueue) -> mig.Layout:
+    def _layout(self, open_: _OpenBoard, queue: _WaitingQueue, again: bool) -> mig.Layout:
         """The layout that serves all queues, if `queue` gets as many instances from it as from the layout that serves only
-        `queue` and those before it; else the latter."""
-        everyone = self._demand(open_, self._queues)
-        first = self._demand(open_, self._queues[: self._queues.index(queue) + 1])
+        `queue` and those before it for which the board may be cut, too; else the latter."""
+        before = self._queues[: self._queues.index(queue)]
+        ahead = [one for one in before if self.is_due(one) and (again or one.team != open_.unused_by)]
+        everyone, first = self._demand(open_, self._queues), self._demand(open_, [*ahead, queue])
         both, own = self._best(open_, everyone), self._best(open_, first)
         return both if _count(both, queue.profile) >= _count(own, queue.profile) else own
 
@@ -243,6 +265,7 @@ class _Boards:
         """The event. From now on the board may not be repartitioned again, and `queue` counts on what it brings."""
         state, fleet = self._state, self._state.fleet
         del self._open[open_.id]
+        self._left[queue.team] -= 1
         now, then = set(_now(open_)), set(layout)
         gone = tuple(fleet.devices.names[row] for row, instance in open_.idle.items() if instance not in then)
         create = tuple(
@@ -261,6 +284,7 @@ class _Boards:
                 board=open_.id, number=state.repartition_number.get(open_.id, 0) + 1, destroy=gone, create=create
             ),
             why=why,
+            for_job=queue.head.id,
         )  # fmt: skip
 
     def _count_coming(self, queue: _WaitingQueue) -> None:

@@ -74,6 +74,9 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     if job.shape.spread[0]:
         state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
     _count_use(state, job, e.claims, 1, t_us)
+    if state.unused_cuts:
+        for claim in e.claims:
+            state.unused_cuts.granted(claim.device, job.team, t_us)
     if e.hold is not None and state.budgets.covering(job.team):
         state.budgets.open(job.id, job.team, state.devices_of(job.current), e.hold, t_us)
     state.grants += 1
@@ -145,6 +148,9 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
     state.on_node[e.node].pop(job.id, None)
     count_parts(state, e.node)
     _count_use(state, job, part.claims, -1, t_us)
+    if state.unused_cuts:
+        for claim in part.claims:
+            state.unused_cuts.freed(claim.device, t_us)
     if job.id in state.budgets.holds:
         state.budgets.freed(job.id, state.devices_of(attempt), t_us)
 

@@ -16,6 +16,7 @@ from libs.core.state.usable import (
     shut,
 )
 from schemas import ledger as led
+from schemas.jobs import JobState
 from schemas.resources import WHOLE_MILLI, Inventory
 
 
@@ -88,6 +89,14 @@ def _board_repartitioned(state: State, e: led.BoardRecut, t_us: int) -> None:
     if board in state.repartitions:
         raise lifecycle.Forbidden(f"board {board} is to be repartitioned while its last repartition is under way")
     state.repartitions[board], state.repartition_number[board], state.repartition_us[board] = e, e.recut.number, t_us
+    if e.for_job is not None:
+        job = state.jobs[e.for_job]
+        if job.state is not JobState.QUEUED:
+            raise lifecycle.Forbidden(f"board {board} is to be repartitioned for {e.for_job}, which does not wait")
+        asked = ((place.profile, place.start) for place in e.recut.create)
+        state.unused_cuts.asked(board, e.node, job.team, asked, t_us)
+    else:
+        state.unused_cuts.forget(board)
     mark_repartitions(state)
 
 
@@ -95,6 +104,11 @@ def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
     """Claims stay with their devices: rows are found by device id, and a row that joins again keeps its free amounts."""
     del state.repartitions[e.board]
     state.withdrawn.discard(e.board)
+    if e.ok:
+        here = {d.id: (d.mig_profile, d.mig_start) for d in e.inventory.devices if d.parent == e.board}
+        state.unused_cuts.done(e.board, here)
+    else:
+        state.unused_cuts.failed(e.board)
     state.fleet.join(e.inventory, e.incarnation)
     _forget_quarantines(state, e.inventory)
     mark_repartitions(state)
@@ -113,6 +127,7 @@ def _board_repartition_withdrawn(state: State, e: led.BoardRecutWithdrawn, t_us:
 
 def _forget_repartitions(state: State, node: str) -> None:
     """Forgets the repartitions asked of a node: it starts anew or is gone."""
+    state.unused_cuts.node_begins_anew(node)
     for board in [board for board, asked in state.repartitions.items() if asked.node == node]:
         del state.repartitions[board]
         state.withdrawn.discard(board)
