@@ -12,10 +12,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 LISTENING = 1 << 10
 BOUND = 1 << 13
-"""Bound, but neither listening nor connected. Reported since Linux 6.8."""
+"""Bound, but neither listening nor connected, see `tells_bound`."""
 _LEFT = 1 << 6
 """A connection kept for a minute after its end (TIME_WAIT)."""
 _CLOSED = 1 << 7
@@ -72,6 +73,15 @@ def all_at(ports: range, states: int, protocol: int = socket.IPPROTO_TCP) -> lis
                 state, id, uid, inode = _ANSWER.unpack_from(answer)
                 found.append(HeldPort(int.from_bytes(id[:2], "big"), uid, inode, 1 << state, family, id))
     return found
+
+
+@cache
+def tells_bound() -> bool:
+    """Whether the kernel reports TCP sockets that are `BOUND`, as Linux does since 6.8. Tried with one."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+        return bool(held_ports(range(port, port + 1), BOUND))
 
 
 @dataclass(frozen=True, slots=True)
