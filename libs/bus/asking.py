@@ -94,6 +94,7 @@ async def ask(
 ) -> Any:
     """The owner's answer, as `message.reply`. `keys` are those of the message's subject: pool, team and user, or node.
     `at_least`: the newest sequence of the pool's ledger that the asker has heard of.
+
     Raises ValueError for a key that is no token, QueryError when the owner cannot answer, NoAnswer when nobody did
     within `timeout_s`.
     """

@@ -1,10 +1,10 @@
 """Who has the broker trace its messages, heard in the core: what cannot be counted while it happens.
 
-Whoever publishes may ask for a trace (`Nats-Trace-Dest`, NATS ADR-41): the broker then says, on a subject on which that one may
-publish, how the message went. No setting and no permission forbids it. The broker makes these words one after the other in one
-queue without a bound, and its own answers (what accounts have sent, the APIs of JetStream) stand behind them. So whoever has more
-traced than it can say is not counted by `libs.walls.floods`, keeps services from working, and has the broker grow. But each of
-these words passes through the core, with the account for which it was made.
+Whoever publishes may ask for a trace (`Nats-Trace-Dest`, NATS ADR-41): the broker then says how the message went, on a subject
+on which that one may publish. No setting and no permission forbids it. The broker makes these words one after the other in one
+queue without a bound, and its own answers (what accounts have sent, the APIs of JetStream) stand behind them. So whoever has
+more traced than it can say is not counted by `libs.walls.floods`, keeps services from working, and has the broker grow. But
+each of these words passes through the core, with the account for which it was made.
 """
 
 import asyncio
