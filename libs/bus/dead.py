@@ -92,8 +92,7 @@ def replayed(headers: Mapping[str, str], payload: bytes, *, attempt: str) -> Out
     """A dead letter as the message that it was, to be decided again.
 
     Without what its sender told the broker. `attempt` makes its message id a new one, or the broker would take it for a repeat
-    of the first. Raises KeyError
-    when `headers` are not a dead letter's, ValueError when it was cut.
+    of the first. Raises KeyError when `headers` are not a dead letter's, ValueError when it was cut.
     """
     if LEFT_OUT in headers:
         raise ValueError(f"{headers[LEFT_OUT]} headers were not kept: send the original again")
