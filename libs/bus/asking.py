@@ -35,6 +35,9 @@ _SLOW = "it is there, and busy, still starting, or standing still"
 
 _MOST_BYTES = 256 * 1024 * 1024
 """Of an answer, when it is unpacked: of a million devices."""
+_NODES_MOST_BYTES = 512 * 1024
+"""Likewise, of a node: its agent writes half of it. One that was taken over answered with 256 MiB, packed, and unpacking them
+kept history from everybody."""
 
 
 class QueryError(RuntimeError):
@@ -104,27 +107,37 @@ async def ask(
         raise NobodyAnswers(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
     except TimeoutError:
         raise NoAnswer(f"no answer from {owner} to {subject} within {timeout_s:g} s: {_SLOW}") from None
-    return _read(message.reply, reply)
+    return _read(message.reply, reply, _NODES_MOST_BYTES if message.subject == subjects.LOG_QUESTION else _MOST_BYTES)
 
 
 def _subject(message: Message, keys: Mapping[str, str]) -> str:
     return subjects.fill(message.subject, **{key: keys[key] for key in subjects.keys_in(message.subject)})
 
 
-def _read(model: type[BaseModel], reply: Msg) -> Any:
+def _read(model: type[BaseModel], reply: Msg, most_bytes: int = _MOST_BYTES) -> Any:
     headers = reply.headers or {}
     if headers.get("Status") == "503" and not reply.data:
         raise NoRespondersError
     status = headers.get(STATUS, OK)
+    body = _unpacked(reply.data, most_bytes) if status == OK and headers.get(ENCODING) == ZLIB else reply.data
+    if len(body) > most_bytes:
+        raise _too_large(most_bytes)
     if status == OK:
-        return model.model_validate_json(_unpacked(reply.data) if headers.get(ENCODING) == ZLIB else reply.data)
-    failed = QueryFailed.model_validate_json(reply.data)
+        return model.model_validate_json(body)
+    failed = QueryFailed.model_validate_json(body)
     raise QueryError(status, failed.message, failed.reasons)
 
 
-def _unpacked(data: bytes) -> bytes:
+def _unpacked(data: bytes, most_bytes: int) -> bytes:
     unpacking = zlib.decompressobj()
-    body = unpacking.decompress(data, _MOST_BYTES)
+    try:
+        body = unpacking.decompress(data, most_bytes)
+    except zlib.error as e:
+        raise QueryError(FAILED, f"the answer cannot be unpacked: {e}") from None
     if unpacking.unconsumed_tail:
-        raise QueryError(FAILED, f"the answer is larger than {_MOST_BYTES:,} bytes: ask for less")
+        raise _too_large(most_bytes)
     return body
+
+
+def _too_large(most_bytes: int) -> QueryError:
+    return QueryError(FAILED, f"the answer is larger than {most_bytes:,} bytes: ask for less")

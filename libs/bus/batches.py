@@ -16,15 +16,14 @@ from nats.js import JetStreamContext
 from nats.js.api import PubAck
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from libs.bus.dead import BATCH_PREFIX
 from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.replies import Replies
 from libs.bus.table import atomic_stream_of
 
-BATCH_ID: Final = f"{BATCH_PREFIX}Id"
-BATCH_SEQUENCE: Final = f"{BATCH_PREFIX}Sequence"
-BATCH_COMMIT: Final = f"{BATCH_PREFIX}Commit"
+BATCH_ID: Final = "Nats-Batch-Id"
+BATCH_SEQUENCE: Final = "Nats-Batch-Sequence"
+BATCH_COMMIT: Final = "Nats-Batch-Commit"
 
 _NOT_ALLOWED = 10174
 _FEWEST = 8

@@ -137,6 +137,16 @@ class BusConnection(Client):
             raise nats.errors.Error(_IN_CLEAR)
         return super()._connect_command()
 
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """nats-py's own; where there are more headers than anybody of ours sends, none are read: each line costs."""
+        if headers and (
+            len(headers) > _MOST_HEADER_BYTES
+            or (headers.count(_LINE) > _MOST_HEADERS and subject.startswith(_LIVE) and not reply.startswith(_KEPT))
+        ):
+            headers = b""
+            await self._error_cb(nats.errors.Error(_TOO_MANY))
+        await super()._process_msg(sid, subject, reply, data, headers)
+
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Any:
@@ -413,6 +423,13 @@ _ANYBODY = (
 )
 _RENEWING = "`baton team rotate` makes it; of a node `baton node rotate`, of a service `baton credentials --rotate`"
 _UNREADABLE = "the headers of a message cannot be read"
+_MOST_HEADERS = 64
+"""Of a question or a signal: an envelope has ten, and the broker adds a few. What a stream keeps may have more: it is pulled by
+who reads it, and comes as fast as that."""
+_MOST_HEADER_BYTES = 80 * 1024
+"""Of any message: a stream keeps 64 KiB of them, and the broker adds a few."""
+_TOO_MANY = "a message has more headers than anybody of ours sends: they are not read"
+_LINE, _LIVE, _KEPT = b"\r\n", b"baton.", b"$JS.ACK."
 _IN_CLEAR = "it does not encrypt, although its URL says tls://"
 _SAID_NOTHING = ("TimeoutError", "nats: timeout")
 """What is reported of a server that lets one connect and says nothing."""

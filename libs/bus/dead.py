@@ -32,8 +32,10 @@ LEFT_OUT = "Baton-Dead-Headers-Left-Out"
 """Set to how many of the original's headers were left out, when there were too many to be kept: `4060 of 5060`."""
 
 _ORIGINAL = "Baton-Orig-"
-BATCH_PREFIX = "Nats-Batch-"
-"""Of headers that say how a message was sent (`libs.bus.batches`): whoever sends it again leaves them out."""
+_BROKERS = "nats-"
+"""Of headers that the broker heeds (an id, a batch, a trace), in whatever letters: whoever sends a message again leaves them
+out. They would be carried out with that one's rights: by `Nats-Trace-Dest` of a team's letter an operator's replay wrote
+wherever an operator may. The broker passes over `Nats-Trace-Dest :` of the team, and a client writes it without the blank."""
 _REASON_CHARACTERS = 2_000
 _STACK_CHARACTERS = 6_000
 _PAYLOAD_BYTES = 900_000
@@ -89,17 +91,17 @@ def dead_letter(origin: str, received: Received, reason: str, stack: str = "", s
 def replayed(headers: Mapping[str, str], payload: bytes, *, attempt: str) -> Outgoing:
     """A dead letter as the message that it was, to be decided again.
 
-    `attempt` makes its message id a new one, or the broker would take it for a repeat of the first. Raises KeyError
-    when `headers` are not a dead letter's, ValueError when it was cut.
+    Without what its sender told the broker. `attempt` makes its message id a new one, or the broker would take it for a repeat
+    of the first. Raises KeyError when `headers` are not a dead letter's, ValueError when it was cut.
     """
     if LEFT_OUT in headers:
         raise ValueError(f"{headers[LEFT_OUT]} headers were not kept: send the original again")
     if TRUNCATED in headers:
         raise ValueError(f"the payload was cut from {headers[TRUNCATED]} bytes: send the original again")
     original = {unquote(name[len(_ORIGINAL) :]): value for name, value in headers.items() if name.startswith(_ORIGINAL)}
-    original = {name: value for name, value in original.items() if not name.startswith(BATCH_PREFIX)}
-    original[MSG_ID] = event_id(original.get(MSG_ID, f"{headers[STREAM]}:{headers[SEQ]}"), "replay", attempt)
-    return Outgoing(headers[SUBJECT], payload, original)
+    said = {name: value for name, value in original.items() if not name.strip().lower().startswith(_BROKERS)}
+    said[MSG_ID] = event_id(original.get(MSG_ID, f"{headers[STREAM]}:{headers[SEQ]}"), "replay", attempt)
+    return Outgoing(headers[SUBJECT], payload, said)
 
 
 def _originals(headers: Mapping[str, str]) -> dict[str, str]:

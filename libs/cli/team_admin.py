@@ -148,7 +148,7 @@ async def answering(url: str, ring: Keyring, teams_file: Path | None = None) -> 
     watching = await watch()
     push, booked = partial(tell, url, ring), partial(tell_ledger, ring.folder, url)
     admins = TeamAdmins(nats, ring, push, booked=booked, boosts=boosts)
-    floods = Floods(ring, push, booked=booked, say=hint, limits=limits_of(teams_file))
+    floods = Floods(ring, push, booked=booked, say=hint, limits=limits_of(teams_file), core=nats)
     await admins.start()
     looking = asyncio.create_task(look(floods, watching, watch), name="who sends too much")
     try:

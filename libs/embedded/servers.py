@@ -17,7 +17,7 @@ from urllib.parse import quote
 from libs.embedded import binaries
 from libs.embedded.ports import LOOPBACK
 from libs.embedded.probes import health_by_request, health_page, healthy, mongo_pong, nats_stuck, valkey_pong
-from libs.embedded.process import ProcessSpec
+from libs.embedded.process import LOG_LIMIT_BYTES, ProcessSpec
 from libs.embedded.sockets import private_socket
 
 NATS, VALKEY, MONGO = "nats", "valkey", "mongo"
@@ -210,11 +210,17 @@ def _one_nats(
     users, ports = list(options.users) or [NatsUser(DEFAULT_USER, password)], all_ports[name]
     monitor = f"/{derived(password, MONITOR)}"  # it knows no users: who does not know the path finds nothing
     data_dir, config_path = state_dir / name, state_dir / "config" / f"{name}.json"
+    log_path = state_dir / "logs" / f"{name}.log"
     config = {
         "server_name": "baton-embedded" if options.servers == 1 else name,
         "listen": f"{LOOPBACK}:{ports.client}",
         **({"http": f"{LOOPBACK}:{ports.monitor}", "http_base_path": monitor} if options.has_monitor else {}),
         "max_payload": options.max_payload_bytes,
+        # It writes a line for each word that it refuses: 80 MB a second. Whoever supervises it looks every ten seconds.
+        "log_file": str(log_path),
+        "logfile_size_limit": LOG_LIMIT_BYTES,
+        "logfile_max_num": 2,
+        "no_fast_producer_stall": True,  # or who does not read slows whoever answers it, and so all others (decision 0165)
         "jetstream": {
             "store_dir": str(data_dir),
             "max_file_store": options.max_file_store_bytes,
@@ -247,7 +253,7 @@ def _one_nats(
             name=name,
             argv=[str(binaries.nats_server()), "-c", str(config_path)],
             env={"GOMEMLIMIT": os.environ.get("GOMEMLIMIT", _NATS_MEMORY)},
-            log_path=state_dir / "logs" / f"{name}.log",
+            log_path=log_path,
             ready=healthy(health),
             ready_timeout_s=patience_s,
             ill=nats_stuck(health, data_dir) if options.servers == 1 else None,

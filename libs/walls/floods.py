@@ -16,6 +16,8 @@ copy is counted against the team's `traffic` (`libs.core.admission.traffic`). A 
 its claim allows no connection for a minute, then two, up to an hour; the book, the ledger and the log say why, and when it was
 let in again. Its jobs run on.
 
+A server that is told to trace too many messages answers no look; then whoever traces is heard (`libs.walls.traces`).
+
 An agent that stands for a whole pool (a simulated fleet) sends as much as all of its nodes, and is not checked.
 """
 
@@ -32,7 +34,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
+from nats.errors import Error as NatsError
 
 from libs.bus.retry import run_periodically
 from libs.core.admission.intake import EVERYBODY, Bucket
@@ -43,6 +47,7 @@ from libs.walls.book import Book
 from libs.walls.keyring import Keyring, NotKeptOut, logs_of
 from libs.walls.keys_of import NoCredential
 from libs.walls.resolver import NotTold
+from libs.walls.traces import FLOOD, LISTEN_S, traced
 
 log = logging.getLogger("baton.nodes")
 
@@ -96,7 +101,8 @@ def limits_of(teams_file: Path | None) -> Mapping[str, TrafficLimits]:
 
 class Floods:
     """`run` is a task. `tell` tells the broker; `booked` is called in a thread when the operator's book has a new line; `say`
-    has a sentence for the operator. `limits`: of a team, or of `EVERYBODY`."""
+    has a sentence for the operator. `limits`: of a team, or of `EVERYBODY`. `core`: a connection to the core, on which is
+    heard who has the broker trace messages; without it that is not looked at."""
 
     def __init__(
         self,
@@ -105,9 +111,11 @@ class Floods:
         booked: Callable[[], object] = lambda: None,
         say: Callable[[str], object] = lambda _: None,
         now: Callable[[], float] = time.monotonic,
+        *,
         limits: Mapping[str, TrafficLimits] | None = None,
+        core: Client | None = None,
     ) -> None:
-        self._limits = limits or {}
+        self._limits, self._core_connection = limits or {}, core
         self._keyring, self._tell, self._booked, self._say, self._now = keyring, tell, booked, say, now
         self._book = Book(keyring.folder)
         self._read_ns = 0
@@ -115,6 +123,7 @@ class Floods:
         self._teams: dict[str, str] = {}  # public key of an account -> team
         self._out: dict[str, int] = {}  # team -> until when it is kept out, s since 1970
         self._servers: set[str] = set()
+        self._answers = _Answers()
         self._counted: dict[
             tuple[str, str], AccountTraffic | None
         ] = {}  # (server, account) -> so far; None: begin anew
@@ -127,6 +136,12 @@ class Floods:
     async def run(self, nats: Client) -> None:
         """For ever, by a connection to the system account (`Keyring.claims_credential`). A broker that is away is waited for,
         and no error ends it. Raises ConnectionClosedError: to be run again, by another connection; what is known stays."""
+        try:
+            await self._run(nats)
+        finally:
+            await self._answers.close()
+
+    async def _run(self, nats: Client) -> None:
         told = ""
         while True:
             try:
@@ -151,14 +166,16 @@ class Floods:
         if self._keyring.exists and self._keyring.changed_ns != self._read_ns:
             await asyncio.to_thread(self._reread)
         failed = await self._let_in()
-        accounts, servers = [*self._nodes, *self._teams], set[str]()
-        too_many = await self._crowding(nats) if self._nodes else {}
+        accounts = [*self._nodes, *self._teams]
         for at in range(0, len(accounts), _ASKED):
-            asked, answers = await self._asked(nats, accounts[at : at + _ASKED])
-            servers |= asked
-            for account, passed in self._since(answers).items():
-                if why := self._over(account, passed):
-                    too_many[self._nodes.get(account) or self._teams[account]] = why
+            await self._answers.ask(nats, {"accounts": [self._core, *accounts[at : at + _ASKED]]})
+        servers, answers = await self._heard() if accounts else (set[str](), [])
+        too_many = await self._crowding(nats) if self._nodes and servers else {}
+        if accounts and not servers:
+            too_many |= await self._tracing()
+        for account, passed in self._since(answers).items():
+            if (name := self._name(account)) and (why := self._over(account, passed)):
+                too_many[name] = why
         for name, why in too_many.items():
             try:
                 await (self._cut(name, why) if "." in name else self._keep_out(name, why))
@@ -189,10 +206,29 @@ class Floods:
         self._counted = {key: passed for key, passed in self._counted.items() if key[1] in watched}
         self._read_ns = changed_ns
 
-    async def _asked(self, nats: Client, accounts: list[str]) -> tuple[set[str], list[Counted]]:
-        """The servers, and what they have counted of those of `accounts` that somebody uses."""
+    def _name(self, account: str) -> str:
+        """The node or team, "" for none that is looked at."""
+        return self._nodes.get(account) or self._teams.get(account, "")
+
+    async def _tracing(self) -> dict[str, str]:
+        """Who has so many messages traced that no server answers, and why each is to be cut off."""
+        if self._core_connection is None:
+            return {}
+        try:
+            heard = await traced(self._core_connection)
+        except NatsError:  # that connection is made anew by its owner
+            return {}
+        return {
+            name: f"it had the broker trace {many:,} messages in {LISTEN_S} s, which keeps it from answering anybody"
+            for account, many in heard.items()
+            if many >= FLOOD and (name := self._name(account)) and name not in self._out
+        }
+
+    async def _heard(self) -> tuple[set[str], list[Counted]]:
+        """The servers that have answered since the last look, and what they have counted of accounts that somebody uses; of one
+        server one after the other."""
         servers, found = set[str](), list[Counted]()
-        for told in await _answers(nats, STATZ, {"accounts": accounts}):
+        for told in await self._answers.heard():
             servers.add(told.get("server_id", ""))
             for one in told.get("account_statz", ()):
                 said, heard = one["received"], one["sent"]
@@ -225,7 +261,7 @@ class Floods:
         }
 
     def _since(self, answers: list[Counted]) -> Mapping[str, AccountTraffic]:
-        """Of each account since the last look. What a server has counted before it was asked for the first time is nobody's
+        """Of each account since the last answer. What a server has counted before it was asked for the first time is nobody's
         fault, and one that was started anew counts from nothing."""
         found: dict[str, AccountTraffic] = {}
         for server, account, passed in answers:
@@ -334,18 +370,53 @@ class Floods:
             return self._keyring.revoke_node(pool, node)
 
 
+class _Answers:
+    """What servers say of accounts, to this look and to those before it: a busy one answers late (`libs.walls.traces`)."""
+
+    _subscription: Subscription
+
+    def __init__(self) -> None:
+        self._nats: Client | None = None
+        self._inbox = ""
+
+    async def ask(self, nats: Client, body: Mapping[str, Any]) -> None:
+        """Raises nats errors."""
+        if nats is not self._nats:
+            self._inbox = nats.new_inbox()
+            self._subscription = await nats.subscribe(self._inbox)
+            self._nats = nats
+        await nats.publish(STATZ, json.dumps(body).encode(), reply=self._inbox)
+
+    async def close(self) -> None:
+        """What comes now is nobody's."""
+        if self._nats is not None:
+            self._nats = None
+            with suppress(NatsError):
+                await self._subscription.unsubscribe()
+
+    async def heard(self) -> list[dict[str, Any]]:
+        """Raises nats errors."""
+        return await _collected(self._subscription)
+
+
 async def _answers(nats: Client, subject: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each server answers."""
-    inbox, found, wait_s = nats.new_inbox(), list[dict[str, Any]](), _ANSWER_S
+    inbox = nats.new_inbox()
     answers = await nats.subscribe(inbox)
     try:
         await nats.publish(subject, json.dumps(body).encode(), reply=inbox)
-        with suppress(TimeoutError):
-            while True:
-                found.append(json.loads((await answers.next_msg(timeout=wait_s)).data).get("data", {}))
-                wait_s = _MORE_S
+        return await _collected(answers)
     finally:
         await answers.unsubscribe()
+
+
+async def _collected(answers: Subscription) -> list[dict[str, Any]]:
+    """Until no more come."""
+    found, wait_s = list[dict[str, Any]](), _ANSWER_S
+    with suppress(TimeoutError):
+        while True:
+            found.append(json.loads((await answers.next_msg(timeout=wait_s)).data).get("data", {}))
+            wait_s = _MORE_S
     return found
 
 

@@ -268,6 +268,10 @@ def test_the_brokers_monitor_is_for_its_own_container() -> None:
     assert not [port for port in SERVICES["nats"]["ports"] if "8222" in port]
 
 
+def test_the_broker_slows_nobody_for_who_does_not_read() -> None:
+    assert "no_fast_producer_stall: true" in (ROOT / "deploy/nats.conf").read_text()
+
+
 def test_a_broker_without_a_container_has_no_monitor(tmp_path: Path) -> None:
     """Whoever has a login there would read who is connected, and may hold all its files open by connections that never end."""
     (edit,) = [line for line in (ROOT / "docs/systemd.md").read_text().splitlines() if line.startswith("sed -i")]

@@ -380,6 +380,40 @@ def test_a_connection_that_is_gone_and_does_not_know_it_yet_can_be_drained(nats_
     uvloop.run(drains())
 
 
+async def test_of_more_headers_than_anybody_sends_none_are_read_but_where_a_stream_keeps_them(
+    nats_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each line costs: with 50,000 in each of a hundred questions a second, which a team may send, a service did nothing else,
+    and the broker gave it up."""
+    hears, says = await connect(nats_url, name="hears"), await connect(nats_url, name="says")
+    heard: dict[str, int] = {}
+
+    async def note(message: Msg) -> None:
+        heard[message.subject] = len(message.headers or {})
+
+    await hears.subscribe("baton.>", cb=note)
+    await hears.subscribe("odd.*", cb=note)
+    await hears.flush()
+    js = says.jetstream()
+    await js.add_stream(name="KEPT", subjects=["baton.kept"], storage="memory")
+    pull = await js.pull_subscribe("baton.kept", stream="KEPT", durable="reader")
+    sizes = {"baton.few": 60, "baton.many": 65, "baton.crowd": 50_000, "baton.kept": 4_000, "odd.answer": 4_000}
+    for subject, count in {**sizes, "odd.crowd": 50_000}.items():
+        block = b"NATS/1.0\r\n" + b"".join(b"a%d:\r\n" % n for n in range(count)) + b"\r\n"
+        await says._send_command(b"HPUB %s %d %d\r\n%s\r\n" % (subject.encode(), len(block), len(block), block))
+    await says.publish("baton.last", b"")
+    await says.flush()
+    await until(lambda: "baton.last" in heard)
+    none = dict.fromkeys(("baton.many", "baton.crowd", "baton.kept", "baton.last", "odd.crowd"), 0)
+    assert heard == {**none, "baton.few": 60, "odd.answer": 4_000}
+    (kept,) = await pull.fetch(1, 10)
+    assert len(kept.headers or {}) == 4_000
+    await js.delete_stream("KEPT")
+    assert sum("more headers" in record.getMessage() for record in caplog.records) == 1, "no log that its sender fills"
+    for connection in (hears, says):
+        await close(connection)
+
+
 async def test_what_is_no_text_in_a_subject_or_in_headers_ends_no_connection(
     nats_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

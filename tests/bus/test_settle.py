@@ -349,6 +349,16 @@ def test_dying_twice_leaves_one_letter_and_strange_headers_survive() -> None:
     assert replayed(letters[0].headers, b"{}", attempt="1").headers["odd name:x"] == "v"
 
 
+@pytest.mark.parametrize(
+    "name", ["Nats-Trace-Dest", "Nats-Trace-Dest ", "nats-rollup", " Nats-Expected-Stream", "Nats-TTL"]
+)
+def test_what_a_sender_told_the_broker_is_not_replayed(name: str) -> None:
+    """The broker would carry it out with the rights of whoever replays."""
+    letter = dead_letter("admission", Received("a.b", {name: "x", "X-Kept": "y"}, b"{}", "REQUESTS", 7, 0), "why")
+    again = replayed(letter.headers, letter.payload, attempt="1")
+    assert again.headers == {"Nats-Msg-Id": again.headers["Nats-Msg-Id"], "X-Kept": "y"}
+
+
 def test_a_letter_that_is_too_large_is_cut_and_says_so() -> None:
     letter = dead_letter("admission", Received("a.b", {}, b"x" * 1_048_000, "REQUESTS", 7, 0), "why")
     assert len(letter.payload) <= MAX_PAYLOAD_BYTES

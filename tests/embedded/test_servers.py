@@ -32,6 +32,7 @@ from libs.embedded import (
     ValkeyUser,
     read_processes,
 )
+from libs.embedded import servers as servers_module
 from libs.embedded.sockets import SocketTaken, UnfitStateDir, private_socket
 
 Until = Callable[..., Awaitable[Any]]
@@ -94,6 +95,27 @@ async def test_jetstream_waits_for_the_disk_unless_told_otherwise(state_dir: Pat
     relaxed = ServerOptions(run=["nats"], nats=NatsOptions(sync_always=False))
     async with Servers(state_dir, relaxed):
         assert "sync_interval" not in (state_dir / "config" / "nats.json").read_text()
+
+
+async def test_what_the_broker_refuses_fills_no_disk(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each word: a team that said what it may not made 450 MB of them in eight seconds."""
+    monkeypatch.setattr(servers_module, "LOG_LIMIT_BYTES", 65_536)
+    users = [NatsUser("mute", "secret", publish=[])]
+    async with Servers(state_dir, ServerOptions(run=["nats"], nats=NatsOptions(users=users))) as servers:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urllib.parse.urlsplit(servers.nats_url).port)
+        await reader.readline()
+        writer.write(
+            b'CONNECT {"user":"mute","pass":"secret","verbose":false}\r\n'
+            + b"PUB not.mine 0\r\n\r\n" * 5_000
+            + b"PING\r\n"
+        )
+        while b"PONG" not in (said := await reader.read(1 << 16)):
+            assert said
+        logs = list((state_dir / "logs").glob("nats.log*"))
+        assert len(logs) in (2, 3)
+        assert sum(log.stat().st_size for log in logs) < 4 * 65_536, "of a megabyte"
+        assert "Publish Violation" in "".join(log.read_text() for log in logs)
+        writer.close()
 
 
 async def test_the_broker_collects_its_garbage_before_it_has_doubled_a_backlog(

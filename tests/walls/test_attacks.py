@@ -83,6 +83,14 @@ HEADERS = [
     {"Nats-Batch-Id": "mine", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"},
     {"Nats-Batch-Id": "open", "Nats-Batch-Sequence": "1"},
     {"Status": "503"},
+    {"Nats-Expected-Last-Msg-Id": "1"},
+    {"Nats-Incr": "1"},
+    {"Nats-Schedule": "@at 2026-01-01T00:00:00Z", "Nats-Schedule-Source": "baton.>", "Nats-Schedule-Rollup": "sub"},
+    {"Nats-Marker-Reason": "Purge"},
+    {"Nats-Stream-Source": "LEDGER-main 1 > > x"},
+    {"Nats-Required-Api-Level": "99"},
+    {"Nats-Trace-Origin-Account": "$SYS", "Nats-Trace-Hop": "1", "Nats-Trace-Dest": LEDGER},
+    {"Nats-Pin-Id": "x", "Nats-Response-Type": "x", "Nats-No-Masking": "1"},
 ]
 LISTENING = [
     ">",

@@ -1,6 +1,7 @@
 """Questions for logs go to the node that has them: another node neither hears nor answers them."""
 
 import asyncio
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from libs.bus.asking import ENCODING, ZLIB
 from libs.bus.connect import Address, connect
 from libs.bus.queries import AskAgain, NoAnswer, NothingFound
 from libs.walls.keyring import Keyring
@@ -103,6 +105,27 @@ async def test_a_node_cannot_keep_who_reads_its_output_reading(
     history = await connect(Address(url, ring.service("history")), name="history")
     assert await LogRelay(lambda: history, find).read(LogQuery(job_id=JOB, rank=1), "blue") is None
     assert hostile.heard
+    await nc.close()
+    await history.close()
+
+
+@pytest.mark.parametrize("way", ["packed", "plain", "no zlib"])
+async def test_what_a_node_answers_has_a_bound_also_when_it_is_unpacked(bus: tuple[str, Keyring], way: str) -> None:
+    """Of 4 MB history made 256 MiB for each question of a team's, and answered nobody meanwhile."""
+    url, ring = bus
+    nc = await nats.connect(url, **Address("", ring.node("main", "n1").with_name("logs.creds")).options())
+    piece = LogPiece(job_id=JOB, attempt=1, rank=1, text="true", next_offset=4, ended=False).model_dump_json().encode()
+    long = piece + b" " * (600_000 if way == "plain" else 8_000_000)
+    body = {"packed": zlib.compress(long), "plain": long, "no zlib": piece}[way]
+
+    async def answer(message: Msg) -> None:
+        await nc.publish(message.reply, body, headers={} if way == "plain" else {ENCODING: ZLIB})
+
+    await nc.subscribe("baton.qry.log.v1.piece.main.n1", cb=answer)
+    for _ in range(2):
+        await nc.flush()
+    history = await connect(Address(url, ring.service("history")), name="history")
+    assert await LogRelay(lambda: history, find).read(LogQuery(job_id=JOB, rank=1), "blue") is None
     await nc.close()
     await history.close()
 
