@@ -79,7 +79,7 @@ def test_leases_are_renewed_while_the_jobs_of_an_agent_that_stops_save() -> None
 def test_a_nodes_name_outlives_its_container() -> None:
     """Seen: after each `down`, and each new image, the node was another one. The one before stayed, as lost, and nobody could
     read any more what its jobs had written, though it lay in the same volume."""
-    assert environ("agent")["BATON_AGENT_NODE"] == "${BATON_NODE:-host}"
+    assert environ("agent")["BATON_AGENT_NODE"] == "${BATON_AGENT_NODE:-host}"
 
 
 @pytest.mark.parametrize("name", SERVICES)
