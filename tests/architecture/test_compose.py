@@ -84,9 +84,9 @@ def test_a_nodes_name_outlives_its_container() -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_what_is_written_into_memory_is_written_into_a_folder_that_everybody_may_write(name: str) -> None:
-    """Several releases of runc give a tmpfs the mode of the folder below it, whatever it is asked for, and make that folder for
-    root alone (before 1.1.8 at the second start, 1.3.3 at the first). Seen: Redis did not come back from a restart. Every
-    image has a /tmp that is open to all."""
+    """Some releases of runc give a tmpfs the mode of the folder below it, which they have made for root alone: before 1.1.8 at
+    the second start, whatever mode is asked for. Seen: Redis did not come back from a restart. Every image has a /tmp that
+    is open to all."""
     unwritten = {"redis": ["/data"], "mongo": ["/data/configdb"]}
     others = [mount for mount in SERVICES[name].get("tmpfs", []) if mount != "/tmp"]
     assert [mount for mount in others if "uid=" not in mount] == unwritten.get(name, [])
