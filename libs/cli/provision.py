@@ -1,5 +1,6 @@
 """`baton provision`: streams, consumers and buckets on a NATS server."""
 
+import asyncio
 import os
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from libs.cli.operator_action import MayReason, operator_action
 from libs.cli.options import Output, Url
 from libs.cli.output import Format, done
 from libs.cli.session import run
+from libs.cli.stopping import when_asked_to_stop
 from libs.client import Baton
 from schemas.subjects import OPERATOR
 
@@ -27,6 +29,7 @@ def command(
     output: Output = Format.TABLE,
 ) -> None:
     """Create what is missing and check what is there. May be run any time; exits with 5 when something differs."""
+    from libs.bus.cancel import cancel
     from libs.bus.connect import refuse_anybody, refuse_shared
     from libs.bus.request_size_limit import RequestSizeLimit
     from libs.bus.streams import provision
@@ -42,7 +45,15 @@ def command(
         done(documents, [f"{name}\tready" for name in pools], output, names=pools)
 
     async def stay(baton: Baton) -> None:
-        await RequestSizeLimit(baton.nats.jetstream()).run()
+        stop = asyncio.Event()
+        when_asked_to_stop(stop.set)  # a container's first process that says nothing of SIGTERM is not ended by it
+        limit = asyncio.create_task(RequestSizeLimit(baton.nats.jetstream()).run())
+        asked = asyncio.create_task(stop.wait())
+        await asyncio.wait((limit, asked), return_when=asyncio.FIRST_COMPLETED)
+        await cancel(asked)
+        if limit.done():
+            limit.result()
+        await cancel(limit)
 
     with operator_action("provision", ",".join(pool or []), reason, url=url, tells_failure=False):
         run(work, OPERATOR, url)

@@ -52,6 +52,8 @@ _PRUNE_S = 60.0
 _MISSES = 12
 """The most doublings of the pause."""
 _DISK_S = 1.0
+_TELL_S = 5.0
+"""At the end, until it is acknowledged that its nodes leave."""
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
 _SAMPLE = BY_TYPE["io.baton.node.sample.v1"]
 
@@ -393,9 +395,10 @@ class Agent:
     def read_log(self, query: LogQuery, team: str) -> LogPiece | None:
         return self.launcher.logs.read(query, team)
 
-    async def drain(self, grace_s: float) -> None:
-        """Before the agent ends: asks jobs to save and end, then reports all nodes as leaving together, so that no job
-        is granted a node that is about to follow. With `on_stop: keep`, nodes whose work the keeper can hold stay."""
+    async def drain(self, most_s: float) -> None:
+        """Before the agent ends: asks jobs to save and end, each with the grace that it asked for and all within `most_s`; then
+        reports all nodes as leaving together, so that no job is granted a node that is about to follow. With
+        `on_stop: keep`, nodes whose work the keeper can hold stay."""
         self._draining = True
         if self.settings.on_stop is OnStop.KEEP:
             await self._leave_running()
@@ -403,7 +406,7 @@ class Agent:
         for node in leaving:
             node.leave()
         with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(most_s):
                 # Many parts are awaited, once in an agent's life, so polling is enough.
                 while any(node.parts for node in leaving):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
@@ -412,7 +415,7 @@ class Agent:
             gone = NodeLost(node=node.name, incarnation=node.incarnation, silent_s=0, planned=True)
             self.reports.add(node.name, node.incarnation, gone)
         with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(_TELL_S):
                 while self.reports.backlog():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 

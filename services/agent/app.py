@@ -48,7 +48,6 @@ from services.agent.view import view_of
 
 log = logging.getLogger("baton.agent")
 
-DRAIN_S = 5.0
 _OF_DISK = 10
 """Output of ended attempts may use a tenth of the disk."""
 _MIB = 1024 * 1024
@@ -253,7 +252,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
                 tasks.start("prune", agent.run_prune())
                 tasks.start("files of teams that left", agent.run_left())
                 yield
-                await agent.drain(DRAIN_S)
+                await agent.drain(settings.drain_s)
             await agent.close()
 
     def ready() -> dict[str, str]:

@@ -117,6 +117,12 @@ class AgentSettings(ServiceSettings):
         le=86_400,
         description="a job that nobody stops at its time limit is ended so long after it, s; 0.2 % of the limit later at most",
     )
+    drain_s: float = Field(
+        default=5.0,
+        gt=0,
+        le=7200,
+        description="asked to stop, it waits so long for its jobs to save and end, s; no longer than they may take",
+    )
     sample_s: float = Field(
         default=15.0, gt=0, le=3600, description="between device samples, s; in what was used one in 10 s counts"
     )

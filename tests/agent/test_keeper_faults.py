@@ -21,7 +21,8 @@ import uvloop
 from libs.bus.queries import NoAnswer, ask
 from libs.service import tasks
 from schemas.catalog import BY_TYPE
-from schemas.inbox import Released, Started
+from schemas.inbox import CheckpointTaken, Released, Started
+from schemas.jobs import CheckpointPolicy
 from schemas.nodes import Action
 from schemas.queries import NodeLogQuery
 from services.agent import tree
@@ -848,6 +849,40 @@ async def test_an_agent_that_is_asked_to_end_leaves_nothing(make_node, world, tm
     base = tree.cgroup_base()
     root = group_name(tree.marker_root("n0", tmp_path))
     assert base is None or not (base / root).exists(), "no empty cgroup is left either"
+
+
+SLOW_TO_SAVE = """
+import os, signal, time
+
+def save(*_):
+    print("asked", flush=True)
+    time.sleep(7)  # an agent that is asked to end waits for 5 s where nothing else is said
+    file = os.environ["BATON_CHECKPOINT_FILE"]
+    with open(f"{file}.new", "w") as out:
+        out.write('{"step": 7, "reference": "saved"}')
+    os.rename(f"{file}.new", file)
+
+signal.signal(signal.SIGUSR1, save)
+print("up", flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+async def test_a_job_has_its_own_grace_to_save_when_its_agent_is_asked_to_end(make_node, world):
+    """Compose and systemd gave the agent 15 minutes, and it gave its jobs five seconds."""
+    node = make_node(drain_s="600")
+    await world.joined("n0")
+    wanted = part(spec(SLOW_TO_SAVE, checkpoint=CheckpointPolicy(grace_s=60)), rank("n0-gpu0"))
+    await world.want("n0", wanted)
+    await until(lambda: "up" in node.output(wanted.job_id))
+    await world.sees(wanted, Started)
+    node.signal(signal.SIGTERM)
+    await until(lambda: node.process.poll() is not None)
+    assert "asked" in node.output(wanted.job_id)
+    assert [taken.checkpoint.reference for taken in world.of(wanted, CheckpointTaken)] == ["saved"]
+    assert [left.planned for left in world.farewells] == [True]
+    assert none_of(node.jobs())
 
 
 def test_what_is_said_to_a_keeper_that_has_just_ended_does_not_end_the_agent(tmp_path):

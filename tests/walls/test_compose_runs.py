@@ -202,6 +202,12 @@ async def test_a_job_runs_through_composes_services(compose: Compose) -> None:
         assert "keys.json" not in foreign
         assert compose.environ[name]["BATON_NATS_CREDS"].endswith(f"services/{name[:-2]}/nats.creds")
     await tells_when_the_certificate_ends(compose)
+    for name in ("streams-0", "teams-0"):
+        compose.running[name].terminate()
+        await until(lambda name=name: compose.running[name].poll() is not None)
+        assert compose.running[name].returncode == 0, (
+            "no signal ends a container's first process that says nothing of it"
+        )
 
 
 async def tells_when_the_certificate_ends(compose: Compose) -> None:
