@@ -18,8 +18,8 @@ from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
 from tests.walls.world import NODE, TEAM, Attacker, broker
 
-CONNECTIONS, MOST = 16, 700_000
-"""As many messages as take some ten seconds."""
+CONNECTIONS, PATIENCE_S = 16, 60.0
+"""On a busy machine it is heard for whom traces are made once the broker comes to make them."""
 
 
 @pytest.fixture
@@ -63,21 +63,19 @@ async def looked_at(bus: tuple[str, Keyring]) -> AsyncIterator[None]:
 async def test_who_has_the_broker_trace_without_end_is_kept_out(bus: tuple[str, Keyring], who: Attacker) -> None:
     """Its own answers stand behind what it is to trace: seen, no look was answered, another team's jobs waited for over a
     minute after twelve seconds of it, and the broker grew by 100 MB a second."""
-    sent, one = 0, message(f"Nats-Trace-Dest: {who.question}\r\nNats-Trace-Only: 1\r\n", who=who)
+    one = message(f"Nats-Trace-Dest: {who.question}\r\nNats-Trace-Only: 1\r\n", who=who)
 
-    async def traces_on(connection: Client) -> None:
-        nonlocal sent
+    async def traces_until_it_is_cut_off(connection: Client) -> None:
         with suppress(nats.errors.Error, OSError):
-            while not connection.is_closed and sent < MOST:
+            while not connection.is_closed:
                 connection._transport.write(one * 500)
                 await connection._transport.drain()
-                sent += 500
                 await asyncio.sleep(0)
 
     async with looked_at(bus):
         evil = [await attacker(bus, who) for _ in range(CONNECTIONS)]
-        await asyncio.gather(*(traces_on(connection) for connection in evil))
-        assert sent < MOST, "it is cut off before it has sent all"
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(traces_until_it_is_cut_off(connection) for connection in evil))
         (line,) = Book(bus[1].folder).lines()
     told = ("team.keep-out", "blue") if who is TEAM else ("node.revoke", "main/n1")
     assert (line.what, line.target) == told
