@@ -354,11 +354,17 @@ NODE_SECRETS = fill(NODE_QUESTION, what="secrets")
 """What a node asks and nobody else may: the answer is sealed to whoever asks."""
 
 
+COMMANDS_QUESTIONS_INPUTS = ("baton.cmd.>", "baton.qry.>", "baton.in.>")
+"""What operators may send, and of which teams and nodes may send some."""
+SIGNALS = "baton.tel.>"
+"""What nodes send beside these."""
+
+
 def operator_may() -> list[str]:
     """What an operator may publish, but for `operator_may_not`: commands for any team, questions, dead letters again, the
     administration of streams. Never the ledger: only placement writes it. Archived segments may be put back, which no subject
     of the ledger reaches."""
-    everything = ["baton.cmd.>", "baton.qry.>", "baton.in.>", anyone(fill(SEGMENT, what="restoring"))]
+    everything = [*COMMANDS_QUESTIONS_INPUTS, anyone(fill(SEGMENT, what="restoring"))]
     kept = [
         "$KV.baton-cursors.ledger-format.*",
         "$KV.baton-readers.>",

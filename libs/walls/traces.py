@@ -16,10 +16,12 @@ from typing import Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from schemas import subjects
+
 LISTEN_S: Final = 0.5
 FLOOD: Final = 8
 """So many in that time: nobody of ours has anything traced, and who looks for a fault by hand, once."""
-_WHERE = ("baton.cmd.>", "baton.qry.>", "baton.in.>", "baton.tel.>")
+_WHERE = (*subjects.COMMANDS_QUESTIONS_INPUTS, subjects.SIGNALS)
 """Where teams and nodes may publish, and so have traces sent."""
 _BEGINNING, _PACKED = b'{"server":{', "Content-Encoding"
 _WHOSE = "Nats-Request-Info"
