@@ -18,7 +18,7 @@ from services.agent import shared
 from services.agent import view as views
 from services.agent.keeper import callfilter, walls
 from services.agent.keeper.client import KeeperClient
-from services.agent.sockdiag import tells_bound
+from services.agent.sockdiag import BOUND, LISTENING, tells
 from services.agent.view import JobView
 
 log = logging.getLogger("baton.agent")
@@ -168,7 +168,11 @@ def lacks(http_port: int = 0) -> list[str]:
         for there, text in (
             (callfilter.known(), "no filter of system calls is known for this processor"),
             (walls.scopes_known(), "no landlock scopes (Linux 6.12): jobs can meet at abstract Unix sockets"),
-            (tells_bound(), "no word of ports that are only bound (Linux 6.8): a job can keep all at which gangs meet"),
+            (
+                tells(LISTENING),
+                "no word of who has sockets (kernel module tcp_diag): limits of sockets and ports are not kept",
+            ),
+            (tells(BOUND), "no word of ports that are only bound (Linux 6.8): a job can keep all at which gangs meet"),
         )
         if not there
     ]

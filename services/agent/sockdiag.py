@@ -16,7 +16,7 @@ from functools import cache
 
 LISTENING = 1 << 10
 BOUND = 1 << 13
-"""Bound, but neither listening nor connected, see `tells_bound`."""
+"""Bound, but neither listening nor connected, see `tells`."""
 _LEFT = 1 << 6
 """A connection kept for a minute after its end (TIME_WAIT)."""
 _CLOSED = 1 << 7
@@ -76,12 +76,15 @@ def all_at(ports: range, states: int, protocol: int = socket.IPPROTO_TCP) -> lis
 
 
 @cache
-def tells_bound() -> bool:
-    """Whether the kernel reports TCP sockets that are `BOUND`, as Linux does since 6.8. Tried with one."""
+def tells(state: int) -> bool:
+    """Whether the kernel reports TCP sockets that are `LISTENING` (its module tcp_diag), or `BOUND` (Linux 6.8). Tried with
+    one."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
+        if state == LISTENING:
+            one.listen()
         port = one.getsockname()[1]
-        return bool(held_ports(range(port, port + 1), BOUND))
+        return bool(held_ports(range(port, port + 1), state))
 
 
 @dataclass(frozen=True, slots=True)

@@ -758,7 +758,7 @@ def forgotten():
 
 @pytest.mark.parametrize("how", ["listens", "binds", "connects", "hides"])
 async def test_a_job_that_holds_many_ports_at_which_gangs_meet_is_ended(start, forgotten, how):
-    if how in ("binds", "hides") and not sockdiag.tells_bound():
+    if how in ("binds", "hides") and not sockdiag.tells(sockdiag.BOUND):
         assert any("only bound" in lack for lack in lacks())
         return
     ports = range(20_000, 30_000) if how in ("listens", "binds") else range(29_600, 29_800)
