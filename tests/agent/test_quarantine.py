@@ -16,9 +16,10 @@ from schemas.attempts import Category
 from schemas.inbox import Refused, Released, Started
 from schemas.nodes import LiftedQuarantine
 from services.agent import quarantine
+from services.agent.keeper.proc import read_stat
 from services.agent.quarantine import DeviceInUse, QuarantineFile, Since, still_busy, strangers
 from tests.agent.build import inventory, part, rank, spec
-from tests.agent.conftest import until
+from tests.agent.conftest import until, until_now
 from tests.agent.test_agent import start, world  # noqa: F401 - fixtures
 from tests.agent.test_devices import Nvml, NVMLError
 
@@ -27,6 +28,9 @@ from tests.agent.test_devices import Nvml, NVMLError
 def process():
     """A process that has nothing to do with any job."""
     one = subprocess.Popen(["sleep", "600"])
+    until_now(
+        lambda: (stat := read_stat(one.pid)) and stat.name == "sleep"
+    )  # it has its name a moment after it is begun
     yield one
     one.kill()
     one.wait()
