@@ -127,7 +127,15 @@ class BusConnection(Client):
 
     def __init__(self) -> None:
         super().__init__()
-        self._reconnects: set[asyncio.Task[Any]] = set()
+        self._connecting: set[asyncio.Task[Any]] = set()
+        """Tasks that do nothing else."""
+
+    def begin(self, options: dict[str, Any]) -> asyncio.Task[None]:
+        """Connects, as nats-py's `connect` does, in a task that ends when it is cancelled."""
+        task = asyncio.create_task(self.connect(**options))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
 
     def _connect_command(self) -> bytes:
         """nats-py's own, which would be said in clear to whoever says that there is no encryption: it has a signature, by which
@@ -244,7 +252,7 @@ class BusConnection(Client):
         is closed for good, and not left as it is."""
         task = asyncio.current_task()
         assert task is not None
-        self._reconnects.add(task)
+        self._connecting.add(task)
         self._abort()
         try:
             await super()._attempt_reconnect()
@@ -257,13 +265,13 @@ class BusConnection(Client):
             self._reconnection_task, self._err = None, e
             await self._close(Client.CLOSED)
         finally:
-            self._reconnects.discard(task)
+            self._connecting.discard(task)
 
     async def _connect_to_server(self, server: Any) -> None:
         """nats-py's own; and what it has left of a try that failed half-way is ended: a connection that the server hears and
         sends to, where nobody reads, and half a message, which the next would go on with."""
         task = asyncio.current_task()
-        if task is not None and task in self._reconnects and task.cancelling():  # also where the cancel was dropped
+        if task is not None and task in self._connecting and task.cancelling():  # also where the cancel was dropped
             raise asyncio.CancelledError
         self._abort()
         for reader in (self._reading_task, self._ping_interval_task, self._flusher_task):
@@ -341,7 +349,7 @@ async def connect(
     if inbox_prefix is not None:
         options["inbox_prefix"] = inbox_prefix
     connection.authority = where.authority if where.encrypted else None
-    attempt = asyncio.create_task(connection.connect(**options))
+    attempt = connection.begin(options)
     refused = asyncio.create_task(problems.refused.wait())
     try:
         await asyncio.wait({attempt, refused}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)

@@ -254,6 +254,19 @@ async def test_a_reconnect_whose_cancel_was_dropped_ends(
     assert connection.is_closed
 
 
+async def test_a_first_try_whose_cancel_was_dropped_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on a slow machine: who was to wait for three seconds for a broker that refuses waited for ever."""
+
+    async def refuses_as_it_is_cancelled(*arguments: object, **named: object) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncio, "open_connection", refuses_as_it_is_cancelled)
+    with pytest.raises(BusUnavailable):
+        await connect("nats://127.0.0.1:4222", name="test", wait_s=0.1)
+
+
 async def test_a_reconnect_that_is_lost_as_it_ends_is_begun_anew(
     own_server: ServerInBackground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
