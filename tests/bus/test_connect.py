@@ -262,7 +262,7 @@ async def test_a_first_try_whose_cancel_was_dropped_ends(monkeypatch: pytest.Mon
             await asyncio.sleep(600)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(asyncio, "open_connection", refuses_as_it_is_cancelled)
+    monkeypatch.setattr(TcpTransport, "connect", refuses_as_it_is_cancelled)
     with pytest.raises(BusUnavailable):
         await connect("nats://127.0.0.1:4222", name="test", wait_s=0.1)
 
