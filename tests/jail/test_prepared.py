@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import select
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from services.agent import jobwalls
 from services.agent.keeper import walls
 from services.agent.keeper.client import KeeperClient
-from services.agent.keeper.prepared import MISSED, MOST_FAILURES, Views, around
+from services.agent.keeper.prepared import MISSED, MOST_FAILURES, Mounts, Views, around
 from services.agent.settings import AgentSettings
 from services.agent.view import view_of
 from tests.agent.conftest import until
@@ -202,6 +203,24 @@ def held_by(pid):
     """Mount namespaces that a process has descriptors of."""
     with suppress(FileNotFoundError):
         return [at for at in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(at).startswith("mnt:")]
+
+
+async def test_mounts_are_read_with_no_further_descriptor(tmp_path):
+    """Of a keeper that had none left, all attempts would end with it."""
+    mounts = Mounts()
+    (disk := tmp_path / "disk").mkdir()
+    at = b" %b " % os.fsencode(disk)
+    await ran("mount", "-t", "tmpfs", "tmpfs", str(disk))
+    try:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))  # one may still be polled
+        try:
+            assert mounts.changed()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert any(at in line for line in mounts.lines)
+    finally:
+        await ran("umount", "-l", str(disk))
 
 
 def test_which_mounts_matter_to_a_view():

@@ -60,8 +60,10 @@ class Mounts:
         return True
 
     def _read(self) -> None:
-        with open("/proc/self/mountinfo", "rb") as file:
-            self.lines, self.read_at = file.read().splitlines(), monotonic()
+        """By the descriptor that there is: a keeper that holds as many as it may goes on."""
+        os.lseek(self._asked, 0, os.SEEK_SET)
+        text = b"".join(iter(lambda: os.read(self._asked, 65_536), b""))
+        self.lines, self.read_at = text.splitlines(), monotonic()
 
 
 def around(lines: Sequence[bytes], paths: Sequence[str]) -> list[bytes]:
