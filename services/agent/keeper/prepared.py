@@ -14,7 +14,7 @@ matter: where containers run beside the agent there are new ones every second.
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ MOST_FAILURES = 3
 MAKER_PATIENCE_S = 30.0
 """A maker that takes longer hangs, on a dead network disk say, and is killed."""
 NEWS_S = 1.0
-"""Between two looks at the mounts when nobody starts anything: a look takes a ms for a thousand of them."""
+"""Between two looks at the mounts when nobody starts anything: a look takes some ms for a thousand of them."""
 
 _LARGEST = 65_536
 
@@ -52,12 +52,13 @@ class Mounts:
         self._poll.register(self._asked, select.POLLPRI)
         self._read()
 
-    def changed(self) -> bool:
-        """Since this was last asked; if so `lines` are new. A microsecond when there is nothing new."""
+    def changed(self) -> set[bytes]:
+        """The lines that have come and gone since this was last asked. A microsecond when there are none."""
         if not self._poll.poll(0):
-            return False
+            return set()
+        before = self.lines
         self._read()
-        return True
+        return set(before).symmetric_difference(self.lines)
 
     def _read(self) -> None:
         """By the descriptor that there is: a keeper that holds as many as it may goes on."""
@@ -66,7 +67,7 @@ class Mounts:
         self.lines, self.read_at = text.splitlines(), monotonic()
 
 
-def around(lines: Sequence[bytes], paths: Sequence[str]) -> list[bytes]:
+def around(lines: Iterable[bytes], paths: Sequence[str]) -> list[bytes]:
     """Of the lines of a mountinfo (proc_pid_mountinfo(5)) those whose mount one of these paths lies in, or that lie below one.
     The paths: absolute, without symbolic links."""
     of_paths = [os.fsencode(path).rstrip(b"/") + b"/" for path in paths]
@@ -92,12 +93,11 @@ class _Making(NamedTuple):
 
 class _Held(NamedTuple):
     """A view. `namespace`: its descriptor; `shown`: what it shows, in the maker's words; `paths`: the same, without symbolic
-    links, and the `mounts` around them."""
+    links."""
 
     namespace: int
     shown: bytes
     paths: Sequence[str]
-    mounts: Sequence[bytes]
 
 
 class Views:
@@ -154,9 +154,8 @@ class Views:
         if self._mounts is None:
             self._mounts = Mounts()
             self._epoll.register(self._mounts.news, select.EPOLLPRI)
-        elif self._mounts.changed():
-            lines = self._mounts.lines
-            self._drop([key for key, each in self._held.items() if around(lines, each.paths) != each.mounts])
+        elif changed := self._mounts.changed():
+            self._drop([key for key, each in self._held.items() if around(changed, each.paths)])
         self._news = False
         return self._mounts
 
@@ -216,11 +215,10 @@ class Views:
         paths = [
             os.path.realpath(source) for source in making.sources
         ]  # the maker has just looked there: nothing blocks
-        mounts = around(self.look().lines, paths)
-        if mounts != around(making.mounts, paths):
+        if around(set(making.mounts).symmetric_difference(self.look().lines), paths):
             os.close(handles[0])
             return
-        self._held[making.key] = _Held(handles[0], shown, paths, mounts)
+        self._held[making.key] = _Held(handles[0], shown, paths)
         self._drop(list(self._held)[:-MOST])
 
     def _drop(self, keys: Sequence[str]) -> None:
