@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 from nats.errors import ConnectionClosedError, StaleConnectionError
 
-from libs.bus import connect as bus
+from libs.bus import connection as bus
 from libs.bus.broker import make_broker
 from libs.bus.connect import EXIT_CONNECTION_LOST, BusUnavailable, close, connect, without_password
 from libs.embedded import NatsOptions, ServerOptions, Servers
