@@ -22,7 +22,7 @@ def told(tried: int, is_root: bool, proc: Path) -> str:
         case 0:
             return ""
         case _ if is_root:
-            return "root lacks CAP_SYS_ADMIN here"
+            return "root lacks CAP_SYS_ADMIN here: a container is given it by deploy/compose.full.yaml"
         case _ if tried in (NO_NAMESPACE, NO_MOUNTS) and (setting := _setting(proc)):
             return setting
         case 1:
