@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -173,10 +174,25 @@ def lacks(http_port: int = 0) -> list[str]:
                 "no word of who has sockets (kernel module tcp_diag): limits of sockets and ports are not kept",
             ),
             (tells(BOUND), "no word of ports that are only bound (Linux 6.8): a job can keep all at which gangs meet"),
+            (
+                not _cores_are_piped(),
+                "cores of jobs go to a program of the machine's (core_pattern): the agent's hard limit of cores is 0, and "
+                "one byte keeps them from it",
+            ),
         )
         if not there
     ]
     return unknown + shared.lacking(http_port)
+
+
+def _cores_are_piped(pattern: Path = Path("/proc/sys/kernel/core_pattern")) -> bool:
+    """A limit of 0 bytes keeps cores from files alone, and only root makes it one byte."""
+    if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
+        return False
+    try:
+        return pattern.read_text().startswith("|")
+    except OSError:
+        return False
 
 
 def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:

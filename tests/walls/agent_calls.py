@@ -1,8 +1,8 @@
 """The seccomp profile of compose's agent, `deploy/agent-calls.json`: `python -m tests.walls.agent_calls` writes it.
 
-Docker's own profile lets a container make no namespaces, so an agent in one could put up no walls. An engine cannot be told "your
-profile, and these too", so this is a whole one: every call that the kernel's headers name (of `ziglang`, so nothing is fetched),
-less what is refused here, and of some only what walls or programs need. What is refused is what Docker's refuses to a container
+Docker's own profile lets a container make no namespaces, so an agent in one could put up no walls. An engine cannot be told
+"your profile, and these too", so this is a whole one: every call that the kernel's headers name (of `ziglang`, so nothing is
+fetched), less what is refused here, and of some only what walls or programs need. What is refused is what Docker's refuses to a container
 without capabilities; what is let in beyond it stands in `OF_WALLS`, and a call that no table knows fails a test.
 """
 
@@ -61,7 +61,7 @@ PERSONALITIES = (0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF)
 """Linux with or without 32-bit addresses and the old names of releases; the last asks which it is."""
 
 LOOKED_AT = 471
-"""The last call that somebody has looked at: what a later kernel adds is refused until then. Both machines number new ones alike."""
+"""The last call that somebody has looked at: what a later kernel adds is refused until then. Machines number new ones alike."""
 
 Rule = dict[str, Any]
 

@@ -1,6 +1,7 @@
-"""`python -m tests.walls.contained [WITHOUT] -- COMMAND`: COMMAND as compose's agent runs in its container, as nearly as a process
-without an engine can: the image's user, no capabilities and no way to any, the limit of cores, and `deploy/agent-calls.json`, by a
-filter that is made of it here. WITHOUT: calls that the profile lacks then, separated by commas. Its view is the machine's.
+"""`python -m tests.walls.contained WITHOUT -- COMMAND`: COMMAND as compose's agent runs in its container, as nearly as a
+process without an engine can: the image's user, no capabilities and no way to any, the limit of cores, and
+`deploy/agent-calls.json`, by a filter that is made of it here. WITHOUT: calls that the profile lacks then, separated by commas.
+Its view is the machine's.
 """
 
 import ctypes
@@ -23,8 +24,8 @@ _NO_NEW_PRIVS, _CAPBSET_DROP, _SET_SECCOMP, _FILTER = 38, 24, 22, 2
 
 
 def command(words: Sequence[str], *, before: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
-    """For a test: runs this module, and what comes after it. `before`: more arguments of bubblewrap, which lets the user read the
-    interpreter. Who is not root already is a plain user."""
+    """For a test: runs this module, and what comes after it. `before`: more arguments of bubblewrap, which lets the user read
+    the interpreter. Who is not root already is a plain user."""
     inner = [sys.executable, "-m", "tests.walls.contained", ",".join(without), "--", *words]
     if os.geteuid() != 0:
         return inner

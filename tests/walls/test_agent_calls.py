@@ -1,4 +1,5 @@
-"""The seccomp profile of compose's agent, as the kernel takes it: walls can be put up with it, with nothing less, and little else."""
+"""The seccomp profile of compose's agent, as the kernel takes it: walls can be put up with it, with nothing less, and little
+else."""
 
 import json
 import os
@@ -92,7 +93,7 @@ def test_a_call_is_let_in_or_refused_for_a_reason(machine: str) -> None:
 
 
 def test_of_what_dockers_profile_refuses_walls_have_what_they_need() -> None:
-    """Each was taken away, in Docker itself and below. Without the condition a container of a user's would have the last three."""
+    """Each was taken away, in Docker itself and below. The last three are root's."""
     by_name = {name: rule for rule in agent_calls.profile()["syscalls"] for name in rule["names"]}
     assert all("includes" not in by_name[name] for name in agent_calls.OF_WALLS)
     for name in agent_calls.OF_ROOTS_WALLS:
@@ -118,7 +119,10 @@ def test_walls_can_be_put_up_with_it() -> None:
     ("call", "why"),
     [
         ("mount", "mounts are refused by a filter of system calls: a container needs seccomp=deploy/agent-calls.json"),
-        ("unshare", "namespaces are refused by a filter of system calls: a container needs seccomp=deploy/agent-calls.json"),
+        (
+            "unshare",
+            "namespaces are refused by a filter of system calls: a container needs seccomp=deploy/agent-calls.json",
+        ),
         ("clone", "Creating new namespace failed"),
         ("pivot_root", "pivot_root"),
         ("umount2", "unmount old root"),
@@ -175,7 +179,8 @@ def test_what_a_machine_refuses_is_named_with_what_lets_it_be(tmp_path: Path, na
 
 @pytest.mark.skipif(not os.access(PROGRAM, os.X_OK) or not launcher(), reason="nothing puts up walls here")
 def test_a_hard_limit_of_cores_of_none_leaves_the_walls_up() -> None:
-    """Seen: with compose's `ulimits: core: 0`, and with LimitCORE=0 of the unit, an agent had no walls: one byte is more than none."""
+    """Seen: with compose's `ulimits: core: 0`, and with LimitCORE=0 as the unit has it, an agent had no walls: one byte is more
+    than none."""
     none = lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # noqa: E731
     best = walls.FULL if os.geteuid() == 0 else walls.NAMESPACES
     assert tried([sys.executable, "-c", TRIAL], none)[0] == best

@@ -80,7 +80,9 @@ def probe(kind: str, asked: str, bwrap: str, spec: Spec) -> Behind:
 def _probe(kind: str, bwrap: str, spec: Spec) -> Behind:
     if kind != contain.NAMESPACE:
         why = hindrance.of_namespaces()
-        return Behind("", NONE, f"jobs are held together by {kind!r}, and walls need a pid namespace" + (why and f"; {why}"))
+        return Behind(
+            "", NONE, f"jobs are held together by {kind!r}, and walls need a pid namespace" + (why and f"; {why}")
+        )
     if not bwrap:
         return Behind("", NONE, "there is no program bwrap: install Baton's requirements, or bubblewrap")
     why = _tried(bwrap, spec)
