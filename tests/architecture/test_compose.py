@@ -35,7 +35,7 @@ OURS = {name: service for name, service in SERVICES.items() if service["image"] 
 
 CALLS = "seccomp=deploy/agent-calls.json"
 """tests/walls/test_agent_calls.py says what is in it."""
-APPARMOR = "apparmor=${BATON_AGENT_APPARMOR:-unconfined}"
+APPARMOR = "apparmor=${AGENT_APPARMOR:-unconfined}"
 OF_WALLS = [CALLS, APPARMOR, "systempaths=unconfined"]
 """What an agent needs beyond other containers so that its jobs run behind walls."""
 

@@ -2,8 +2,8 @@
 
 Docker's own profile lets a container make no namespaces, so an agent in one could put up no walls. An engine cannot be told
 "your profile, and these too", so this is a whole one: every call that the kernel's headers name (of `ziglang`, so nothing is
-fetched), less what is refused here, and of some only what walls or programs need. What is refused is what Docker's refuses to a container
-without capabilities; what is let in beyond it stands in `OF_WALLS`, and a call that no table knows fails a test.
+fetched), less what is refused here, and of some only what walls or programs need. What is refused is what Docker's refuses to a
+container without capabilities; what is let in beyond it stands in `OF_WALLS`, and a call that no table knows fails a test.
 """
 
 import json
