@@ -101,8 +101,7 @@ def test_an_agent_with_gpus_has_a_proc_in_a_folder_that_only_root_may_enter() ->
 
 
 def test_an_agent_that_is_root_has_the_rights_that_walls_need_and_no_other() -> None:
-    """Each was taken away in Docker: without it there is no tier `full`, or no job without network, or no word of who has which
-    files of other users."""
+    """tests/walls/test_agent_calls.py takes each away."""
     known = beside("compose.full.yaml")
     assert known.keys() == {"services"}
     assert known["services"].keys() == {"agent"}

@@ -1,7 +1,7 @@
-"""`python -m tests.walls.contained WITHOUT -- COMMAND`: COMMAND as compose's agent runs in its container, as nearly as a
+"""`python -m tests.walls.contained WITHOUT RIGHTS COMMAND`: COMMAND as compose's agent runs in its container, as nearly as a
 process without an engine can: the image's user, no capabilities and no way to any, the limit of cores, and
 `deploy/agent-calls.json`, by a filter that is made of it here. WITHOUT: calls that the profile lacks then, separated by commas.
-Its view is the machine's.
+RIGHTS: capabilities; then it is root with these alone, as by deploy/compose.full.yaml. Its view is the machine's.
 """
 
 import ctypes
@@ -21,12 +21,21 @@ from tests.walls import agent_calls
 USER = 10_001
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _CAPBSET_DROP, _SET_SECCOMP, _FILTER = 38, 24, 22, 2
+_CAPABILITIES = {
+    name: number
+    for number, name in enumerate(
+        ("CHOWN", "DAC_OVERRIDE", "", "FOWNER", "", "KILL", "SETGID", "SETUID", "SETPCAP", "", "", "", "NET_ADMIN")
+    )
+    if name
+} | {"SYS_CHROOT": 18, "SYS_PTRACE": 19, "SYS_ADMIN": 21}
 
 
-def command(words: Sequence[str], *, before: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
+def command(
+    words: Sequence[str], *, before: Sequence[str] = (), without: Sequence[str] = (), rights: Sequence[str] = ()
+) -> list[str]:
     """For a test: runs this module, and what comes after it. `before`: more arguments of bubblewrap, which lets the user read
     the interpreter. Who is not root already is a plain user."""
-    inner = [sys.executable, "-m", "tests.walls.contained", ",".join(without), "--", *words]
+    inner = [sys.executable, "-m", "tests.walls.contained", ",".join(without), ",".join(rights), *words]
     if os.geteuid() != 0:
         return inner
     return [launcher(), *readable_to_all(), *before, "--die-with-parent", "--", *inner]
@@ -44,17 +53,18 @@ def lacking(known: dict[str, Any], without: Sequence[str]) -> dict[str, Any]:
     return known | {"syscalls": rules}
 
 
-def _become(without: Sequence[str]) -> None:
+def _become(without: Sequence[str], rights: Sequence[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     if os.geteuid() == 0:
-        for capability in range(64):
+        for capability in set(range(64)) - {_CAPABILITIES[name] for name in rights}:
             _LIBC.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
+    if os.geteuid() == 0 and not rights:
         os.setgroups([USER])
         os.setresgid(USER, USER, USER)
         os.setresuid(USER, USER, USER)
     _must(_LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
     known = lacking(json.loads(agent_calls.FILE.read_text()), without)
-    steps = agent_calls.compiled(known, platform.machine())
+    steps = agent_calls.compiled(known, platform.machine(), [f"CAP_{name}" for name in rights])
     held = ctypes.create_string_buffer(steps, len(steps))
     program = struct.pack("HxxxxxxQ", len(steps) // 8, ctypes.addressof(held))
     _must(_LIBC.prctl(_SET_SECCOMP, _FILTER, program, 0, 0))
@@ -66,5 +76,5 @@ def _must(result: int) -> None:
 
 
 if __name__ == "__main__":
-    _become([name for name in sys.argv[1].split(",") if name])
+    _become(*([name for name in words.split(",") if name] for words in sys.argv[1:3]))
     os.execvp(sys.argv[3], sys.argv[3:])

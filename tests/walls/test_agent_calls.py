@@ -15,6 +15,7 @@ import pytest
 from services.agent.keeper import hindrance, walls
 from services.agent.keeper.contain import PROGRAM
 from services.agent.view import launcher
+from tests.architecture.test_compose import beside
 from tests.jail.plain import ROOT, readable_to_all
 from tests.walls import agent_calls, contained
 
@@ -60,6 +61,8 @@ for name, found in (
 ):
     print(name, found)
 """
+FOR_MORE = {"FOWNER", "NET_ADMIN", "SYS_PTRACE"}
+"""To hand over another user's folder, for jobs without network, and to see which files other users have open."""
 LET_IN = {"routes": "made", "tcp": "made", "unix": "made", "users": "made", "clone3": "ENOSYS"}
 
 
@@ -148,6 +151,16 @@ def test_what_lies_over_proc_is_named_and_a_whole_one_that_nobody_may_enter_is_e
     assert tried(command)[0] == walls.NAMESPACES
     look = "import os\ntry: os.listdir('/mnt/proc')\nexcept PermissionError: print('closed')"
     assert ran(contained.command([sys.executable, "-c", look], before=[*covered, *closed])) == "closed\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to give up")
+def test_root_has_the_highest_tier_with_few_rights_and_with_none_less() -> None:
+    given = beside("compose.full.yaml")["services"]["agent"]["cap_add"]
+    trial = [sys.executable, "-c", TRIAL]
+    assert tried(contained.command(trial, rights=given)) == (walls.FULL, "")
+    for one in set(given) - FOR_MORE:
+        less = [name for name in given if name != one]
+        assert tried(contained.command(trial, rights=less))[0] == walls.NONE, one
 
 
 def test_root_without_the_right_to_mount_says_what_gives_it() -> None:
