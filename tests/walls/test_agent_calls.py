@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from services.agent.jobwalls import cores_are_piped
 from services.agent.keeper import hindrance, walls
 from services.agent.keeper.contain import PROGRAM
 from services.agent.view import launcher
@@ -188,6 +189,16 @@ def test_what_a_machine_refuses_is_named_with_what_lets_it_be(tmp_path: Path, na
     (tmp_path / name).write_text(value)
     for tried_so_far in (hindrance.NO_NAMESPACE, hindrance.NO_MOUNTS):
         assert says in hindrance.told(tried_so_far, False, tmp_path)
+
+
+def test_that_cores_of_jobs_reach_a_program_of_the_machines_is_told_where_nobody_can_help_it(tmp_path: Path) -> None:
+    pattern = tmp_path / "core_pattern"
+    pattern.write_text("|/usr/share/apport/apport -p%p\n")
+    assert cores_are_piped(pattern, hard=0, is_root=False)
+    assert not cores_are_piped(pattern, hard=0, is_root=True), "root gives them one byte"
+    assert not cores_are_piped(pattern, hard=1, is_root=False)
+    pattern.write_text("core\n")
+    assert not cores_are_piped(pattern, hard=0, is_root=False), "there are no cores in files"
 
 
 @pytest.mark.skipif(not os.access(PROGRAM, os.X_OK) or not launcher(), reason="nothing puts up walls here")
