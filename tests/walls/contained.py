@@ -1,5 +1,5 @@
 """`python -m tests.walls.contained WITHOUT RIGHTS COMMAND`: COMMAND as compose's agent runs in its container, as nearly as a
-process without an engine can: the image's user, no capabilities and no way to any, the limit of cores, and
+process without an engine can: a plain user, no capabilities and no way to any, the limit of cores, and
 `deploy/agent-calls.json`, by a filter that is made of it here. WITHOUT: calls that the profile lacks then, separated by commas.
 RIGHTS: capabilities; then it is root with these alone, as by deploy/compose.full.yaml. Its view is the machine's.
 """
@@ -18,7 +18,8 @@ from services.agent.view import launcher
 from tests.jail.plain import readable_to_all
 from tests.walls import agent_calls
 
-USER = 10_001
+USER = 42_425
+"""Not the image's own, whose processes may be those of containers that run on this machine."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _CAPBSET_DROP, _SET_SECCOMP, _FILTER = 38, 24, 22, 2
 _CAPABILITIES = {

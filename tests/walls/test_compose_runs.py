@@ -2,7 +2,7 @@
 its Redis users and its credentials, one for each. A team's job runs through all of them.
 
 What is exchanged: names of hosts and folders, ports, and MongoDB for the embedded one, which knows no users. The agent runs as
-its container's user, with that container's rights and system calls (`tests.walls.contained`), and puts up walls.
+a plain user, with its container's rights and system calls (`tests.walls.contained`), and puts up walls.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 import yaml
 
@@ -132,7 +133,7 @@ class Compose:
                 self.running[name] = subprocess.Popen(words, env=environ | more, cwd=self.home, stdout=log, stderr=log)
 
     def start_agent(self) -> None:
-        """As its container does: as the image's user, who has in it a folder of the agent's and the node's credential."""
+        """As in its container, where it has a folder of its own and the node's credential."""
         words, environ = self.command("agent")
         kept, shown = self.home / "agent/lib", self.home / "agent/creds"
         shutil.copytree(Path(environ["BATON_NATS_CREDS"]).parent, shown)
@@ -177,13 +178,27 @@ class Compose:
             assert process.poll() is None, f"{name} ended: {(self.home / f'{name}.log').read_text()[-3000:]}"
         return all(ready(environ) for environ in self.environ.values())
 
+    def keeper(self) -> list[psutil.Process]:
+        """The agent's, if it has not ended with it."""
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):
+            found = psutil.Process(int((self.home / "agent/lib/agent/keeper.lock").read_text()))
+            if "services.agent.keeper" in found.cmdline():
+                return [found]
+        return []
+
     def stop(self) -> None:
-        for process in self.running.values():
+        agent = self.running.get("agent-0")
+        # bubblewrap passes no signal on, and who has become another user does not end with it.
+        inner = psutil.Process(agent.pid).children() if agent is not None and agent.poll() is None else []
+        for process in (*inner, *(one for one in self.running.values() if one is not agent or not inner)):
             process.terminate()
         for process in self.running.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
+        for one in (*inner, *self.keeper()):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         for lease in self.leases:
             lease.release()
 
