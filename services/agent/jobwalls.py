@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ _OTHER_RELEASE = (
     "the keeper is of another release of Baton, and what it starts has that release's walls and shares of the processors: it "
     "ends when the agent is stopped (SIGTERM) and nothing runs"
 )
+_CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 SUMMARY_FILE = "walls"
 """A file in the agent's folder with its tier and what that lacks. `baton up` shows it."""
 
@@ -173,10 +175,26 @@ def lacks(http_port: int = 0) -> list[str]:
                 "no word of who has sockets (kernel module tcp_diag): limits of sockets and ports are not kept",
             ),
             (tells(BOUND), "no word of ports that are only bound (Linux 6.8): a job can keep all at which gangs meet"),
+            (
+                not cores_are_piped(_CORE_PATTERN, resource.getrlimit(resource.RLIMIT_CORE)[1], os.geteuid() == 0),
+                "cores of jobs go to a program of the machine's (core_pattern): the agent's hard limit of cores is 0, and "
+                "one byte keeps them from it",
+            ),
         )
         if not there
     ]
     return unknown + shared.lacking(http_port)
+
+
+def cores_are_piped(pattern: Path, hard: int, is_root: bool) -> bool:
+    """Whether cores of jobs reach the machine's program for them: a hard limit of 0 bytes keeps them from files alone, and
+    only root makes it one byte."""
+    if is_root or hard != 0:
+        return False
+    try:
+        return pattern.read_text().startswith("|")
+    except OSError:
+        return False
 
 
 def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:

@@ -33,6 +33,26 @@ DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text().splitlines()
 OURS = {name: service for name, service in SERVICES.items() if service["image"] == "baton:local"}
 
 
+CALLS = "seccomp=deploy/agent-calls.json"
+"""tests/walls/test_agent_calls.py says what is in it."""
+APPARMOR = "apparmor=${AGENT_APPARMOR:-unconfined}"
+OF_WALLS = [CALLS, APPARMOR, "systempaths=unconfined"]
+"""What an agent needs beyond other containers so that its jobs run behind walls."""
+
+
+class MergedLoader(yaml.SafeLoader):
+    """Of a file beside compose's: `!override` says that a list takes the place of compose's."""
+
+
+MergedLoader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node))
+
+
+def beside(name: str) -> dict[str, Any]:
+    """A file that is merged into compose's."""
+    loaded: dict[str, Any] = yaml.load((ROOT / "deploy" / name).read_text(), MergedLoader)
+    return loaded
+
+
 def environ(name: str) -> dict[str, str]:
     return dict(SERVICES[name].get("environment") or {})
 
@@ -46,8 +66,9 @@ def test_every_container_is_confined(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True, "its root is read-only; what it writes goes to volumes and /tmp"
     assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert not {"privileged", "cap_add", "pid", "ipc", "devices"} & service.keys()
+    assert service["security_opt"] == ["no-new-privileges:true", *(OF_WALLS if name == "agent" else [])]
+    assert not {"privileged", "cap_add", "pid", "ipc", "cgroup", "devices"} & service.keys()
+    assert service["ulimits"] == {"core": 1 if name == "agent" else 0}, "who has none cannot give its jobs one byte"
     assert {"max-size", "max-file"} <= service["logging"]["options"].keys(), "seen: its log grew for ever"
     assert networks(name) or service["network_mode"] == "none", "no container is in the default network"
     asked = service["healthcheck"]
@@ -59,6 +80,39 @@ def test_every_container_is_confined(name: str) -> None:
     for mount in filter(lambda mount: isinstance(mount, str), service.get("volumes", [])):
         assert "docker.sock" not in mount
         assert not mount.startswith("./") or mount.endswith(":ro"), f"{mount}: of this folder nothing is written"
+
+
+def test_an_agent_puts_walls_around_its_jobs_without_a_right_more_than_others() -> None:
+    """Seen: it could not, and jobs read its credential."""
+    assert environ("agent")["BATON_AGENT_WALLS"] == "${BATON_AGENT_WALLS:-auto}"
+    assert (ROOT / CALLS.removeprefix("seccomp=")).exists()
+    assert "user" not in SERVICES["agent"], "it is the image's, who is not root"
+
+
+def test_an_agent_with_gpus_has_a_proc_in_a_folder_that_only_root_may_enter() -> None:
+    known = beside("compose.gpus.yaml")
+    assert known["services"].keys() == {"agent"}
+    assert known["services"]["agent"].keys() == {"gpus", "volumes"}
+    (volume,) = known["services"]["agent"]["volumes"]
+    folder = str(Path(volume["target"]).parent)
+    assert known["volumes"][volume["source"]]["driver_opts"] == {"type": "proc", "device": "proc", "o": "hidepid=2"}
+    made = "\n".join(DOCKERFILE[: DOCKERFILE.index("USER baton")])
+    assert f"install --directory --mode 700 {folder}\n" in made, "it is root's"
+
+
+def test_an_agent_that_is_root_has_the_rights_that_walls_need_and_no_other() -> None:
+    """tests/walls/test_agent_calls.py takes each away."""
+    known = beside("compose.full.yaml")
+    assert known.keys() == {"services"}
+    assert known["services"].keys() == {"agent"}
+    agent = known["services"]["agent"]
+    assert agent.keys() == {"user", "cap_add", "security_opt", "cgroup", "volumes"}
+    assert set(agent["cap_add"]) == {
+        *("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETPCAP", "CHOWN", "FOWNER", "DAC_OVERRIDE", "KILL"),
+        *("NET_ADMIN", "SYS_PTRACE"),
+    }
+    assert agent["security_opt"] == ["no-new-privileges:true", CALLS, APPARMOR]
+    assert agent["volumes"] == ["/sys/fs/cgroup:/sys/fs/cgroup"]
 
 
 def test_an_agent_has_as_long_to_let_its_jobs_save_as_by_systemd() -> None:

@@ -17,11 +17,11 @@ from services.agent.view import launcher
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 from tests.agent.world import World
+from tests.jail.plain import ROOT, readable_to_all
 from tests.jail.test_full import HOSTILE, VICTIM
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a plain user")
 
-ROOT = Path(__file__).resolve().parents[2]
 USER = 42_424
 FLEET = "groups: [{name: 'n{i}', count: 1, devices: {model: H100, count: 4, memory_gib: 80}}]"
 HARMLESS = {"write_keys", "kill_shim"}
@@ -35,16 +35,11 @@ class PlainAgent:
     def __init__(self, folder: Path, nats_url: str, pool: str) -> None:
         self.folder = folder
         (folder / "fleet.yaml").write_text(FLEET)
-        shown = dict.fromkeys((sys.base_prefix, sys.prefix, str(ROOT)))
-        closed = sorted({f"/{Path(path).parts[1]}" for path in shown} - {"/usr", "/opt", "/tmp", "/home"})
         self.output = (folder / "agent.log").open("wb")
         self.process = subprocess.Popen(
             [
                 launcher(),
-                *("--dev-bind", "/", "/"),
-                *(word for top in closed for word in ("--perms", "0755", "--tmpfs", top)),
-                *(word for path in shown for word in _way(path, closed)),
-                *(word for path in shown for word in ("--ro-bind", path, path)),
+                *readable_to_all(),
                 *("--die-with-parent", "--", "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
                 *(sys.executable, "-m", "services.agent"),
             ],
@@ -76,15 +71,6 @@ class PlainAgent:
     def says(self, job_id: str) -> str:
         logs = (self.folder / "jobs" / ".agent").glob(f"{job_id}.1.*/rank-0.log")
         return "".join(log.read_text() for log in logs)
-
-
-def _way(path: str, closed: list[str]) -> list[str]:
-    above = [str(folder) for folder in reversed(Path(path).parents) if folder != Path("/")]
-    return (
-        [word for folder in above if folder not in closed for word in ("--perms", "0755", "--dir", folder)]
-        if any(path.startswith(f"{top}/") for top in closed)
-        else []
-    )
 
 
 @pytest.fixture

@@ -790,6 +790,18 @@ ATTEMPTS = (
     Attempt(0, _ADMIN, "a boost to a class that its team may not use", "the holder of the keys looks",
             "tests/tenants/test_team_admins.py::test_an_admin_boosts_jobs_of_its_own_team_and_the_pool_looks",
             "may not use that class"),
+    Attempt(2, _JOB, "the credential and environment of compose's agent, and what another team's job left in its container",
+            "walls there, too", "tests/walls/test_compose_runs.py::test_a_job_runs_through_composes_services",
+            "another_teams_job_is_served_and_kept_apart"),
+    Attempt(2, _JOB, "... once it has broken out into that container: netlink of firewalls, packets, BPF, keys, "
+            "`io_uring`, `fsopen`",
+            "the seccomp profile of its container",
+            "tests/walls/test_agent_calls.py::test_what_its_program_may_call", "CALLS"),
+    Attempt(2, _JOB, "... or the host's `/proc`, which is mounted there for GPUs", "its folder is closed",
+            "tests/walls/test_agent_calls.py::"
+            "test_what_lies_over_proc_is_named_and_a_whole_one_that_nobody_may_enter_is_enough", "closed"),
+    Attempt(2, _JOB, "no walls at all, because its agent may have no cores", "the limit is set while the shim may",
+            "tests/walls/test_agent_calls.py::test_a_hard_limit_of_cores_of_none_leaves_the_walls_up"),
 )  # fmt: skip
 
 

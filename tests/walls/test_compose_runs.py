@@ -1,15 +1,17 @@
 """Compose without its containers: each service by its own command and environment, with compose's nats.conf (TLS, accounts),
 its Redis users and its credentials, one for each. A team's job runs through all of them.
 
-What is exchanged: names of hosts and folders, ports, and MongoDB for the embedded one, which knows no users. The agent runs
-without walls (`BATON_AGENT_WALLS`), as it does in its container, which has no right to build any.
+What is exchanged: names of hosts and folders, ports, and MongoDB for the embedded one, which knows no users. The agent runs as
+a plain user, with its container's rights and system calls (`tests.walls.contained`), and puts up walls.
 """
 
 import asyncio
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 import yaml
 
@@ -32,18 +35,37 @@ from libs.walls.keyring import Keyring
 from libs.walls.wire import Wire
 from schemas.jobs import JobSpec, JobState
 from schemas.resources import Resources
+from services.agent.keeper.walls import NAMESPACES
 from tests.architecture.test_compose import ComposesRedis, composes_redis
 from tests.cli.test_command import baton
 from tests.kit.nats_process import nats_process
 from tests.kit.waiting import until
+from tests.walls import contained
 
 __all__ = ["composes_redis"]
 
 ROOT = Path(__file__).parents[2]
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 PYTHON = ("admission", "placement", "preemption", "quota_billing", "leases", "telemetry", "history", "queries", "vault")
-PASSWORDS = {"REDIS_PLACEMENT_PASSWORD": "p" * 48, "REDIS_TELEMETRY_PASSWORD": "t" * 48}
+PASSWORDS = {
+    "REDIS_PLACEMENT_PASSWORD": "p" * 48,
+    "REDIS_TELEMETRY_PASSWORD": "t" * 48,
+    "BATON_TEAMS": "research,vision",
+}
 READY_S = 300.0
+OTHERS = """
+import os, sys
+found = [path for path in sys.argv[1:] if os.path.exists(path)]
+jobs = [name for name in os.listdir(os.path.dirname(os.getcwd())) if not os.getcwd().endswith(name)]
+environs = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        environs += [pid for words in [open(f"/proc/{pid}/environ").read()] if "BATON_NATS_CREDS" in words]
+    except OSError:
+        pass
+sys.exit(str((found, jobs, environs)) if found or jobs or environs else 0)
+"""
+"""Looks for what another team, and the agent, have in its container."""
 
 
 class Compose:
@@ -56,6 +78,8 @@ class Compose:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.environ: dict[str, dict[str, str]] = {}
         self.leases: list[PortLease] = []
+        self.agents: tuple[str, ...] = ()
+        """What the agent alone has, in its view."""
         self.homeless = home / "homeless"
         """A file: as in a container, whose root is read-only, nothing can be written at home."""
         self.homeless.touch()
@@ -108,19 +132,73 @@ class Compose:
             with (self.home / f"{name}.log").open("wb") as log:
                 self.running[name] = subprocess.Popen(words, env=environ | more, cwd=self.home, stdout=log, stderr=log)
 
+    def start_agent(self) -> None:
+        """As in its container, where it has a folder of its own and the node's credential."""
+        words, environ = self.command("agent")
+        kept, shown = self.home / "agent/lib", self.home / "agent/creds"
+        shutil.copytree(Path(environ["BATON_NATS_CREDS"]).parent, shown)
+        kept.mkdir()
+        before: list[str] = []
+        if os.geteuid() == 0:
+            for path in (kept, shown, *shown.iterdir()):
+                os.chown(path, contained.USER, contained.USER)
+            before = [
+                "--perms",
+                "0755",
+                "--tmpfs",
+                "/mnt",
+                "--bind",
+                str(kept),
+                "/mnt/lib",
+                "--bind",
+                str(shown),
+                "/mnt/creds",
+            ]
+            kept, shown = Path("/mnt/lib"), Path("/mnt/creds")
+        with socket.socket() as free:  # a container has no ports that are root's
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.leases.append(lease_port(port))
+        environ["BATON_HTTP_PORT"] = str(port)
+        self.agents = (str(kept / "agent"), str(shown))
+        environ |= {
+            "BATON_STATE_DIR": str(kept),
+            "BATON_NATS_CREDS": str(shown / "nats.creds"),
+            "BATON_AGENT_DEVICES": "cpu",
+        }
+        self.environ["agent-0"] = environ
+        with (self.home / "agent-0.log").open("wb") as log:
+            self.running["agent-0"] = subprocess.Popen(
+                contained.command(words, before=before), env=environ, cwd=ROOT, stdout=log, stderr=log
+            )
+
     def healthy(self) -> bool:
         """As the health check of each container asks."""
         for name, process in self.running.items():
             assert process.poll() is None, f"{name} ended: {(self.home / f'{name}.log').read_text()[-3000:]}"
         return all(ready(environ) for environ in self.environ.values())
 
+    def keeper(self) -> list[psutil.Process]:
+        """The agent's, if it has not ended with it."""
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):
+            found = psutil.Process(int((self.home / "agent/lib/agent/keeper.lock").read_text()))
+            if "services.agent.keeper" in found.cmdline():
+                return [found]
+        return []
+
     def stop(self) -> None:
-        for process in self.running.values():
+        agent = self.running.get("agent-0")
+        # bubblewrap passes no signal on, and who has become another user does not end with it.
+        inner = psutil.Process(agent.pid).children() if agent is not None and agent.poll() is None else []
+        for process in (*inner, *(one for one in self.running.values() if one is not agent or not inner)):
             process.terminate()
         for process in self.running.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
+        for one in (*inner, *self.keeper()):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         for lease in self.leases:
             lease.release()
 
@@ -158,7 +236,7 @@ async def compose(broker: Compose) -> AsyncIterator[Compose]:
         await asyncio.to_thread(broker.once, "provision")
         for service in (*PYTHON, "streams", "teams"):
             broker.start(service)
-        broker.start("agent", BATON_AGENT_WALLS="none", BATON_AGENT_DEVICES="cpu", BATON_AGENT_NODE="host")
+        broker.start_agent()
         async with asyncio.timeout(READY_S):
             while not await asyncio.to_thread(broker.healthy):
                 await asyncio.sleep(0.2)
@@ -195,7 +273,9 @@ async def test_a_job_runs_through_composes_services(compose: Compose) -> None:
 
         await until(written)
         await until(billed)
-        assert [node.node for node in (await team.nodes()).nodes] == ["host"]
+        (node,) = (await team.nodes()).nodes
+        assert (node.node, node.walls.tier if node.walls else "") == ("host", NAMESPACES)
+    await another_teams_job_is_served_and_kept_apart(compose)
     await until(lambda: "answering admins of teams" in (compose.home / "teams-0.log").read_text())
     for name in ("placement-0", "history-0"):
         foreign = json.dumps(compose.environ[name])
@@ -208,6 +288,16 @@ async def test_a_job_runs_through_composes_services(compose: Compose) -> None:
         assert compose.running[name].returncode == 0, (
             "no signal ends a container's first process that says nothing of it"
         )
+
+
+async def another_teams_job_is_served_and_kept_apart(compose: Compose) -> None:
+    """Seen: it was refused, since a job read what the agent reads."""
+    creds, url = compose.home / "keys" / "creds", f"tls://127.0.0.1:{compose.nats_port}"
+    async with await connect_client(Address(url, creds / "vision.creds"), "vision") as team:
+        command = (sys.executable, "-c", OTHERS, *compose.agents)
+        spec = JobSpec(command=command, resources=Resources(types=("CPU",)))
+        job = (await team.submit(spec, give_up_s=120)).job_id
+        assert (await team.wait(job, timeout_s=120)).what == "succeeded"
 
 
 async def tells_when_the_certificate_ends(compose: Compose) -> None:

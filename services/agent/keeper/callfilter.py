@@ -79,7 +79,7 @@ _SOCKET, _SOCKETPAIR = (41, 198), (53, 199)
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 """No network namespace holds AF_VSOCK, which reaches the machine's hypervisor; the others are ways into the kernel (AF_ALG,
 TIPC, RDS ...) that jobs have no use for."""
-_PROTOCOLS: dict[int, tuple[int, ...]] = {_INET: (0, 6, 17), _INET6: (0, 6, 17), _NETLINK: (0, 4, 15, 16, 20)}
+PROTOCOLS: dict[int, tuple[int, ...]] = {_INET: (0, 6, 17), _INET6: (0, 6, 17), _NETLINK: (0, 4, 15, 16, 20)}
 """TCP and UDP, whose memory the machine bounds and an agent can see: what is not read of ping and of netlink between processes
 (USERSOCK) is no cgroup's and has no bound, and of MPTCP nobody is told who has it. Of netlink ROUTE, SOCK_DIAG, KOBJECT_UEVENT,
 GENERIC and RDMA, which libraries ask what the machine has."""
@@ -196,7 +196,7 @@ def last(machine: str) -> bytes:
 def _sockets() -> list[bytes]:
     """What becomes of a call that makes sockets, by their family and protocol."""
     out = [_step(_LOAD, _FIRST), _step(_EQUAL, _UNIX, 0, 1), _step(_RETURN, _ALLOW)]
-    for family, protocols in _PROTOCOLS.items():
+    for family, protocols in PROTOCOLS.items():
         asked = [_step(_LOAD, _THIRD), *_if_among(protocols, _ALLOW, _ERRNO | errno.EPROTONOSUPPORT)]
         out += [_step(_EQUAL, family, 0, len(asked)), *asked]
     return [*out, _step(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]

@@ -18,7 +18,7 @@ import os
 import socket
 from typing import Any, NamedTuple
 
-from services.agent.keeper import contain
+from services.agent.keeper import contain, hindrance
 from services.agent.keeper import spec as words
 from services.agent.keeper.zygote import Zygote
 
@@ -79,7 +79,10 @@ def probe(kind: str, asked: str, bwrap: str, spec: Spec) -> Behind:
 
 def _probe(kind: str, bwrap: str, spec: Spec) -> Behind:
     if kind != contain.NAMESPACE:
-        return Behind("", NONE, f"jobs are held together by {kind!r}, and walls need a pid namespace")
+        why = hindrance.of_namespaces()
+        return Behind(
+            "", NONE, f"jobs are held together by {kind!r}, and walls need a pid namespace" + (why and f"; {why}")
+        )
     if not bwrap:
         return Behind("", NONE, "there is no program bwrap: install Baton's requirements, or bubblewrap")
     why = _tried(bwrap, spec)

@@ -75,17 +75,22 @@ static void forget_signals(void)
         broken();
 }
 
-/* Whether jobs can be held together by a namespace here: tried, by a child that is let into one. */
+/* How far the trial came, for `keeper.hindrance`. */
+enum { NO_NAMESPACE = 1, NO_MOUNTS = 3, NO_PROC = 4 };
+
+/* Whether jobs can be held together by a namespace here: tried, by a child that is let into one. 0: they can. */
 static int try_namespace(void)
 {
     int status = 0;
     bool well = CALL0(geteuid) == 0 ? CALL1(unshare, CLONE_NEWPID) == 0 : own_user_and_pid_namespace(false);
     if (!well)
-        return 1;
+        return NO_NAMESPACE;
     long inner = CALL5(clone, SIGNAL_CHILD, 0, 0, 0, 0);
     if (inner == 0)
-        leave(!mount_own_proc());
-    return inner < 0 || CALL4(wait4, inner, &status, 0, NULL) < 0 || status != 0;
+        leave(mount_own_proc() ? 0 : same(failure.about, "mount(/proc)") ? NO_PROC : NO_MOUNTS);
+    if (inner < 0 || CALL4(wait4, inner, &status, 0, NULL) < 0)
+        return NO_NAMESPACE;
+    return status == 0 ? 0 : exit_code_of(status) == NO_PROC ? NO_PROC : NO_MOUNTS;
 }
 
 /* `stack`: as the kernel leaves it, the number of arguments and the arguments. */

@@ -311,6 +311,16 @@ static bool limit(int what, u64 soft, u64 hard, const char *name)
  * pipe), outside of all that holds the job. One byte keeps it from both (Linux, fs/coredump.c). */
 #define NO_CORE 1
 
+/* The filter keeps it so. Who is root raises a hard limit of 0 to that, while it has the right. Who is not can not, and then cores are
+ * kept from files alone (`services.agent.jobwalls` says so). */
+static bool limit_core(void)
+{
+    struct rlimit64 before = {0, 1};
+    if (limit(RLIMIT_CORE, NO_CORE, NO_CORE, "prlimit(CORE)"))
+        return true;
+    return CALL4(prlimit64, 0, RLIMIT_CORE, NULL, &before) >= 0 && before.rlim_max == 0;
+}
+
 /* Of this process, and so of all that it starts: capabilities beyond the few that a shim needs, new privileges, calls that reach
  * the kernel itself, abstract sockets and signals of others. */
 static bool give_up(const struct setup *setup, const struct walls *walls)
@@ -318,9 +328,8 @@ static bool give_up(const struct setup *setup, const struct walls *walls)
     struct rlimit64 open = {0, 0};
     u64 processes = walls->processes, files = walls->files;
     /* A user namespace of its own has bounds of its own. */
-    if (!gain_no_rights() || !give_up_capabilities(setup->bounded && walls->root) ||
+    if (!gain_no_rights() || !limit_core() || !give_up_capabilities(setup->bounded && walls->root) ||
         !went_well(CALL5(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)") || !scope() ||
-        !limit(RLIMIT_CORE, NO_CORE, NO_CORE, "prlimit(CORE)") ||  // the filter keeps it so
         (!setup->filtered && !filter_calls(&setup->common)) || !filter_calls(&setup->last) ||
         !went_well(CALL4(prlimit64, 0, RLIMIT_NOFILE, NULL, &open), "prlimit(NOFILE)"))
         return false;
