@@ -436,6 +436,7 @@ class Agent:
         await self.launcher.keeper.close(keep=bool(self._left_running))
         for node in ending:
             self.launcher.leave(node)
+        self.launcher.secret_folders.leave()
         self.launcher.state.close()
 
 
