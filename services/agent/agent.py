@@ -343,6 +343,7 @@ class Agent:
 
     async def run_prune(self) -> None:
         groups = KeptGroups()
+        await asyncio.to_thread(self.launcher.remove_left_groups)
         while True:
             await asyncio.sleep(_PRUNE_S)
             if self.launcher.memory_base is not None:
