@@ -19,7 +19,7 @@ from libs.cli.session import run
 from libs.client.errors import ClientError
 from libs.client.where import state_dir
 from libs.walls.departed_teams import DepartedTeams
-from libs.walls.keyring import Keyring, NotKeptOut
+from libs.walls.keyring import Keyring, NotKeptOut, good_for
 from libs.walls.people import People
 from schemas.subjects import OPERATOR
 
@@ -236,24 +236,25 @@ def list_(
         mine = team_admin.manage("list", "", url)
         return show(mine.users, _OWN, output, header=not no_header)
     ring, paused = ring_of(folder), _suspended(url)
-    out = ring.keys().kept_out
+    keys, people = ring.keys(), People(ring.folder).all()  # once for all teams
+    out = keys.kept_out
     rows: list[dict[str, Any]] = [
         {
             "team": team,
             "credential": name,
             "file": str(ring.creds / f"{name}.creds") if name else "",
-            "person": People(ring.folder).of(team).get(name.partition(".")[2], ""),
+            "person": people.get(team, {}).get(name.partition(".")[2], ""),
             "ends": units.moment(int(ends[name].ends_s * 1e6)) if name in ends else "",
             "ends_soon": name in ends and ends[name].soon(time.time()),
         }
-        for team in ring.teams
-        for ends in [ring.ends(team)]
-        for name in ring.users(team) or [""]
+        for team, owner in sorted(keys.teams.items())
+        for ends in [good_for(owner)]
+        for name in sorted(owner.users) or [""]
     ]
     rows += [
         {"team": team, "credential": "", "file": "", "person": "", "ends": "", "ends_soon": False}
         for team in paused
-        if team not in ring.teams
+        if team not in keys.teams
     ]
     for row in rows:
         row["suspended"] = paused.get(row["team"], "")

@@ -28,7 +28,8 @@ def main() -> None:
     """Remove the stale pid file, set the log level, and hand over to nx_27017."""
     Path(sys.argv[sys.argv.index("--pid-file") + 1]).unlink(missing_ok=True)
     at = sys.argv.index("--socket")
-    _listen_on(Path(sys.argv[at + 1]))
+    socket = Path(sys.argv[at + 1])
+    _listen_on(socket)
     del sys.argv[at : at + 2]
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("asyncio").addFilter(_is_no_cancellation)
@@ -36,7 +37,10 @@ def main() -> None:
     from nx_27017.nx_27017 import main as run
 
     NeoSQLiteHandler.handle_command = _in_one_transaction(NeoSQLiteHandler.handle_command)
-    run()
+    try:
+        run()
+    finally:  # before Python 3.13 a server leaves its socket behind
+        socket.unlink(missing_ok=True)
 
 
 def _listen_on(path: Path) -> None:

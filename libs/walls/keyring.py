@@ -91,12 +91,7 @@ class Keyring:
 
     def ends(self, team: str) -> dict[str, GoodFor]:
         """The credentials of `team` that end by themselves, and when. Raises NoCredential for no such team."""
-        owner = keys_of.team(self.keys(), team)
-        return {
-            name: GoodFor(at_s - owner.lasts[name], at_s)
-            for name in sorted(owner.users)
-            if (at_s := owner.ends_s(name)) is not None
-        }
+        return good_for(keys_of.team(self.keys(), team))
 
     # -------------------------------------------------------------------------------------------------------- credentials
 
@@ -377,3 +372,12 @@ class Keyring:
 def logs_of(name: str) -> str:
     """Under which name the second credential of an agent is known."""
     return f"logs {name}" if "." in name else f"logs of all of {name}"
+
+
+def good_for(owner: AccountKeys) -> dict[str, GoodFor]:
+    """Its credentials that end by themselves, and when."""
+    return {
+        name: GoodFor(at_s - owner.lasts[name], at_s)
+        for name in sorted(owner.users)
+        if (at_s := owner.ends_s(name)) is not None
+    }

@@ -81,6 +81,10 @@ class People:
         """Pseudonym -> name."""
         return self._read().teams.get(team, {})
 
+    def all(self) -> dict[str, dict[str, str]]:
+        """Team -> pseudonym -> name."""
+        return self._read().teams
+
     def check(self, team: str, name: str) -> None:
         """Raises NoSuchPerson when that is neither a person of the team nor a pseudonym of one."""
         people = self.of(team)

@@ -25,8 +25,8 @@ async def tell(url: str, keyring: Keyring, accounts: Sequence[str], *, wait_s: f
     address = Address(url, broker_claims.claims_credential(keyring), ca=keyring.ca)
     nats = await connect(address, name="baton-team", wait_s=wait_s)
     try:
-        for account in accounts:
-            _, claim = broker_claims.account_claim(keyring, account)
+        told = broker_claims.account_claims(keyring, accounts)
+        for account, (_, claim) in zip(accounts, told, strict=True):
             answer = json.loads((await nats.request(CLAIMS_UPDATE, claim.encode(), timeout=_ANSWER_S)).data)
             if "error" in answer:
                 raise NotTold(f"the broker refused the account {account!r}: {answer['error']}")

@@ -343,6 +343,7 @@ class Agent:
 
     async def run_prune(self) -> None:
         groups = KeptGroups()
+        await asyncio.to_thread(self.launcher.remove_left_groups)
         while True:
             await asyncio.sleep(_PRUNE_S)
             if self.launcher.memory_base is not None:
@@ -436,6 +437,7 @@ class Agent:
         await self.launcher.keeper.close(keep=bool(self._left_running))
         for node in ending:
             self.launcher.leave(node)
+        self.launcher.secret_folders.leave()
         self.launcher.state.close()
 
 

@@ -23,6 +23,7 @@ from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
+from services.agent.left_groups import GroupsOfOurs, kept_agents, remove_left_groups
 from services.agent.limits import AttemptLimits, Watched, limits_of
 from services.agent.logs import LogStore, make_folder
 from services.agent.node import NodeRunner
@@ -194,6 +195,13 @@ class Launcher:
             proc.remove_group(str(group))
             with suppress(OSError):
                 group.parent.rmdir()
+
+    def remove_left_groups(self) -> None:
+        """Removes cgroups that killed keepers left anywhere on this machine. Blocks."""
+        bases = {base for base in (self.group_base, self.memory_base, self.process_base, self.cpu_base) if base}
+        ours = GroupsOfOurs(tree.agent_of(self.state_dir), bases)
+        if bases and (left := remove_left_groups(tree.tops(), ours, kept_agents)):
+            log.info("%d empty cgroups of keepers that were killed are removed", left)
 
     def rewatch(self, node: NodeRunner) -> None:
         """Registers the next life of a node with the keeper, so that the old deadline does not apply."""

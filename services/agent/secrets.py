@@ -168,6 +168,11 @@ class SecretFolders:
             remove_tree(folder)
         return len(gone)
 
+    def leave(self) -> None:
+        """The agent ends: removes its own folder, unless an attempt that runs on has secrets there."""
+        with suppress(OSError):
+            self._root.rmdir()
+
 
 def memory_folder() -> Path | None:
     """Where this user may create folders in memory: $XDG_RUNTIME_DIR, /run, /dev/shm."""

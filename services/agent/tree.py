@@ -32,7 +32,12 @@ _PERIOD_US = 100_000
 
 def marker_root(node: str, state_dir: str | Path) -> str:
     """The name of one node of one agent, so that two agents on a machine never end each other's work."""
-    return f"{node}@{_digest(str(state_dir))}"
+    return f"{node}@{agent_of(state_dir)}"
+
+
+def agent_of(state_dir: str | Path) -> str:
+    """What the agent with this state folder is called in such names, and in those of its cgroups."""
+    return _digest(str(state_dir))
 
 
 @lru_cache(64)
@@ -133,6 +138,17 @@ def divided(own: Path, top: Path, limits: Callable[[Path], bool] = _limits) -> P
     with suppress(OSError):
         below.rmdir()
     return own
+
+
+def tops() -> list[Path]:
+    """Where cgroups are mounted of which attempts may have some: version 2, and version 1's controllers."""
+    found = []
+    for line in _mounts_and_own()[0]:
+        left, _, right = line.partition(" - ")
+        kind, options = right.split(" ", 1)[0], right.split()[-1].split(",")
+        if kind == "cgroup2" or (kind == "cgroup" and {"freezer", *_LIMITING, *_SHARING} & {*options}):
+            found.append(Path(left.split()[4]))
+    return found
 
 
 def make_limited(group: Path, base: Path) -> None:

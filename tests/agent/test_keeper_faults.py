@@ -30,6 +30,7 @@ from services.agent.keeper import client, contain, find, proc, wire
 from services.agent.keeper.__main__ import LOCK, SOCKET
 from services.agent.keeper.client import KeeperClient
 from services.agent.keeper.clock import now
+from services.agent.left_groups import kept_agents
 from services.agent.state import NotEmpty, group_name
 from tests.agent.build import but, part, rank, spec
 from tests.agent.conftest import until
@@ -849,6 +850,18 @@ async def test_an_agent_that_is_asked_to_end_leaves_nothing(make_node, world, tm
     base = tree.cgroup_base()
     root = group_name(tree.marker_root("n0", tmp_path))
     assert base is None or not (base / root).exists(), "no empty cgroup is left either"
+
+
+async def test_cgroups_of_a_killed_keeper_go_though_its_agent_never_comes_back(make_node, world):
+    """Seen: after days of tests sixty in one tree and fifty in another, of state folders that were gone long before."""
+    base = tree.cgroup_base()
+    if base is None or kept_agents() is None:
+        pytest.skip("no cgroups may be made here, or not all processes are seen")
+    left = base / "baton-n0-dead0dead0de"
+    left.mkdir()
+    make_node(LONG_S, contain.CGROUP)
+    await world.joined("n0")
+    await until(lambda: not left.exists())
 
 
 SLOW_TO_SAVE = """

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import pairwise
@@ -289,30 +290,32 @@ OWNERS: Final = (
 def killed_after(steps: int, work: Callable[[], object], owners: Iterable[tuple[Any, str]] = OWNERS) -> bool:
     """Does `work` in a child that is killed at its file system call number `steps`, a write when half of it is done; whether it
     came to its end before."""
-    child = os.fork()
-    if child == 0:
-        left = [steps]
+    with tempfile.TemporaryDirectory() as scratch:  # what is killed leaves its own folder for temporary files
+        child = os.fork()
+        if child == 0:
+            left = [steps]
+            tempfile.tempdir = scratch
 
-        def dies_in(owner: Any, name: str) -> None:
-            real = getattr(owner, name)
+            def dies_in(owner: Any, name: str) -> None:
+                real = getattr(owner, name)
 
-            def call(*args: Any, **more: Any) -> Any:
-                left[0] -= 1
-                if left[0] < 0:
-                    if name.startswith("write"):
-                        real(args[0], args[1][: len(args[1]) // 2], *args[2:], **more)
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*args, **more)
+                def call(*args: Any, **more: Any) -> Any:
+                    left[0] -= 1
+                    if left[0] < 0:
+                        if name.startswith("write"):
+                            real(args[0], args[1][: len(args[1]) // 2], *args[2:], **more)
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return real(*args, **more)
 
-            setattr(owner, name, call)
+                setattr(owner, name, call)
 
-        for owner, name in owners:
-            dies_in(owner, name)
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            for owner, name in owners:
+                dies_in(owner, name)
+            try:
+                work()
+            finally:
+                os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_two_exports_to_one_file_at_once_do_not_mix(ledger: Path, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from libs.core.explain.waiting import explain
 from libs.core.projections.audit import AuditLines
 from libs.core.projections.history import Feed
 from libs.core.state.budgets import SCALE, Budgets
+from libs.core.state.queue_tree import QueueTree
 from schemas import inbox
-from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget, WhenSpent
+from schemas.budgets import BudgetHold, BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget, WhenSpent
 from schemas.jobs import TeamEvent
 from schemas.ledger import (
     AttemptStopping,
@@ -429,3 +430,27 @@ def test_jobs_that_hold_of_budgets_are_counted_by_team_and_not_one_by_one(monkey
         "queue lab": 3, "team research": 1, "team vision": 3,
     }  # fmt: skip
     assert asked.count("vision") <= 2
+
+
+def test_what_has_ended_is_not_kept_until_its_time_limit_would_have_been_over():
+    """Seen: a reader that nobody asks what is spent kept a line for each attempt that ever ran under a budget, and placement
+    for as long as their time limits, which may be a year."""
+    budgets = Budgets()
+    about = BudgetSet(version=1, budgets=(gpu_hours(10**9 * HOUR),))
+    budgets.apply(about, QueueTree(), [], 0)
+
+    def opened(name: str, until_us: int) -> None:
+        budgets.open(name, "research", [("H100", 1)], BudgetHold(until_us=until_us), 0)
+
+    opened("first", 7_000)
+    for n in range(5_000):
+        opened(f"job{n}", 365 * 24 * HOUR_US)
+        if n != 2_500:
+            budgets.freed(f"job{n}", [], n)
+        if n == 1_000:
+            assert list(budgets.overdue(8_000)) == ["first"], "and is not forgotten"
+    opened("last", 9_000)
+    assert len(budgets._due) < 200
+    assert list(budgets.overdue(8_000)) == ["first"]
+    assert list(budgets.overdue(9_000)) == ["first", "last"]
+    assert set(budgets.overdue(366 * 24 * HOUR_US)) == {"first", "last", "job2500"}

@@ -218,7 +218,7 @@ async def test_the_stores_are_reached_by_our_own_user_alone(
         async with Servers(state_dir, ServerOptions(run=["mongo", "valkey"])) as servers:
             of_redis = urllib.parse.urlsplit(servers.redis_url)
             assert of_redis.scheme == "unix"
-            for quoted in (servers.mongo_url.removeprefix("mongodb://"), of_redis.path):
+            for quoted in (of_redis.path, servers.mongo_url.removeprefix("mongodb://")):
                 socket = Path(urllib.parse.unquote(quoted))
                 assert socket.is_relative_to(state_dir) != long
                 assert stat.S_ISSOCK(socket.stat().st_mode)
@@ -230,6 +230,7 @@ async def test_the_stores_are_reached_by_our_own_user_alone(
             await database["words"].replace_one({"_id": "a"}, {"_id": "a", "value": 1}, upsert=True)
             assert (await database["words"].find_one({"_id": "a"}) or {})["value"] == 1
             client.close()
+        assert not socket.exists(), "each state directory that ever was would leave one"
     finally:
         shutil.rmtree(state_dir, ignore_errors=True)
 

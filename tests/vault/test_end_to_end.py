@@ -192,6 +192,7 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         assert "team red has no secret token; it has: none" in ended.reason
         assert [info.name for info in await blue.secrets()] == ["token"]
     assert found(files(state)) == []
+    assert not Path(folder).parent.exists(), "each state folder that ever was would leave one in memory"
     assert (state / "vault").stat().st_mode & 0o777 == 0o700
     assert (state / "vault" / "keys.json").stat().st_mode & 0o777 == 0o600
 

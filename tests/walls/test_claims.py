@@ -4,20 +4,23 @@ import errno
 import json
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from libs.bus.creds import Address, BadCredential, speaker
 from libs.bus.endings import GoodFor
+from libs.cli.main import app
 from libs.embedded.records import write_private
 from libs.walls import accounts, broker_claims, claims, keyring, keys_of
 from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.departed_teams import DepartedTeams
-from libs.walls.keyfile import NewerKeys
+from libs.walls.keyfile import Keys, NewerKeys
 from libs.walls.keyring import Keyring
 from libs.walls.keys_of import NoCredential
 from libs.walls.people import People
@@ -277,3 +280,54 @@ def test_too_many_void_credentials_are_told_with_the_way_out(tmp_path: Path, mon
     ring.revoke("red.ben")
     ring.rotate("red")
     ring.team("red.cat")
+
+
+class CountedKeyring(Keyring):
+    """Counts changes of its file."""
+
+    changes = 0
+
+    @contextmanager
+    def changing(self) -> Iterator[Keys]:
+        self.changes += 1
+        with super().changing() as keys:
+            yield keys
+
+
+def test_a_start_changes_the_keys_as_often_with_many_accounts_as_with_few(tmp_path: Path) -> None:
+    """The whole file was read and written for each: with a thousand teams and nodes that ever were, a minute."""
+    ring, made = CountedKeyring(tmp_path), []
+    for teams in (1, 20):
+        for n in range(teams):
+            ring.team(f"team{n}")
+            ring.node("main", f"n{n}")
+        ring.changes = 0
+        found = broker_claims.trust(ring)
+        assert len(found.accounts) == 2 + 2 * teams
+        made.append(ring.changes)
+    assert made[0] == made[1]
+
+
+def test_a_list_of_teams_reads_the_keys_as_often_with_many_as_with_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thousand teams that were read for each it took half a minute."""
+    ring, read, reads = Keyring(tmp_path), Keyring.keys, list[Path]()
+
+    def keys(self: Keyring) -> Keys:
+        reads.append(self.folder)
+        return read(self)
+
+    monkeypatch.setattr(Keyring, "keys", keys)
+    counted = []
+    for teams in (1, 20):
+        for n in range(teams):
+            ring.team(f"team{n}.ana")
+        reads.clear()
+        done = CliRunner().invoke(
+            app, ["team", "list", "--state-dir", str(tmp_path), "-o", "json"], env={"BATON_NATS_URL": ""}
+        )
+        assert done.exit_code == 0, done.output
+        assert done.stdout.count("team19.ana") == (2 if teams == 20 else 0)
+        counted.append(len(reads))
+    assert counted[0] == counted[1]

@@ -26,6 +26,8 @@ from schemas.budgets import BudgetHold, BudgetPeriod, BudgetSet, BudgetUnit, Spe
 from schemas.resources import DEVICE_UNITS, WHOLE_MILLI
 
 _HOUR_US = 3_600_000_000
+_MOST_ENDED = 64
+"""So many ends of holds that are over already are kept in order, and as many as there are open ones."""
 SCALE: Mapping[BudgetUnit, int] = {
     BudgetUnit.GPU_HOURS: DEVICE_UNITS * _HOUR_US // 1_000_000,
     BudgetUnit.MONEY: WHOLE_MILLI * _HOUR_US,
@@ -283,6 +285,9 @@ class Budgets:
     def _add(self, job_id: str, hold: OpenHold) -> None:
         self.holds[job_id] = hold
         heappush(self._due, (hold.until_us, job_id))
+        if len(self._due) > 2 * len(self.holds) + _MOST_ENDED:
+            self._due = [(one.until_us, job) for job, one in self.holds.items() if job not in self._overdue]
+            heapify(self._due)
         self._count(hold, 1)
 
     def _count(self, hold: OpenHold, sign: int) -> None:
