@@ -206,14 +206,18 @@ def _below_limits(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> Vict
 def _who_gives_way(
     holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None = None
 ) -> VictimChoice | None:
-    """None also when too many gave way lately. Nobody is looked for when not even one more may."""
+    """None also when too many gave way lately. Nobody is looked for when not even one more may. Then nobody gives way to jobs
+    behind this one either, so that it is not put off for ever; but where those of its own team alone are too many, only to no
+    other job of its team: they count for nobody else."""
     so_far = len(planned.victims), planned.victims_for.get(job.team, 0)
     guard = holdings.guard
     if planned.full_for(job.team) or not guard.together(1, job.team, *so_far):
         return None
     choice = _lower(holdings, job, planned, room) or _lent(holdings, job, planned, room)
     if choice is not None and not guard.together(len(choice.victims), job.team, *so_far):
-        planned.full.add(job.team if guard.uses(job.team, so_far[1]) else EVERYBODY)
+        others = sum(victim.team != job.team for victim in choice.victims)
+        by_itself = guard.uses(job.team, so_far[1]) > 0 or guard.together(others, job.team, *so_far)
+        planned.full.add(job.team if by_itself else EVERYBODY)
         return None
     return choice
 
