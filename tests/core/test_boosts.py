@@ -162,6 +162,13 @@ def test_an_operator_ends_a_boost() -> None:
     w.check()
 
 
+def test_a_boost_of_less_than_a_microsecond_ends_as_well() -> None:
+    w = full("research")
+    first, second = w.send(boost(one(w, "waits 0"), for_s=1e-7)), w.send()
+    assert [event.kind for event in (*first, *second)] == ["job.boosted", "job.boost-ended"]
+    w.check()
+
+
 def test_a_boost_is_in_a_snapshot_and_ends_there_too() -> None:
     w = full("research", "blue", order="least-attained")
     second = one(w, "waits 1")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, BulkWriteError
 
 if TYPE_CHECKING:
     from libs.simulation.dst.process import Process
@@ -68,11 +68,17 @@ class SimCollection:
         await self._client.trip()
         world = self._client.process.world
         torn = world.faults_on and world.random.random() < 0.02
+        refused = []
         for operation in operations[: len(operations) // 2 if torn else None]:
-            body = operation._doc
-            self.documents[operation._filter["_id"]] = dict(body)
+            known = self.documents.get(operation._filter["_id"])
+            if known is None or _fits(known, operation._filter):
+                self.documents[operation._filter["_id"]] = dict(operation._doc)
+            else:  # it would make a second document of the same id
+                refused.append({"code": 11000})
         if torn:
             raise AutoReconnect("connection closed in the midst")
+        if refused:
+            raise BulkWriteError({"writeErrors": refused})
 
     async def find_one(self, query: MongoDocument) -> MongoDocument | None:
         await self._client.trip()
