@@ -10,7 +10,6 @@ from schemas.inbox import CancelRequested
 from schemas.jobs import JobEvent, JobRejected
 from tests.core.builders import World, job, node
 
-
 S = 1_000_000
 
 

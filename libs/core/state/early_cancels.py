@@ -48,8 +48,7 @@ class EarlyCancels:
                 del self._of_team[gone.team]
 
     def of(self, job_id: str, team: str) -> EarlyCancel | None:
-        """The cancel of a job of `team` that has not come. Whether it came after the job's submit is asked of who knows when the
-        broker's clock was set."""
+        """The cancel of a job of `team` that has not come. Who asks looks whether it came after the submit."""
         return self._cancels.get((job_id, team))
 
     def __len__(self) -> int:
