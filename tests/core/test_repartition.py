@@ -454,14 +454,15 @@ class _Tick:
 
 @pytest.mark.parametrize("order", ["fifo", "least-attained"])
 def test_boards_are_cut_for_the_job_that_is_the_next_of_its_queue(order: QueueOrder) -> None:
-    """Seen: of a queue that is ordered by what its jobs have had the oldest was looked at, which has no place in the order while
-    another is the next. No board of the pool was cut at all."""
+    """Seen: of a queue that is ordered by what its jobs have had the oldest was looked at, which has no place in the
+    order while another is the next. No board of the pool was cut at all."""
     world = World(cut("n0", {"b0": ((THREE, 0),), "b1": ONES}))
     world.send(inbox.ApplyQueues(version=1, queues=(Queue(name="research", order=order),), user="olga"))
     ran = world.submit(ask("ran", THREE, retry=RetryPolicy(on_failure=1)))
     world.started(ran)
+    for _ in range(120):
+        world.send(inbox.Tick(), after_us=60 * SECOND)
     world.submit(ask("higher", THREE, priority=10))
-    world.send(inbox.Tick(), after_us=20 * SECOND)
     world.released(ran, exit_code=1)
     new = world.submit(ask("new", THREE))
     found = tick(world, 30)
