@@ -464,7 +464,7 @@ def test_boards_are_cut_for_the_job_that_is_the_next_of_its_queue(order: QueueOr
         world.send(inbox.Tick(), after_us=60 * SECOND)
     world.submit(ask("higher", THREE, priority=10))
     world.released(ran, exit_code=1)
-    new = world.submit(ask("new", THREE))
+    new = world.submit(ask("new", THREE, submitted_us=world.now_us))
     found = tick(world, 30)
     assert [one.for_job for one in found] == [ran if order == "fifo" else new]
     assert world.decider.faults == []
