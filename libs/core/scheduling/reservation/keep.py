@@ -27,8 +27,8 @@ _NONE: Ints = np.zeros(0, dtype=np.int64)
 _FEW = 32
 """Queues that are looked at first: mostly their gangs keep as much as is kept at all."""
 _OWN = 4
-"""Times `Policy.reservations`, which are a team's: so many gangs of all teams keep devices from their own teams only. Each costs
-some searches."""
+"""Times `Policy.reservations`, which are a team's: so many gangs of all teams keep devices from their own teams only. Each
+costs some searches."""
 
 
 class KeptDevices(NamedTuple):
