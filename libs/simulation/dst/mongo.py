@@ -1,7 +1,7 @@
 """The simulated MongoDB: what `libs.adapters.mongo.store` asks of collections."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import AutoReconnect, BulkWriteError
@@ -144,16 +144,16 @@ def _fits(document: MongoDocument, query: MongoDocument) -> bool:
     return all(_one(document.get(name), wanted) for name, wanted in query.items())
 
 
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "$in": lambda value, bound: value in bound,
+    "$gt": lambda value, bound: value is not None and value > bound,
+    "$gte": lambda value, bound: value is not None and value >= bound,
+    "$lt": lambda value, bound: value is not None and value < bound,
+    "$lte": lambda value, bound: value is not None and value <= bound,
+}
+
+
 def _one(value: Any, wanted: Any) -> bool:
     if not isinstance(wanted, dict):
         return bool(value == wanted)
-    for operator, bound in wanted.items():
-        if operator == "$in" and value not in bound:
-            return False
-        if operator == "$gt" and not (value is not None and value > bound):
-            return False
-        if operator == "$gte" and not (value is not None and value >= bound):
-            return False
-        if operator == "$lt" and not (value is not None and value < bound):
-            return False
-    return True
+    return all(_OPERATORS[operator](value, bound) for operator, bound in wanted.items())
