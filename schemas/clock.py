@@ -22,6 +22,9 @@ class MeasuredBy(StrEnum):
     """Not at all: by the wall clock, as far as it went forward. An estimate."""
 
 
+MOST_READINGS = 4
+
+
 class BootReading(Fact):
     """What a clock read that counts from a machine's boot, goes on while it sleeps and cannot be set."""
 
@@ -35,4 +38,4 @@ class ClockMark(Fact):
 
     t_us: Micros
     wall_us: Micros
-    readings: tuple[BootReading, ...] = Field(default=(), max_length=4)
+    readings: tuple[BootReading, ...] = Field(default=(), max_length=MOST_READINGS)

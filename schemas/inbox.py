@@ -14,7 +14,7 @@ from schemas.attempts import KnownByAgent
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import IN_64_BITS, DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.budgets import BudgetAmount, BudgetKey, BudgetSet
-from schemas.clock import BootReading
+from schemas.clock import MOST_READINGS, BootReading
 from schemas.jobs import (
     LEASE_SAYS,
     NETWORK_SAYS,
@@ -269,7 +269,7 @@ class GranterClaimed(Fact):
     term_s: float = Field(gt=0, description="it grants so long after it last saw the ledger name it, s")
     max_lease_s: float = Field(gt=0, description="no longer lease is granted, s")
     readings: Annotated[tuple[BootReading, ...], FailFast()] = Field(
-        default=(), max_length=4, description="as of a tick: none is sent before somebody is named"
+        default=(), max_length=MOST_READINGS, description="as of a tick: none is sent before somebody is named"
     )
 
 
@@ -291,7 +291,9 @@ class Tick(Fact):
     boot clock read tells a jump of the broker's clock from time that passed (`libs.core.state.clock`)."""
 
     readings: Annotated[tuple[BootReading, ...], FailFast()] = Field(
-        default=(), max_length=4, description="the ticker's boot clock first, then those of machines that it hears"
+        default=(),
+        max_length=MOST_READINGS,
+        description="the ticker's boot clock first, then those of machines that it hears",
     )
 
 

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
 from libs.core.projections.history import JobChanges, JobStory, UnknownJob, advance
-from libs.ledger.chain import Head
+from libs.ledger.chain import GENESIS, Head
 from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import Restored
 from libs.ports.host import failpoint
@@ -33,6 +33,7 @@ _REST_S = 0.02
 """Nobody waits for a document before its window is over."""
 _BUSY_WINDOWS = 5
 """A window is so many times as long while records keep coming: a job of a second or two is then written once less."""
+_BEGINNING = ReaderPosition(GENESIS.seq, GENESIS.hash, 0)
 _READ = 64  # records at a time: each may hold hundreds of events
 
 
@@ -96,7 +97,7 @@ class Documents:
         self._window_jobs = window_jobs
         self._cached = StoryCache(cache_jobs, round(cache_mib * 2**20))
         self._horizon = 0
-        self._before: ReaderPosition | None = None
+        self._before = _BEGINNING
         self._outage = StoreOutage("documents")
         self._written = Counter("baton_history_documents_written", "documents replaced", registry=registry)
         self._restarts = Counter("baton_history_documents_restarts", "starts from the checkpoint", registry=registry)
@@ -126,15 +127,19 @@ class Documents:
         await self.follower.run(self._after)
 
     async def _place(self) -> Restored[JobChanges] | None:
-        """Where MongoDB stands; None: at the beginning."""
+        """Where MongoDB stands; None: at the beginning. That is written down, too: a MongoDB that is emptied before the first
+        window's checkpoint would else look as it did, and what it had of that window would be missing for good."""
         before = await self._store.checkpoint(self.name)
         # Documents may be ahead of the checkpoint, up to here: until then even a job that is queued now may be stored.
         self._horizon = await self._store.last_seq(self._pool)
         if before is not None and self._horizon < before.changed:
             raise UnknownJob(f"the newest is of record {self._horizon}, there was one of {before.changed}")
-        self._before = before
-        self.position = before.position if before is not None else 0
-        return Restored(Head(before.seq, before.hash), before.position, JobChanges()) if before is not None else None
+        if before is None:
+            before = _BEGINNING
+            if not await self._store.move_checkpoint(self.name, None, before):
+                raise StoreChanged(f"checkpoint {self.name} was written by another process")
+        self._before, self.position = before, before.position
+        return Restored(Head(before.seq, before.hash), before.position, JobChanges()) if before.position else None
 
     def _enough(self, steps: Sequence[FollowedEntry]) -> bool:
         return len({job for step in steps for job in step.told or ()}) >= self._window_jobs
@@ -144,12 +149,12 @@ class Documents:
         self._outage.over()
         if not steps:
             # An emptied MongoDB must not stay empty until the next record: nothing may happen for days.
-            if self._before is not None and await self._store.checkpoint(self.name) != self._before:
+            if await self._store.checkpoint(self.name) != self._before:
                 raise StoreChanged(f"checkpoint {self.name} is not the one that was written at {self.position}")
             return
         before, follower = self._before, self.follower
         with self._seconds.time():
-            changed = await self._write(steps) or (before.changed if before else 0)
+            changed = await self._write(steps) or before.changed
             failpoint("documents.saved")
             after = ReaderPosition(follower.head.seq, follower.head.hash, follower.position, changed)
             if not await self._store.move_checkpoint(self.name, before, after):

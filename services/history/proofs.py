@@ -105,12 +105,13 @@ class ProofLoop:
                 await asyncio.Event().wait()
 
     async def _begin(self) -> None:
-        self._noted = await self._store.written_to(self._pool)
+        self._noted = await self._store.begin(self._pool)
         if self._noted < self.follower.resumed_at:
             raise _Lost(f"MongoDB has teams' lines up to record {self._noted}, not up to {self.follower.resumed_at}")
 
     async def _after(self, steps: Sequence[FollowedEntry]) -> None:
-        if await self._store.written_to(self._pool) < self._noted:
+        stored = await self._store.place(self._pool)
+        if stored is None or stored < self._noted:
             raise _Lost(f"MongoDB has lost teams' lines of before record {self._noted}")
         self._outage.over()
         told = [step.told for step in steps if step.told is not None]
@@ -122,8 +123,8 @@ class ProofLoop:
                 log.error("sum %d of pool %s %s", one.sum.number, self._pool, one.problem)
         await self._store.save(self._pool, lines, [one for one in sums if not one.problem and not one.repeat])
         failpoint("proofs.saved")
-        if self.follower.position > self._noted:
-            await self._store.note(self._pool, self.follower.position)
+        self._noted = stored
+        if self.follower.position > stored and await self._store.note(self._pool, stored, self.follower.position):
             self._noted = self.follower.position
         self._written.inc(len(lines))
         await self._forget()

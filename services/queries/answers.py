@@ -135,9 +135,8 @@ class Answers:
             )
         began = time.perf_counter()
         state, t_us = replica.state, replica.now_us(self._now_us())
-        reply = dry_run(
-            state, query.job, asked.team, t_us, self._inputs, fleet=self._shape.of(state), steps=query.steps
-        )
+        inputs = replace(self._inputs, policy=self._policy(replica))
+        reply = dry_run(state, query.job, asked.team, t_us, inputs, fleet=self._shape.of(state), steps=query.steps)
         took_ms = round((time.perf_counter() - began) * 1000, 3)
         return reply.model_copy(update={"took_ms": took_ms, "ledger_seq": asked.seq})
 

@@ -5,15 +5,24 @@ import re
 
 import pytest
 
+from libs.core.admission.priority_class import PriorityClass
+from libs.core.billing.pricing import Prices
+from libs.core.explain.dry_run import DryRunInputs
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.placement.answer import BlockReason
+from libs.core.scheduling.decider import Decider
 from libs.core.state.job import limit_class_of
 from libs.core.state.team_claims import START_US
 from schemas import inbox
+from schemas.billing import Price, PriceBook
+from schemas.explanations import PlanQuery, PlanReply, PlanVerdict
 from schemas.jobs import PromiseCause
 from schemas.ledger import GangPromised
+from schemas.queues import Queue
 from schemas.resources import Level
+from services.queries.answers import Answers, AskedBy
+from services.queries.replica import Latencies, Replica
 from tests.core.builders import World, job, node
 
 S = 1_000_000
@@ -119,6 +128,30 @@ def test_explain_advises_no_limit_where_none_helps() -> None:
     w.decider.turns.book.of.clear()
     told = explain(state, state.jobs[behind], Reasons(state, w.decider.policy))
     assert (told.reason, "time_limit_s" in told.suggestion) == ("reserved", False)
+
+
+def test_a_dry_run_says_what_becomes_of_the_job(waiting: tuple[World, str]) -> None:
+    """Seen: queries asked without the promises of gangs, so that nothing which is kept for them was open to anybody."""
+    w, gang = waiting
+    replica = Replica(Decider())
+    for seq, record in enumerate(w.records, 1):
+        replica.apply(record, seq)
+    prices = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=1),)))
+    alike = PriorityClass(name="experiment", priority=0, preempts=False, description="As all here.")
+    inputs = DryRunInputs(prices, classes={alike.name: alike})
+    answers = Answers("test", inputs, Latencies(1), now_us=lambda: w.now_us)
+
+    def planned(limit_s: float) -> PlanReply:
+        query = PlanQuery(job=job("any", time_limit_s=limit_s).spec)
+        return answers.plan(replica, query, AskedBy("green", len(w.records)))
+
+    left_s = (promised_us(w, gang) - w.now_us) // S
+    assert planned(600).verdict is PlanVerdict.NOW
+    assert planned(left_s + 10).verdict is not PlanVerdict.NOW
+    assert planned(0).suggestion.startswith("set time_limit_s to ")
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="green", order="shortest-remaining"),), user="olga"))
+    replica.apply(w.records[-1], len(w.records))
+    assert planned(600).verdict is PlanVerdict.NOW, "with guarantees of nobody it stands before the gang, by its share"
 
 
 def test_nobody_goes_before_a_gang_that_is_late(waiting: tuple[World, str]) -> None:

@@ -162,6 +162,13 @@ def test_an_operator_ends_a_boost() -> None:
     w.check()
 
 
+def test_a_boost_of_less_than_a_microsecond_ends_as_well() -> None:
+    w = full("research")
+    first, second = w.send(boost(one(w, "waits 0"), for_s=1e-7)), w.send()
+    assert [event.kind for event in (*first, *second)] == ["job.boosted", "job.boost-ended"]
+    w.check()
+
+
 def test_a_boost_is_in_a_snapshot_and_ends_there_too() -> None:
     w = full("research", "blue", order="least-attained")
     second = one(w, "waits 1")
@@ -172,6 +179,20 @@ def test_a_boost_is_in_a_snapshot_and_ends_there_too() -> None:
     events = loaded.decide([], w.now_us + HOUR * S)
     assert [event.kind for event in events] == ["job.boost-ended"]
     assert loaded.state.jobs[second].queue.priority == 100
+
+
+def test_a_gang_that_was_boosted_is_promised_a_start_alike_by_who_goes_on_from_a_snapshot() -> None:
+    """Seen: of a pool whose queues are not ordered by numbers a boosted job was known to the order after a restart alone; the
+    promise too, once its queue came to be ordered so."""
+    w = World(node("n0"))
+    w.started(w.submit(job("runs", 8, team="blue", time_limit_s=600)))
+    w.send(boost(w.submit(job("gang", 8, priority=100)), for_s=DAY))
+    w.decider = Decider.load(w.decider.dump())
+    told = [e for _ in range(2) for e in w.send(inbox.Tick(), after_us=S) if e.kind == "gang.promised"]
+    assert len(told) == 1
+    w.check()
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="research", order="shortest-remaining"),), user="olga"))
+    w.check()
 
 
 def lied(w: World, change: Any) -> list[str]:

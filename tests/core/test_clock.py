@@ -189,6 +189,24 @@ def test_another_ticker_that_takes_over_at_once_is_no_jump(wall: Wall) -> None:
     assert (wall.clock.t_us, wall.jumps) == (START + 10 * S, [])
 
 
+@pytest.mark.parametrize("set_by_us", [HOUR, -HOUR])
+def test_where_two_tickers_take_turns_the_clocks_of_the_first_still_measure(set_by_us: int) -> None:
+    """Found by seed 62121 of the theme operators: a second process claimed the right to tick, had heard no node yet, and was
+    refused. Then the broker's clock was set by an hour, and ledger time went with it."""
+    wall = Wall(witness="node")
+    wall.tick()
+    wall.real_us += 1000
+    wall.boot, wall.witness = "second", ""
+    wall.tick()
+    wall.set_by_us = set_by_us
+    wall.boot, wall.witness = "boot-1", "node"
+    wall.ticks(1)
+    assert wall.clock.t_us == START + 1000 + S
+    assert [jump.measured for jump in wall.jumps] == [MeasuredBy.WITNESS]
+    wall.ticks(3)
+    assert wall.clock.t_us == START + 1000 + 4 * S
+
+
 @pytest.mark.parametrize("set_by_us", [0, HOUR, -HOUR])
 @pytest.mark.parametrize("late_us", [S // 2, 30 * S])
 def test_a_tick_that_was_overtaken_on_its_way_measures_nothing(set_by_us: int, late_us: int) -> None:

@@ -14,6 +14,7 @@ from libs.core.state.formats import NEWEST, OWN_DELAY
 from libs.core.state.model import State
 from schemas import inbox
 from schemas import ledger as led
+from schemas.clock import MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import PromiseCause, StartPromise
 from schemas.queues import Queue
@@ -81,6 +82,20 @@ def test_what_runs_longer_than_expected_puts_a_start_off_at_its_own_teams_expens
     late_us = w.now_us - told.promise.start_us
     assert own_delay(w, gang) == (told.promise.start_us if own else None)
     assert credited_us(w, gang) == (0 if own else late_us)
+
+
+def test_a_jump_of_the_clock_in_the_same_decision_hides_nothing() -> None:
+    """Seen: what the ledger tells first of a decision was taken for a decision before it, so that nobody looked whose jobs are
+    in the way. Whoever read the record did."""
+    w = pool(("research", 600))
+    gang, told = waits(w)
+    until(w, told.promise.start_us - S)
+    from_us, w.behind_us = w.wall_us + 3 * S, -3600 * S
+    jump = led.ClockJumped(from_us=from_us, to_us=from_us + 3600 * S, elapsed_us=3 * S, measured=MeasuredBy.BOOT_TIME)
+    done = inbox.Released(job_id=runs(w, "runs0"), attempt=1, exit_code=0, own_exit=True)
+    w.send(inbox.NodeObserved(node="n0", incarnation=1, observations=(done,)), after_us=3 * S, jumps=(jump,))
+    assert own_delay(w, gang) == told.promise.start_us
+    w.check()
 
 
 def test_the_devices_that_it_gets_at_last_are_no_matter() -> None:

@@ -134,6 +134,18 @@ def test_gangs_that_wait_for_their_own_teams_jobs_leave_others_their_reservation
     assert w.state_of(w.submit(asks("late", "green"))) == "queued"
 
 
+def test_gangs_that_wait_for_their_own_teams_jobs_leave_those_of_other_teams_what_is_kept_for_them() -> None:
+    w = World(*(host(f"n{n}", 4, labels={"place": str(n)}) for n in range(5)))
+    w.decider.policy = replace(w.decider.policy, reservations=1)
+    for n in range(4):
+        runs(w, asks(f"stays{n}", labels={"place": str(n)}))
+        w.submit(asks(f"gang{n}", devices=4, labels={"place": str(n)}))
+    runs(w, asks("stays", "blue", devices=2, labels={"place": "4"}))
+    w.submit(asks("gang", "blue", devices=4, labels={"place": "4"}).model_copy(update={"submitted_us": 2}))
+    w.send(inbox.Tick(), after_us=DUE)
+    assert w.state_of(w.submit(asks("behind", "blue", labels={"place": "4"}))) == "queued"
+
+
 @pytest.mark.parametrize("comes", [True, False])
 def test_who_waits_is_asked_again_when_the_gang_comes_to_wait_for_its_own_team(comes: bool) -> None:
     w = World(node("n0", 4))

@@ -2,6 +2,7 @@
 not plan it, the writer does not take it, the checker finds it."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.verify import Checker
 from libs.core.scheduling import preemption
+from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.state import snapshot
 from libs.core.state.formats import OWN_UNCOUNTED
 from schemas import inbox, ledger
@@ -277,6 +279,72 @@ def test_a_team_that_uses_the_rate_of_the_pool_leaves_a_part_of_it_to_others() -
     w.check()
     loaded = PreemptionPlanner.load(PreemptionPlanner(w.decider.state).dump()).state
     assert loaded.preempted.for_team("red", w.now_us, 700 * S) == 18
+
+
+def test_a_team_whose_own_jobs_are_too_many_at_once_keeps_nobody_else_from_making_others_give_way() -> None:
+    """Seen: a team had more small jobs on a device than may give way, and asked for the whole device. As long as anybody had
+    given way lately its job waited, and nobody gave way to jobs of other teams behind it."""
+    w = World(node("n0", 1, model="A100"), node("n1", 4))
+    limits = PreemptionLimits(per_pool=PoolPreemptionRate(most=4, within_s=600))
+    w.send(inbox.ApplyQueues(version=1, queues=(), preemption=limits, user="olga"))
+    runs(w, "serves already", 1, types=("H100",), team="red", **SERVING)
+    for number in range(6):
+        runs(w, f"small {number}", 1, types=("A100",), share_milli=150, team="blue")
+    for number in range(3):
+        runs(w, f"other {number}", 1, types=("H100",), team="green")
+    w.submit(job("first", 1, types=("H100",), team="yellow", **SERVING))
+    (plan,) = planned(w)
+    assert answer(w, plan) == []
+    wide = w.submit(job("wide", 1, types=("A100",), team="blue", **SERVING))
+    assert planned(w) == []
+    w.submit(job("behind it", 1, types=("H100",), team="blue", **SERVING))
+    serve = w.submit(job("serve", 1, types=("H100",), team="red", **SERVING))
+    (plan,) = planned(w)
+    assert plan.beneficiary == serve
+    assert answer(w, plan) == []
+    w.send(after_us=600 * S)
+    (plan,) = planned(w)
+    assert plan.beneficiary == wide
+    assert len(plan.victims) == 6
+    assert answer(w, plan) == []
+    w.check()
+
+
+def test_a_plan_with_too_many_of_others_is_not_put_off_by_smaller_ones_behind_it() -> None:
+    w = pool(2, per_pool=PoolPreemptionRate(most=4, within_s=600))
+    for number in range(16):
+        runs(w, f"other {number}", 1, team=f"green{number % 2}")
+    w.submit(job("first", 1, team="yellow", **SERVING))
+    (plan,) = planned(w)
+    assert answer(w, plan) == []
+    wide = w.submit(job("wide", 4, team="blue", **SERVING))
+    behind = w.submit(job("serve", 1, team="red", **SERVING))
+    assert planned(w) == []
+    state = w.decider.state
+    told = explain(state, state.jobs[behind], Reasons(state))
+    assert told.reason == "spared"
+    assert "too many did lately for a job before it, which goes first: 1 jobs gave way within 600 s" in told.text
+    w.send(after_us=600 * S)
+    assert wide in {plan.beneficiary for plan in planned(w)}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_time_that_is_told_is_when_so_many_may_give_way(seed: int) -> None:
+    """Seen: with 12 that gave way for others at first and 8 for the team later, 11 more were said to be possible when the 12
+    are forgotten; but then the team leaves a tenth to others."""
+    random, w = Random(seed), pool(per_pool=PoolPreemptionRate(most=(1, 5, 10, 20)[seed % 4], within_s=600))
+    state, team = w.decider.state, "red"
+    for _ in range(random.randint(1, 6)):
+        w.now_us += random.randint(0, 200) * S
+        for whose in random.choices(("red", "blue"), k=random.randint(1, 8)):
+            state.preempted.note(w.now_us, whose)
+    for victims in range(1, 25):
+        guard = PreemptionGuard(state, w.now_us)
+        if guard.together(victims, team):
+            continue
+        until_us = guard.together_from_us(victims, team)
+        assert PreemptionGuard(state, until_us).together(victims, team)
+        assert not PreemptionGuard(state, until_us - 1).together(victims, team)
 
 
 def test_a_state_that_the_release_before_saved_is_still_its_fold() -> None:

@@ -22,7 +22,9 @@ from libs.core.state.fleet import Fleet
 from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas import inbox
+from schemas.jobs import RetryPolicy
 from schemas.ledger import BoardRecut
+from schemas.queues import Queue, QueueOrder
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Resources, Runtime
 from tests.core.builders import World, job
 
@@ -448,3 +450,22 @@ class _Tick:
 
     def __init__(self, seq: int) -> None:
         self.seq = seq
+
+
+@pytest.mark.parametrize("order", ["fifo", "least-attained"])
+def test_boards_are_cut_for_the_job_that_is_the_next_of_its_queue(order: QueueOrder) -> None:
+    """Seen: of a queue that is ordered by what its jobs have had the oldest was looked at, which has no place in the
+    order while another is the next. No board of the pool was cut at all."""
+    world = World(cut("n0", {"b0": ((THREE, 0),), "b1": ONES}))
+    world.send(inbox.ApplyQueues(version=1, queues=(Queue(name="research", order=order),), user="olga"))
+    ran = world.submit(ask("ran", THREE, retry=RetryPolicy(on_failure=1)))
+    world.started(ran)
+    for _ in range(120):
+        world.send(inbox.Tick(), after_us=60 * SECOND)
+    world.submit(ask("higher", THREE, priority=10))
+    world.released(ran, exit_code=1)
+    new = world.submit(ask("new", THREE, submitted_us=world.now_us))
+    found = tick(world, 30)
+    assert [one.for_job for one in found] == [ran if order == "fifo" else new]
+    assert world.decider.faults == []
+    world.check()

@@ -10,10 +10,12 @@ from libs.core.explain.waiting import explain
 from libs.core.scheduling.decider import Decider
 from libs.core.state import fold
 from libs.core.state.formats import CUTS_COUNTED
+from libs.core.state.model import State
 from libs.core.state.unused_cuts import AT_ONCE, EACH_US, FULL_US, UnusedCuts
 from schemas import inbox
 from schemas.explanations import Explanation
 from schemas.ledger import BoardRecut, LedgerRecord
+from schemas.resources import Device
 from tests.core.builders import World
 from tests.core.test_repartition import ONE, ONES, POLICY, SECOND, SEVEN, THREE, ask, carry_out, cut, held, tick
 from tests.core.test_verify_lies import report
@@ -94,6 +96,20 @@ def test_a_board_that_is_cut_for_another_team_is_that_ones() -> None:
     cuts.freed("of b0", 1)
     assert cuts.left("red", 1) == 1, "of the one that it held then"
     assert cuts.unused_by("b1", 1) == "blue"
+
+
+def test_what_two_cuts_are_said_to_have_made_is_of_the_later_one() -> None:
+    cuts = UnusedCuts()
+    for board in ("b1", "b0"):
+        cuts.asked(board, "n0", "red", [(SEVEN, 0)], 0)
+        cuts.done(board, {"the same": (SEVEN, 0)})
+    cuts = UnusedCuts.load(cuts.dump())
+    cuts.granted("the same", "red", 0)
+    assert cuts.left("red", 0) == AT_ONCE - 1
+    assert cuts.unused_by("b0", EACH_US) == ""
+    assert cuts.unused_by("b1", EACH_US) == "red"
+    cuts.node_begins_anew("n0")
+    assert not cuts
 
 
 def test_nothing_is_kept_of_teams_and_boards_of_long_ago() -> None:
@@ -308,6 +324,62 @@ def test_beside_a_team_that_has_boards_cut_for_nobody_others_wait_until_a_board_
     assert len(waits) > 30
     assert max(waits) <= (POLICY.repartition_rest_us + POLICY.repartition_after_us) / SECOND + 20
     assert cuts <= 2 * (AT_ONCE + 2 * 3600 * SECOND // EACH_US)
+
+
+def says(world: World, recut: BoardRecut, devices: tuple[Device, ...]) -> None:
+    """Its node answers a repartition, and says that it has these."""
+    inventory = world.decider.state.fleet.nodes[recut.node].inventory
+    told = inventory.model_copy(
+        update={"devices": tuple(d.model_copy(update={"index": n}) for n, d in enumerate(devices))}
+    )
+    world.send(
+        inbox.BoardCut(
+            node=recut.node, incarnation=recut.incarnation, board=recut.recut.board, number=recut.recut.number, ok=True,
+            reason="", inventory=told,
+        )
+    )  # fmt: skip
+
+
+def on_board(state: State, moved: set[str], board: str) -> tuple[Device, ...]:
+    """What the node has now but for what is on `board`, and `moved` on that."""
+    return tuple(
+        d.model_copy(update={"parent": board}) if d.id in moved else d
+        for d in state.fleet.nodes["n0"].inventory.devices
+        if d.id in moved or d.parent != board
+    )
+
+
+def test_a_node_that_names_an_instance_on_another_board_later_stops_nobody() -> None:
+    """Seen: placement failed on each input by which such a node left, or came again; and on a tick, for ever."""
+    world = pool(3)
+    world.submit(ask("in vain", SEVEN, 2, team="red"))
+    first, second = tick(world, 30)
+    carry_out(world, first)
+    state = world.decider.state
+    says(world, second, on_board(state, {f"{first.recut.board}-{SEVEN}-0"}, second.recut.board))
+    assert Decider.load(world.decider.dump()).state.unused_cuts.dump() == state.unused_cuts.dump()
+    world.check()
+    world.send(inbox.NodeRegistered(incarnation=2, inventory=cut("n0", {"b0": ONES}), lease_s=10))
+    assert not state.unused_cuts
+    world.check()
+
+
+def test_the_checker_counts_what_a_node_that_lies_has_made_as_placement_does() -> None:
+    """An instance is said to be on another board later, and its team is granted it: it has used the cut."""
+    world = pool(20)
+    found = cuts_of(world)
+    for one in found:
+        carry_out(world, one)
+    state = world.decider.state
+    world.submit(ask("other", TWO, 1, team="blue"))
+    (of_blue,) = tick(world, 31)
+    says(world, of_blue, on_board(state, {f"{one.recut.board}-{SEVEN}-0" for one in found}, of_blue.recut.board))
+    assert state.unused_cuts.left("red", world.now_us) == 0
+    assert held(world, world.submit(ask("runs", SEVEN, team="red")))
+    assert state.unused_cuts.left("red", world.now_us) == 1
+    more = world.submit(ask("more", THREE, 2, team="red"))
+    assert [one.for_job for one in tick(world, 31)].count(more) == 1
+    world.check()
 
 
 # ------------------------------------------------------------------------------------------------------ in the checker

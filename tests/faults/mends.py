@@ -287,7 +287,7 @@ MENDS: tuple[Undone, ...] = (
     Undone(
         "14. a cancel that comes before its submit is forgotten",
         "libs/core/scheduling/reactions/requests.py",
-        "state.early_cancels.of(m.job_id, m.team, m.submitted_us)",
+        "state.early_cancels.of(m.job_id, m.team)",
         "None",
         "core/test_early_cancels::test_a_submit_whose_cancel_came_first_is_answered_as_cancelled",
     ),

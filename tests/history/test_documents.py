@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -253,6 +253,36 @@ async def test_an_emptied_mongodb_fills_again(
         await written.write(world.records[-1:])
         await until(lambda: is_complete(store, written), "all documents are there again")
     assert await stored(store, written) == written.stories()
+
+
+class Emptied(JobStore):
+    """MongoDB loses all that it has when documents were written to it for the first time."""
+
+    times = 0
+
+    async def save(self, stories: Iterable[JobStory]) -> dict[str, int]:
+        sizes = await super().save(stories)
+        if sizes and not self.times:
+            self.times += 1
+            for collection in (self._jobs, self._checkpoints):
+                await collection.delete_many({})
+        return sizes
+
+
+async def test_a_mongodb_that_is_emptied_before_the_first_checkpoint_fills_again(
+    nats: Client, pool: str, mongo_url: str, written: Written, team: str
+) -> None:
+    """Seen: the checkpoint was written into an empty MongoDB, and jobs that had ended by then had no document for good (seed
+    59096 of the theme stores)."""
+    world = busy_world(team)
+    await written.write(world.records[:-1])
+    store = Emptied(f"{mongo_url}/{pool}")
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+        await written.write(world.records[-1:])
+        await until(lambda: is_complete(store, written), "all documents are there again")
+        assert store.times == 1
+    store.close()
 
 
 async def test_lost_documents_are_noticed_and_written_again(

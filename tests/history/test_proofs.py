@@ -2,25 +2,28 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from prometheus_client import CollectorRegistry
 from pymongo import MongoClient
 
 from libs.adapters.mongo.proofs import ProofStore
 from libs.adapters.mongo.store import JobStore
 from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.cli.audit_own import Checked, Noted, check
-from libs.core.proofs.chains import TeamChains
+from libs.core.proofs.chains import JudgedSum, TeamChains
+from libs.core.proofs.lines import TeamLine
 from schemas import inbox, subjects
 from schemas.catalog import BY_TYPE
 from schemas.proofs import AuditPart, AuditRead
 from schemas.subjects import OPERATOR
 from services.history.app import make_app as make_history
+from services.history.proofs import ProofLoop
 from services.history.settings import HistorySettings
 from services.quota_billing.app import make_app as make_billing
 from services.quota_billing.settings import QuotaBillingSettings
@@ -28,6 +31,7 @@ from tests.admission.running import get, running
 from tests.cli.test_command import baton
 from tests.core.builders import World, job, node
 from tests.history.written import Written, until
+from tests.kit.tasks import beside
 from tests.kit.waiting import stored
 
 S = 1_000_000
@@ -240,13 +244,58 @@ async def test_a_place_that_arrives_late_does_not_look_like_lost_lines(
             return await places.written_to(pool) == here.written.records[-1][0]
 
         await until(written, "all lines are written")
-        await places.note(pool, 1)
+        assert not await places.note(pool, 0, 1)
         here.world.submit(job("two", 2, team=team, submitted_us=2))
         await here.written.write(here.world.records[len(here.written.records) :])
         await until(written, "the next lines are written")
         _, metrics = await get(app, "/metrics")
         (anew,) = [line for line in metrics.splitlines() if _FOLDED in line and "proofs" in line]
         assert anew.endswith(" 1.0")
+    jobs.close()
+
+
+class Emptied(ProofStore):
+    """MongoDB loses all that it has when lines were written to it for the first time."""
+
+    times = 0
+
+    async def save(self, pool: str, lines: Iterable[TeamLine], sums: Iterable[JudgedSum]) -> None:
+        written = list(lines)
+        await super().save(pool, written, sums)
+        if written and not self.times:
+            self.times += 1
+            for collection in (self._lines, self._sums, self._places):
+                await collection.delete_many({})
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["the first lines", "later ones"])
+async def test_a_mongodb_that_is_emptied_before_the_place_is_noted_gets_all_lines_again(
+    nats: Client, mongo_url: str, pool: str, team: str, later: bool
+) -> None:
+    """Seen: the place was noted in an empty MongoDB, and the lines of before were missing for good."""
+    here = Pool(nats, pool, mongo_url)
+    here.world.submit(job("one", 2, team=team, submitted_us=1))
+    await here.written.write(here.world.records)
+    jobs = JobStore(here.mongo)
+    places = Emptied(jobs)
+    places.times = int(later)
+    loop = ProofLoop(nats.jetstream(), pool, places, CollectorRegistry(), every_s=3600, keep_days=1)
+
+    async def written() -> bool:
+        last = here.written.records[-1][0]
+        return await places.written_to(pool) == last and bool(await places.lines(pool, team, 0, 1))
+
+    async with beside(loop.run()):
+        if later:
+            await until(written, "all lines are written")
+            places.times = 0
+            here.world.submit(job("two", 2, team=team, submitted_us=2))
+            await here.written.write(here.world.records[len(here.written.records) :])
+        await until(written, "all lines are written, again")
+        assert places.times == 1
+        chains = TeamChains()
+        expected = [line for seq, record in here.written.records for line in chains.apply(record, seq).lines]
+        assert await places.lines(pool, team, 0, 100) == [line for line in expected if line.team == team]
     jobs.close()
 
 

@@ -131,7 +131,7 @@ def earlier_life_counts(stack: ExitStack) -> None:
 
 @bug("a cancel that came before its job is forgotten", "requests", findings=(14,))
 def early_cancel_forgotten(stack: ExitStack) -> None:
-    set_on(stack, EarlyCancels, "of", lambda self, job_id, team, submitted_us: None)
+    set_on(stack, EarlyCancels, "of", lambda self, job_id, team: None)
 
 
 @bug("ledger time follows the broker's clock wherever it is set", "leases", findings=(10,))

@@ -1,15 +1,12 @@
 """`baton apply`, `baton diff` and `baton get queues` against real services: all or nothing, and what they change."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from libs.bus.connect import BusConnection
 from libs.cli.budget import overdrawn
 from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.client import connect
@@ -25,21 +22,12 @@ from schemas.ledger import (
     JobQueued,
     QueuesApplied,
 )
-from services.admission.app import make_app as make_admission
-from services.admission.settings import AdmissionSettings
-from services.history.feed import FeedLoop
-from services.placement.app import make_app as make_placement
-from services.placement.settings import PlacementSettings
-from services.queries.app import make_app as make_queries
-from services.queries.settings import QueriesSettings
-from tests.admission.running import running
 from tests.cli.test_command import Result, baton
 from tests.core.builders import node
-from tests.kit.tasks import beside
 from tests.kit.waiting import stored, until
 from tests.services.pool import Pool
+from tests.tenants.serving import Serving
 
-Serving = Callable[[], Any]
 Said = Callable[..., Awaitable[Result]]
 
 FILE = """\
@@ -57,30 +45,6 @@ queues:
     parent: lab
     weight: 2.5
 """
-
-
-@pytest.fixture
-def world(nats: BusConnection, pool: str) -> Pool:
-    return Pool(nats, pool)
-
-
-@pytest.fixture
-def serving(world: Pool, nats_url: str, redis_url: str) -> Serving:
-    @asynccontextmanager
-    async def started() -> AsyncIterator[None]:
-        common: dict[str, Any] = {"nats_url": nats_url, "pool": world.name}
-        feed = FeedLoop(world.js, world.name, CollectorRegistry())
-        async with AsyncExitStack() as all_of_them:
-            for app in (
-                make_admission(AdmissionSettings(**common)),
-                make_placement(PlacementSettings(**common, redis_url=redis_url), writer_id="w1"),
-                make_queries(QueriesSettings(**common, redis_url=redis_url)),
-            ):
-                await all_of_them.enter_async_context(running(app))
-            await all_of_them.enter_async_context(beside(feed.run()))
-            yield
-
-    return started
 
 
 async def submit(world: Pool, team: str, key: str, devices: int = 1, klass: str = "experiment") -> str:

@@ -666,11 +666,18 @@ ATTEMPTS = (
             "it leaves others a tenth",
             "tests/core/test_preemption_guard.py::"
             "test_a_team_that_uses_the_rate_of_the_pool_leaves_a_part_of_it_to_others"),
+    Attempt(0, _TEAM, "... by a job to which more of its own would give way than may, and that waits before others",
+            "it holds up its own team alone",
+            "tests/core/test_preemption_guard.py::"
+            "test_a_team_whose_own_jobs_are_too_many_at_once_keeps_nobody_else_from_making_others_give_way"),
     Attempt(0, _TEAM, "MIG boards cut for jobs that it cancels then, so that others wait", "16 unused, then one in 300 s",
             f"{_CUTS}::"
             "test_beside_a_team_that_has_boards_cut_for_nobody_others_wait_until_a_board_has_rested"),
     Attempt(0, _TEAM, "... for jobs that run for a moment", "a cut is used after 300 s",
             f"{_CUTS}::test_a_cut_does_not_count_while_its_team_holds_what_it_made", "its job ended at once"),
+    Attempt(0, _NODE, "an instance of one cut board named on another, so that placement folds no end of that node",
+            "it is of the later cut",
+            f"{_CUTS}::test_a_node_that_names_an_instance_on_another_board_later_stops_nobody"),
     Attempt(0, _TEAM, "jobs for whole boards, cancelled and submitted anew, so that no board is cut for smaller ones",
             "who has not waited long enough keeps none",
             f"{_CUTS}::test_who_asks_again_and_again_for_larger_ones_keeps_no_board_from_being_cut"),

@@ -53,19 +53,33 @@ class ProofStore:
                     ]
                     await collection.bulk_write(operations, ordered=False)
 
-    async def written_to(self, pool: str) -> int:
-        """The record up to which all lines are written; 0: none is."""
+    async def begin(self, pool: str) -> int:
+        """The record up to which all lines are written. It stands there from now on, so that it is missed when the store is
+        emptied."""
+        name = _place(pool)
         with away():
-            found = await self._places.find_one({"_id": f"proofs-{pool}"})
-        return int(found["seq"]) if found is not None else 0
+            first = ReplaceOne({"_id": name, "seq": {"$lte": 0}}, {"_id": name, "seq": 0}, upsert=True)
+            await replace_older(self._places, [first])
+        return await self.written_to(pool)
 
-    async def note(self, pool: str, seq: int) -> None:
-        """Lines are written up to this record. What was sent long ago, and arrives now over a connection that nobody waits on,
-        changes nothing: a place that goes back looks like lines that were lost."""
+    async def place(self, pool: str) -> int | None:
+        """That record; None: none stands there."""
         with away():
-            name = f"proofs-{pool}"
-            place = ReplaceOne({"_id": name, "seq": {"$lte": seq}}, {"_id": name, "seq": seq}, upsert=True)
-            await replace_older(self._places, [place])
+            found = await self._places.find_one({"_id": _place(pool)})
+        return int(found["seq"]) if found is not None else None
+
+    async def written_to(self, pool: str) -> int:
+        """That record; 0: none is."""
+        return await self.place(pool) or 0
+
+    async def note(self, pool: str, before: int, seq: int) -> bool:
+        """Lines are written up to this record. False, and nothing is changed, when another one than `before` stands there: the
+        store was emptied, or somebody else writes too. So what was sent long ago, and arrives now over a connection that
+        nobody waits on, changes nothing: a place that goes back looks like lines that were lost."""
+        name = _place(pool)
+        with away():
+            result = await self._places.replace_one({"_id": name, "seq": before}, {"_id": name, "seq": seq})
+        return bool(result.matched_count)
 
     async def forget(self, pool: str, before_us: int) -> None:
         """Deletes what is older, in ledger time."""
@@ -117,6 +131,10 @@ class ProofStore:
             found = await self._sums.find({"_id": {"$in": keys}}).to_list(None)
         by_key = {body["_id"]: Sum.model_validate_json(body["sum"]) for body in found}
         return [by_key[key] for key in keys if key in by_key]
+
+
+def _place(pool: str) -> str:
+    return f"proofs-{pool}"
 
 
 def _sum_key(pool: str, number: int) -> str:

@@ -81,6 +81,7 @@ def dry_run(
     Args:
         state: as of the last commit, after its cycle: what waits there does not fit.
         fleet: the shape of `state`'s fleet, if the caller has kept it (`FleetShape.of`).
+        inputs: where the team's jobs come by numbers, the policy's order is passed over: the job has none, so all come by age.
         steps: training steps that the job has to do, for time and cost.
         seen_by: who is told; the team itself without it.
     """
@@ -101,6 +102,8 @@ def dry_run(
         )
     assert isinstance(judged, Admitted)  # no job has the plan's key
     job = _job(judged.job, team, t_us, judged.priority_class)
+    if inputs.policy.precedence is not None and inputs.policy.precedence.rules.by_number(team):
+        inputs = replace(inputs, policy=replace(inputs.policy, precedence=None))
     if state.fleet.version == 0 or not state.fleet.up.any():
         return PlanReply(
             verdict=PlanVerdict.UNKNOWN, reason=BlockReason.NO_DEVICES, text="no node is up: it would wait for the first",

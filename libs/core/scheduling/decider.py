@@ -170,9 +170,9 @@ class Decider:
         back = pass_time(self.state, t_us)
         self._backlog.changes.fronts.update(job.queue for job in back)
         self.state.wall_us = decision.wall_us
-        for jump in jumps:
-            fold.apply(self.state, jump, t_us)
         fell_due = self.turns.begin(self.state, t_us, back)
+        for jump in jumps:  # as in the fold of its record: behind all that begins with a decision
+            fold.apply(self.state, jump, t_us)
         if self.state.budgets:
             begin_periods(decision)
         if self.state.boosted:

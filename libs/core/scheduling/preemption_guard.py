@@ -90,14 +90,20 @@ class PreemptionGuard:
     def _most(self, team: str, gone: int, planned_for_team: int) -> int:
         """The pool's preemption rate, as far as `team` may use it up: who has used some of it leaves a tenth of what others
         have not used."""
-        most, own = self._limits.per_pool.most, self.uses(team, planned_for_team)
-        return most if not own else most - (most - (gone - own)) // _LEFT
+        own = self.uses(team, planned_for_team)
+        return self._most_beside(gone - own, own)
 
-    def together_from_us(self, victims: int, most: int | None = None) -> int:
-        """From when on so many may be preempted, if no other job is. `most`: the rate; None: the pool's."""
-        rate = self._limits.per_pool
-        at_most = max(0, (rate.most if most is None else most) - victims)
-        return self._state.preempted.until_us(self._t_us, rate.within_s * _S, at_most)
+    def _most_beside(self, others: int, own: int) -> int:
+        most = self._limits.per_pool.most
+        return most if not own else most - (most - others) // _LEFT
+
+    def together_from_us(self, victims: int, team: str) -> int:
+        """From when on so many may be preempted for a job of `team`, if no other job is."""
+        within_us = self._limits.per_pool.within_s * _S
+        for until_us, gone, own in self._state.preempted.left_after(self._t_us, within_us, team):
+            if not gone or gone + victims <= self._most_beside(gone - own, own):
+                return until_us
+        return self._t_us
 
     def _gone(self) -> int:
         if self._gone_lately < 0:
@@ -117,8 +123,10 @@ class PreemptionGuard:
             )
             if until_us
         ]
-        if self._gone():
-            moments.append(self.together_from_us(max(1, self._limits.per_pool.most - self._gone() + 1)))
+        if gone := self._gone():
+            rate = self._limits.per_pool
+            at_most = min(rate.most, gone) - 1
+            moments.append(self._state.preempted.until_us(self._t_us, rate.within_s * _S, at_most))
         return min((moment for moment in moments if moment > self._t_us), default=0)
 
     def text(self, job: Job, *, lent: bool, evens: bool = False, own: bool = False) -> str:
@@ -150,11 +158,16 @@ class PreemptionGuard:
 
     def pool_text(self, victims: int, team: str) -> str:
         """Why so many may not be preempted now for a job of `team`, for people."""
-        rate, most = self._limits.per_pool, self._most(team, self._gone(), 0)
-        left = "" if most == rate.most else f", of which it leaves {rate.most - most} to other teams"
+        left = self._limits.per_pool.most - self._most(team, self._gone(), 0)
+        leaves = f", of which it leaves {left} to other teams" if left else ""
+        return f"{self.rate_text}{leaves}; {_rest(self.together_from_us(victims, team), self._t_us)}"
+
+    @property
+    def rate_text(self) -> str:
+        """How many gave way lately, and how many may, for people."""
+        rate = self._limits.per_pool
         return (
-            f"{self._gone()} jobs gave way within {rate.within_s} s, and {rate.most} are the most (preemption.per_pool){left}; "
-            f"{_rest(self.together_from_us(victims, most), self._t_us)}"
+            f"{self._gone()} jobs gave way within {rate.within_s} s, and {rate.most} are the most (preemption.per_pool)"
         )
 
 

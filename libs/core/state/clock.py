@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from libs.core.state.ended import KEPT_US
-from schemas.clock import BootReading, ClockMark, MeasuredBy
+from schemas.clock import MOST_READINGS, BootReading, ClockMark, MeasuredBy
 from schemas.ledger import ClockJumped, LedgerRecord
 
 STEP_US = 5_000_000
@@ -111,8 +111,10 @@ class LedgerClock:
         if measured is None:
             elapsed = max(0, passed)
             step = wall_us - (self.wall_us if self.wall_us is not None else mark.wall_us)
-            if self.strayed or not 0 <= step <= STEP_US:  # else another ticker took over, and time went on
+            if self.strayed or not 0 <= step <= STEP_US:
                 jump = Jump(mark.wall_us, wall_us, elapsed, MeasuredBy.WALL)
+            else:  # another ticker took over, and time went on
+                readings = _with_those_of_before(mark.readings, readings, elapsed)
         else:
             by, elapsed = measured
             ahead = max(0, self.ahead_us + passed - elapsed)
@@ -129,6 +131,15 @@ class LedgerClock:
         """`reached_us`: where time is. The ledger's may be ahead of it for a while, as it cannot go back."""
         assert self.wall_us is not None
         return replace(self, mark=ClockMark(t_us=reached_us, wall_us=self.wall_us, readings=readings))
+
+
+def _with_those_of_before(
+    before: Sequence[BootReading], after: Sequence[BootReading], elapsed_us: int
+) -> tuple[BootReading, ...]:
+    """`after`, and as far as there is room what the clocks of `before` read by now. Two tickers may take turns while one goes:
+    the next tick is then of a clock that is known, and measures, whoever sets the wall clock meanwhile."""
+    on = (BootReading(boot=reading.boot, at_us=reading.at_us + elapsed_us) for reading in before)
+    return tuple([*after, *on][:MOST_READINGS])
 
 
 def _overtaken(before: Sequence[BootReading], after: Sequence[BootReading]) -> bool:

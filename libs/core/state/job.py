@@ -228,6 +228,11 @@ class Job:
             return False
         return self.past is _NOTHING or self.past == _NOTHING
 
+    @property
+    def waits_for_first(self) -> bool:
+        """It waits, and was never granted anything."""
+        return self.current is None and self.state is JobState.QUEUED and not self.attempts
+
     def closed(self) -> None:
         """Its attempt is over."""
         self.current = self._spec = None

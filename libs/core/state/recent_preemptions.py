@@ -1,7 +1,7 @@
 """When jobs of a pool were preempted lately: as far as a limit may look back."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from schemas.queues import LONGEST_PER_POOL_S
@@ -41,6 +41,19 @@ class RecentPreemptions:
     def for_team(self, team: str, t_us: int, within_us: int) -> int:
         """How many gave way for jobs of `team` within this time before `t_us`."""
         return sum(count for at_us, whose, count in self._for_teams if whose == team and at_us > t_us - within_us)
+
+    def left_after(self, t_us: int, within_us: int, team: str) -> Iterator[tuple[int, int, int]]:
+        """From when on the oldest, the two oldest, ... will not have been within this time before; and how many are then, and
+        how many of those gave way for jobs of `team`."""
+        gone, own = self.within(t_us, within_us), self.for_team(team, t_us, within_us)
+        for_team: dict[int, int] = {}
+        for at_us, whose, count in self._for_teams:
+            if whose == team:
+                for_team[at_us] = for_team.get(at_us, 0) + count
+        for at_us, count in self._counts:
+            if at_us > t_us - within_us:
+                gone, own = gone - count, own - for_team.get(at_us, 0)
+                yield at_us + within_us, gone, own
 
     def until_us(self, t_us: int, within_us: int, at_most: int) -> int:
         """From when on at most so many will have given way within this time before."""

@@ -82,11 +82,17 @@ class UnusedCuts:
         self._cuts[board] = _UnusedCut(node, team, frozenset(instances), t_us)
 
     def done(self, board: str, instances: Mapping[str, _MadePlace]) -> None:
-        """Its node has cut the board, which has these devices now."""
+        """Its node has cut the board, which has these devices now. A node that lies may name one that another cut has made: it
+        is of the last one then."""
         cut = self._cuts.get(board)
-        if cut is not None:
-            cut.made = tuple(device for device, place in instances.items() if place in cut.asked)
-            self._board_of.update(dict.fromkeys(cut.made, board))
+        if cut is None:
+            return
+        cut.made = tuple(device for device, place in instances.items() if place in cut.asked)
+        for device in cut.made:
+            if (before := self._board_of.get(device)) is not None:
+                other = self._cuts[before]
+                other.made = tuple(one for one in other.made if one != device)
+            self._board_of[device] = board
 
     def granted(self, device: str, team: str, t_us: int) -> None:
         """A job of the team is granted the device."""

@@ -127,8 +127,13 @@ class SimArchive:
             self.world.sometimes("an archived segment was damaged")
 
     def _still_there(self, path: Path) -> bool:
+        """Whether the broker has the segment whole, and not just what a restore has put back so far."""
         first = int(path.name.split(".")[0].split("-")[-2])
-        return any(first_of(self.pool, name) == first for name in self.world.disk.streams)
+        return any(
+            first_of(self.pool, name) == first
+            and subjects.what_of(stream.config["subjects"][0]) != SegmentState.RESTORING
+            for name, stream in self.world.disk.streams.items()
+        )
 
     def throw_away(self) -> None:
         """An operator removes files that were found to be damaged."""

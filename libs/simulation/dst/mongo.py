@@ -1,10 +1,10 @@
 """The simulated MongoDB: what `libs.adapters.mongo.store` asks of collections."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, BulkWriteError
 
 if TYPE_CHECKING:
     from libs.simulation.dst.process import Process
@@ -68,11 +68,17 @@ class SimCollection:
         await self._client.trip()
         world = self._client.process.world
         torn = world.faults_on and world.random.random() < 0.02
+        refused = []
         for operation in operations[: len(operations) // 2 if torn else None]:
-            body = operation._doc
-            self.documents[operation._filter["_id"]] = dict(body)
+            known = self.documents.get(operation._filter["_id"])
+            if known is None or _fits(known, operation._filter):
+                self.documents[operation._filter["_id"]] = dict(operation._doc)
+            else:  # it would make a second document of the same id
+                refused.append({"code": 11000})
         if torn:
             raise AutoReconnect("connection closed in the midst")
+        if refused:
+            raise BulkWriteError({"writeErrors": refused})
 
     async def find_one(self, query: MongoDocument) -> MongoDocument | None:
         await self._client.trip()
@@ -138,16 +144,16 @@ def _fits(document: MongoDocument, query: MongoDocument) -> bool:
     return all(_one(document.get(name), wanted) for name, wanted in query.items())
 
 
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "$in": lambda value, bound: value in bound,
+    "$gt": lambda value, bound: value is not None and value > bound,
+    "$gte": lambda value, bound: value is not None and value >= bound,
+    "$lt": lambda value, bound: value is not None and value < bound,
+    "$lte": lambda value, bound: value is not None and value <= bound,
+}
+
+
 def _one(value: Any, wanted: Any) -> bool:
     if not isinstance(wanted, dict):
         return bool(value == wanted)
-    for operator, bound in wanted.items():
-        if operator == "$in" and value not in bound:
-            return False
-        if operator == "$gt" and not (value is not None and value > bound):
-            return False
-        if operator == "$gte" and not (value is not None and value >= bound):
-            return False
-        if operator == "$lt" and not (value is not None and value < bound):
-            return False
-    return True
+    return all(_OPERATORS[operator](value, bound) for operator, bound in wanted.items())

@@ -54,10 +54,12 @@ class CutsOfTeams(Subject):
         super().__init__(books)
         self._buckets: dict[str, _Bucket] = {}
         self._cuts: dict[str, _LastCut] = {}
+        self._made_by: dict[str, str] = {}
+        """Device -> the board of the last of these of which a node says that it has made it."""
 
     def asked(self, e: led.BoardRecut) -> None:
         books, board = self.books, e.recut.board
-        self._cuts.pop(board, None)
+        self._forget(board)
         if e.for_job is None:
             return
         if (books.format or FIRST) < CUTS_COUNTED:
@@ -83,14 +85,15 @@ class CutsOfTeams(Subject):
         elif cut is not None:
             there = (device for device in e.inventory.devices if device.parent == e.board)
             cut.made = {device.id for device in there if (device.mig_profile, device.mig_start) in cut.asked}
+            self._made_by |= dict.fromkeys(cut.made, e.board)
 
     def granted(self, e: led.JobGranted) -> None:
         job = self.books.jobs.get(e.job_id)
         if job is None or not self._cuts:
             return
         for claim in e.claims:
-            cut = self._cuts.get(self._board(claim.device))
-            if cut is None or claim.device not in cut.made or cut.team != job.team or self._is_old(cut):
+            cut = self._cuts.get(self._made_by.get(claim.device, ""))
+            if cut is None or cut.team != job.team or self._is_old(cut):
                 continue
             if not cut.users:
                 self._give(cut.team, EACH_US)
@@ -98,13 +101,13 @@ class CutsOfTeams(Subject):
 
     def freed(self, e: led.DevicesFreed) -> None:
         for device in e.devices if self._cuts else ():
-            board = self._board(device)
+            board = self._made_by.get(device, "")
             cut = self._cuts.get(board)
             if cut is None or device not in cut.users or self._is_old(cut):
                 continue
             cut.used_us += self.books.t_us - cut.users.pop(device)
             if cut.used_us >= EACH_US:
-                del self._cuts[board]
+                self._forget(board)
             elif not cut.users:
                 self._give(cut.team, -EACH_US)
 
@@ -114,13 +117,17 @@ class CutsOfTeams(Subject):
             for board in [board for board, cut in self._cuts.items() if cut.node == node]:
                 self._failed(board)
 
-    def _board(self, device: str) -> str:
-        row = self.books.devices.get(device)
-        return "" if row is None else row.about.parent
+    def _forget(self, board: str) -> _LastCut | None:
+        """No longer is anything counted of the last repartition of the board."""
+        cut = self._cuts.pop(board, None)
+        for device in cut.made if cut is not None else ():
+            if self._made_by.get(device) == board:
+                del self._made_by[device]
+        return cut
 
     def _failed(self, board: str) -> None:
         """Nobody could use it."""
-        cut = self._cuts.pop(board, None)
+        cut = self._forget(board)
         if cut is not None and not cut.users:
             self._give(cut.team, EACH_US)
 
@@ -133,4 +140,5 @@ class CutsOfTeams(Subject):
     def _forget_full(self) -> None:
         t_us = self.books.t_us
         self._buckets = {t: b for t, b in self._buckets.items() if b.left_us + t_us - b.at_us < FULL_US}
-        self._cuts = {board: cut for board, cut in self._cuts.items() if not self._is_old(cut)}
+        for board in [board for board, cut in self._cuts.items() if self._is_old(cut)]:
+            self._forget(board)

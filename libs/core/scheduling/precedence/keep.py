@@ -113,7 +113,7 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
     turns.meets_all = turns.rules.preempts
     aged = []
     for job in state.jobs.values():
-        if not turns.meets_all and job.waits_only and job.id not in known:
+        if not turns.meets_all and job.waits_for_first and job.id not in known:
             continue
         row = known.get(job.id) or _told_by(job)
         _load_job(turns, state, job, row)

@@ -265,7 +265,7 @@ class Precedence:
 
     def _told_start(self, state: State, e: led.GangPromised, t_us: int) -> None:
         job = state.jobs.get(e.job_id)
-        if job is not None and e.job_id not in self.served.slots and job.waits_only:
+        if job is not None and e.job_id not in self.served.slots and job.waits_for_first:
             self._met(job)
             self._wait(job, job.queued_us)
         if e.job_id in self.ageing.since:

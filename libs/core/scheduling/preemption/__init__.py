@@ -36,6 +36,7 @@ Whom a limit spares (`libs.core.scheduling.preemption_guard`) is nobody's victim
 `DevicesHeld`, or `PlanDeclined`), and waiting until the victims have saved their work.
 """
 
+from libs.core.scheduling.preemption.already_planned import EVERYBODY
 from libs.core.scheduling.preemption.check import Accepted, Declined, check, would_be_free
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.scheduling.preemption.index import VictimIndex
@@ -43,6 +44,7 @@ from libs.core.scheduling.preemption.pending import PendingPlans, PlanAnswer
 from libs.core.scheduling.preemption.victims import VictimChoice, choice_for, choices, next_turn_us, plans
 
 __all__ = [
+    "EVERYBODY",
     "Accepted",
     "Declined",
     "PendingPlans",

@@ -89,12 +89,18 @@ def _reason(job: Job, choice: VictimChoice) -> str:
 
 
 def choice_for(
-    state: State, job: Job, t_us: int, policy: Policy = Policy(), guard: PreemptionGuard | None = None
+    state: State,
+    job: Job,
+    t_us: int,
+    policy: Policy = Policy(),
+    guard: PreemptionGuard | None = None,
+    full: set[str] | None = None,
 ) -> VictimChoice | None:
-    """Who gives way to `job`, which waits in `state`, after those that come before it; None when nobody does."""
+    """Who gives way to `job`, which waits in `state`, after those that come before it; None when nobody does. `full`: see
+    `choices`."""
     if not job.preempts and not len(state.tree):
         return None
-    found = choices(state, t_us, policy, until=job.id, guard=guard)
+    found = choices(state, t_us, policy, until=job.id, guard=guard, full=full)
     return {beneficiary.id: choice for beneficiary, choice in found}.get(job.id)
 
 
@@ -107,6 +113,7 @@ def choices(
     pending: Collection[PreemptionPlanned] = (),
     but_not: Container[str] = (),
     guard: PreemptionGuard | None = None,
+    full: set[str] | None = None,
 ) -> Iterator[tuple[Job, VictimChoice]]:
     """Beneficiaries and who gives way to them, in the order in which a cycle would take them, none behind the job `until`.
 
@@ -114,9 +121,11 @@ def choices(
     that two never count on the same device. `pending` plans count as carried out from the start: their beneficiaries get
     no other, their victims and devices serve nobody else. What a cycle keeps for a gang whose reservation is due, of any
     class, serves nobody behind it: neither is it free to them, nor does anybody give way there. `guard`: who need not give
-    way; None: as the limits of `state` say.
+    way; None: as the limits of `state` say. `full` takes for whose jobs too many gave way lately (`AlreadyPlanned`).
     """
     planned = AlreadyPlanned.by(state, pending)
+    if full is not None:
+        planned.full = full
     holdings = Holdings(state, t_us, guard)
     kept = planned.reservations = Reservations(state, replace(holdings.empty, blocked=planned.devices), t_us, policy)
     order, last = Order(state, t_us, policy, _considered(state, t_us, policy, planned)), state.jobs.get(until)
@@ -206,14 +215,18 @@ def _below_limits(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> Vict
 def _who_gives_way(
     holdings: Holdings, job: Job, planned: AlreadyPlanned, room: RoomWithout | None = None
 ) -> VictimChoice | None:
-    """None also when too many gave way lately. Nobody is looked for when not even one more may."""
+    """None also when too many gave way lately. Nobody is looked for when not even one more may. Then nobody gives way to jobs
+    behind this one either, so that it is not put off for ever; but where those of its own team alone are too many, only to no
+    other job of its team: they count for nobody else."""
     so_far = len(planned.victims), planned.victims_for.get(job.team, 0)
     guard = holdings.guard
     if planned.full_for(job.team) or not guard.together(1, job.team, *so_far):
         return None
     choice = _lower(holdings, job, planned, room) or _lent(holdings, job, planned, room)
     if choice is not None and not guard.together(len(choice.victims), job.team, *so_far):
-        planned.full.add(job.team if guard.uses(job.team, so_far[1]) else EVERYBODY)
+        others = sum(victim.team != job.team for victim in choice.victims)
+        by_itself = guard.uses(job.team, so_far[1]) > 0 or guard.together(others, job.team, *so_far)
+        planned.full.add(job.team if by_itself else EVERYBODY)
         return None
     return choice
 

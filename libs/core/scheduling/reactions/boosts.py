@@ -36,7 +36,7 @@ def boost_job(d: Decision, m: inbox.BoostJob) -> None:
             f"boosts.most = {budget.most}: team {job.team} has had as many within {budget.within_s} s; {when}raise "
             "boosts.most of its queue"
         )
-    until_us = d.t_us + int(m.for_s * _S)
+    until_us = d.t_us + max(1, int(m.for_s * _S))
     event = ledger.JobBoosted(
         job_id=job.id, priority=m.priority, until_us=until_us, reason=m.reason, user=m.user, team=m.team
     )

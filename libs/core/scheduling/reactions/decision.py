@@ -77,7 +77,11 @@ class Decision:
 
     def ledger_time(self, wall_us: int) -> int:
         """When that was in ledger time: a moment of the broker's clock a short while ago, never one to come."""
-        return min(max(0, self.state.jumps.ledger_time(wall_us, self.wall_us, self._shift_us)), self.t_us)
+        return min(max(0, self._mapped(wall_us)), self.t_us)
+
+    def is_stamped_before(self, stamp_us: int, other_us: int) -> bool:
+        """Whether the broker stored the one of these stamps before the other, whoever has set its clock in between."""
+        return self._mapped(stamp_us) < self._mapped(other_us)
 
     def is_before(self, stamp_us: int, at: BothTimes) -> bool:
         """Whether the broker stamped it before that moment. Its clock itself says so while nobody has set it since. Ledger time
@@ -85,6 +89,9 @@ class Decision:
         if at.wall_us is None or self.wall_us < at.wall_us or self.state.jumps.since(at.t_us):
             return self.ledger_time(stamp_us) < at.t_us
         return stamp_us < at.wall_us
+
+    def _mapped(self, stamp_us: int) -> int:
+        return self.state.jumps.ledger_time(stamp_us, self.wall_us, self._shift_us)
 
     def may(self, event: LedgerEvent) -> bool:
         """Whether all readers of the ledger understand this kind of event: else the decision must do without it."""

@@ -26,7 +26,9 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
         raise InputRefused(f"{m.job_id}: {too_old(submitted_us, d.t_us, state.finished)}; submit it again")
     if (resumed := state.resumed.get(m.team)) is not None and d.is_before(m.submitted_us, resumed):
         raise InputRefused(f"{m.job_id} was sent before team {m.team} was resumed: submit it again")
-    cancelled = state.early_cancels.of(m.job_id, m.team, m.submitted_us)
+    cancelled = state.early_cancels.of(m.job_id, m.team)
+    if cancelled is not None and d.is_stamped_before(cancelled.requested_us, m.submitted_us):
+        cancelled = None  # what it cancelled was another request
     d.emit(
         ledger.JobQueued(
             job_id=m.job_id,

@@ -109,7 +109,7 @@ def _waiting_queues(state: State, plan: Plan, t_us: int, policy: Policy) -> list
         shape, waiting = key.shape, state.queues.get(key)
         if not shape.profile or shape.torus or shape.roles or not waiting:
             continue
-        *held, head = front(state, key)
+        *held, head = front(state, key, policy)
         if head.id in state.holds or context_of(state, head, t_us).avoid:
             continue
         sizes = sizes or _sizes(state.fleet)

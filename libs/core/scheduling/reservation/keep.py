@@ -1,5 +1,6 @@
 """Reserves devices on a view, gang by gang."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,7 +27,8 @@ _NONE: Ints = np.zeros(0, dtype=np.int64)
 _FEW = 32
 """Queues that are looked at first: mostly their gangs keep as much as is kept at all."""
 _OWN = 4
-"""Times `Policy.reservations`: so many gangs of all teams keep devices from their own teams only. Each costs some searches."""
+"""Times `Policy.reservations`, which are a team's: so many gangs of all teams keep devices from their own teams only. Each
+costs some searches."""
 
 
 class KeptDevices(NamedTuple):
@@ -60,8 +62,10 @@ class Reservations:
         self._closed = view.blocked
         self._kept: list[KeptDevices] = []
         self._search_budgets: dict[str, SearchBudget] = {}
-        self._from_all = self._from_own = 0
-        """How many gangs keep devices from everybody, and from their own teams."""
+        self._from_all = 0
+        """How many gangs keep devices from everybody."""
+        self._from_own: Counter[str] = Counter()
+        """Team -> how many keep them from its own jobs only."""
 
     @property
     def full(self) -> bool:
@@ -97,7 +101,7 @@ class Reservations:
             and len((now := self._place(job, request)).rows)
         ):
             if now.team:
-                self._from_own += 1
+                self._from_own[now.team] += 1
             else:
                 self._from_all += 1
             self._kept.append(now)
@@ -118,7 +122,8 @@ class Reservations:
     def restart(self) -> None:
         """Drops all reservations of this cycle."""
         self._kept.clear()
-        self._from_all = self._from_own = 0
+        self._from_all = 0
+        self._from_own.clear()
 
     def _place(self, job: Job, request: Shape) -> KeptDevices:
         """Where the gang will fit soonest beside what its own team holds, kept from everybody. Where jobs of its own team must
@@ -138,7 +143,8 @@ class Reservations:
         rows = reserve(self._view, request, context, own, until_us)
         if len(rows) and not self._in_the_way(own, job, request, context, rows):
             return KeptDevices(rows, until_us=until_us)
-        if self._from_own >= _OWN * self._policy.reservations:
+        most = self._policy.reservations
+        if self._from_own[team] >= most or self._from_own.total() >= _OWN * most:
             return KeptDevices(_NONE)
         return KeptDevices(reserve(self._view, request, context, until_us=until_us), team, until_us)
 
