@@ -107,7 +107,7 @@ class OrderSettings(ServiceSettings):
         default=60.0,
         ge=0,
         validation_alias="BATON_RESERVE_AFTER_S",
-        description="a gang that waits longer gets a reservation, s",
+        description="a gang that waits longer gets a reservation, and so does a job of one device where others take parts, s",
     )
 
 

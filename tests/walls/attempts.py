@@ -777,6 +777,10 @@ ATTEMPTS = (
     Attempt(0, _TEAM, "a hundred thousand jobs that wait, of 64 KB each: gigabytes in each process that follows the ledger",
             "256 MiB of a team (`open_bytes`)",
             "tests/admission/test_handlers.py::test_a_job_is_refused_for_now_while_open_jobs_have_more_bytes_than_they_may"),
+    Attempt(0, _TEAM, "parts of each device without end, so that nobody ever gets a whole one",
+            "after a minute what is given back is kept",
+            "tests/core/test_kept_for_one_device.py::"
+            "test_parts_of_a_device_that_are_given_back_are_kept_for_who_waits_for_more"),
     Attempt(0, _TEAM, "jobs of thousands of names, so that nothing is kept of how long others' run",
             "who has most of what is kept makes room",
             "tests/core/test_run_history.py::"

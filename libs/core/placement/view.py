@@ -64,7 +64,7 @@ class View:
     free_host: Ints
     """Per node, shape (N,), MiB."""
     blocked: Bools
-    """Devices reserved for a gang that has waited long, and kept from the job that is looked at: it is not placed there, even
+    """Devices reserved for a job that has waited long, and kept from the job that is looked at: it is not placed there, even
     if others are held for it. No device is both held and reserved."""
     scorer: Scores | None = None
     """Says what a placement costs the requests to come; without one the tightest fit is taken."""

@@ -17,9 +17,9 @@ from libs.core.placement.answer import Blocked
 from libs.core.placement.search.gang import usable_of
 from libs.core.placement.view import NOBODY, View, processors_among
 from libs.core.scheduling.changes import Changes
-from libs.core.scheduling.order import due_us, front, is_due
+from libs.core.scheduling.order import due_us, front, is_due, is_due_alone
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.reservation import KeptDevices
+from libs.core.scheduling.reservation import KeptDevices, PartedDevices
 from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.job import Job, QueueKey
 from libs.core.state.model import State
@@ -40,6 +40,8 @@ class _Tried:
     """The limits leave the last of these jobs nothing, so no device helps."""
     due: bool = False
     """One of these jobs is a gang whose reservation is due."""
+    alone: bool = False
+    """One of them wants one device, and has waited as long: it is kept one where others take parts of such devices."""
     again_us: int = _NEVER
     """When the queue may fit because time has passed, us."""
 
@@ -70,8 +72,8 @@ class Backlog:
     def to_consider(self, state: State, t_us: int, policy: Policy = Policy()) -> set[QueueKey]:
         """The queues that a cycle at `t_us` must look at; none: there is nothing to do.
 
-        These are the queues that changes or time may help. If reservations may have moved, the queues of gangs with a due
-        reservation are among them: no search is made for these gangs, but what they keep from others is worked out again.
+        These are the queues that changes or time may help. If reservations may have moved, the queues for whose jobs
+        devices may be kept are among them: no search is made for these, but what they keep from others is worked out again.
         """
         if self.changes.anything:
             self._retry_all(state)
@@ -80,9 +82,18 @@ class Backlog:
             self._note_changes(state, policy)
         self.changes.clear()
         self._note_gone(state, policy)
-        due = {key for key, tried in self._tried.items() if tried.due} if self._moved or self._untried else set()
+        due = self._due(PartedDevices(state.fleet)) if self._moved or self._untried else set()
         self._moved = self._moved and bool(due)
         return self._untried | due
+
+    def _due(self, parted: PartedDevices) -> set[QueueKey]:
+        """The queues for whose jobs a cycle may keep devices, and those for which the last one did."""
+        return {
+            key
+            for key, tried in self._tried.items()
+            if tried.due
+            or (tried.alone and (parted.serve(key.shape) or not self.reserved.keys().isdisjoint(tried.jobs)))
+        }
 
     def _note_time(self, t_us: int) -> None:
         if t_us >= self._soonest_us:
@@ -140,6 +151,7 @@ class Backlog:
             limited=before.limited or request != job.shape,
             shut=request is None,
             due=before.due or is_due(job, t_us, policy),
+            alone=before.alone or is_due_alone(job, t_us, policy),
             again_us=again_us,
         )
         self.waiting[key] = outcome
@@ -148,9 +160,9 @@ class Backlog:
             self._seen.add(key)
 
     def opened(self, view: View, rows: Ints) -> list[QueueKey]:
-        """`rows` are no longer reserved for a gang. Returns the queues behind it that this may help, to be tried again.
+        """`rows` are no longer reserved for a job. Returns the queues behind it that this may help, to be tried again.
 
-        Queues ahead of the gang are not among them: the reservation kept nothing from them."""
+        Queues ahead of the job are not among them: the reservation kept nothing from them."""
         helped = [key for key in self._usable(view.fleet, rows, view.free_milli, view.held) if key not in self._seen]
         for key in helped:
             del self._tried[key]
@@ -265,9 +277,7 @@ def _serve(fleet: Fleet, rows: Ints, free_milli: Ints, shape: Shape) -> bool:
 def _turns(job: Job, t_us: int, policy: Policy) -> list[int]:
     """Times after `t_us` at which the job may fit because it waited: its topology widens, or its reservation falls due."""
     waits = {job.shape.widen_us, *(role.widen_us for role in job.shape.roles)}
-    times = [job.queued_us + wait for wait in waits]
-    if job.shape.devices > 1:
-        times.append(due_us(job, policy))
+    times = [*(job.queued_us + wait for wait in waits), due_us(job, policy)]
     return [at for at in times if at > t_us]
 
 

@@ -5,7 +5,7 @@ The naive cycle tries every waiting job in order on the free devices. This one c
 1. A job that does not fit blocks its own queue only. So a cycle costs one search per queue and one per grant, not one per
    job. `order` says which job comes first.
 2. A cycle looks only at the queues that a change since the last cycle may have helped. `backlog` knows which.
-3. A gang that has waited long reserves devices against the jobs behind it (`reservation`), so that it cannot starve.
+3. A job that has waited long reserves devices against the jobs behind it (`reservation`), so that it cannot starve.
 
 Priority is strict: a lower class gets only what the higher classes leave.
 """

@@ -17,7 +17,7 @@ The caller decides whether a job fits, what is reserved for it (`reservation`) a
 """
 
 from libs.core.scheduling.order.ahead import JobsAhead
-from libs.core.scheduling.order.rank import JobRank, due_us, front, in_turn, is_due, rank
+from libs.core.scheduling.order.rank import JobRank, due_us, front, in_turn, is_due, is_due_alone, rank
 from libs.core.scheduling.order.share import NOTHING, Share, Shares, kinds_asked, share_of
 from libs.core.scheduling.order.users import UserAmounts
 from libs.core.scheduling.order.walk import Order, in_order
@@ -35,6 +35,7 @@ __all__ = [
     "in_order",
     "in_turn",
     "is_due",
+    "is_due_alone",
     "kinds_asked",
     "rank",
     "share_of",

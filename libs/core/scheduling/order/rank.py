@@ -41,8 +41,16 @@ def is_due(job: Job, t_us: int, policy: Policy) -> bool:
     return job.shape.devices > 1 and t_us >= due_us(job, policy)
 
 
+def is_due_alone(job: Job, t_us: int, policy: Policy) -> bool:
+    """Whether the job wants one device, and has waited as long as a gang until its reservation is due. It comes no earlier for
+    that. Where jobs come by a rule's number, that one's bound counts for it as for gangs."""
+    if policy.precedence is not None and policy.precedence.rules.by_number(job.team):
+        return False
+    return job.shape.devices == 1 and t_us >= due_us(job, policy)
+
+
 def due_us(job: Job, policy: Policy) -> int:
-    """When the reservation of a gang falls due."""
+    """When the reservation of a gang falls due; for a job of one device see `is_due_alone`."""
     return job.queued_us + policy.reserve_after_us
 
 

@@ -13,13 +13,13 @@ from libs.core.placement.find import find
 from libs.core.placement.search.gang import shrink, usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import View
-from libs.core.scheduling.order import Order, front, in_turn, is_due, kinds_asked
+from libs.core.scheduling.order import Order, front, in_turn, kinds_asked
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.already_planned import EVERYBODY, AlreadyPlanned, wanted
 from libs.core.scheduling.preemption.cheapest import cheapest, groups_of
 from libs.core.scheduling.preemption.index import Candidates, Holdings, RoomWithout, Together, VictimIndex
 from libs.core.scheduling.preemption_guard import PreemptionGuard
-from libs.core.scheduling.reservation import Reservations
+from libs.core.scheduling.reservation import PartedDevices, Reservations, is_kept_for
 from libs.core.state.job import Job, QueueKey
 from libs.core.state.model import State, running
 from libs.core.state.shape import Shape
@@ -238,13 +238,13 @@ def _considered(state: State, t_us: int, policy: Policy, planned: AlreadyPlanned
     lowest = min((key.priority for key in queues), default=None)
     if lowest is None:
         return []
-    known = set(queues)
+    known, parted = set(queues), PartedDevices(state.fleet)
     due = (
         key
         for key in state.queues
         if key not in known
         and key.priority >= lowest
-        and any(is_due(job, t_us, policy) for job in front(state, key, policy))
+        and any(is_kept_for(job, t_us, policy, parted) for job in front(state, key, policy))
     )
     return [*queues, *due]
 

@@ -1,8 +1,11 @@
-"""Which devices are kept free for which gang, so that large gangs do not starve behind small jobs.
+"""Which devices are kept free for which job, so that large gangs do not starve behind small jobs.
 
 A gang whose reservation is due (`order.is_due`) and that does not fit keeps the devices where it will fit
 soonest from the jobs behind it in the order. `Policy.reservations` gangs at a time, the first in the order. None is kept for a
 gang that waits for its team's limit, nor for one for which devices are held already.
+
+**A job of one device** is kept one after the same wait, where smaller jobs would take it piece by piece: some device that it
+could use is taken in part (`parted`). It comes no earlier for that: the device is kept from those behind it in the order.
 
 **Backfill.** What is kept is open to a job that has ended, as its time limit says, by the start that the gang was promised
 (`promises`): EASY backfill (Lifka, "The ANL/IBM SP Scheduling System", 1995), with as many reservations at once as the policy
@@ -23,5 +26,6 @@ by job as it goes; `kept` and `keep_ahead` do the same for all gangs ahead of on
 """
 
 from libs.core.scheduling.reservation.keep import KeptDevices, KeptRows, Reservations, keep_ahead, kept, reserve
+from libs.core.scheduling.reservation.parted import PartedDevices, is_kept_for
 
-__all__ = ["KeptDevices", "KeptRows", "Reservations", "keep_ahead", "kept", "reserve"]
+__all__ = ["KeptDevices", "KeptRows", "PartedDevices", "Reservations", "is_kept_for", "keep_ahead", "kept", "reserve"]

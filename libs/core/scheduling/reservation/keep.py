@@ -14,8 +14,9 @@ from libs.core.placement.search.gang import SEARCH_BUDGET, shrink, usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import NOBODY, Context, SearchBudget, View
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import JobRank, Order, front, is_due, rank
+from libs.core.scheduling.order import JobRank, Order, front, rank
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.reservation.parted import PartedDevices, is_kept_for
 from libs.core.state.fleet import NEVER_US, Bools, Ints
 from libs.core.state.job import Job, QueueKey
 from libs.core.state.model import State
@@ -60,6 +61,7 @@ class Reservations:
         self._state, self._view, self._t_us, self._policy = state, view, t_us, policy
         self._last = last if last is not None else {}
         self._closed = view.blocked
+        self.parted = PartedDevices(state.fleet)
         self._kept: list[KeptDevices] = []
         self._search_budgets: dict[str, SearchBudget] = {}
         self._from_all = 0
@@ -88,14 +90,14 @@ class Reservations:
         self._view.blocked = self.closed_to(job)
 
     def keep(self, job: Job, request: Shape | None) -> Ints:
-        """Reserves devices for a job that does not fit, if its reservation is due. `request`: what its team's limits leave.
+        """Reserves devices for a job that does not fit, if any are kept for it. `request`: what its team's limits leave.
 
         Returns the rows that were kept for it in the last cycle, and are open now to some from whom they were kept.
         """
         before = self._last.pop(job.id, None)
         if (
             not self.full
-            and is_due(job, self._t_us, self._policy)
+            and is_kept_for(job, self._t_us, self._policy, self.parted)
             and request is not None
             and job.id not in self._state.holds
             and len((now := self._place(job, request)).rows)
@@ -182,7 +184,8 @@ def kept(view: View, state: State, t_us: int, policy: Policy, queues: Iterable[Q
     Only the first few keep anything. So the walk goes over the queues whose gangs rank first, and over all of them only when
     those keep too little.
     """
-    due = sorted((first, key) for key in queues if (first := _due(state, key, t_us, policy)) is not None)
+    parted = PartedDevices(state.fleet)
+    due = sorted((first, key) for key in queues if (first := _due(state, key, t_us, policy, parted)) is not None)
     found, full = _kept_of([key for _, key in due[:_FEW]], view, state, t_us, policy)
     if len(due) <= _FEW or (full and found[-1].rank < due[_FEW][0]):
         return found
@@ -201,12 +204,12 @@ def _end_us(job: Job, t_us: int) -> int:
     return t_us + longest_us(job.spec)
 
 
-def _due(state: State, key: QueueKey, t_us: int, policy: Policy) -> JobRank | None:
-    """The rank of the gang of a queue that may keep devices, or a lower one; None without such a gang."""
-    if key.shape.devices <= 1:
+def _due(state: State, key: QueueKey, t_us: int, policy: Policy, parted: PartedDevices) -> JobRank | None:
+    """The rank of the job of a queue for which devices may be kept, or a lower one; None without such a job."""
+    if key.shape.devices <= 1 and not parted and policy.precedence is None:
         return None
     *_, job = front(state, key, policy)
-    if job.id in state.holds or not is_due(job, t_us, policy):
+    if job.id in state.holds or not is_kept_for(job, t_us, policy, parted):
         return None
     return rank(job, None, t_us, policy)
 
