@@ -68,6 +68,8 @@ class Reservations:
         """How many gangs keep devices from everybody."""
         self._from_own: Counter[str] = Counter()
         """Team -> how many keep them from its own jobs only."""
+        self._beside: dict[str, View | None] = {}
+        """Team -> see `_beside_own`."""
 
     @property
     def full(self) -> bool:
@@ -137,11 +139,9 @@ class Reservations:
         self.show_to(job)
         context = context_of(state, job, self._t_us)
         went_before = (fleet.since_us > told_us) & (fleet.end_us > 0) & (fleet.end_us <= until_us)
-        held = state.team_claims.of(fleet, team, but=went_before)
-        if held is None:
+        own = self._beside_own(team, went_before)
+        if own is None:
             return KeptDevices(reserve(self._view, request, context, until_us=until_us), until_us=until_us)
-        own = View.of_empty(fleet)
-        own.hold(held)
         rows = reserve(self._view, request, context, own, until_us)
         if len(rows) and not self._in_the_way(own, job, request, context, rows):
             return KeptDevices(rows, until_us=until_us)
@@ -149,6 +149,20 @@ class Reservations:
         if self._from_own[team] >= most or self._from_own.total() >= _OWN * most:
             return KeptDevices(_NONE)
         return KeptDevices(reserve(self._view, request, context, until_us=until_us), team, until_us)
+
+    def _beside_own(self, team: str, went_before: Bools) -> View | None:
+        """What is free beside jobs of the team, but for those that went before the gang; None: it has none. Worked out once for
+        all its gangs before which none went: hundreds may be due."""
+        none_went = not went_before.any()
+        if none_went and team in self._beside:
+            return self._beside[team]
+        own, held = None, self._state.team_claims.of(self._state.fleet, team, but=went_before)
+        if held is not None:
+            own = View.of_empty(self._state.fleet)
+            own.hold(held)
+        if none_went:
+            self._beside[team] = own
+        return own
 
     def _in_the_way(self, own: View, job: Job, request: Shape, context: Context, rows: Ints) -> bool:
         """Whether jobs of its own team keep the gang from `rows`: it would fit there if all were free, and does not beside
