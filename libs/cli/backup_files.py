@@ -36,8 +36,8 @@ from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, fence, verified
 from libs.cli.launch import RESTORED, VAULT_FOLDER
 from libs.embedded import NatsOptions, ServerOptions, Servers
-from libs.embedded.records import open_lock, write_private
 from libs.embedded.servers import NATS
+from libs.ports.private_files import open_lock, sync_file, sync_folder, write_private
 from libs.walls import broker_claims
 from libs.walls.book import BOOK_FILE
 from libs.walls.departed_teams import DEPARTED_FILE
@@ -106,6 +106,7 @@ async def write(home: Path, folder: Path, address: Address, mongo_url: str | Non
             done.append({"name": name, "file": file, "created": info["created"], **about})
     finally:
         await close(nats)
+    sync_folder(folder / "streams")
     use, lacks = there.get("use", []), "nobody says where MongoDB is"
     if mongo_url is not None:
         try:
@@ -122,7 +123,7 @@ async def write(home: Path, folder: Path, address: Address, mongo_url: str | Non
         "use": use,
         "use_lacks": lacks,
     }
-    write_private(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_private(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n", durable=True)
     shutil.rmtree(folder / _BEFORE, ignore_errors=True)
     wanted = {one["file"] for one in (*done, *use)}
     for old in (*(folder / "streams").iterdir(), *(folder / FOLDER).glob("*")):
@@ -171,7 +172,10 @@ def _copy_state(home: Path, folder: Path, held: dict[str, Any]) -> list[dict[str
                 there.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 shutil.copyfile(path, there)
                 there.chmod(0o600)
+                sync_file(there)
                 done.append({"file": str(path.relative_to(home)), "sha256": sha256(there)})
+    for made in {(into / one["file"]).parent for one in done}:
+        sync_folder(made)
     return done
 
 

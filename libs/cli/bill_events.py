@@ -27,6 +27,7 @@ from libs.client.errors import Failed
 from libs.core.billing.charges import Charge
 from libs.core.billing.usage_events import MAPPINGS, HttpMessage, UsageEvent, event_of, known_already, too_late
 from libs.core.state.moments import text_of
+from libs.ports.private_files import write_private
 
 FIRST_S, LONGEST_S = 0.5, 30.0
 ASKED_S = 3600.0
@@ -192,11 +193,7 @@ def load(path: Path, fresh: Pushed) -> Pushed:
 
 
 def save(path: Path, pushed: Pushed) -> None:
-    made = path.with_name(path.name + ".part")
-    made.write_text(json.dumps({name: getattr(pushed, name) for name in Pushed.__slots__}), "utf-8")
-    with made.open("rb") as file:
-        os.fsync(file.fileno())
-    made.replace(path)
+    write_private(path, json.dumps({name: getattr(pushed, name) for name in Pushed.__slots__}), durable=True)
 
 
 def seconds_of(text: str, now: datetime) -> float:

@@ -45,10 +45,10 @@ from libs.embedded import (
 )
 from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
-from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from libs.embedded.spread import make_apart
 from libs.ports.folders import unwritable
+from libs.ports.private_files import write_private
 from libs.walls import broker_claims
 from libs.walls.accounts import SERVICES as ADMIN
 from libs.walls.keyring import Keyring

@@ -29,7 +29,7 @@ from libs.client.errors import ClientError, Denied, NeedsOperator
 from libs.client.sending import valid
 from libs.client.where import Place, check_operator, find, read_instance, shown_credential, state_dir
 from libs.core.state.queue_tree import QueueTree
-from libs.embedded.records import write_private
+from libs.ports.private_files import write_private
 from libs.walls import broker_claims, claims
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
 from libs.walls.floods import Floods, limits_of

@@ -8,13 +8,12 @@ import contextlib
 import json
 import os
 import signal
-import stat
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
+from libs.ports.private_files import write_private
 from libs.ports.processes import start_ticks
 
 _FILE = "processes.json"
@@ -46,27 +45,6 @@ def write_processes(state_dir: Path, records: Iterable[ProcessRecord]) -> None:
     """Replace the file atomically: a reader sees the old list or the new one."""
     document = {"supervisor_pid": os.getpid(), "processes": {record.name: asdict(record) for record in records}}
     write_private(state_dir / _FILE, json.dumps(document, indent=1) + "\n")
-
-
-def write_private(path: Path, text: str, *, whose: Path | None = None) -> None:
-    """Replace a file atomically with one that only its owner can read. Written by root, it belongs to the owner of `whose`: a
-    server that runs as a user of its own reads it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        if whose is not None and os.geteuid() == 0:
-            os.fchown(file.fileno(), (there := whose.stat()).st_uid, there.st_gid)
-    os.replace(draft, path)
-
-
-def open_lock(path: Path) -> IO[str]:
-    """A file for `flock` that only its owner can open: who can open one, for reading too, can hold its lock for ever."""
-    lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a+")
-    if stat.S_IMODE(os.fstat(lock.fileno()).st_mode) != 0o600:  # of an older release
-        os.fchmod(lock.fileno(), 0o600)
-    return lock
 
 
 _KILLED_S = 5.0

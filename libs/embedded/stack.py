@@ -16,11 +16,12 @@ from typing import IO, Any, Self
 from libs.embedded import servers
 from libs.embedded.events import ProcessEvent
 from libs.embedded.ports import lease_port
-from libs.embedded.records import kill_leftovers, open_lock, write_private
+from libs.embedded.records import kill_leftovers
 from libs.embedded.servers import MONGO, MONITOR, NATS, VALKEY, NatsPorts, NatsUser, Server, ServerOptions
 from libs.embedded.sockets import check_state_dir
 from libs.embedded.spread import make_apart
 from libs.embedded.supervisor import Supervisor
+from libs.ports.private_files import open_lock, write_private
 
 _MEMORY_FILE = "stack.json"
 

@@ -31,6 +31,7 @@ from pydantic_core import from_json
 
 from libs.ledger.chain import GENESIS, Head, next_head
 from libs.ledger.tail import Stored
+from libs.ports.private_files import sync_folder
 from schemas.base import Name
 
 FORMAT: Final = 1
@@ -279,12 +280,3 @@ def _create(path: Path, *, compressed: bool) -> tuple[BinaryIO, BinaryIO]:
         return file, file
     # No name and no time inside: the same ledger gives the same bytes.
     return file, cast(BinaryIO, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
-
-
-def sync_folder(folder: Path) -> None:
-    """What was made or renamed in it is on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

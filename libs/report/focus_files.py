@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from libs.core.billing.focus import KEY_OF, ColumnKind, FocusColumn, Grain, RowFacts, decimal_text
-from libs.ledger.export import sync_folder
+from libs.ports.private_files import sync_file, sync_folder
 
 PART_ROWS: Final = 50_000
 FORMATS: Final = ("csv", "json", "parquet")
@@ -197,8 +197,7 @@ def _begin(folder: Path, about: Mapping[str, Any]) -> None:
 
 def _place(made: Path, target: Path) -> None:
     """Gives a file its name once it is on the disk."""
-    with made.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_file(made)
     made.replace(target)
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from libs.embedded.records import open_lock, write_private
+from libs.ports.private_files import open_lock, write_private
 from schemas.audit import ActionOutcome, OperatorAction, line_hash, line_of
 
 BOOK_FILE = "audit.jsonl"

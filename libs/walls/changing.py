@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from libs.embedded.records import open_lock, write_private
+from libs.ports.private_files import open_lock, write_private
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -25,4 +25,4 @@ def changing(file: Path, read: Callable[[], M]) -> Iterator[M]:
         before = content.model_dump()
         yield content
         if (after := content.model_dump()) != before:
-            write_private(file, json.dumps(after, indent=1) + "\n")
+            write_private(file, json.dumps(after, indent=1) + "\n", durable=True)

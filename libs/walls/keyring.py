@@ -22,7 +22,7 @@ from pathlib import Path
 from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.bus.endings import GoodFor
 from libs.bus.wire import CA_FILE
-from libs.embedded.records import open_lock, write_private
+from libs.ports.private_files import open_lock, write_private
 from libs.walls import claims, keys_of
 from libs.walls.accounts import ADMIN, CORE, FINANCE, LOGS, NODE, POOL_LOGS, READER, SERVICES, TEAM, USER
 from libs.walls.claims import KeyKind
@@ -363,7 +363,7 @@ class Keyring:
             if before is None:
                 People(self.folder).begin()
             if (after := keys.model_dump()) != before:
-                write_private(self._file, json.dumps(after, indent=1) + "\n")
+                write_private(self._file, json.dumps(after, indent=1) + "\n", durable=True)
 
     def _private(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.bus.wire import CA_FILE
-from libs.embedded.records import write_private
+from libs.ports.private_files import write_private
 from libs.walls import certificates
 from libs.walls.certificates import SEED_BYTES, SERIAL_BYTES, Validity
 from libs.walls.keyring import Keyring
@@ -77,7 +77,7 @@ class Wire:
             self._creds.mkdir(mode=0o700, parents=True, exist_ok=True)
             known.write_text(made)
         if not begun:
-            write_private(path, seed.hex())
+            write_private(path, seed.hex(), durable=True)
         return seed
 
     def _hand_out(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from libs.ports.private_files import write_private
 from services.agent import tree
 from services.agent.keeper import proc
 
@@ -75,12 +76,7 @@ class AgentState:
         known = self.incarnations()
         now_s = int(time.time())
         fresh = {node: max(known.get(node, 0) + 1, now_s, above.get(node, 0) + 1) for node in wanted}
-        new = path.with_suffix(".new")
-        with new.open("w") as file:
-            json.dump(known | fresh, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        write_private(path, json.dumps(known | fresh), durable=True)
         return fresh
 
     def kill_leftovers(self, marker_roots: Iterable[str], group_base: Path | None) -> int:

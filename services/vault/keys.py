@@ -26,6 +26,7 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from libs.bus.boxes import KEY_BYTES, BoxKey, CannotOpen, decoded, encoded
+from libs.ports.private_files import write_private
 
 log = logging.getLogger("baton.vault")
 
@@ -136,19 +137,8 @@ class KeyFile:
 
     def _write(self, keys: list[bytes]) -> None:
         """The new content is on the disk before the old is gone: a lost key is lost secrets."""
-        draft = self.path.with_name(self.path.name + ".new")
-        draft.unlink(missing_ok=True)
         text = json.dumps({"version": _VERSION, "keys": [encoded(key) for key in keys]}, indent=1) + "\n"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_private(self.path, text, durable=True)
 
     @contextmanager
     def _locked(self, wait: bool = True) -> Iterator[None]:

@@ -407,7 +407,7 @@ async def test_a_gang_over_two_nodes_of_one_agent_meets_on_loopback(world, start
 async def test_a_full_disk_delays_the_next_life_and_ends_nothing_else(world, start, tmp_path):
     async with start(nodes=2) as agent:
         node, other = agent.nodes["n0"], agent.nodes["n1"]
-        in_the_way = tmp_path / "agent" / "incarnations.new"
+        in_the_way = tmp_path / "agent" / "incarnations.json.new"
         in_the_way.mkdir()  # as good as a full disk: it cannot be opened for writing
         before = node.incarnation
         waits = asyncio.create_task(agent.new_lives([node], "a test"))

@@ -9,8 +9,8 @@ import pytest
 
 from libs.bus.connect import BusUnavailable, close, connect
 from libs.embedded import NatsOptions, NatsUser, ServerOptions, Servers
-from libs.embedded.records import write_private
 from libs.embedded.servers import NATS
+from libs.ports.private_files import write_private
 from tests.kit.waiting import until
 
 USERS = (NatsUser("services", "secret"), NatsUser("team", "hidden", publish=["baton.cmd.>"]))

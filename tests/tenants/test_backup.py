@@ -198,7 +198,7 @@ async def test_a_backup_that_ends_half_way_leaves_the_one_before(
     await write(cluster.state_dir, folder, cluster.address())
     book.write_text("{}\n{}\n")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for _ in range(2):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from libs.bus.creds import Address, BadCredential, speaker
 from libs.bus.endings import GoodFor
 from libs.cli.main import app
-from libs.embedded.records import write_private
+from libs.ports.private_files import write_private
 from libs.walls import accounts, broker_claims, claims, keyring, keys_of
 from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
