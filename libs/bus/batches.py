@@ -67,11 +67,14 @@ class Batches:
                     await asyncio.wait([future for _, _, future in waiting])
         except (TimeoutError, OutboundBufferLimitError):
             pass
+        finally:
+            for *_, future in waiting:  # also of who is cancelled: what the broker refuses then is nobody's error
+                if not future.cancel() and not future.cancelled():
+                    future.exception()
         begun = {i for _, batch, _ in waiting for i in batch}.union(single)
         unheard = [i for i in positions if i not in begun]
         for stream, batch, future in waiting:
-            future.cancel()  # of no effect on those that are done
-            if not future.done() or future.cancelled():
+            if future.cancelled():
                 unheard += batch
             elif future.exception() is not None:
                 self._learn(stream, future.exception())

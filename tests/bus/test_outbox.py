@@ -1,6 +1,7 @@
 """Every message that `publish_many` returned for is stored, once, whatever happens to the server meanwhile."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -268,6 +269,24 @@ async def test_who_may_not_ask_what_a_stream_allows_learns_it_from_a_refusal(nat
     await Outbox(js, batches=True, asks=False).publish_many(ticks(pool, range(40, 60)))
     messages = await stored(js, f"INBOX-{pool}", inbox("clock", "tick", pool))
     assert [BATCH_ID in m.headers for m in messages] == [False] * 40 + [True] * 20
+
+
+async def test_what_is_refused_once_nobody_waits_for_it_is_nobodys_error(nats: BusConnection, pool: str) -> None:
+    js, told = nats.jetstream(), list[str]()
+    await js.update_stream((await js.stream_info(f"INBOX-{pool}")).config.evolve(allow_atomic=False))
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about["message"]))
+    for begin in range(0, 200, 20):
+        publishing = asyncio.create_task(
+            Outbox(js, batches=True, asks=False).publish_many(ticks(pool, range(begin, begin + 20)))
+        )
+        while nats not in Replies._all or not _waiting(nats):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.0001 * begin / 20)  # before the refusal, with it, after it
+        await cancel(publishing)
+        await nats.flush()
+        del publishing
+        gc.collect()
+    assert told == []
 
 
 async def test_a_broker_that_knows_no_batches_is_sent_each_message(own_server: ServerInBackground) -> None:
