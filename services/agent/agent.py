@@ -227,6 +227,8 @@ class Agent:
         log.warning(
             "ending the work of %d nodes (%s%s): %s", len(nodes), names, ", ..." if len(nodes) > 10 else "", reason
         )
+        for node in nodes:
+            self.launcher.over(node)
         await asyncio.gather(*(node.die() for node in nodes))
         failpoint("agent.killed-all")
         fresh = await self._incarnations([node.name for node in nodes], above)

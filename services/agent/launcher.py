@@ -44,6 +44,7 @@ SEARCH_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin
 """Search path for jobs' commands: Baton's own interpreter first, so that `python` has what the examples need."""
 
 TIMED: dict[str, Any] = {"timed": True}
+OVER: dict[str, Any] = {"over": True}
 """Marks a life of a node with simulated work, which another agent cannot continue."""
 
 
@@ -149,6 +150,12 @@ class Launcher:
             self.timed[node.name] = node.incarnation
             if self.keeper.knows(node.name):
                 self.keeper.node_note(node.name, TIMED)
+
+    def over(self, node: NodeRunner) -> None:
+        """All work of this life is about to be ended: no agent goes on with it, also where this one ends half-way. To that one
+        what was killed would have ended by itself."""
+        if self.keeper.knows(node.name):
+            self.keeper.node_note(node.name, OVER)
 
     def may_stay(self, node: NodeRunner) -> bool:
         """Whether the keeper can hold all work of this life without an agent."""

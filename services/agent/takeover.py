@@ -31,8 +31,8 @@ class Predecessor:
 def look(state: AgentState, nodes: Sequence[str], roots: Sequence[str], group_base: Path | None) -> Predecessor | None:
     """Finds an earlier agent's keeper, or kills what is left. Blocks until one of both is done.
 
-    A life continues when this state folder has it as the node's last, its lease has not ended, and the keeper holds all
-    its work (not simulated work). Without such a life the keeper is ended with all that it holds.
+    A life continues when this state folder has it as the node's last, its lease has not ended, no agent was about to end
+    it, and the keeper holds all its work (not simulated work). Without such a life the keeper is ended with all that it holds.
 
     Raises NotEmpty when something does not die.
     """
@@ -72,7 +72,8 @@ def _sorted(
             row["incarnation"] == incarnation and row["state"] != GONE and row.get("early", 0.0) is None
             for row in rows.get(node, ())
         )
-        ended = (until is not None and until <= now() and not keeps) or life["note"].get("timed")
+        note = life["note"]
+        ended = (until is not None and until <= now() and not keeps) or note.get("timed") or note.get("over")
         if node in nodes and incarnations.get(node) == incarnation and not ended:
             mine = [row for row in rows.get(node, ()) if row["incarnation"] == incarnation]
             try:
@@ -80,6 +81,6 @@ def _sorted(
             except (ValidationError, KeyError, TypeError) as e:
                 log.warning("what an earlier agent started on %s cannot be read, it is ended: %s", node, str(e)[:300])
                 continue
-            lives[node] = EarlierLife(incarnation, until, life["note"], parts)
+            lives[node] = EarlierLife(incarnation, until, note, parts)
     kept = {row["id"] for life in lives.values() for _, row in life.parts}
     return lives, [row["id"] for row in welcome["attempts"] if row["id"] not in kept]

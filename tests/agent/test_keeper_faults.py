@@ -163,6 +163,23 @@ def none_of(pids: set[int]) -> bool:
 # ---------------------------------------------------------------------------------------------- the agent comes back
 
 
+async def test_a_life_that_an_agent_was_ending_is_over_for_the_next_one(make_node, world):
+    """It had killed its jobs, and the disk took no number for the next life: to the agent after it they would have ended by
+    themselves, and would have failed."""
+    node = make_node()
+    pids, wanted = await run_job(world, node)
+    in_the_way = node.state / "incarnations.json.new"
+    in_the_way.mkdir()  # as good as a full disk: it cannot be written to
+    world.disowned.add("n0")
+    await until(lambda: none_of(pids))
+    node.kill()
+    in_the_way.rmdir()
+    world.disowned.clear()
+    node.start()
+    await world.joined("n0", lives=2)
+    assert world.of(wanted, Released) == []
+
+
 async def test_an_agent_that_is_killed_and_comes_back_costs_no_attempt(make_node, world):
     node = make_node()
     pids, wanted = await run_job(world, node)

@@ -20,6 +20,7 @@ from schemas.resources import Inventory
 from services.agent.agent import Agent
 from services.agent.failures import why_not_started
 from services.agent.keeper.table import StartRefused
+from services.agent.launcher import OVER
 from services.agent.lease import why_ended
 from services.agent.node import EarlierLife, NodeCounts, NodeRunner
 from services.agent.part_end import COULD_NOT_START
@@ -109,7 +110,7 @@ class SimKeeper:
 
     def node_note(self, node: str, note: Mapping[str, Any]) -> None:
         if self._machine.life is not None:
-            self._machine.life.note = {k: dict(v) if isinstance(v, dict) else v for k, v in note.items()}
+            self._machine.life.note |= {k: dict(v) if isinstance(v, dict) else v for k, v in note.items()}
 
     async def ensure(self) -> None:
         """There is one."""
@@ -140,6 +141,9 @@ class SimLauncher:
         made = SimPart(self.machine, part, report)
         made.go_on(row["process"])
         return made
+
+    def over(self, node: NodeRunner) -> None:
+        self.keeper.node_note(node.name, OVER)
 
     def remember(self, node: NodeRunner) -> None:
         self.keeper.node_note(node.name, node.memory())

@@ -256,7 +256,7 @@ class Machine:
     def may_go_on(self) -> bool:
         """Whether the next agent may go on with the life that the keeper holds."""
         life = self.life
-        if life is None or life.incarnation != self.incarnation or not life.until:
+        if life is None or life.incarnation != self.incarnation or not life.until or life.note.get("over"):
             return False
         return not self.over() or self.keeps()
 
