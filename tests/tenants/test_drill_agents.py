@@ -47,10 +47,10 @@ async def test_agents_run_through_the_loss_of_two_pools(tmp_path: Path) -> None:
     fleet.write_text("groups:\n  - {name: 'm-{i:02d}', count: 2, devices: {model: H100, count: 2, memory_gib: 80}}\n")
     away = tmp_path / "away.yaml"
     away.write_text("groups:\n  - {name: 'w-{i:02d}', count: 1, devices: {model: H100, count: 2, memory_gib: 80}}\n")
-    port = lease_port()
-    port.release()
     keys = tmp_path / "keys"
     async with AsyncExitStack() as machines:
+        port = lease_port()  # kept to the end: another test's broker would take it in between
+        machines.callback(port.release)
         async with LocalStack(options(tmp_path / "lost", away, port.port)) as before:
             creds = before.nodes_address("main").creds
             assert creds is not None
