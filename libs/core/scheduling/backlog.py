@@ -55,7 +55,7 @@ class Backlog:
         self.waiting: dict[QueueKey, Blocked] = {}
         """Why each queue waits, as of the last time that it was tried."""
         self.reserved: dict[str, KeptDevices] = {}
-        """Gang -> what the last cycle kept for it."""
+        """Job -> what the last cycle kept for it."""
         self._tried: dict[QueueKey, _Tried] = {}
         self._untried: set[QueueKey] = set()
         self._now: dict[QueueKey, _Tried] = {}

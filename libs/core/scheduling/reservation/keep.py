@@ -1,4 +1,4 @@
-"""Reserves devices on a view, gang by gang."""
+"""Reserves devices on a view, job by job: mostly for gangs (`parted` says for which other jobs)."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ costs some searches."""
 
 
 class KeptDevices(NamedTuple):
-    """What is kept for one gang."""
+    """What is kept for one job."""
 
     rows: Ints
     """Of the fleet."""
@@ -52,7 +52,7 @@ class KeptDevices(NamedTuple):
 
 
 class Reservations:
-    """The reservations of one cycle on its view. `last`: gang -> what the cycle before kept for it; updated in place."""
+    """The reservations of one cycle on its view. `last`: job -> what the cycle before kept for it; updated in place."""
 
     def __init__(
         self, state: State, view: View, t_us: int, policy: Policy, last: dict[str, KeptDevices] | None = None
@@ -65,7 +65,7 @@ class Reservations:
         self._kept: list[KeptDevices] = []
         self._search_budgets: dict[str, SearchBudget] = {}
         self._from_all = 0
-        """How many gangs keep devices from everybody."""
+        """For how many jobs devices are kept from everybody."""
         self._from_own: Counter[str] = Counter()
         """Team -> how many keep them from its own jobs only."""
         self._beside: dict[str, View | None] = {}
@@ -180,12 +180,12 @@ class Reservations:
 
 
 class KeptRows(NamedTuple):
-    """What one gang keeps from jobs that rank behind `rank`."""
+    """What one job keeps from jobs that rank behind `rank`."""
 
     rank: JobRank
     kept: KeptDevices
     queue: QueueKey
-    """The gang's."""
+    """The job's."""
 
     def closed_to(self, rank: JobRank, job: Job, t_us: int) -> bool:
         """Whether it is kept at `t_us` from a job of that rank."""
