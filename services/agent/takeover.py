@@ -59,6 +59,11 @@ def sweep(state: AgentState, roots: Sequence[str], group_base: Path | None) -> N
         log.warning("killed %d processes that an earlier agent left", killed)
 
 
+def is_over(note: Mapping[str, Any]) -> bool:
+    """Whether no agent goes on with a life of this note (`launcher.TIMED`, `launcher.OVER`)."""
+    return bool(note.get("timed") or note.get("over"))
+
+
 def _sorted(
     welcome: Mapping[str, Any], incarnations: Mapping[str, int], nodes: Sequence[str]
 ) -> tuple[dict[str, EarlierLife], list[str]]:
@@ -73,7 +78,7 @@ def _sorted(
             for row in rows.get(node, ())
         )
         note = life["note"]
-        ended = (until is not None and until <= now() and not keeps) or note.get("timed") or note.get("over")
+        ended = (until is not None and until <= now() and not keeps) or is_over(note)
         if node in nodes and incarnations.get(node) == incarnation and not ended:
             mine = [row for row in rows.get(node, ()) if row["incarnation"] == incarnation]
             try:

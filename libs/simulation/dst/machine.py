@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.nodes import DesiredPart
 from schemas.resources import WHOLE_MILLI, Inventory
+from services.agent.takeover import is_over
 
 if TYPE_CHECKING:
     from libs.simulation.dst.loop import SimHandle
@@ -256,7 +257,7 @@ class Machine:
     def may_go_on(self) -> bool:
         """Whether the next agent may go on with the life that the keeper holds."""
         life = self.life
-        if life is None or life.incarnation != self.incarnation or not life.until or life.note.get("over"):
+        if life is None or life.incarnation != self.incarnation or not life.until or is_over(life.note):
             return False
         return not self.over() or self.keeps()
 

@@ -61,7 +61,7 @@ class Reservations:
         self._state, self._view, self._t_us, self._policy = state, view, t_us, policy
         self._last = last if last is not None else {}
         self._closed = view.blocked
-        self.parted = PartedDevices(state.fleet)
+        self._parted = PartedDevices(state.fleet)
         self._kept: list[KeptDevices] = []
         self._search_budgets: dict[str, SearchBudget] = {}
         self._from_all = 0
@@ -99,7 +99,7 @@ class Reservations:
         before = self._last.pop(job.id, None)
         if (
             not self.full
-            and is_kept_for(job, self._t_us, self._policy, self.parted)
+            and is_kept_for(job, self._t_us, self._policy, self._parted)
             and request is not None
             and job.id not in self._state.holds
             and len((now := self._place(job, request)).rows)
