@@ -15,7 +15,8 @@ from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import View
 from libs.core.scheduling import preemption
 from libs.core.scheduling.preemption.cheapest import groups_of
-from libs.core.scheduling.preemption.index import Candidates, Holdings
+from libs.core.scheduling.preemption.index import Candidates, Holdings, Possible
+from libs.core.scheduling.reservation import Closed
 from libs.core.state.job import Job
 from schemas import inbox
 from schemas.ids import job_id
@@ -148,7 +149,9 @@ class Every:
         holdings = Holdings(state, w.now_us)
         self.lower = list(holdings.jobs.values())
         self.possible = usable(View.of(state.fleet), self.urgent.shape)
-        self.index = preemption.VictimIndex(self.urgent, Candidates(holdings, self.lower), self.possible)
+        self.index = preemption.VictimIndex(
+            self.urgent, Candidates(holdings, self.lower), Possible(self.possible, Closed(~self.possible))
+        )
         self.context = context_of(state, self.urgent, w.now_us)
         self.levels = allowed_levels(self.urgent.shape, self.context)
 

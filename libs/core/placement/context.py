@@ -6,12 +6,11 @@ of the newcomer's.
 """
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from libs.core.placement.search.topology import nodes_near
-from libs.core.placement.view import Context, View, host_of
+from libs.core.placement.view import Context, View, host_at_most
 from libs.core.state.fleet import Fleet
 from libs.core.state.job import Job
 from libs.core.state.model import State
@@ -82,13 +81,8 @@ def _host_resources(state: State, view: View, beneficiary: str, sign: int) -> No
     job = state.jobs.get(beneficiary)
     if job is None:
         return
-    hungriest = replace(
-        job.shape,
-        cpu_milli=max((job.shape.cpu_milli, *(role.cpu_milli for role in job.shape.roles))),
-        host_mib=max((job.shape.host_mib, *(role.host_mib for role in job.shape.roles))),
-    )
     rows = np.array([state.fleet.row(device) for device in state.holds[beneficiary]], dtype=np.int64)
-    cpu_milli, host_mib = host_of(view, rows, hungriest)
+    cpu_milli, host_mib = host_at_most(view.fleet, rows, job.shape)
     if cpu_milli.any() or host_mib.any():
         np.add.at(view.free_cpu, state.fleet.node[rows], sign * cpu_milli)
         np.add.at(view.free_host, state.fleet.node[rows], sign * host_mib)

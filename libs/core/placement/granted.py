@@ -11,8 +11,8 @@ from schemas.resources import Claim, Span
 def claims_of(view: View, shape: Shape, placed: Placed) -> tuple[Claim, ...]:
     """The claims of a grant in rank order, each with the next epoch of its device, before `view.take`."""
     fleet, rows = view.fleet, placed.rows
-    cpu_milli, host_mib = host_of(view, rows, shape, placed.roles)
-    memory = memory_of(view, rows, shape)
+    cpu_milli, host_mib = host_of(view.fleet, rows, shape, placed.roles)
+    memory = memory_of(view.fleet, rows, shape)
     nodes, devices = fleet.node_names.names, fleet.devices.names
     roles = [""] * len(rows) if placed.roles is None else [shape.roles[i].name for i in placed.roles.tolist()]
     columns = (rows, fleet.node[rows], memory, cpu_milli, host_mib, view.epoch[rows] + 1)

@@ -122,10 +122,10 @@ class View:
     def take(self, rows: Ints, shape: Shape, roles: Ints | None = None) -> None:
         """Takes a placement out of what is free. `roles`: position in `shape.roles` of each rank, shape (n,)."""
         self.free_milli[rows] -= shape.milli
-        self.free_mib[rows] -= memory_of(self, rows, shape)
+        self.free_mib[rows] -= memory_of(self.fleet, rows, shape)
         self.held[rows] = NOBODY
         self.epoch[rows] += 1
-        cpu_milli, host_mib = host_of(self, rows, shape, roles)
+        cpu_milli, host_mib = host_of(self.fleet, rows, shape, roles)
         if np.count_nonzero(cpu_milli) or np.count_nonzero(host_mib):
             np.subtract.at(self.free_cpu, self.fleet.node[rows], cpu_milli)
             np.subtract.at(self.free_host, self.fleet.node[rows], host_mib)
@@ -133,13 +133,13 @@ class View:
     def give_back(self, rows: Ints, shape: Shape, roles: Ints | None = None) -> None:
         """The inverse of `take`, but for the epochs: they only grow."""
         self.free_milli[rows] += shape.milli
-        self.free_mib[rows] += memory_of(self, rows, shape)
-        cpu_milli, host_mib = host_of(self, rows, shape, roles)
+        self.free_mib[rows] += memory_of(self.fleet, rows, shape)
+        cpu_milli, host_mib = host_of(self.fleet, rows, shape, roles)
         np.add.at(self.free_cpu, self.fleet.node[rows], cpu_milli)
         np.add.at(self.free_host, self.fleet.node[rows], host_mib)
 
 
-def host_of(view: View, rows: Ints, shape: Shape, roles: Ints | None = None) -> tuple[Ints, Ints]:
+def host_of(fleet: Fleet, rows: Ints, shape: Shape, roles: Ints | None = None) -> tuple[Ints, Ints]:
     """Processors (thousandths) and host memory (MiB) that a grant of `rows` takes of each one's node, shape (n,).
 
     A node's processors may be a device of their own, beside accelerators that draw on the same ones: a share of that
@@ -152,11 +152,22 @@ def host_of(view: View, rows: Ints, shape: Shape, roles: Ints | None = None) -> 
     else:
         cpu = np.array([role.cpu_milli for role in shape.roles], dtype=np.int64)[roles]
         host = np.array([role.host_mib for role in shape.roles], dtype=np.int64)[roles]
-    own = processors_among(view.fleet, rows)
+    own = processors_among(fleet, rows)
     if np.count_nonzero(own):
-        part_cpu, part_host = host_part(view, rows[own], shape)
+        part_cpu, part_host = host_part(fleet, rows[own], shape)
         cpu[own], host[own] = np.maximum(cpu[own], part_cpu), np.maximum(host[own], part_host)
     return cpu, host
+
+
+def host_at_most(fleet: Fleet, rows: Ints, shape: Shape) -> tuple[Ints, Ints]:
+    """`host_of` while it is open which role runs where: each device counts as the role that takes most."""
+    if shape.roles:
+        shape = replace(
+            shape,
+            cpu_milli=max((shape.cpu_milli, *(role.cpu_milli for role in shape.roles))),
+            host_mib=max((shape.host_mib, *(role.host_mib for role in shape.roles))),
+        )
+    return host_of(fleet, rows, shape)
 
 
 def processors_among(fleet: Fleet, rows: Ints) -> Bools:
@@ -165,19 +176,19 @@ def processors_among(fleet: Fleet, rows: Ints) -> Bools:
     return fleet.runtime[rows] == code if code >= 0 else np.zeros(len(rows), dtype=np.bool_)
 
 
-def host_part(view: View, rows: Ints, shape: Shape) -> tuple[Ints, Ints]:
+def host_part(fleet: Fleet, rows: Ints, shape: Shape) -> tuple[Ints, Ints]:
     """Of devices that are processors, the part of their nodes' processors (thousandths) and memory (MiB) that `shape`
     takes, both of shape (n,). A node that does not tell what it has loses none."""
-    fleet, nodes = view.fleet, view.fleet.node[rows]
+    nodes = fleet.node[rows]
     cpu = fleet.cpu_milli[nodes] * shape.milli // WHOLE_MILLI
-    host = memory_of(view, rows, shape) * fleet.host_mib[nodes] // np.maximum(1, fleet.memory_mib[rows])
+    host = memory_of(fleet, rows, shape) * fleet.host_mib[nodes] // np.maximum(1, fleet.memory_mib[rows])
     return cpu, host
 
 
-def memory_of(view: View, rows: Ints, shape: Shape) -> Ints:
+def memory_of(fleet: Fleet, rows: Ints, shape: Shape) -> Ints:
     """Memory (MiB, shape (n,)) that a grant takes on each of `rows`: all of a whole device; of a shared one what was
     asked for, or else the share's part."""
-    total = view.fleet.memory_mib[rows]
+    total = fleet.memory_mib[rows]
     if shape.whole:
         return total
     if shape.memory_mib:

@@ -130,7 +130,7 @@ class Backlog:
         for gang in list(self.reserved):
             job = state.jobs.get(gang)
             if job is None or all(other.id != gang for other in front(state, job.queue, policy)):
-                rows = self.reserved.pop(gang).rows
+                rows = self.reserved.pop(gang).reach(state.fleet)
                 self._retry(self._usable(state.fleet, rows, state.fleet.free_milli, state.fleet.held))
 
     # --------------------------------------------------------------------------------------------------- in a cycle

@@ -205,7 +205,7 @@ def _own_processors(view: View, shape: Shape, mask: Bools) -> Iterator[tuple[Blo
     rows = every[mask[every]]
     if not len(rows):
         return
-    nodes, (cpu, host) = fleet.node[rows], host_part(view, rows, shape)
+    nodes, (cpu, host) = fleet.node[rows], host_part(view.fleet, rows, shape)
     for reason, lacking in (
         (BlockReason.CPU, cpu > np.maximum(0, view.free_cpu[nodes])),
         (BlockReason.HOST_MEMORY, host > np.maximum(0, view.free_host[nodes])),

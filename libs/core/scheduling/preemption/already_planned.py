@@ -10,7 +10,7 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.preemption.index import Candidates, Holdings
 from libs.core.scheduling.queues import Reclaim
-from libs.core.scheduling.reservation import Reservations
+from libs.core.scheduling.reservation import Closed, Reservations
 from libs.core.state.fleet import Bools
 from libs.core.state.job import Job, QueueKey
 from libs.core.state.model import State
@@ -68,9 +68,9 @@ class AlreadyPlanned:
                 planned.takes(state, job, rows, victims)
         return planned
 
-    def closed_to(self, job: Job) -> Bools:
-        """The devices that a job may not count on, mask of shape (D,). Not to be written to."""
-        return self.devices if self.reservations is None else self.reservations.closed_to(job)
+    def closed_to(self, job: Job) -> Closed:
+        """What a job may not count on."""
+        return Closed(self.devices) if self.reservations is None else self.reservations.closed_to(job)
 
     def takes(self, state: State, job: Job, rows: list[int], victims: Collection[Job]) -> None:
         """`job` gets these devices, those of `victims` when they have gone."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from libs.core.placement.view import Context, SearchBudget, View
 from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
 from libs.core.scheduling.preemption_guard import PreemptionGuard
+from libs.core.scheduling.reservation import Closed
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.job import Job
 from libs.core.state.lifecycle import PREEMPTIBLE
@@ -190,6 +192,15 @@ class Candidates:
         return Candidates(self.holdings, (v for v in self.victims.values() if v.priority <= priority))
 
 
+class Possible(NamedTuple):
+    """What may become a job's."""
+
+    rows: Bools
+    """Devices, mask of shape (D,)."""
+    closed: Closed
+    """What others keep: no devices of `rows`, but maybe processors and memory of their nodes."""
+
+
 class VictimIndex:
     """Who can give way to `job` and what that would free.
 
@@ -201,26 +212,24 @@ class VictimIndex:
         self,
         job: Job,
         candidates: Candidates,
-        possible: Bools,
+        possible: Possible,
         admitted: Together = list,
         room: RoomWithout | None = None,
     ) -> None:
-        """`possible`: devices that may become the job's, shape (D,).
-
-        `admitted`: of victims in order, those that may give way together; any part of its answer may as well. `room`: the job
-        waits at a limit, and gets what that leaves it without victims; None: it gets what it asks for."""
+        """`admitted`: of victims in order, those that may give way together; any part of its answer may as well. `room`: the
+        job waits at a limit, and gets what that leaves it without victims; None: it gets what it asks for."""
         self.admitted = admitted
         self.room = room
         self.candidates, self.victims, self.classes = candidates, candidates.victims, candidates.classes
         self._place = {priority: place for place, priority in enumerate(self.classes)}
-        self.possible = possible
+        self._possible, self.possible = possible, possible.rows
         self._holdings, self._job = candidates.holdings, job
         self._need, self._whole = job.shape.least, job.shape.whole
-        self._free: Bools = possible & (self._holdings.state.fleet.free_milli == WHOLE_MILLI)
+        self._free: Bools = possible.rows & (self._holdings.state.fleet.free_milli == WHOLE_MILLI)
 
     def up_to(self, priority: int) -> "VictimIndex":
         """The same for victims of at most `priority`."""
-        return VictimIndex(self._job, self.candidates.up_to(priority), self.possible, self.admitted, self.room)
+        return VictimIndex(self._job, self.candidates.up_to(priority), self._possible, self.admitted, self.room)
 
     @property
     def cost(self) -> dict[str, int]:
@@ -252,6 +261,7 @@ class VictimIndex:
             return None
         everyone = len(victims) == len(self.victims)
         view = self.candidates.gone.copy() if everyone else self._holdings.without(v.id for v in victims)
+        self._possible.closed.in_view(view)
         view.blocked |= ~inside
         spread = self._job.shape.spread[0]
         gone = {victim.id for victim in victims} if spread else ()

@@ -17,7 +17,7 @@ from libs.core.scheduling.order import Order, front, in_turn, kinds_asked
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.already_planned import EVERYBODY, AlreadyPlanned, wanted
 from libs.core.scheduling.preemption.cheapest import cheapest, groups_of
-from libs.core.scheduling.preemption.index import Candidates, Holdings, RoomWithout, Together, VictimIndex
+from libs.core.scheduling.preemption.index import Candidates, Holdings, Possible, RoomWithout, Together, VictimIndex
 from libs.core.scheduling.preemption_guard import PreemptionGuard
 from libs.core.scheduling.reservation import PartedDevices, Reservations, is_kept_for
 from libs.core.state.job import Job, QueueKey
@@ -194,7 +194,7 @@ def _spared_until_us(state: State, t_us: int) -> int:
 def _place(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> tuple[Placed | None, VictimChoice | None]:
     """Where the job goes: without victims (then the next cycle grants it), or else after its victims."""
     view = holdings.empty.copy()  # processors and memory that are kept for others are not free
-    view.blocked |= planned.closed_to(job)
+    planned.closed_to(job).in_view(view)
     now = find(view, job.shape, context=holdings.first_search(job))
     if isinstance(now, Placed):
         return now, None
@@ -289,8 +289,13 @@ def _fits_without_all(holdings: Holdings, job: Job, planned: AlreadyPlanned) -> 
     who borrowed what: that takes long with many that run."""
     state, asked = holdings.state, planned.askable(holdings, job)
     least = job.but(shape=shrink(job.shape, job.shape.least) or job.shape)
-    possible = usable(View.of(state.fleet), least.shape) & ~planned.closed_to(job) & (state.fleet.held < 0)
-    return VictimIndex(least, asked, possible).might_fit()
+    return VictimIndex(least, asked, _open_to(state, least, planned)).might_fit()
+
+
+def _open_to(state: State, job: Job, planned: AlreadyPlanned) -> Possible:
+    """What may become the job's, if others give way."""
+    closed = planned.closed_to(job)
+    return Possible(usable(View.of(state.fleet), job.shape) & ~closed.rows & (state.fleet.held < 0), closed)
 
 
 def _evening_out(
@@ -329,15 +334,15 @@ def _best(
     """The victims, of `candidates`, of the lowest classes that suffice, on the nearest level where those do."""
     holdings = candidates.holdings
     state = holdings.state
-    possible = usable(View.of(state.fleet), job.shape) & ~planned.closed_to(job) & (state.fleet.held < 0)
+    possible = _open_to(state, job, planned)
     everyone = VictimIndex(job, candidates, possible, admitted, room)
     if not everyone.victims or not everyone.might_fit():
         return None
     levels = allowed_levels(job.shape, context_of(state, job, holdings.t_us))
-    rows = np.flatnonzero(possible)
+    rows = np.flatnonzero(possible.rows)
     for highest in reversed(everyone.classes):
         index = everyone.up_to(highest)
-        if index.fits(index.victims.values(), possible) is None:
+        if index.fits(index.victims.values(), possible.rows) is None:
             continue
         for level in levels:
             groups = groups_of(rows, spans_at(state.fleet, level, rows, within=levels[-1]), job.shape.least)

@@ -10,19 +10,19 @@ import numpy as np
 from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
-from libs.core.placement.search.gang import SEARCH_BUDGET, shrink, usable
-from libs.core.placement.search.topology import allowed_levels, spans_at
-from libs.core.placement.view import NOBODY, Context, SearchBudget, View
+from libs.core.placement.search.gang import SEARCH_BUDGET, shrink
+from libs.core.placement.view import Context, SearchBudget, View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import JobRank, Order, front, rank
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.reservation.host import NO_HOST, KeptHost, host_for, rows_on
 from libs.core.scheduling.reservation.parted import PartedDevices, is_kept_for
-from libs.core.state.fleet import NEVER_US, Bools, Ints
+from libs.core.scheduling.reservation.soonest import reserve
+from libs.core.state.fleet import NEVER_US, Bools, Fleet, Ints
 from libs.core.state.job import Job, QueueKey
 from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from libs.core.state.team_claims import longest_us
-from schemas.resources import WHOLE_MILLI
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 _FEW = 32
@@ -41,6 +41,12 @@ class KeptDevices(NamedTuple):
     """The only team from whose jobs it is kept; "": from everybody's."""
     until_us: int = 0
     """It is open to jobs that have ended by then: the gang was promised no earlier start. 0: to none."""
+    host: KeptHost = NO_HOST
+    """What the job will need of the nodes of `rows`."""
+
+    def reach(self, fleet: Fleet) -> Ints:
+        """The rows on which others may run once it is not kept any more."""
+        return np.union1d(self.rows, rows_on(fleet, self.host.nodes)) if len(self.host.nodes) else self.rows
 
     def closed_to(self, team: str, end_us: int) -> bool:
         """Whether it is kept from a job of `team` that has ended at `end_us`, if it starts now."""
@@ -49,6 +55,20 @@ class KeptDevices(NamedTuple):
     def covers(self, other: "KeptDevices") -> bool:
         """Whether it is kept from all from whom `other` is."""
         return self.team in ("", other.team) and self.until_us <= other.until_us
+
+
+class Closed(NamedTuple):
+    """What is kept from one job."""
+
+    rows: Bools
+    """Mask of shape (D,). Not to be written to."""
+    host: tuple[KeptHost, ...] = ()
+
+    def in_view(self, view: View) -> None:
+        """`view` has from here on what the job may use."""
+        view.blocked = view.blocked | self.rows
+        for one in self.host:
+            one.out_of(view)
 
 
 class Reservations:
@@ -68,6 +88,8 @@ class Reservations:
         """For how many jobs devices are kept from everybody."""
         self._from_own: Counter[str] = Counter()
         """Team -> how many keep them from its own jobs only."""
+        self._out: tuple[KeptHost, ...] = ()
+        """What is out of the view."""
         self._beside: dict[str, View | None] = {}
         """Team -> see `_beside_own`."""
 
@@ -76,20 +98,29 @@ class Reservations:
         """Whether no further gang keeps anything."""
         return self._from_all >= self._policy.reservations
 
-    def closed_to(self, job: Job) -> Bools:
-        """The devices that are kept from a job, mask of shape (D,). Not to be written to."""
+    def closed_to(self, job: Job) -> Closed:
+        """What is kept from a job."""
         if not self._kept:
-            return self._closed
+            return Closed(self._closed)
         end_us = _end_us(job, self._t_us) if any(one.until_us for one in self._kept) else NEVER_US
+        theirs = [one for one in self._kept if one.closed_to(job.team, end_us)]
         closed = self._closed.copy()
-        for one in self._kept:
-            if one.closed_to(job.team, end_us):
-                closed[one.rows] = True
-        return closed
+        for one in theirs:
+            closed[one.rows] = True
+        return Closed(closed, tuple(one.host for one in theirs if len(one.host.nodes)))
 
     def show_to(self, job: Job) -> None:
-        """The view has from here on what is kept from a job."""
-        self._view.blocked = self.closed_to(job)
+        """The view has from here on what a job may use."""
+        closed = self.closed_to(job)
+        self._view.blocked = closed.rows
+        self._take_out(closed.host)
+
+    def _take_out(self, host: tuple[KeptHost, ...]) -> None:
+        for one in self._out:
+            one.back_to(self._view)
+        for one in host:
+            one.out_of(self._view)
+        self._out = host
 
     def keep(self, job: Job, request: Shape | None) -> Ints:
         """Reserves devices for a job that does not fit, if any are kept for it. `request`: what its team's limits leave.
@@ -113,21 +144,24 @@ class Reservations:
         return _NONE if before is None else self._opened(before)
 
     def _opened(self, before: KeptDevices) -> Ints:
-        closed = self._closed.copy()
-        for one in self._kept:
-            if one.covers(before):
-                closed[one.rows] = True
-        return before.rows[~closed[before.rows]]
+        closed, instead = self._closed.copy(), [one for one in self._kept if one.covers(before)]
+        for one in instead:
+            closed[one.rows] = True
+        return np.union1d(
+            before.rows[~closed[before.rows]],
+            rows_on(self._state.fleet, before.host.beyond([one.host for one in instead])),
+        )
 
     def end(self, job_id: str) -> Ints:
-        """The job no longer waits. Returns the rows that were reserved for it."""
-        return self._last.pop(job_id, KeptDevices(_NONE)).rows
+        """The job no longer waits. Returns the rows of whatever was reserved for it."""
+        return self._last.pop(job_id, KeptDevices(_NONE)).reach(self._state.fleet)
 
     def restart(self) -> None:
         """Drops all reservations of this cycle."""
         self._kept.clear()
         self._from_all = 0
         self._from_own.clear()
+        self._take_out(())
 
     def _place(self, job: Job, request: Shape) -> KeptDevices:
         """Where the gang will fit soonest beside what its own team holds, kept from everybody. Where jobs of its own team must
@@ -140,15 +174,13 @@ class Reservations:
         context = context_of(state, job, self._t_us)
         went_before = (fleet.since_us > told_us) & (fleet.end_us > 0) & (fleet.end_us <= until_us)
         own = self._beside_own(team, went_before)
-        if own is None:
-            return KeptDevices(reserve(self._view, request, context, until_us=until_us), until_us=until_us)
-        rows = reserve(self._view, request, context, own, until_us)
-        if len(rows) and not self._in_the_way(own, job, request, context, rows):
-            return KeptDevices(rows, until_us=until_us)
-        most = self._policy.reservations
-        if self._from_own[team] >= most or self._from_own.total() >= _OWN * most:
-            return KeptDevices(_NONE)
-        return KeptDevices(reserve(self._view, request, context, until_us=until_us), team, until_us)
+        rows, whose = reserve(self._view, request, context, own, until_us), ""
+        if own is not None and (not len(rows) or self._in_the_way(own, job, request, context, rows)):
+            most = self._policy.reservations
+            if self._from_own[team] >= most or self._from_own.total() >= _OWN * most:
+                return KeptDevices(_NONE)
+            rows, whose = reserve(self._view, request, context, until_us=until_us), team
+        return KeptDevices(rows, whose, until_us, host_for(self._view, rows, request))
 
     def _beside_own(self, team: str, went_before: Bools) -> View | None:
         """What is free beside jobs of the team, but for those that went before the gang; None: it has none. Worked out once for
@@ -211,6 +243,7 @@ def keep_ahead(view: View, rank: JobRank, job: Job, t_us: int, by: Iterable[Kept
     for one in by:
         if one.closed_to(rank, job, t_us):
             view.blocked[one.kept.rows] = True
+            one.kept.host.out_of(view)
 
 
 def _end_us(job: Job, t_us: int) -> int:
@@ -247,42 +280,3 @@ def _kept_of(
         if gang.id in state.holds:
             order.passed(gang)
     return found, reservations.full
-
-
-def reserve(
-    view: View, shape: Shape, context: Context = Context(), beside: View | None = None, until_us: int = 0
-) -> Ints:
-    """The devices where `shape` will fit soonest: their rows, none when it can never fit. `beside`: what is free when all jobs
-    have ended but those that it must not count on; only devices with room there are kept. `until_us`: what is given back by
-    then is as good as free.
-
-    Soonest is guessed as: in the nearest level that can hold the gang (or the least of an elastic one) at all, the group
-    with the most free devices now; in it the freest nodes that suffice. How roles nest is not looked at. Devices that are held
-    for a job go to that job, so none of them is kept.
-    """
-    fleet = view.fleet
-    mask = usable(view, shape) & ~view.blocked & (view.held == NOBODY)
-    if beside is not None:
-        mask &= beside.free_milli >= shape.milli
-        if shape.cpu_milli:
-            mask &= (beside.free_cpu >= shape.cpu_milli)[fleet.node]
-        if shape.host_mib:
-            mask &= (beside.free_host >= shape.host_mib)[fleet.node]
-    rows = np.flatnonzero(mask)
-    end_us = fleet.end_us[rows]
-    free = (view.free_milli[rows] == WHOLE_MILLI) | ((end_us > 0) & (end_us <= until_us))
-    levels = allowed_levels(shape, context)
-    for level in levels:
-        groups = spans_at(fleet, level, rows, within=levels[-1])
-        enough = np.bincount(groups) >= shape.least
-        if not enough.any():
-            continue
-        inside = groups == int(np.argmax(np.where(enough, np.bincount(groups, weights=free), -1)))
-        capacity = np.bincount(fleet.node[rows[inside]])
-        members = np.flatnonzero(capacity)
-        free_there = np.bincount(fleet.node[rows[inside]], weights=free[inside])[members]
-        members = members[np.argsort(-free_there, kind="stable")]
-        needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.least)) + 1
-        kept: Ints = rows[inside & np.isin(fleet.node[rows], members[:needed])]
-        return kept
-    return _NONE

@@ -3,38 +3,48 @@
 import numpy as np
 
 from libs.core.placement.search.gang import usable_of
+from libs.core.placement.view import host_at_most
 from libs.core.scheduling.order import is_due, is_due_alone
 from libs.core.scheduling.policy import Policy
-from libs.core.state.fleet import Fleet
+from libs.core.state.fleet import Bools, Fleet
 from libs.core.state.job import Job
 from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI
 
 
 class PartedDevices:
-    """Devices of which a part is taken and a part is free, as of now. A job that wants more than is left of one is overtaken
-    there by each job behind it that wants less."""
+    """Devices of which a part is taken and a part is free, as of now, and free ones on nodes of whose processors or memory a
+    part is taken. A job that wants more than is left there is overtaken by each job behind it that wants less."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         free = fleet.free_milli
-        self._rows = np.flatnonzero((free > 0) & (free < WHOLE_MILLI) & fleet.up)
+        host = (fleet.free_cpu < fleet.cpu_milli) | (fleet.free_host < fleet.host_mib)
+        self._rows = np.flatnonzero((free > 0) & ((free < WHOLE_MILLI) | host[fleet.node]) & fleet.up)
         self._serve: dict[Shape, bool] = {}
 
     def __bool__(self) -> bool:
         return bool(len(self._rows))
 
     def serve(self, shape: Shape) -> bool:
-        """Whether one of them could run a device of `shape`, if nothing else did."""
+        """Whether one of them could run a device of `shape` if nothing else did, and lacks something for it now."""
         if not len(self._rows):
             return False
         known = self._serve.get(shape)
         if known is None:
-            known = self._serve[shape] = bool(usable_of(self._fleet, shape, self._rows).any())
+            rows = self._rows[self._lacking(shape)]
+            known = self._serve[shape] = bool(len(rows)) and bool(usable_of(self._fleet, shape, rows).any())
         return known
+
+    def _lacking(self, shape: Shape) -> Bools:
+        """Which of the devices have too little free for `shape`, or their nodes have."""
+        fleet, rows = self._fleet, self._rows
+        node, (cpu_milli, host_mib) = fleet.node[rows], host_at_most(fleet, rows, shape)
+        lacking: Bools = fleet.free_milli[rows] < WHOLE_MILLI
+        return lacking | (fleet.free_cpu[node] < cpu_milli) | (fleet.free_host[node] < host_mib)
 
 
 def is_kept_for(job: Job, t_us: int, policy: Policy, parted: PartedDevices) -> bool:
     """Whether devices are kept for the job while it does not fit: it is a gang whose reservation is due, or it wants one device
-    and has waited as long, where others take parts of such devices."""
+    and has waited as long, where others take parts of such devices, or of the processors and memory of their nodes."""
     return is_due(job, t_us, policy) or (is_due_alone(job, t_us, policy) and parted.serve(job.shape))

@@ -1,0 +1,194 @@
+"""A job that wants much of its node beside its device is not overtaken for ever by jobs that want less of it."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from libs.core.explain.reasons import Reasons
+from libs.core.placement.answer import BlockReason
+from libs.core.scheduling import preemption
+from schemas import inbox
+from schemas.jobs import JobSpec
+from schemas.ledger import DevicesReserved
+from schemas.resources import Device, DeviceKind, Inventory, Resources, Role, Runtime
+from tests.core.builders import GIB, World, job, node
+
+S = 1_000_000
+DUE = 70 * S
+LATER = count(1)
+PROCESSORS = {"types": ("CPU",)}
+
+
+def asks(name: str, team: str, **resources: Any) -> inbox.JobAdmitted:
+    """Each is younger than those before."""
+    spec = JobSpec(name=name, command=("true",), resources=Resources(**resources))
+    return job(name, team=team, submitted_us=next(LATER)).model_copy(update={"spec": spec})
+
+
+def runs(w: World, admitted: inbox.JobAdmitted) -> str:
+    one = w.submit(admitted)
+    w.started(one)
+    assert w.state_of(one) == "running"
+    return one
+
+
+def host(name: str, devices: int = 4, cpus: int = 32, with_processors: bool = False, linked: bool = False) -> Inventory:
+    """A node of `cpus` processors, which are a device of their own if they can be asked for `with_processors`."""
+    found = node(name, devices)
+    own = Device(
+        id=f"{name}-cpu", index=99, kind=DeviceKind.CPU, model="CPU", memory_mib=64 * GIB, runtime=Runtime.CPU
+    )  # fmt: skip
+    gpus = [device.model_copy(update={"nvlink_domain": name if linked else ""}) for device in found.devices]
+    return found.model_copy(
+        update={"devices": (*gpus, *([own] if with_processors else [])), "cpus": cpus, "memory_mib": 64 * GIB}
+    )
+
+
+def reserved(events: list[Any]) -> dict[str, int]:
+    return {event.gang: len(event.devices) for event in events if isinstance(event, DevicesReserved)}
+
+
+GIVEN: dict[str, tuple[Inventory, dict[str, Any], dict[str, Any]]] = {
+    "processors": (host("n0"), {"cpu_milli": 8000}, {"cpu_milli": 20_000}),
+    "memory": (host("n0"), {"host_memory_mib": 16 * GIB}, {"host_memory_mib": 40 * GIB}),
+    "of parts of devices": (host("n0", 2), {"share_milli": 500, "cpu_milli": 8000}, {"share_milli": 500, "cpu_milli": 20_000}),
+    "all processors": (host("n0", with_processors=True), {"cpu_milli": 8000}, PROCESSORS),
+    "a part of the processors": (
+        host("n0", with_processors=True), {"cpu_milli": 8000}, {**PROCESSORS, "share_milli": 600}
+    ),
+    "beside processors": (
+        host("n0", with_processors=True), {**PROCESSORS, "share_milli": 250}, {"cpu_milli": 20_000}
+    ),
+    "of a gang": (host("n0"), {"cpu_milli": 8000}, {"devices": 2, "cpu_milli": 12_000}),
+    "of a gang beside processors": (
+        host("n0", with_processors=True), {**PROCESSORS, "share_milli": 250}, {"devices": 4, "cpu_milli": 6000}
+    ),
+    "of roles beside processors": (
+        host("n0", with_processors=True),
+        {**PROCESSORS, "share_milli": 250},
+        {"roles": (Role(name="worker", devices=3, cpu_milli=2000), Role(name="server", devices=1, cpu_milli=14_000))},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_what_is_given_back_of_a_node_is_kept_for_who_waits_for_more(what: str) -> None:
+    inventory, small, large = GIVEN[what]
+    w = World(inventory)
+    those = [runs(w, asks(f"r{n}", "red", **small)) for n in range(4)]
+    waits = w.submit(asks("waits", "blue", **large))
+    w.released(those.pop(0))
+    those.append(runs(w, asks("early", "red", **small)))
+    w.send(inbox.Tick(), after_us=DUE)
+    late = [w.submit(asks(f"late{n}", "red", **small)) for n in range(3)]
+    while w.state_of(waits) == "queued":
+        assert those, "it never began"
+        w.released(those.pop(0))
+        w.send(inbox.Tick())
+        assert {w.state_of(one) for one in late} == {"queued"} or w.state_of(waits) == "granted"
+    w.started(waits)
+    w.released(waits)
+    assert w.state_of(late[0]) == "granted"
+    w.check()
+
+
+def test_a_gang_keeps_as_many_nodes_as_have_the_processors_for_it() -> None:
+    """Eight devices of one node would suffice, its processors do not."""
+    w = World(*(host(f"n{n}", 8, cpus=64) for n in range(3)))
+    those = [runs(w, asks(f"r{n}", "red", cpu_milli=8000)) for n in range(24)]
+    gang = w.submit(asks("gang", "blue", devices=8, cpu_milli=16_000))
+    assert reserved(w.send(inbox.Tick(), after_us=DUE)) == {gang: 16}
+    kept = {device[:2] for device in w.decider.state.reserved[gang]}
+    for one in [one for one in those if set(w.nodes_of(one)) <= kept]:
+        w.submit(asks(f"late{one}", "red", cpu_milli=8000))
+        w.released(one)
+    assert w.state_of(gang) == "granted"
+    w.check()
+
+
+def test_who_wants_nothing_of_the_node_runs_on_its_other_devices() -> None:
+    w = World(host("n0"))
+    runs(w, asks("r0", "red", cpu_milli=20_000))
+    w.submit(asks("waits", "blue", cpu_milli=16_000))
+    assert len(reserved(w.send(inbox.Tick(), after_us=DUE))) == 1
+    assert w.state_of(w.submit(asks("more", "red", cpu_milli=1000))) == "queued"
+    assert w.state_of(w.submit(asks("none", "red"))) == "granted"
+    w.check()
+
+
+def ends(w: World, waits: str) -> None:
+    w.send(inbox.CancelRequested(job_id=waits, team="blue", reason="no need"))
+
+
+def begins(w: World, waits: str) -> None:
+    w.send(inbox.QuotaChanged(team="red", limit_milli=None))
+    w.send(inbox.NodeRegistered(incarnation=1, inventory=host("n1", 1), lease_s=10))
+    assert w.state_of(waits) == "granted"
+
+
+@pytest.mark.parametrize("over", [ends, begins])
+def test_what_was_kept_of_a_node_is_open_again_once_the_job_waits_no_longer(over: Callable[[World, str], None]) -> None:
+    """Also to jobs on devices of the node that were not kept."""
+    w = World(host("n0"))
+    runs(w, asks("r0", "red", cpu_milli=20_000))
+    waits = w.submit(asks("waits", "blue", cpu_milli=16_000))
+    w.send(inbox.Tick(), after_us=DUE)
+    behind = w.submit(asks("behind", "red", cpu_milli=8000))
+    assert w.state_of(behind) == "queued"
+    over(w, waits)
+    assert w.state_of(behind) == "granted"
+    w.check()
+
+
+def test_nobody_gives_way_to_a_job_behind_it_for_processors_that_are_kept() -> None:
+    w = World(host("n0"))
+    runs(w, asks("high", "red", cpu_milli=20_000).model_copy(update={"priority": 100}))
+    low = runs(w, asks("low", "red", cpu_milli=8000))
+    first = w.submit(asks("first", "blue", cpu_milli=12_000).model_copy(update={"priority": 100}))
+    w.send(inbox.Tick(), after_us=DUE)
+    more = {"priority": 50, "preempts": True}
+    behind = w.submit(asks("behind", "green", cpu_milli=4000).model_copy(update=more))
+    assert w.state_of(behind) == w.state_of(first) == "queued", "4,000 are free, and kept"
+    plans = preemption.plans(w.decider.state, w.now_us, len(w.records), policy=w.decider.policy)
+    assert plans == [], f"{low} would stop for processors that {behind} does not get"
+
+
+def test_who_waits_behind_it_is_told_so() -> None:
+    w = World(host("n0"))
+    runs(w, asks("r0", "red", cpu_milli=20_000))
+    w.submit(asks("waits", "blue", cpu_milli=16_000))
+    w.send(inbox.Tick(), after_us=DUE)
+    behind = w.submit(asks("behind", "red", cpu_milli=8000))
+    state = w.decider.state
+    found = Reasons(state, w.decider.policy).of(state.jobs[behind].queue)
+    assert found is not None
+    assert found.reason is BlockReason.CPU
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_of_many_devices_the_one_is_kept_of_which_the_least_is_lacking(linked: bool) -> None:
+    """Seen: of a node with NVLink all eight were kept for one."""
+    w = World(host("n0", 8, linked=linked), host("n1", 8, linked=linked))
+    shares = [runs(w, asks(f"s{n}", "red", share_milli=300)) for n in range(48)]
+    near = next(one for one in shares if w.nodes_of(one) == ["n1"])
+    (device,) = (claim.device for part in w.decider.state.jobs[near].current.parts.values() for claim in part.claims)
+    w.released(near)
+    whole = w.submit(asks("whole", "blue"))
+    w.send(inbox.Tick(), after_us=DUE)
+    assert w.decider.state.reserved == {whole: (device,)}
+
+
+def test_it_is_not_put_back_by_what_comes_free_elsewhere() -> None:
+    """While it has more on one device than on any other, it stays there."""
+    w = World(host("n0", 1), host("n1", 1))
+    shares = [runs(w, asks(f"s{n}", "red", share_milli=200)) for n in range(10)]
+    whole = w.submit(asks("whole", "blue"))
+    first, second = ([one for one in shares if w.nodes_of(one) == [f"n{n}"]] for n in range(2))
+    w.send(inbox.Tick(), after_us=DUE)
+    for there, node_there in ((first, "n0"), (second, "n0"), (second, "n1")):
+        w.released(there.pop())
+        w.send(inbox.Tick())
+        assert w.decider.state.reserved == {whole: (f"{node_there}-gpu0",)}
+    w.check()
