@@ -1,6 +1,7 @@
 """Processors and memory of nodes that are kept with devices: a job that wants much of them beside its device would else be
 overtaken for ever by jobs that want less."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,20 +21,6 @@ class KeptHost(NamedTuple):
     cpu_milli: Ints = _NONE
     host_mib: Ints = _NONE
 
-    def out_of(self, view: View) -> None:
-        """Takes it out of what is free in `view`, whose arrays may be shared: they are not written to."""
-        self._add(view, -1)
-
-    def back_to(self, view: View) -> None:
-        """The inverse of `out_of`."""
-        self._add(view, 1)
-
-    def _add(self, view: View, sign: int) -> None:
-        if len(self.nodes):
-            view.free_cpu, view.free_host = view.free_cpu.copy(), view.free_host.copy()
-            view.free_cpu[self.nodes] += sign * self.cpu_milli
-            view.free_host[self.nodes] += sign * self.host_mib
-
     def beyond(self, others: list["KeptHost"]) -> Ints:
         """The nodes of which none of `others` keeps as much."""
         more = np.ones(len(self.nodes), dtype=np.bool_)
@@ -45,6 +32,17 @@ class KeptHost(NamedTuple):
 
 
 NO_HOST = KeptHost()
+
+
+def take_out(view: View, kept: Iterable[KeptHost], back: Iterable[KeptHost] = ()) -> None:
+    """What is free in `view` is less by all of `kept`, and more by all of `back`. Its arrays may be shared: they are not
+    written to."""
+    free_cpu, free_host = view.free_cpu.copy(), view.free_host.copy()
+    for sign, ones in ((-1, kept), (1, back)):
+        for one in ones:
+            free_cpu[one.nodes] += sign * one.cpu_milli
+            free_host[one.nodes] += sign * one.host_mib
+    view.free_cpu, view.free_host = free_cpu, free_host
 
 
 def host_for(view: View, rows: Ints, shape: Shape) -> KeptHost:

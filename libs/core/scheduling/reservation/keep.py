@@ -15,7 +15,7 @@ from libs.core.placement.view import Context, SearchBudget, View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import JobRank, Order, front, rank
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.reservation.host import NO_HOST, KeptHost, host_for, rows_on
+from libs.core.scheduling.reservation.host import NO_HOST, KeptHost, host_for, rows_on, take_out
 from libs.core.scheduling.reservation.parted import PartedDevices, is_kept_for
 from libs.core.scheduling.reservation.soonest import reserve
 from libs.core.state.fleet import NEVER_US, Bools, Fleet, Ints
@@ -67,8 +67,8 @@ class Closed(NamedTuple):
     def in_view(self, view: View) -> None:
         """`view` has from here on what the job may use."""
         view.blocked = view.blocked | self.rows
-        for one in self.host:
-            one.out_of(view)
+        if self.host:
+            take_out(view, self.host)
 
 
 class Reservations:
@@ -116,11 +116,15 @@ class Reservations:
         self._take_out(closed.host)
 
     def _take_out(self, host: tuple[KeptHost, ...]) -> None:
-        for one in self._out:
-            one.back_to(self._view)
-        for one in host:
-            one.out_of(self._view)
-        self._out = host
+        """Takes these out of the view, and gives the others back; mostly they are those of the job before, and one more."""
+        if len(host) != len(self._out) or any(now is not before for now, before in zip(host, self._out, strict=True)):
+            now, before = {id(one) for one in host}, {id(one) for one in self._out}
+            take_out(
+                self._view,
+                (one for one in host if id(one) not in before),
+                back=(one for one in self._out if id(one) not in now),
+            )
+            self._out = host
 
     def keep(self, job: Job, request: Shape | None) -> Ints:
         """Reserves devices for a job that does not fit, if any are kept for it. `request`: what its team's limits leave.
@@ -243,7 +247,7 @@ def keep_ahead(view: View, rank: JobRank, job: Job, t_us: int, by: Iterable[Kept
     for one in by:
         if one.closed_to(rank, job, t_us):
             view.blocked[one.kept.rows] = True
-            one.kept.host.out_of(view)
+            take_out(view, [one.kept.host])
 
 
 def _end_us(job: Job, t_us: int) -> int:

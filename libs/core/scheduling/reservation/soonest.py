@@ -64,13 +64,13 @@ def _served(fleet: Fleet, rows: Ints, each: tuple[Ints, Ints], beside: View | No
     """As how many devices each of `rows` counts, shape (n,): 1, or less where its node has too few processors or too little
     memory for all of them."""
     counts = np.ones(len(rows))
-    if not len(rows) or not (each[0].any() or each[1].any()):
-        return counts
     node = fleet.node[rows]
-    there = np.bincount(node)[node]
     has = (fleet.cpu_milli, fleet.host_mib) if beside is None else (beside.free_cpu, beside.free_host)
     for need, total in zip(each, has, strict=True):
-        np.minimum(counts, total[node] // np.maximum(1, need) / there, out=counts, where=need > 0)
+        if len(rows) and (most := int(need.max())):
+            there = np.bincount(node)
+            if (total[: len(there)] < there * most).any():
+                np.minimum(counts, total[node] // np.maximum(1, need) / there[node], out=counts, where=need > 0)
     return counts
 
 
