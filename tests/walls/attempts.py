@@ -781,6 +781,9 @@ ATTEMPTS = (
             "after a minute what is given back is kept",
             "tests/core/test_kept_for_one_device.py::"
             "test_parts_of_a_device_that_are_given_back_are_kept_for_who_waits_for_more"),
+    Attempt(0, _TEAM, "a few processors of each node without end, so that nobody ever gets many beside a device",
+            "after a minute what is given back is kept",
+            "tests/core/test_kept_of_nodes.py::test_what_is_given_back_of_a_node_is_kept_for_who_waits_for_more"),
     Attempt(0, _TEAM, "jobs of thousands of names, so that nothing is kept of how long others' run",
             "who has most of what is kept makes room",
             "tests/core/test_run_history.py::"
