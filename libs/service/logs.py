@@ -1,10 +1,44 @@
-"""Every log line, also of libraries, as one JSON object on stderr."""
+"""Every log line, also of libraries, as one JSON object on stderr. Who says the same again and again says it once a minute."""
 
 import logging
 import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import structlog
+
+AGAIN_S = 60.0
+_REMEMBERED = 256
+"""Lines that are remembered: of more different ones some are told again too early."""
+
+
+class Repeats(logging.Filter):
+    """Holds a line back that was told within the last minute: while a server is away, each process tells so with each try, for
+    nights. The first that is told again says how many were `repeated` meanwhile."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._told: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.msg["event"] if isinstance(record.msg, dict) else record.getMessage()
+        fault = record.exc_info[1] if record.exc_info else None
+        key = (record.name, record.levelno, said, type(fault), str(fault))
+        now, (at, held) = self._now(), self._told.pop(key, (-AGAIN_S, 0))
+        if now - at < AGAIN_S:
+            self._told[key] = (at, held + 1)
+            return False
+        self._told[key] = (now, 0)
+        if len(self._told) > _REMEMBERED:
+            self._told.popitem(last=False)
+        if held:
+            record.repeated = held
+            if isinstance(record.msg, dict):
+                record.msg = {**record.msg, "repeated": held}
+        return True
 
 
 def log_json(level: str, service: str) -> None:
@@ -22,6 +56,7 @@ def log_json(level: str, service: str) -> None:
         return {"service": service} | event
 
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Repeats())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
