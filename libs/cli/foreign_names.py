@@ -22,13 +22,15 @@ _DEVICES = (
     "a job asks for devices: write --gpus H100:16 for all of them, and --topology node:required to have them together"
 )
 _PROCESSES = "a job has a process for each device, or with --launch per-node for each node"
-_HOST = "write cpu_milli and host_memory_mib, of each device, into a job file (docs/job-spec.md)"
+_CPUS = "write --cpus N, the processors beside each device"
+_HOST_MEMORY = "write --host-memory 64GiB, the memory of the node for each device (--memory is the device's own)"
 _OPTIONS = {
     "--array": "write each job as a document of one file, with a line `---` between two, or submit them in a loop",
     "-a": "write each job as a document of one file, with a line `---` between two, or submit them in a loop",
     "--nodes": _DEVICES, "-N": _DEVICES, "--gres": _DEVICES, "--gpus-per-node": _DEVICES, "--gpus-per-task": _DEVICES,
     "--ntasks": _PROCESSES, "-n": _PROCESSES, "--ntasks-per-node": _PROCESSES, "--tasks-per-node": _PROCESSES,
-    "--cpus-per-task": _HOST, "-c": _HOST, "--mem": _HOST, "--mem-per-gpu": _HOST, "--cpus-per-gpu": _HOST, "--cpus": _HOST,
+    "--cpus-per-task": _CPUS, "-c": _CPUS, "--cpus-per-gpu": _CPUS, "--cpu": _CPUS,
+    "--mem": _HOST_MEMORY, "--mem-per-gpu": _HOST_MEMORY, "--mem-per-cpu": _HOST_MEMORY,
     "--partition": "write --label for the nodes that are meant, --pool for a pool, or --class for a priority class",
     "-p": "write --label for the nodes that are meant, --pool for a pool, or --class for a priority class",
     "--constraint": "write --label NAME=VALUE", "--nodelist": "write --label NAME=VALUE", "-w": "write --label NAME=VALUE",

@@ -15,6 +15,10 @@ PriorityClassOption = Annotated[
 ]
 ShareOption = Annotated[str | None, typer.Option("--share", help="A share of one device, e.g. 0.5.")]
 MemoryOption = Annotated[str | None, typer.Option("--memory", help="Memory per device, e.g. 40GiB.")]
+CpusOption = Annotated[str | None, typer.Option("--cpus", help="Processors beside each device, e.g. 12 or 0.5.")]
+HostMemoryOption = Annotated[
+    str | None, typer.Option("--host-memory", help="Memory of the node for each device, e.g. 128GiB.")
+]
 MigOption = Annotated[str | None, typer.Option("--mig", help="A MIG instance of this profile, e.g. 1g.10gb.")]
 TopologyOption = Annotated[
     str | None, typer.Option("--topology", help="How close together: level:policy, e.g. node:required.")

@@ -41,6 +41,8 @@ def command(
     priority_class: job_options.PriorityClassOption = None,
     share: job_options.ShareOption = None,
     memory: job_options.MemoryOption = None,
+    cpus: job_options.CpusOption = None,
+    host_memory: job_options.HostMemoryOption = None,
     mig: job_options.MigOption = None,
     topology: job_options.TopologyOption = None,
     role: job_options.RoleOption = None,
@@ -59,8 +61,9 @@ def command(
 ) -> None:
     """Whether, where, when and at what price jobs would run. Exits with 0 only if all would run now."""
     given = {
-        "class": priority_class, "gpus": gpus, "share": share, "memory": memory, "mig": mig, "topology": topology, "role": role,
-        "torus": torus, "min-devices": min_devices, "label": label, "time": time,
+        "class": priority_class, "gpus": gpus, "share": share, "memory": memory, "cpus": cpus, "host-memory": host_memory,
+        "mig": mig, "topology": topology, "role": role, "torus": torus, "min-devices": min_devices, "label": label,
+        "time": time,
     }  # fmt: skip
     if file is None and not any(given.values()):
         raise UsageFault(

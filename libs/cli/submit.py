@@ -32,6 +32,8 @@ def command(
     priority_class: job_options.PriorityClassOption = None,
     share: job_options.ShareOption = None,
     memory: job_options.MemoryOption = None,
+    cpus: job_options.CpusOption = None,
+    host_memory: job_options.HostMemoryOption = None,
     mig: job_options.MigOption = None,
     topology: job_options.TopologyOption = None,
     role: job_options.RoleOption = None,
@@ -75,8 +77,8 @@ def command(
     given = {
         "name": name, "class": priority_class, "workdir": workdir, "launch": launch,
         "pool": pool,
-        "gpus": gpus, "share": share, "memory": memory, "mig": mig, "topology": topology, "role": role,
-        "torus": torus, "min-devices": min_devices, "env": env, "label": label,
+        "gpus": gpus, "share": share, "memory": memory, "cpus": cpus, "host-memory": host_memory, "mig": mig,
+        "topology": topology, "role": role, "torus": torus, "min-devices": min_devices, "env": env, "label": label,
         "time": time, "retries": retries, "checkpoint-grace": grace, "simulate": simulate,
     }  # fmt: skip
     requests = requested(file, given, argv or [])
@@ -218,8 +220,9 @@ def _option_of(field: str) -> str:
 
 _SETS = {
     "name": "name", "priority_class": "class", "workdir": "workdir", "launch": "launch", "pool": "pool",
-    "resources.memory_mib": "memory", "resources.mig_profile": "mig", "resources.torus": "torus",
-    "resources.min_devices": "min-devices", "time_limit_s": "time", "retry.on_failure": "retries",
+    "resources.memory_mib": "memory", "resources.cpu_milli": "cpus", "resources.host_memory_mib": "host-memory",
+    "resources.mig_profile": "mig", "resources.torus": "torus", "resources.min_devices": "min-devices",
+    "time_limit_s": "time", "retry.on_failure": "retries",
     "checkpoint.grace_s": "checkpoint-grace", "simulation.duration_s": "simulate",
 }  # fmt: skip
 """Field of the spec -> the option that sets it, for fields that can be invalid although the option was readable."""
@@ -251,6 +254,10 @@ def _set(spec: dict[str, Any], resources: dict[str, Any], flag: str, value: Any)
             if "memory_mib" in resources:
                 raise ValueError("the @ of --gpus says the same: give one of them")
             resources["memory_mib"] = grammar.parse_memory(value)
+        case "cpus":
+            resources["cpu_milli"] = grammar.parse_cpus(value)
+        case "host-memory":
+            resources["host_memory_mib"] = grammar.parse_memory(value)
         case "mig":
             resources["mig_profile"] = value
         case "topology":

@@ -143,6 +143,8 @@ def test_help_loads_nothing_heavy() -> None:
         (("submit", "--gpus", "4:H100", "--", "x"), "e.g. H100:4"),
         (("submit", "--gpus", "2", "--share", "0.5", "--", "x"), "share_milli below 1000 shares one device"),
         (("submit", "--simulate", "3s", "--", "true"), "--simulate runs a timer and no command"),
+        (("submit", "--cpus", "8x", "--", "x"), "--cpus: '8x' is not a number of processors"),
+        (("submit", "--host-memory", "64", "--", "x"), "--host-memory: '64' is not an amount of memory"),
         (("submit", "--time", "soon", "--", "x"), "--time: 'soon' is not a duration"),
         (("submit", "--checkpoint-grace", "60", "--", "x"), "--checkpoint-grace: '60' is not a duration"),
         (("submit", "--label", "zone", "--", "x"), "--label: 'zone' is not a name and a value"),
@@ -155,7 +157,7 @@ def test_help_loads_nothing_heavy() -> None:
         (("submit", "--gres", "gpu:2", "--", "x"), "No such option: --gres: a job asks for devices: write --gpus"),
         (("submit", "-N", "2", "--", "x"), "No such option: -N: a job asks for devices: write --gpus"),
         (("submit", "--partition=gpu", "--", "x"), "No such option: --partition: write --label for the nodes"),
-        (("plan", "--mem", "4G"), "No such option: --mem: write cpu_milli and host_memory_mib"),
+        (("plan", "--mem", "4G"), "No such option: --mem: write --host-memory 64GiB"),
         (("plan", "--gpus", "4", "--", "true"), "does not depend on its command: leave that out"),
         (("submit", "--nam", "x", "--", "x"), "No such option: --nam"),
         (("node", "drain", "n1"), "No such command 'drain': did you mean 'baton node cordon'?"),
@@ -275,6 +277,8 @@ async def test_roles_a_torus_and_elastic_sizes_are_asked_for_as_in_a_file() -> N
     assert (torus["devices"], torus["torus"], torus["types"]) == (128, [4, 4, 8], ["v5p"])
     elastic = await shown("--gpus", "H100:8", "--min-devices", "4")
     assert (elastic["devices"], elastic["min_devices"]) == (8, 4)
+    of_node = await shown("--gpus", "2", "--cpus", "7.5", "--host-memory", "64GiB")
+    assert (of_node["cpu_milli"], of_node["host_memory_mib"]) == (7500, 65_536)
     for wrong in (("--gpus", "3", "--role", "a=2x2"), ("--torus", "4x4x4", "--min-devices", "8")):
         assert (await baton("submit", "--dry-run", *wrong, "--", "x")).code == 2
 
