@@ -17,7 +17,10 @@ logger = logging.getLogger("baton.bus")
 _RENEWING = "`baton team rotate` makes it; of a node `baton node rotate`, of a service `baton credentials --rotate`"
 _SAID_NOTHING = ("TimeoutError", "nats: timeout")
 """What is reported of a server that lets one connect and says nothing."""
-_UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
+_UNTRUSTED = re.compile(
+    r"certificate|\bSSL\b(?!: (?:APPLICATION_DATA_AFTER_CLOSE_NOTIFY|UNEXPECTED_EOF))", re.IGNORECASE
+)
+"""Not of a server that ended the connection: it waited too long for whom it encrypts to."""
 _OUTDATED = re.compile(r"expired|not yet valid", re.IGNORECASE)
 _MISNAMED = re.compile(r"mismatch", re.IGNORECASE)
 _CROWDED = re.compile(r"maximum account active connections", re.IGNORECASE)

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from functools import partialmethod
 from pathlib import Path
+from ssl import SSLError
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +21,8 @@ from nats.errors import ConnectionClosedError, StaleConnectionError
 from libs.bus import connection as bus
 from libs.bus.broker import make_broker
 from libs.bus.connect import EXIT_CONNECTION_LOST, BusUnavailable, close, connect, without_password
+from libs.bus.creds import Address
+from libs.bus.unreachable import Problems, explained
 from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.servers import NATS
 from tests.kit.background import ServerInBackground
@@ -76,6 +79,26 @@ async def test_a_server_that_is_frozen_is_not_said_to_be_missing(tmp_path: Path)
         await connect(server.url, name="test", wait_s=3)
     assert "there stands still" in str(silent.value)
     assert "start one" not in str(silent.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get local issuer certificate", "trust"),
+        (
+            "[SSL: APPLICATION_DATA_AFTER_CLOSE_NOTIFY] application data after close notify (_ssl.c:2672)",
+            "no NATS server",
+        ),
+        ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol (_ssl.c:1006)", "no NATS server"),
+    ],
+)
+async def test_a_connection_that_is_cut_while_it_is_encrypted_says_nothing_of_the_certificate(
+    code: str, says: str
+) -> None:
+    """Seen on a slow machine: "not one that we trust", of a server that had waited for two seconds."""
+    problems = Problems("test")
+    await problems.report(SSLError(1, code))
+    assert says in explained(Address("tls://machine-1:4222"), problems, 5)
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_does_not_end_reading(tmp_path: Path) -> None:
