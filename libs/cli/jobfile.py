@@ -235,7 +235,9 @@ def _nearest(path: Path) -> str:
 def _names_at(path: Path) -> list[str]:
     model: type[BaseModel] | None = JobSpec
     for part in path:
-        info = model.model_fields.get(str(part)) if model else None
+        if isinstance(part, int):  # an item of a list has the names of all
+            continue
+        info = model.model_fields.get(part) if model else None
         model = model_in(info.annotation) if info else None
     if model is None:
         return []

@@ -190,8 +190,9 @@ def of_command(record: LedgerRecord, cause: str) -> bool:
 
 
 def refused(pool: str, reason: str) -> PoolRefused:
-    """A pool's reason has the cause before a colon and the fix after it."""
-    why, _, fix = reason.partition(": ")
+    """A pool's reason is `cause: fix` or, of a value, `field = value: problem; fix`."""
+    field, _, _ = reason.partition(": ")
+    why, _, fix = reason.partition("; " if " = " in field and "; " in reason else ": ")
     return PoolRefused(f"pool {pool} has refused it, and nothing has changed", why, fix)
 
 

@@ -355,6 +355,41 @@ async def test_submit_from_stdin(urls: dict[str, Address], fakes: Fakes, key: st
     assert [fakes.jobs[line].client_key for line in result.out.split()] == [f"{key}-1", f"{key}-2"]
 
 
+async def test_who_submits_again_what_has_ended_is_told_so(
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
+) -> None:
+    arguments = ("submit", "--key", key, "--", "true")
+    first = await baton(*arguments, url=urls["blue"])
+    assert first.err == ""
+    assert (await baton(*arguments, url=urls["blue"])).err == "", "it waits or runs still"
+    await fakes.happens(first.out.strip(), "failed")
+    again = await baton(*arguments, url=urls["blue"])
+    assert (again.code, again.out) == (0, first.out)
+    assert "has ended before, failed, and is not run again" in again.err
+    assert key in again.err
+    told = await baton(*arguments[:3], "-o", "json", *arguments[3:], url=urls["blue"])
+    assert json.loads(told.out)[0]["ended"] == "failed"
+
+
+async def test_of_a_file_in_which_one_job_is_refused_it_is_told_which_are_submitted(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    names = ("first", "refuse", "last")
+    text = "---\n".join(f"key: {key}-{name}\nname: {name}\ncommand: [a]\n" for name in names)
+    refused = await baton("submit", "-f", "-", "-o", "json", url=urls["blue"], stdin=text.encode())
+    assert refused.code == 4
+    assert "stopped at job 2 of 3, refuse: 1 before it submitted, 1 after it not" in refused.err
+    assert [(job["client_key"], job["ended"]) for job in json.loads(refused.out)] == [(f"{key}-first", None)]
+    assert job_id("blue", f"{key}-last") not in fakes.jobs
+
+
+async def test_a_key_of_an_empty_variable_is_refused(urls: dict[str, Address]) -> None:
+    """A random one in its place would let a repeat run the job twice."""
+    result = await baton("submit", "--key", "", "--", "true", url=urls["blue"])
+    assert (result.code, result.out) == (2, "")
+    assert "--key is empty" in result.err
+
+
 async def test_refusals_have_codes_of_their_own(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
     refused = await baton("submit", "--name", "refuse", "--", "true", url=urls["blue"])
     assert refused.code == 4

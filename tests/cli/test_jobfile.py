@@ -94,6 +94,7 @@ WRONG = {
     MINIMAL + "devices: 4": "job.yaml:2:1: devices: unknown field; did you mean 'resources.devices'?",
     MINIMAL + "resources:\n  device: 4": "job.yaml:3:3: resources.device: unknown field; did you mean 'devices'?",
     MINIMAL + "resources: {topology: {levle: node}}": "did you mean 'level'?",
+    MINIMAL + "resources: {roles: [{name: a, typess: [H100]}]}": "roles.0.typess: unknown field; did you mean 'types'?",
     # values
     "command: python train.py": "job.yaml:1:1: command: python train.py: not a list; write a list: [a, b]",
     "name: x": "command is empty",

@@ -78,7 +78,11 @@ async def test_a_job_that_admission_filled_in_is_the_same_job_when_it_is_sent_ag
     assert (await blue.get(submitted.job_id)).spec != TRAIN
     assert await blue.submit(TRAIN, key) == submitted
     await fakes.happens(submitted.job_id, "succeeded")
-    assert await blue.submit(TRAIN, key) == submitted
+    again = await blue.submit(TRAIN, key)
+    assert again == submitted
+    assert submitted.found is None
+    assert again.found is not None
+    assert again.found.state is JobState.SUCCEEDED
 
 
 async def test_a_conflict_is_told_again_when_it_is_sent_again(blue: Baton, fakes: Fakes, key: str) -> None:
