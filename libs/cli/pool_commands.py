@@ -191,8 +191,8 @@ def of_command(record: LedgerRecord, cause: str) -> bool:
 
 def refused(pool: str, reason: str) -> PoolRefused:
     """A pool's reason is `cause: fix` or, of a value, `field = value: problem; fix`."""
-    field, _, _ = reason.partition(": ")
-    why, _, fix = reason.partition("; " if " = " in field and "; " in reason else ": ")
+    what, semicolon, _ = reason.partition("; ")
+    why, _, fix = reason.partition("; " if semicolon and " = " in what else ": ")
     return PoolRefused(f"pool {pool} has refused it, and nothing has changed", why, fix)
 
 

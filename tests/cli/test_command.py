@@ -426,6 +426,15 @@ async def test_ids_may_be_short_when_they_are_unique(
     )
 
 
+async def test_a_job_of_a_moment_ago_that_history_has_not_written_is_found_by_its_name(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    name = f"train-{key}"
+    job = (await baton("submit", "--name", name, "--", "true", url=urls["blue"])).out
+    fakes.unlisted = 1
+    assert (await baton("get", "jobs", name, "-o", "name", url=urls["blue"])).out == job
+
+
 async def test_tables_in_pipes_are_tab_separated(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:
     job = (await blue.submit(JobSpec(command=("x",), name="a job"), key)).job_id
     result = await baton("get", "jobs", job, url=urls["blue"])

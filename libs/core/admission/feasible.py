@@ -216,7 +216,7 @@ def _memory(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetSh
         fix = (
             f"set min_devices to {enough}: on fewer devices each must hold more"
             if enough
-            else vram.remedy(job.model, job.resources.devices, largest)
+            else vram.remedy(job.model, job.resources.devices, largest, acceptable.left[1][1])
         )
         yield refuse(
             RefusalCause.MODEL,
