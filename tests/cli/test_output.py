@@ -58,6 +58,23 @@ def test_a_cell_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "A\tB\tC\nx y z\t-\ta,b\n"
 
 
+def test_on_a_terminal_that_is_too_narrow_columns_with_nothing_in_them_are_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = [Column("NAME", lambda r: r), Column("PROGRESS", lambda r: None), Column("REASON", lambda r: r * 3)]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    def titles(width: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(["one", "two"], columns)
+        shown = capsys.readouterr().out
+        return [column.title for column in columns if column.title in shown]
+
+    needed = len("NAME") + 2 + len("PROGRESS") + 2 + len("oneoneone")
+    assert titles(needed) == ["NAME", "PROGRESS", "REASON"]
+    assert titles(needed - 1) == ["NAME", "REASON"]
+
+
 def test_wide_columns_and_names(capsys: pytest.CaptureFixture[str]) -> None:
     columns = [Column("A", str), Column("B", lambda r: r * 2, wide=True)]
     show([1], columns, Format.WIDE, header=False)
