@@ -591,6 +591,13 @@ async def test_what_a_credential_does_not_allow_is_denied(blue: Baton, work) -> 
         await work(blue)
 
 
+async def test_finance_is_told_what_its_credential_is_for(blue: Baton) -> None:
+    """To speak as somebody else's team helps it nothing. `--job NAME` is looked up among jobs, which it may not list."""
+    finance = Baton(blue.nats, type(blue.place)(blue.place.address, subjects.FINANCE))
+    with pytest.raises(Denied, match="names jobs by their whole ids"):
+        await finance.list()
+
+
 async def test_who_is_cut_off_for_good_while_following_is_told(urls: dict[str, Address]) -> None:
     """As the broker does with a credential that is revoked, or has ended. `baton watch` and `baton wait` went on for ever."""
     began = False
