@@ -77,7 +77,7 @@ def listing(
     lines: list[AuditLine] = []
     kinds: set[str] = set()
 
-    def take(line: AuditLine) -> None:
+    def take(line: "AuditLine") -> None:
         kinds.add(line.kind)
         if wanted(line):
             lines.append(line)
