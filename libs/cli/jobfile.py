@@ -21,7 +21,7 @@ from libs.cli.grammar import parse_duration, parse_gpus, parse_memory
 from schemas.jobs import JobSpec
 from schemas.reasons import details_of, reasons_of
 from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
-from schemas.yamlmodel import model_in, no_flags_for_numbers, told
+from schemas.yamlmodel import in_yaml, model_in, no_flags_for_numbers, told
 
 SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources", "secret": ""}
 _USUAL_NAMES = {
@@ -114,9 +114,8 @@ def _job(document: Document) -> JobRequest | None:
             if dotted(path) in known:
                 continue
             fix = _nearest(path) if unknown else _in_its_unit(path, detail.get("input")) or reason.fix
-            fix = fix.replace("JSON array", "list: [a, b]").replace("JSON object", _mapping_at(path))
-            problem = reason.problem if unknown else told(reason, detail).replace("JSON object", "mapping")
-            _tell(document, path, problem, fix.replace("send ", "write "))
+            problem = reason.problem if unknown else told(reason, detail)
+            _tell(document, path, in_yaml(problem), in_yaml(fix.replace("JSON object", _mapping_at(path))))
         return None
     return JobRequest(spec, key, team)
 
