@@ -70,9 +70,9 @@ class PoolRefused(Denied):
 
 
 def check_version(then: int, applied: int) -> None:
-    """Before a file is sent that placement would refuse for its version. Raises Failed."""
+    """Before a file is sent that placement would refuse for its version. Raises PoolRefused, as if it had been."""
     if then <= applied:
-        raise Failed(
+        raise PoolRefused(
             f"version {then} is not above {applied}, which is applied",
             "another file was applied, or this one was changed without raising its version",
             f"look at the lines of `baton diff`, then write `version: {applied + 1}`",
