@@ -16,7 +16,7 @@ from libs.cli.output import Column, Format, clean, document, show
 from libs.cli.up import report
 from libs.client.errors import Invalid, Rejected, Unreachable
 from libs.embedded.events import EventKind, ProcessEvent
-from schemas.jobs import Reason
+from schemas.jobs import JobState, Reason
 
 
 def test_nothing_steers_a_terminal() -> None:
@@ -38,6 +38,15 @@ def test_what_programs_read_steers_no_terminal_either(
     assert clean(shown.replace("\x7f", ""), keep_newlines=True) == shown.replace("\x7f", "")
     document(["é"], format)
     assert "é" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("format", [Format.JSON, Format.YAML])
+def test_what_is_one_of_several_words_is_told_to_programs_as_text(
+    format: Format, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`baton get pools -o yaml` ended in a traceback."""
+    document([{"state": JobState.RUNNING, JobState.QUEUED: 3}], format)
+    assert yaml.safe_load(capsys.readouterr().out) == [{"state": "running", "queued": 3}]
 
 
 def test_a_closed_stdout_is_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
