@@ -247,9 +247,10 @@ def _option_of(field: str) -> str:
 
 _SETS = {
     "name": "name", "priority_class": "class", "workdir": "workdir", "launch": "launch", "pool": "pool",
-    "resources.memory_mib": "memory", "resources.share_milli": "share", "resources.mig_profile": "mig",
-    "resources.torus": "torus", "resources.min_devices": "min-devices", "time_limit_s": "time", "retry.on_failure": "retries",
+    "resources.memory_mib": "memory", "resources.mig_profile": "mig", "resources.torus": "torus",
+    "resources.min_devices": "min-devices", "time_limit_s": "time", "retry.on_failure": "retries",
     "checkpoint.grace_s": "checkpoint-grace", "simulation.duration_s": "simulate",
+    "resources.share_milli": "share",
 }  # fmt: skip
 """Field of the spec -> the option that sets it, for fields that can be invalid although the option was readable."""
 
