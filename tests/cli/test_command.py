@@ -148,6 +148,11 @@ def test_help_loads_nothing_heavy() -> None:
         (("submit", "--label", "zone", "--", "x"), "--label: 'zone' is not a name and a value"),
         (("submit", "--class", "Production", "--", "x"), "--class = Production: has characters or a form"),
         (("submit", "--retries", "-1", "--", "x"), "--retries = -1: too small; use at least 0"),
+        (
+            ("submit", "--share", "0.5", "--gpus", "2", "--", "x"),
+            "--share = 500: share_milli below 1000 shares one device",
+        ),
+        (("submit", "--key", "", "--", "x"), "--key is empty"),
         (("submit", "job.yaml"), "write baton submit -f job.yaml"),
         (("jobs",), "No such command 'jobs'. Did you mean 'baton get jobs'?"),
         (("sbatch", "x.sh"), "Did you mean 'baton submit'?"),
@@ -252,8 +257,9 @@ async def test_files_that_are_none(tmp_path: Path, content: bytes | None, code: 
 
 async def test_a_dry_run_needs_nobody() -> None:
     result = await baton(
-        "submit", "--dry-run", "--gpus", "h100:4", "-e", "A=1", "--key", "k", "--", "python", "-c", "x"
+        "submit", "--dry-run", "--gpus", "h100:4", "-e", "API_TOKEN=hunter2", "--key", "k", "--", "python", "-c", "x"
     )
+    assert "env.API_TOKEN looks like a secret" in result.err
     (shown,) = json.loads(result.out)
     assert shown["client_key"] == "k"
     assert JobSpec.model_validate(shown["job"]).command == ("python", "-c", "x")
@@ -381,13 +387,6 @@ async def test_of_a_file_in_which_one_job_is_refused_it_is_told_which_are_submit
     assert "stopped at job 2 of 3, refuse: 1 before it submitted, 1 after it not" in refused.err
     assert [(job["client_key"], job["ended"]) for job in json.loads(refused.out)] == [(f"{key}-first", None)]
     assert job_id("blue", f"{key}-last") not in fakes.jobs
-
-
-async def test_a_key_of_an_empty_variable_is_refused(urls: dict[str, Address]) -> None:
-    """A random one in its place would let a repeat run the job twice."""
-    result = await baton("submit", "--key", "", "--", "true", url=urls["blue"])
-    assert (result.code, result.out) == (2, "")
-    assert "--key is empty" in result.err
 
 
 async def test_refusals_have_codes_of_their_own(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
