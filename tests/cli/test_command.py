@@ -257,9 +257,20 @@ async def test_files_that_are_none(tmp_path: Path, content: bytes | None, code: 
 
 async def test_a_dry_run_needs_nobody() -> None:
     result = await baton(
-        "submit", "--dry-run", "--gpus", "h100:4", "-e", "API_TOKEN=hunter2", "--key", "k", "--", "python", "-c", "x"
+        "submit",
+        "--dry-run",
+        "--gpus",
+        "h100:4",
+        "-e",
+        "DB_PASSWORD=hunter2hunter2",
+        "--key",
+        "k",
+        "--",
+        "python",
+        "-c",
+        "x",
     )
-    assert "env.API_TOKEN looks like a secret" in result.err
+    assert "env.DB_PASSWORD looks like a secret" in result.err
     (shown,) = json.loads(result.out)
     assert shown["client_key"] == "k"
     assert JobSpec.model_validate(shown["job"]).command == ("python", "-c", "x")
