@@ -59,7 +59,7 @@ def read_model(
         return document, model.model_validate(_as_written(document, exact))
     except ValidationError as e:
         found = [
-            problem_at(document, tuple(detail["loc"]), told(reason, detail), reason.fix.replace("send ", "write "))
+            problem_at(document, tuple(detail["loc"]), in_yaml(told(reason, detail)), in_yaml(reason.fix))
             for reason, detail in zip(reasons_of(e, model=model), details_of(e), strict=False)
         ]
         known = {(p.line, p.field) for p in document.problems}
@@ -71,6 +71,11 @@ def problem_at(document: Document, path: Path, problem: str, fix: str) -> YamlPr
     """What is wrong at `path`, or at the nearest thing around it that stands in the file."""
     line, column = document.at(path)
     return YamlProblem(line, column, dotted(path), problem, fix)
+
+
+def in_yaml(text: str) -> str:
+    """What is said of a message, said of a file."""
+    return text.replace("JSON array", "list: [a, b]").replace("JSON object", "mapping").replace("send ", "write ")
 
 
 def told(reason: Reason, detail: ErrorDetails) -> str:

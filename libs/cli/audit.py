@@ -18,6 +18,7 @@ from libs.cli.options import NoHeader, Output, Pool, Url
 from libs.cli.output import Column, Format, document, done, fields, hint, show
 from libs.cli.session import run
 from libs.client import Baton
+from libs.core.accelerators.spelling import meant
 from schemas.subjects import OPERATOR
 
 if TYPE_CHECKING:
@@ -74,7 +75,16 @@ def listing(
         return
     wanted = _filter(_moment(since, "--since"), _moment(until, "--until"), actor, kind, team)
     lines: list[AuditLine] = []
-    audit = _read(file, pool, url, lambda line: lines.append(line) if wanted(line) else None)
+    kinds: set[str] = set()
+
+    def take(line: "AuditLine") -> None:
+        kinds.add(line.kind)
+        if wanted(line):
+            lines.append(line)
+
+    audit = _read(file, pool, url, take)
+    if kind and kind not in kinds:
+        hint(f"no line is of the kind {kind}: {meant(kind, kinds)}there are {', '.join(sorted(kinds)) or 'no lines'}")
     plain = [asdict(line) for line in lines]
     show(lines, _COLUMNS, output, name=lambda line: str(line.seq), header=not no_header, whole=plain)
     if audit.broken:

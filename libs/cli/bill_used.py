@@ -49,7 +49,7 @@ def used(
             hint("nothing is kept of that time")
         else:
             hint(
-                f"hours from {text_of(reply.first_us)} to {text_of(reply.last_us)}; the last minutes are still to come"
+                f"device-hours from {text_of(reply.first_us)} to {text_of(reply.last_us)}; the last minutes are still to come"
             )
 
 

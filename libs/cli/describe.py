@@ -173,7 +173,7 @@ def node(
             ("incarnation", view.incarnation),
             ("simulated", "yes" if view.simulated else ""),
             ("walls", "" if view.walls is None else view.walls.tier),
-            ("walls lack", [] if view.walls is None else list(view.walls.lacks)),
+            *(("walls lack", lack) for lack in (view.walls.lacks if view.walls else ())),
             ("cleared", "" if view.cleared_seq is None else f"of teams that left by record {view.cleared_seq}"),
         ]
     )

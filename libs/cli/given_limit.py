@@ -10,7 +10,7 @@ from libs.cli.units import duration
 from libs.client import Baton
 from libs.client.errors import ClientError
 
-_LAGS_S = 0.3
+_LAGS_S = 0.1
 """History has written most jobs by then, so that each is asked for once."""
 _WITHIN_S = 1.5
 _NAMED = 3

@@ -11,6 +11,7 @@ Several documents in one file are several jobs. Nothing is submitted unless all 
 
 import difflib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from libs.cli.grammar import parse_duration, parse_gpus, parse_memory
 from schemas.jobs import JobSpec
 from schemas.reasons import details_of, reasons_of
 from schemas.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
-from schemas.yamlmodel import model_in, no_flags_for_numbers, told
+from schemas.yamlmodel import in_yaml, model_in, no_flags_for_numbers, told
 
 SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources", "secret": ""}
 _USUAL_NAMES = {
@@ -112,22 +113,29 @@ def _job(document: Document) -> JobRequest | None:
             path, unknown = tuple(detail["loc"]), detail["type"] == "extra_forbidden"
             if dotted(path) in known:
                 continue
-            fix = _nearest(path) if unknown else _in_seconds(path, detail.get("input")) or reason.fix
-            fix = fix.replace("JSON array", "list: [a, b]").replace("JSON object", "mapping")
-            problem = reason.problem if unknown else told(reason, detail).replace("JSON object", "mapping")
-            _tell(document, path, problem, fix.replace("send ", "write "))
+            fix = _nearest(path) if unknown else _in_its_unit(path, detail.get("input")) or reason.fix
+            problem = reason.problem if unknown else told(reason, detail)
+            _tell(document, path, in_yaml(problem), in_yaml(fix.replace("JSON object", _mapping_at(path))))
         return None
     return JobRequest(spec, key, team)
 
 
-def _in_seconds(path: Path, value: Any) -> str:
-    """The fix for a duration with a unit where seconds are required; empty for anything else."""
-    if not (isinstance(value, str) and str(path[-1]).endswith("_s")):
-        return ""
-    try:
-        return f"write it in seconds: {parse_duration(value):g}"
-    except ValueError:
-        return ""
+def _in_its_unit(path: Path, value: Any) -> str:
+    """The fix for an amount in another unit than the field's name says; empty for anything else."""
+    name = str(path[-1]) if path else ""
+    with suppress(ValueError):
+        if isinstance(value, str) and name.endswith("_s"):
+            return f"write it in seconds: {parse_duration(value):g}"
+        if isinstance(value, str) and name.endswith("_mib"):
+            return f"write it in MiB: {parse_memory(value)}"
+        if isinstance(value, float) and name.endswith("_milli") and (milli := round(1000 * value)):
+            return f"write it in thousandths: {milli}"
+    return ""
+
+
+def _mapping_at(path: Path) -> str:
+    names = _names_at(path)
+    return f"mapping of {', '.join(names)}" if names else "mapping"
 
 
 def _as_text(document: Document) -> None:
@@ -235,7 +243,9 @@ def _nearest(path: Path) -> str:
 def _names_at(path: Path) -> list[str]:
     model: type[BaseModel] | None = JobSpec
     for part in path:
-        info = model.model_fields.get(str(part)) if model else None
+        if isinstance(part, int):  # an item of a list has the names of all
+            continue
+        info = model.model_fields.get(part) if model else None
         model = model_in(info.annotation) if info else None
     if model is None:
         return []

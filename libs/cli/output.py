@@ -5,10 +5,11 @@ Everything shown may come from strangers (a job's name, a log), so control chara
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any
 
 from libs.core.state.ranges import in_ranges
@@ -16,6 +17,8 @@ from libs.core.state.ranges import in_ranges
 _KEPT = {"\n", "\t"}
 _WIDEST = 4000
 _LISTED = 3
+_GAP = 2
+_NOTHING = "-"
 
 
 class Format(StrEnum):
@@ -140,13 +143,22 @@ def _table(items: Sequence[Any], columns: Sequence[Column], header: bool) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, 3, 0, 0))
-    for column in columns:
-        table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
+    shown = _that_say_something(columns, rows)
+    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, _GAP, 0, 0))
+    for number in shown:
+        table.add_column(columns[number].title, justify="right" if columns[number].right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(row[number], style=_STYLES.get(row[number], "")) for number in shown))
     # As wide as needed: a wrapped line can be read and copied, a truncated cell cannot.
     Console(highlight=False, markup=False, width=_WIDEST).print(table)
+
+
+def _that_say_something(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    """The numbers of all columns; on a terminal that is too narrow for them, of those that have more than `-` in them."""
+    widths = [max(len(column.title), *(len(row[n]) for row in rows)) for n, column in enumerate(columns)]
+    if sum(widths) + _GAP * (len(widths) - 1) <= shutil.get_terminal_size().columns:
+        return list(range(len(columns)))
+    return [n for n in range(len(columns)) if any(row[n] != _NOTHING for row in rows)]
 
 
 _STYLES = {
@@ -161,9 +173,9 @@ _STYLES = {
 
 def _cell(value: object) -> str:
     if value is None or value == "":
-        return "-"
+        return _NOTHING
     if isinstance(value, (list, tuple)):
-        return _listed([clean(str(part)) for part in value]) or "-"
+        return _listed([clean(str(part)) for part in value]) or _NOTHING
     return clean(str(value))
 
 
@@ -179,8 +191,10 @@ def _listed(parts: list[str]) -> str:
 def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
+    if isinstance(value, Enum):  # JSON takes one that is text for text, YAML refuses it
+        return value.value
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {_plain(key): _plain(part) for key, part in value.items()}
     return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 

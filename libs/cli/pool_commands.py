@@ -70,9 +70,9 @@ class PoolRefused(Denied):
 
 
 def check_version(then: int, applied: int) -> None:
-    """Before a file is sent that placement would refuse for its version. Raises Failed."""
+    """Before a file is sent that placement would refuse for its version. Raises PoolRefused, as if it had been."""
     if then <= applied:
-        raise Failed(
+        raise PoolRefused(
             f"version {then} is not above {applied}, which is applied",
             "another file was applied, or this one was changed without raising its version",
             f"look at the lines of `baton diff`, then write `version: {applied + 1}`",
@@ -190,8 +190,9 @@ def of_command(record: LedgerRecord, cause: str) -> bool:
 
 
 def refused(pool: str, reason: str) -> PoolRefused:
-    """A pool's reason has the cause before a colon and the fix after it."""
-    why, _, fix = reason.partition(": ")
+    """A pool's reason is `cause: fix` or, of a value, `field = value: problem; fix`."""
+    what, semicolon, _ = reason.partition("; ")
+    why, _, fix = reason.partition("; " if semicolon and " = " in what else ": ")
     return PoolRefused(f"pool {pool} has refused it, and nothing has changed", why, fix)
 
 

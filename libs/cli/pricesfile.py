@@ -203,7 +203,7 @@ def read_book(
             raise PricesFileError(name, [replace(of_the_other_form, problem=_NO_BOOK, fix=_HOW_A_BOOK_LOOKS)]) from None
         raise
     book = file.book
-    wrong = [problem_at(document, p.place, f"{p.value} {p.problem}", p.fix) for p in problems(book, offered, classes)]
+    wrong = [problem_at(document, p.place, f"{p.value}: {p.problem}", p.fix) for p in problems(book, offered, classes)]
     if document.problems or wrong:
         raise PricesFileError(name, [*document.problems, *wrong])
     return book

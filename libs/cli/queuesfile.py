@@ -227,7 +227,7 @@ def wrong_queues(
         problem_at(
             document,
             (*under, "queues", places[p.queue], *p.field.split(".", 1)),
-            f"queue {p.queue}: {p.value} {p.problem}".strip() if p.value else f"queue {p.queue}: {p.problem}",
+            f"queue {p.queue}: {p.value}: {p.problem}" if p.value else f"queue {p.queue}: {p.problem}",
             p.fix,
         )
         for p in problems(queues, classes, offered)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from libs.cli.launch import ROOT, LaunchOptions, LocalStack
+from libs.cli.output import hint
 from libs.cli.scratch_state import emptied
 from libs.cli.tracefile import read_file, show_bad_rows
 from libs.cli.traces import TraceJob, UnknownColumns
@@ -92,7 +93,7 @@ def command(
         raise typer.BadParameter(f"{trace}: {e}", param_hint="TRACE") from None
     show_bad_rows(console, trace, bad)
     if not jobs:
-        console.print(f"{trace}: no row could be read; nothing to replay")
+        hint(f"{trace}: no row could be read; nothing to replay")
         raise typer.Exit(1)
     specs = [_spec(job, speed, priority_class, keep_types) for job in jobs]
     outcome = ReplayOutcome(str(trace), speed, rows=len(jobs) + len(bad), bad_rows=[asdict(b) for b in bad])
@@ -116,7 +117,7 @@ async def _replay(
 
     emptied(state_dir, "replay")
     teams = tuple(sorted({job.team for job in jobs}))
-    console.print(f"starting Baton with {fleet.name} and {len(teams)} team(s)")
+    hint(f"starting Baton with {fleet.name} and {len(teams)} team(s)")
     options = LaunchOptions(state_dir=state_dir, teams=teams, fleet=fleet, real_node="none")
     pool = options.pool  # explicit, as are the teams: BATON_POOL and BATON_TEAM refer to another Baton
     async with (

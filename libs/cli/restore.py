@@ -52,7 +52,8 @@ def command(
             f"pool {pool}: {found['records']} records verified to {found['seq']}; the lives of {found['nodes']} nodes are ended"
         )
     wait_s = max(0.0, max((found["not_before_s"] for found in fenced.values()), default=0.0) - time.time())
-    hint(f"restored in {time.monotonic() - began:.1f} s" + (f"; `baton up` starts in {wait_s:.0f} s" if wait_s else ""))
+    waits = f"; `baton up` starts in {wait_s:.0f} s, when leases of before have ended (at once with --fenced-by)"
+    hint(f"restored in {time.monotonic() - began:.1f} s" + (waits if wait_s else ""))
     done({"state_dir": str(home), "pools": fenced, "done": "restored"}, [str(home)], output)
 
 

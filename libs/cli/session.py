@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from libs.cli.exits import UsageFault
@@ -16,6 +17,8 @@ from schemas.subjects import OPERATOR
 T = TypeVar("T")
 
 _PART = re.compile(rf"(?:{JOB_ID_PREFIX})?([0-9a-f]{{1,{JOB_ID_DIGITS}}})")
+_AGAIN_AFTER_S = (0.3, 0.7)
+"""A name or beginning that no job has is looked for again: history writes a job a moment after it was submitted."""
 _PAGE = 1000
 _NEWEST = 10_000
 
@@ -85,6 +88,16 @@ async def whole_id(baton: Baton, text: str) -> str:
     """
     if is_job_id(text):
         return text
+    newest = _NEWEST
+    for pause_s in _AGAIN_AFTER_S:
+        with suppress(NotFound):
+            return await _found(baton, text, newest)
+        await asyncio.sleep(pause_s)
+        newest = _PAGE
+    return await _found(baton, text, newest)
+
+
+async def _found(baton: Baton, text: str, newest: int) -> str:
     part = _PART.fullmatch(text.lower())
     named = [job for job in await baton.list(name=text, limit=_PAGE) if job.name == text] if text else []
     open_ = [job for job in named if not job.state.terminal]
@@ -93,7 +106,7 @@ async def whole_id(baton: Baton, text: str) -> str:
     found = {job.job_id: job for job in (open_ if len(open_) == 1 and one_team else named)}
     if part is not None:
         found |= {
-            job.job_id: job for job in await baton.list(limit=_NEWEST) if job.job_id.startswith(JOB_ID_PREFIX + part[1])
+            job.job_id: job for job in await baton.list(limit=newest) if job.job_id.startswith(JOB_ID_PREFIX + part[1])
         }
     if not found:
         of_team = f" of {baton.team}" if baton.team != OPERATOR else ""

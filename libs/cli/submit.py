@@ -16,7 +16,7 @@ from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
 from libs.cli.session import run, short
 from libs.cli.submit_wait import WaitOptions, until_ended, waiting_of
-from libs.client import Baton, Submitted
+from libs.client import Baton, ClientError, Submitted
 from schemas.ids import job_id
 from schemas.yamlfile import MAX_BYTES
 
@@ -83,6 +83,8 @@ def command(
     }  # fmt: skip
     requests = requested(file, given, argv or [])
     if key is not None:
+        if not key:  # of a variable that is not set: a random one would let a repeat run it twice
+            raise UsageFault("--key is empty: give a name of your own for the job, or leave --key out")
         if len(requests) > 1:
             raise UsageFault("--key names one job and the file has several: write `key:` into each document")
         requests = [JobRequest(requests[0].spec, key, requests[0].team)]
@@ -90,6 +92,8 @@ def command(
         [request.spec for request in requests], output, wait=wait, logs=logs, timeout=timeout, no_wait=no_wait
     )
     if dry_run:
+        for request in requests:
+            _warn(request)
         document([_shown(request) for request in requests], Format.YAML if output is Format.YAML else Format.JSON)
         return
     speaker = team_of(requests, team)
@@ -137,11 +141,22 @@ async def _submit(
     baton: Baton, requests: list[JobRequest], wait_admitted: bool, output: Format, waiting: WaitOptions | None
 ) -> list[Submitted]:
     done: list[Submitted] = []
+    of_programs = output in (Format.JSON, Format.YAML) and waiting is None
     for request in requests:
         _warn(request)
         key = request.key or baton.new_key()
         try:
             submitted = await baton.submit(request.spec, key, wait_admitted=wait_admitted)
+        except ClientError:
+            if len(requests) > 1:
+                number = len(done) + 1
+                hint(
+                    f"stopped at job {number} of {len(requests)}, {request.spec.name}: {number - 1} before it submitted, "
+                    f"{len(requests) - number} after it not"
+                )
+            if done and of_programs:
+                document(_told(done), output)
+            raise
         except asyncio.CancelledError:  # Ctrl-C
             job = job_id(baton.team, key)
             hint(f"{job} may have been taken all the same: see `baton describe job {job}`, or `baton cancel {job}`")
@@ -151,12 +166,26 @@ async def _submit(
             hint(submitted.job_id)  # stdout is the job's
         elif output in (Format.TABLE, Format.WIDE, Format.NAME):
             say(submitted.job_id)
-            if sys.stdout.isatty() and output is not Format.NAME and waiting is None:
-                state = "queued" if wait_admitted else "stored"
+            if sys.stdout.isatty() and output is not Format.NAME and waiting is None and not _ended(submitted):
+                state = submitted.found.state.value if submitted.found else "queued" if wait_admitted else "stored"
                 hint(f"{request.spec.name} is {state}; follow it with `baton watch {short(submitted.job_id)}`")
-    if output in (Format.JSON, Format.YAML) and waiting is None:
-        document([{"job_id": s.job_id, "client_key": s.client_key, "team": s.team} for s in done], output)
+        if request.key and (state := _ended(submitted)):
+            hint(
+                f"{request.spec.name} has ended before, {state}, and is not run again: its key {request.key} names that job; "
+                "to run it anew, give another key"
+            )
+    if of_programs:
+        document(_told(done), output)
     return done
+
+
+def _ended(submitted: Submitted) -> str:
+    """How the job ended that this submit repeats; "" if it did not."""
+    return submitted.found.state.value if submitted.found and submitted.found.state.terminal else ""
+
+
+def _told(done: list[Submitted]) -> list[dict[str, str | None]]:
+    return [{"job_id": s.job_id, "client_key": s.client_key, "team": s.team, "ended": _ended(s) or None} for s in done]
 
 
 def _warn(request: JobRequest) -> None:
@@ -224,6 +253,7 @@ _SETS = {
     "resources.mig_profile": "mig", "resources.torus": "torus", "resources.min_devices": "min-devices",
     "time_limit_s": "time", "retry.on_failure": "retries",
     "checkpoint.grace_s": "checkpoint-grace", "simulation.duration_s": "simulate",
+    "resources.share_milli": "share",
 }  # fmt: skip
 """Field of the spec -> the option that sets it, for fields that can be invalid although the option was readable."""
 

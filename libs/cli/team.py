@@ -18,6 +18,7 @@ from libs.cli.output import Column, Format, done, hint, show
 from libs.cli.session import run
 from libs.client.errors import ClientError
 from libs.client.where import state_dir
+from libs.core.accelerators.spelling import meant
 from libs.walls.departed_teams import DepartedTeams
 from libs.walls.keyring import Keyring, NotKeptOut, good_for
 from libs.walls.people import People
@@ -113,7 +114,10 @@ def add(
     _check_team(ring, team, returns)  # before a person's name is stored
     asked, name = name, _new_person(ring, name, pseudonym)
     with operator_action("team.add", name, reason, folder=ring.folder, url=url) as act:
+        known = set(ring.teams)
         path = _checked(ring, name, admin, days)
+        if "." in name and team not in known:
+            hint(f"{meant(team, known)}{team} was no team until now")
         if returns and DepartedTeams(ring.folder).forget(team):
             act["detail"] = "the team is back"
             hint(f"team {team} is back; offboarding suspended it: `baton team resume {team}` lets it work again")

@@ -1,5 +1,6 @@
 """Why a job waits, behind which jobs, and until when, for people."""
 
+import sys
 import time
 from collections.abc import Iterable
 
@@ -13,12 +14,16 @@ BEHIND = [
     Column("BEHIND", lambda h: f"{h.name} ({short(h.job_id)})"),
     Column("TEAM", lambda h: h.team),
     Column("DEVICES", lambda h: h.devices, right=True),
-    Column("SINCE", lambda h: units.moment(h.since_us)),
-    Column("UNTIL", lambda h: until(h)),
-    Column("AT THE LATEST", lambda h: units.moment(h.p90_us) if h.p90_us else "unknown"),
+    Column("SINCE", lambda h: f"{units.age(h.since_us)} ago" if sys.stdout.isatty() else units.moment(h.since_us)),
+    Column("UNTIL", lambda h: _end(h.p50_us) if sys.stdout.isatty() else until(h)),
+    Column(
+        "AT THE LATEST",
+        lambda h: _end(h.p90_us) if sys.stdout.isatty() else units.moment(h.p90_us) if h.p90_us else "unknown",
+    ),
     Column("KNOWN FROM", lambda h: h.basis or "nothing"),
 ]
-"""Columns for `HeldBy` rows. The latest end covers nine of ten cases; for a limit it is the limit."""
+"""Columns for `HeldBy` rows, moments on a terminal from now. The latest end covers nine of ten cases; for a limit it is the
+limit."""
 REMOVED = [
     Column("CONSTRAINT", lambda r: r.constraint),
     Column("DEVICES OUT", lambda r: r.devices, right=True),
@@ -80,6 +85,10 @@ def why(found: Explanation) -> Iterable[tuple[str, object]]:
             f"jobs of other teams hold {units.counted(found.behind_others_devices, 'device')} of those it could use",
         )
     yield "would help", found.suggestion
+
+
+def _end(at_us: int | None) -> str:
+    return "unknown" if at_us is None else f"in {_from_now(at_us)}"
 
 
 def _at(at_us: int) -> str:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 from types import TracebackType
@@ -70,6 +70,9 @@ class Submitted:
     job_id: str
     client_key: str
     team: str
+    found: JobDocument | None = field(default=None, compare=False, repr=False)
+    """The job, where history had it already: a repeat of one that was submitted before, which may have ended. None: it is new,
+    or nobody asked."""
 
 
 async def connect(
@@ -161,15 +164,17 @@ class Baton(PoolQuestions):
         async with self._submitting:
             await secrets.check_named(self.nats, self.place, [spec])
             if wait_admitted:
-                await self._until_admitted(body, submitted, message, give_up_s, answer_s)
-            else:
-                await deliver(self.nats, [message], give_up_s=give_up_s)
+                return replace(
+                    submitted, found=await self._until_admitted(body, submitted, message, give_up_s, answer_s)
+                )
+            await deliver(self.nats, [message], give_up_s=give_up_s)
         return submitted
 
     async def _until_admitted(
         self, body: SubmitJob, submitted: Submitted, message: Outgoing, give_up_s: float, answer_s: float
-    ) -> None:
-        """Stores the request, and waits until it is admitted. Raises as `submit`."""
+    ) -> JobDocument | None:
+        """Stores the request, and waits until it is admitted. Returns what history has of the job, if it was asked. Raises as
+        `submit`."""
         spec, key = body.job, body.client_key
         pool = spec.pool or self.place.pool
         async with (
@@ -186,7 +191,7 @@ class Baton(PoolQuestions):
                 verdict.about(again)
                 await deliver(self.nats, [again], give_up_s=give_up_s)
             try:
-                await verdict.reached(
+                found = await verdict.reached(
                     lambda: self.get(submitted.job_id),
                     lambda: self._own.waits_or_runs(submitted.job_id, key, pool),
                     repeated=repeated,
@@ -200,6 +205,7 @@ class Baton(PoolQuestions):
         self._own.add(submitted.job_id)
         if live.ended.done():
             remember(self._over, submitted.job_id, live.ended.result())
+        return found
 
     def new_key(self) -> str:
         """A client key that names no job yet."""

@@ -150,10 +150,13 @@ def _denied_since(nats: Client, before: Exception | None) -> Denied | None:
     error = nats.last_error
     if error is None or error is before or "permissions violation" not in str(error).lower():
         return None
+    why = str(error).removeprefix("nats: ")
     return Denied(
         "the credential does not allow this",
-        str(error).removeprefix("nats: "),
-        "speak as the team and the user of the credential (BATON_TEAM, BATON_USER; without either it says who you are), "
+        why,
+        "a finance credential reads bills, budgets, use and the ledger, and names jobs by their whole ids; ask an operator"
+        if f".{subjects.FINANCE}." in why
+        else "speak as the team and the user of the credential (BATON_TEAM, BATON_USER; without either it says who you are), "
         "or use an operator's",
     )
 

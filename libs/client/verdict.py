@@ -61,8 +61,8 @@ class Verdict:
             return document.spec_hash in self._submit.spec_hashes()
         return _alike(document.spec, self._submit.job)
 
-    async def reached(self, get: Get, known: Known, *, repeated: bool, timeout_s: float) -> None:
-        """Returns when the job is admitted.
+    async def reached(self, get: Get, known: Known, *, repeated: bool, timeout_s: float) -> JobDocument | None:
+        """Returns when the job is admitted: the job, if it was history that said so.
 
         Args:
             get: asks history for the job of that id; one that was submitted with another body is not ours.
@@ -80,24 +80,24 @@ class Verdict:
             await asyncio.wait({self._said}, timeout=pause)
             if self._said.done():
                 self._raise_if_rejected(self._said.result())
-                return
+                return None
             unheard = None
             asked = asyncio.ensure_future(get())
             try:
                 while not await self._answered(asked):
                     if await known():
-                        return
+                        return None
                 if self._said.done():
                     continue
                 document = asked.result()
                 if self.names(document):
                     _raise_if_ended_rejected(document)
-                    return
+                    return document
                 other = document
             except ClientError as e:  # not projected yet, or history is down: the event may still come
                 unheard = e
                 if isinstance(e, Unreachable) and await known():
-                    return
+                    return None
             finally:
                 await cancel(asked)
             if loop.time() > deadline:

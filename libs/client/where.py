@@ -156,7 +156,7 @@ def read_instance(folder: Path) -> dict[str, Any]:
         raise Unreachable(
             NO_BATON,
             f"BATON_NATS_URL is not set and there is no {path}",
-            "start one with `baton up`, or set BATON_NATS_URL (and BATON_TEAM)",
+            "start one with `baton up`, or set BATON_STATE_DIR to where it runs, or BATON_NATS_URL (and BATON_TEAM)",
         ) from None
     except (OSError, ValueError) as e:
         raise Unreachable(f"{path} cannot be read", str(e), "start Baton again with `baton up`") from None

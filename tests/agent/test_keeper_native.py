@@ -1,5 +1,6 @@
 """The program that holds attempts, told and heard as the keeper does it: what it starts, and what it makes of anything else."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -142,6 +143,21 @@ def test_each_rank_has_its_own_code_signal_and_environment(run, tmp_path):
     assert spec.codes(held.hear()) == {4_000_000_000: -signal.SIGTERM}
     held.sock.send(spec.KILL)
     assert held.ended()[3] == -signal.SIGKILL
+
+
+def test_it_starts_whichever_descriptors_its_keeper_has_free(told):
+    """Its requests come on 3, where the program lay when the keeper had that free."""
+    kept = fcntl.fcntl(3, fcntl.F_DUPFD_CLOEXEC, 4) if os.path.exists("/proc/self/fd/3") else None
+    try:
+        if kept is not None:
+            os.close(3)
+        with closing(Zygote("baton-test", contain.NONE)) as program:
+            held = Started(*program.spawn(spec.attempt(told("exit 7"))))
+            assert held.ended() == {0: 7}
+    finally:
+        if kept is not None:
+            os.dup2(kept, 3, inheritable=False)
+            os.close(kept)
 
 
 @pytest.mark.parametrize("kind", [contain.SUBREAPER, contain.NAMESPACE])

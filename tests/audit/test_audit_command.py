@@ -91,6 +91,8 @@ async def test_what_operators_do_is_listed_and_verified_and_a_change_is_found(
         "pool": "main", "team": "red", "limit_milli": 4000, "by_type": {}, "done": "set", "ledger_seq": line["seq"],
     }  # fmt: skip
     assert [line["target"] for line in await listed(stack, "--kind", "team.add")] == ["vision"]
+    unknown = await run(stack, "audit", "--kind", "quota.sett")
+    assert "no line is of the kind quota.sett: did you mean quota.set? there are node.declare-dead, " in unknown.err
     assert {line["kind"] for line in await listed(stack, "--team", "vision")} == {"team.add", "team.revoke"}
     assert len(await listed(stack, "--actor", "operator.olga")) == 5
     assert await listed(stack, "--actor", "red") == []

@@ -150,6 +150,11 @@ def test_help_loads_nothing_heavy() -> None:
         (("submit", "--label", "zone", "--", "x"), "--label: 'zone' is not a name and a value"),
         (("submit", "--class", "Production", "--", "x"), "--class = Production: has characters or a form"),
         (("submit", "--retries", "-1", "--", "x"), "--retries = -1: too small; use at least 0"),
+        (
+            ("submit", "--share", "0.5", "--gpus", "2", "--", "x"),
+            "--share = 500: share_milli below 1000 shares one device",
+        ),
+        (("submit", "--key", "", "--", "x"), "--key is empty"),
         (("submit", "job.yaml"), "write baton submit -f job.yaml"),
         (("jobs",), "No such command 'jobs'. Did you mean 'baton get jobs'?"),
         (("sbatch", "x.sh"), "Did you mean 'baton submit'?"),
@@ -254,8 +259,20 @@ async def test_files_that_are_none(tmp_path: Path, content: bytes | None, code: 
 
 async def test_a_dry_run_needs_nobody() -> None:
     result = await baton(
-        "submit", "--dry-run", "--gpus", "h100:4", "-e", "A=1", "--key", "k", "--", "python", "-c", "x"
+        "submit",
+        "--dry-run",
+        "--gpus",
+        "h100:4",
+        "-e",
+        "DB_PASSWORD=hunter2hunter2",
+        "--key",
+        "k",
+        "--",
+        "python",
+        "-c",
+        "x",
     )
+    assert "env.DB_PASSWORD looks like a secret" in result.err
     (shown,) = json.loads(result.out)
     assert shown["client_key"] == "k"
     assert JobSpec.model_validate(shown["job"]).command == ("python", "-c", "x")
@@ -359,6 +376,34 @@ async def test_submit_from_stdin(urls: dict[str, Address], fakes: Fakes, key: st
     assert [fakes.jobs[line].client_key for line in result.out.split()] == [f"{key}-1", f"{key}-2"]
 
 
+async def test_who_submits_again_what_has_ended_is_told_so(
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
+) -> None:
+    arguments = ("submit", "--key", key, "--", "true")
+    first = await baton(*arguments, url=urls["blue"])
+    assert first.err == ""
+    assert (await baton(*arguments, url=urls["blue"])).err == "", "it waits or runs still"
+    await fakes.happens(first.out.strip(), "failed")
+    again = await baton(*arguments, url=urls["blue"])
+    assert (again.code, again.out) == (0, first.out)
+    assert "has ended before, failed, and is not run again" in again.err
+    assert key in again.err
+    told = await baton(*arguments[:3], "-o", "json", *arguments[3:], url=urls["blue"])
+    assert json.loads(told.out)[0]["ended"] == "failed"
+
+
+async def test_of_a_file_in_which_one_job_is_refused_it_is_told_which_are_submitted(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    names = ("first", "refuse", "last")
+    text = "---\n".join(f"key: {key}-{name}\nname: {name}\ncommand: [a]\n" for name in names)
+    refused = await baton("submit", "-f", "-", "-o", "json", url=urls["blue"], stdin=text.encode())
+    assert refused.code == 4
+    assert "stopped at job 2 of 3, refuse: 1 before it submitted, 1 after it not" in refused.err
+    assert [(job["client_key"], job["ended"]) for job in json.loads(refused.out)] == [(f"{key}-first", None)]
+    assert job_id("blue", f"{key}-last") not in fakes.jobs
+
+
 async def test_refusals_have_codes_of_their_own(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
     refused = await baton("submit", "--name", "refuse", "--", "true", url=urls["blue"])
     assert refused.code == 4
@@ -393,6 +438,15 @@ async def test_ids_may_be_short_when_they_are_unique(
     assert (asked.code, theirs[:20] in asked.err, "green" in asked.err) == (2, True, True), (
         "an operator takes no team's job for another's that has ended"
     )
+
+
+async def test_a_job_of_a_moment_ago_that_history_has_not_written_is_found_by_its_name(
+    urls: dict[str, Address], fakes: Fakes, key: str
+) -> None:
+    name = f"train-{key}"
+    job = (await baton("submit", "--name", name, "--", "true", url=urls["blue"])).out
+    fakes.unlisted = 1
+    assert (await baton("get", "jobs", name, "-o", "name", url=urls["blue"])).out == job
 
 
 async def test_tables_in_pipes_are_tab_separated(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:

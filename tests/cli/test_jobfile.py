@@ -94,6 +94,7 @@ WRONG = {
     MINIMAL + "devices: 4": "job.yaml:2:1: devices: unknown field; did you mean 'resources.devices'?",
     MINIMAL + "resources:\n  device: 4": "job.yaml:3:3: resources.device: unknown field; did you mean 'devices'?",
     MINIMAL + "resources: {topology: {levle: node}}": "did you mean 'level'?",
+    MINIMAL + "resources: {roles: [{name: a, typess: [H100]}]}": "roles.0.typess: unknown field; did you mean 'types'?",
     # values
     "command: python train.py": "job.yaml:1:1: command: python train.py: not a list; write a list: [a, b]",
     "name: x": "command is empty",
@@ -107,6 +108,10 @@ WRONG = {
     MINIMAL + f"resources: {{devices: {'9' * 5000}}}": "is not a number that is read",
     MINIMAL + "time_limit_s: .inf": "'.inf' is not a number that is read",
     MINIMAL + "time_limit_s: 2h": "time_limit_s: 2h: not a number; write it in seconds: 7200",
+    MINIMAL
+    + "resources: {host_memory_mib: 64GiB}": "host_memory_mib: 64GiB: not a whole number; write it in MiB: 65536",
+    MINIMAL + "resources: {share_milli: 0.5}": "share_milli: 0.5: not a whole number; write it in thousandths: 500",
+    MINIMAL + "retry: 3": "retry: 3: not a mapping; write a mapping of on_lost, on_failure",
     MINIMAL + "time_limit_s: soon": "time_limit_s: soon: not a number; write a number",
     MINIMAL + "priority_class: Production": "form that is not allowed; write it in small letters: production",
     MINIMAL + "pool: a_b": "pool: a_b: has characters or a form that is not allowed; use at most 63 small letters",

@@ -19,7 +19,7 @@ from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.streams import provision
-from libs.cli.pool_commands import PoolRefused, say_to_pool
+from libs.cli.pool_commands import PoolRefused, refused, say_to_pool
 from libs.cli.pricesfile import read_book
 from libs.client import TimedOut, connect
 from libs.core.billing.wall import month_us
@@ -258,6 +258,23 @@ async def test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_
         assert (result.code, result.out) == (4, ""), words
         assert "pool decided has refused it, and nothing has changed" in result.err
         assert why in result.err
+
+
+@pytest.mark.parametrize(
+    ("reason", "why", "fix"),
+    [
+        ("node n is not silent: stop its agent", "node n is not silent", "stop its agent"),
+        (
+            "for = 90 s: a boost is 60 s at the most; ask for less",
+            "for = 90 s: a boost is 60 s at the most",
+            "ask for less",
+        ),
+        ("queue a: limit = 8: is too much; lower it", "queue a: limit = 8: is too much", "lower it"),
+    ],
+)
+def test_why_a_pool_refuses_is_told_apart_from_what_to_do(reason: str, why: str, fix: str) -> None:
+    told = refused("main", reason)
+    assert (told.why, told.fix) == (why, fix)
 
 
 async def test_what_is_not_decided_in_time_is_not_taken_for_done(
@@ -519,7 +536,7 @@ async def test_a_book_that_is_applied_already_differs_in_nothing(
         assert (program["done"], program["ledger_seq"]) == ("nothing differs", None)
         wrong = await baton("prices", "apply", "-f", str(foreign), *words, url=urls["operator"])
         assert wrong.code == 2
-        assert ":5: prices.0.class: nightly is no priority class that there is; there are research, spot" in wrong.err
+        assert ":5: prices.0.class: nightly: is no priority class that there is; there are research, spot" in wrong.err
 
 
 async def test_segments_are_told_to_programs(urls: dict[str, Address], placement: None) -> None:

@@ -16,7 +16,7 @@ from libs.cli.output import Column, Format, clean, document, show
 from libs.cli.up import report
 from libs.client.errors import Invalid, Rejected, Unreachable
 from libs.embedded.events import EventKind, ProcessEvent
-from schemas.jobs import Reason
+from schemas.jobs import JobState, Reason
 
 
 def test_nothing_steers_a_terminal() -> None:
@@ -40,6 +40,15 @@ def test_what_programs_read_steers_no_terminal_either(
     assert "é" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("format", [Format.JSON, Format.YAML])
+def test_what_is_one_of_several_words_is_told_to_programs_as_text(
+    format: Format, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`baton get pools -o yaml` ended in a traceback."""
+    document([{"state": JobState.RUNNING, JobState.QUEUED: 3}], format)
+    assert yaml.safe_load(capsys.readouterr().out) == [{"state": "running", "queued": 3}]
+
+
 def test_a_closed_stdout_is_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
     """Seen: a traceback, because there is no `sys.stdout` then."""
     book = tmp_path / "book.yaml"
@@ -56,6 +65,23 @@ def test_a_cell_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
         [Column("A", lambda r: r[0]), Column("B", lambda r: r[1]), Column("C", lambda r: r[2])],
     )
     assert capsys.readouterr().out == "A\tB\tC\nx y z\t-\ta,b\n"
+
+
+def test_on_a_terminal_that_is_too_narrow_columns_with_nothing_in_them_are_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = [Column("NAME", lambda r: r), Column("PROGRESS", lambda r: None), Column("REASON", lambda r: r * 3)]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    def titles(width: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(["one", "two"], columns)
+        shown = capsys.readouterr().out
+        return [column.title for column in columns if column.title in shown]
+
+    needed = len("NAME") + 2 + len("PROGRESS") + 2 + len("oneoneone")
+    assert titles(needed) == ["NAME", "PROGRESS", "REASON"]
+    assert titles(needed - 1) == ["NAME", "REASON"]
 
 
 def test_wide_columns_and_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,9 @@ def test_a_replay_in_which_every_job_was_refused_fails_and_says_why(tmp_path: Pa
 def test_a_useless_call_is_explained_without_a_traceback(tmp_path: Path, text, arguments, message):
     trace = tmp_path / "trace.csv"
     trace.write_text(text)
-    code, _, err = asyncio.run(fork().run(("replay", str(trace), *arguments), os.environ, tmp_path))
+    code, _, err = asyncio.run(
+        fork().run(("replay", str(trace), *arguments), {**os.environ, "COLUMNS": "16"}, tmp_path)
+    )
     assert code in (1, 2)
     assert message in err.decode()
     assert "Traceback" not in err.decode()

@@ -50,6 +50,7 @@ class Fakes:
         self.bodies: dict[str, SubmitJob] = {}
         self.silent = False  # admission does not answer
         self.unread = 0  # so many questions for a job find that history has not read of it yet
+        self.unlisted = 0  # so many lists lack what history has not read yet
         self.questions = 0  # about events
         self.lacking = 0  # so many questions for a job, or for its output, find history's store away
         self.unanswered = (
@@ -198,6 +199,9 @@ class Fakes:
         return job
 
     def _list(self, query: JobListQuery, team: str) -> JobList:
+        if self.unlisted:
+            self.unlisted -= 1
+            return JobList(jobs=())
         before = inf if query.before_us is None else query.before_us
         mine = [
             job

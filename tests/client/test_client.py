@@ -78,7 +78,11 @@ async def test_a_job_that_admission_filled_in_is_the_same_job_when_it_is_sent_ag
     assert (await blue.get(submitted.job_id)).spec != TRAIN
     assert await blue.submit(TRAIN, key) == submitted
     await fakes.happens(submitted.job_id, "succeeded")
-    assert await blue.submit(TRAIN, key) == submitted
+    again = await blue.submit(TRAIN, key)
+    assert again == submitted
+    assert submitted.found is None
+    assert again.found is not None
+    assert again.found.state is JobState.SUCCEEDED
 
 
 async def test_a_conflict_is_told_again_when_it_is_sent_again(blue: Baton, fakes: Fakes, key: str) -> None:
@@ -585,6 +589,13 @@ async def test_a_foreign_credential_is_refused_at_once(urls: dict[str, Address],
 async def test_what_a_credential_does_not_allow_is_denied(blue: Baton, work) -> None:
     with pytest.raises(Denied, match=r"(?i)permissions violation"):
         await work(blue)
+
+
+async def test_finance_is_told_what_its_credential_is_for(blue: Baton) -> None:
+    """To speak as somebody else's team helps it nothing. `--job NAME` is looked up among jobs, which it may not list."""
+    finance = Baton(blue.nats, type(blue.place)(blue.place.address, subjects.FINANCE))
+    with pytest.raises(Denied, match="names jobs by their whole ids"):
+        await finance.list()
 
 
 async def test_who_is_cut_off_for_good_while_following_is_told(urls: dict[str, Address]) -> None:

@@ -19,12 +19,12 @@ from tests.client.fakes import Fakes, until
 
 PAGE = Path(__file__).parents[2] / "docs/submit-from-anywhere.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-BARE, IDENTITY, EVENTS, CLOUDEVENTS = SNIPPETS
+BARE, IDENTITY, EVENTS, CLOUDEVENTS, CLIENT = SNIPPETS
 (PARSE,) = re.findall(r"```javascript\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 async def start(snippet: str, at: Address) -> asyncio.subprocess.Process:
-    assert "libs" not in snippet.replace("libs.client", "")
+    assert ("libs" in snippet) == (snippet == CLIENT)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-c", snippet),
         env={**os.environ, **at.environ(), "BATON_TEAM": "blue", "BATON_USER": "ana"},
@@ -72,6 +72,15 @@ async def test_events_can_be_read(urls: dict[str, Address], fakes: Fakes) -> Non
     await fakes.happens(job, "succeeded")
     out, error = await reader.communicate()
     assert out.decode().splitlines()[-1] == f"io.baton.job.succeeded.v1 {job}", error.decode()
+
+
+async def test_the_python_client_submits_and_follows(urls: dict[str, Address], fakes: Fakes) -> None:
+    client = await start(CLIENT, urls["blue"])
+    job = job_id_of("blue", "nightly-44")
+    await until(lambda: job in fakes.jobs)
+    await fakes.happens(job, "succeeded")
+    out, error = await client.communicate()
+    assert [line.split()[0] for line in out.decode().splitlines()] == ["queued", "succeeded"], error.decode()
 
 
 async def test_a_connection_is_told_why_its_ninth_subscription_ends_it(urls: dict[str, Address]) -> None:

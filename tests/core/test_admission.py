@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from libs.core.accelerators import vram
 from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, Repeated, evaluate
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.priority_class import DEFAULT_CLASSES, PriorityClass
@@ -297,6 +298,13 @@ def test_a_model_that_cannot_fit_is_refused_with_the_arithmetic_and_a_change_tha
     assert fix == "set resources.devices to 16 and model.zero_stage to 3"
     fixed = submit(resources={"devices": 16}, model=ModelShape(parameters_b=70, zero_stage=3))
     assert isinstance(outcome(fixed), Admitted)
+
+
+def test_a_change_that_needs_more_devices_than_the_pool_has_is_no_help() -> None:
+    model = ModelShape(parameters_b=2_000)
+    assert "set resources.devices to 512" in vram.remedy(model, 8, 80 * GIB), "of a larger pool it is"
+    *_, fix = refusals(submit(resources={"devices": 8}, model=model))[RefusalCause.MODEL]
+    assert fix.startswith("split the model further")
 
 
 def test_the_estimate_becomes_the_memory_demand() -> None:

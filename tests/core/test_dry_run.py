@@ -24,9 +24,10 @@ from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from libs.embedded.servers import NatsOptions
 from schemas.billing import Price, PriceBook
+from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget
 from schemas.explanations import PlanReply, PlanVerdict
 from schemas.ids import job_id
-from schemas.inbox import ApplyPrices, NodeLost, QuotaChanged, Tick
+from schemas.inbox import ApplyBudgets, ApplyPrices, NodeLost, QuotaChanged, Tick
 from schemas.jobs import CheckpointPolicy, JobSpec, Simulation
 from schemas.ledger import JobQueued, NodeJoined
 from schemas.model_shape import ModelShape, Workload
@@ -335,6 +336,15 @@ def test_a_quota_is_a_reason_and_its_end_a_time() -> None:
     assert reply.reason == "quota"
     assert reply.suggestion == "set resources.devices to 2"
     assert reply.latest_s == pytest.approx(600, abs=1)
+
+
+def test_what_waits_for_a_budget_is_not_said_to_wait_for_jobs_without_a_limit() -> None:
+    world = World(node("n0"))
+    spent = SpendingBudget(team="research", unit=BudgetUnit.GPU_HOURS, period=BudgetPeriod.MONTH, hard=1)
+    world.send(ApplyBudgets(budgets=BudgetSet(version=1, budgets=(spent,)), user="olga"))
+    reply = planned(world, spec(4, time_limit_s=3600))
+    assert (reply.reason, reply.start_s) == ("budget", None)
+    assert reply.start_basis == "unknown: no job that ends makes room for it"
 
 
 def test_without_a_node_it_would_wait_for_the_first() -> None:

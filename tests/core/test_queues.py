@@ -156,6 +156,20 @@ def test_a_wrong_time_of_evening_out_is_named_with_line_field_and_fix(said: str)
     assert "write never, or a duration of at most 31d" in str(caught.value)
 
 
+def test_what_is_wrong_in_a_queue_file_is_told_in_terms_of_yaml_and_apart_from_its_value() -> None:
+    said = "version: 1\nqueues:\n  - {name: a, classes: serving}\n  - b\n"
+    with pytest.raises(QueueFileError) as caught:
+        read_tree(said, "file")
+    assert str(caught.value).splitlines() == [
+        "file:3: queues.0.classes: serving: not a list; write a list: [a, b]",
+        "file:4: queues.1: b: not a mapping; write a mapping",
+    ]
+    with pytest.raises(
+        QueueFileError, match=r"queue a: servin: there is no such priority class; did you mean serving\?"
+    ):
+        read_tree("version: 1\nqueues:\n  - {name: a, classes: [servin]}\n", "file", ["serving"])
+
+
 # ---------------------------------------------------------------------------------------------------------- division
 
 

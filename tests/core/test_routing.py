@@ -92,6 +92,22 @@ def test_what_no_pool_can_hold_is_told_by_the_nearest(pools: Pools) -> None:
     assert verdict.refusals[0].reason.problem.endswith("(pool east, the nearest of 2)")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"types": ["L4"], "devices": 5}, "this pool has 4 fitting devices"),
+        ({"types": ["L4"], "memory_mib": 30_000}, "no acceptable device has so much memory"),
+    ],
+)
+def test_of_pools_that_refuse_for_as_many_reasons_the_one_that_comes_nearer_tells(
+    pools: Pools, wanted: dict[str, Any], told: str
+) -> None:
+    """East has no L4 at all, and comes first."""
+    (refusal,) = refused(pools, request(**wanted)).refusals
+    assert told in refusal.reason.problem
+    assert refusal.reason.problem.endswith("(pool west, the nearest of 2)")
+
+
 def test_a_pool_without_nodes_comes_last_and_is_better_than_none(pools: Pools) -> None:
     with_new: Pools = {"new": pool(), **pools}
     assert chosen(with_new, request(types=["H100"])) == "east"

@@ -244,6 +244,9 @@ def test_a_job_that_waits_for_a_cut_is_told_the_limit_and_the_time() -> None:
     )
     assert told(other).reason != "cuts-used-up"
     assert "MIG boards" not in told(other).text
+    for_it = f"; a board may be cut into {THREE} for it, when enough of the board is idle and it has waited a while"
+    assert told(other).text.endswith(for_it)
+    assert for_it not in told(waits).text
     world.send(inbox.Tick(), after_us=wait_s * SECOND)
     assert told(waits).reason != "cuts-used-up"
 

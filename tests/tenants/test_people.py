@@ -47,6 +47,9 @@ async def test_the_command_knows_people_by_their_names(tmp_path: Path) -> None:
         assert (added.code, path.is_file(), "ana" in path.name) == (0, True, False), added.err
         assert [name for name in cluster.keyring.users("red") if "ana" in name] == []
         assert f"red.ana speaks as the user {path.stem.partition('.')[2]}, in subjects and as BATON_USER" in added.err
+        assert "was no team until now" not in added.err
+        mistyped = await team("add", "rde.eve")
+        assert "did you mean red? rde was no team until now" in mistyped.err
         before = path.read_text()
         assert (await team("rotate", "red.ana")).out == added.out
         assert path.read_text() != before

@@ -135,7 +135,7 @@ async def test_queues_are_applied_compared_shown_and_held_to(
 
         path.write_text(FILE.format(version=1, limit=5, blue=blue, red=red))
         outdated = await said("apply", "-f", str(path), "-o", "json")
-        assert (outdated.code != 0, outdated.out) == (True, "")
+        assert (outdated.code, outdated.out) == (4, ""), "as if the pool had refused it"
         assert "version: 2" in outdated.err
         path.write_text(FILE.format(version=2, limit=5, blue=blue, red=red))
         assert "limit.*: 3 -> 5" in (await said("apply", "-f", str(path))).out

@@ -107,9 +107,11 @@ def estimate(shape: ModelShape, devices: int) -> Estimate:
     return Estimate(tuple(parts))
 
 
-def remedy(shape: ModelShape, devices: int, memory_mib: int) -> str:
-    """The first change, least invasive first, with which a device of `memory_mib` MiB would do; "" when none does."""
+def remedy(shape: ModelShape, devices: int, memory_mib: int, most: int = MOST_DEVICES) -> str:
+    """The first change, least invasive first, with which `most` devices of `memory_mib` MiB would do; "" when none does."""
     for words, changed, count in _remedies(shape, devices):
+        if count > max(most, devices):
+            continue
         try:
             if estimate(changed, count).total_mib <= memory_mib:
                 return words

@@ -34,6 +34,14 @@ def suitable_devices(job: JobSpec, demand: Demand, fleet: FleetShape) -> int:
     return min(fleet.capacity(request.need(job)).left[-1][1] for request in device_requests(job, demand))
 
 
+def constraints_met(job: JobSpec, demand: Demand, fleet: FleetShape) -> int:
+    """Of the constraints on a device, in their order, how many leave some of the pool's, for the role that gets least far."""
+    return min(
+        sum(1 for _, devices in fleet.capacity(request.need(job)).left if devices)
+        for request in device_requests(job, demand)
+    )
+
+
 def unserved(job: JobSpec, demand: Demand) -> list[Refusal]:
     """What no device of the named models can do, and levels that are none: told without knowing any pool.
 
@@ -208,7 +216,7 @@ def _memory(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetSh
         fix = (
             f"set min_devices to {enough}: on fewer devices each must hold more"
             if enough
-            else vram.remedy(job.model, job.resources.devices, largest)
+            else vram.remedy(job.model, job.resources.devices, largest, acceptable.left[1][1])
         )
         yield refuse(
             RefusalCause.MODEL,

@@ -9,7 +9,8 @@
 3. Otherwise every pool judges, and the job goes to one that admits it: of those that have nodes, the one with the most
    devices that could serve its scarcest role (free or not: admission knows what a pool has, not what is free there);
    of equals the one that is listed first. A pool without nodes comes last: there the job waits for the first one.
-4. No pool admits it: it is refused with the reasons of the nearest, the one with the fewest, of equals the first.
+4. No pool admits it: it is refused with the reasons of the nearest: the one with the fewest; of equals the one whose devices
+   meet more of what is asked for, then the one that has more of them, then the first.
 
 Pure. `pools` is in the order of the settings; the caller remembers in `recent` where it sent jobs that the ledgers do not
 show yet.
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 from libs.core.accelerators.spelling import meant
 from libs.core.admission.demand import demand_of
 from libs.core.admission.evaluate import AdmissionContext, AdmissionVerdict, NotAdmitted, evaluate
-from libs.core.admission.feasible import suitable_devices
+from libs.core.admission.feasible import constraints_met, suitable_devices
 from libs.core.admission.refusal import Refusal, RefusalCause, refuse
 from schemas.ids import job_id
 from schemas.requests import SubmitJob
@@ -68,7 +69,7 @@ def route(
         # `max` and `min` take the first of equals.
         best = max(admitted, key=lambda name: _suits(request, pools[name])) if len(admitted) > 1 else admitted[0]
         return Routed(best, verdicts[best])
-    nearest = min(verdicts, key=lambda name: len(_refusals(verdicts[name])))
+    nearest = min(verdicts, key=lambda name: (len(_refusals(verdicts[name])), *_lacks(request, pools[name])))
     verdict = verdicts[nearest]
     assert isinstance(verdict, NotAdmitted)
     if len(asked) > 1:
@@ -81,6 +82,12 @@ def _suits(request: SubmitJob, context: AdmissionContext) -> tuple[bool, int]:
     """Orders the pools that admit a request: larger is better."""
     fleet = context.fleet
     return not fleet.empty, suitable_devices(request.job, demand_of(request.job), fleet)
+
+
+def _lacks(request: SubmitJob, context: AdmissionContext) -> tuple[int, int]:
+    """Orders the pools that refuse a request for as many reasons: smaller is nearer."""
+    job, demand = request.job, demand_of(request.job)
+    return -constraints_met(job, demand, context.fleet), -suitable_devices(job, demand, context.fleet)
 
 
 def _refusals(verdict: AdmissionVerdict) -> tuple[Refusal, ...]:

@@ -85,7 +85,8 @@ def estimate_start(
 
     guess = start([(end.at_us, end.job) for end in sorted(known, key=lambda end: (end.at_us, end.job.id))])
     if guess is None:
-        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: it needs devices of jobs that have no time limit{but}")
+        what = "it needs devices of jobs that have no time limit" if endless else "no job that ends makes room for it"
+        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: {what}{but}")
     latest = start([(end.latest_us, end.job) for end in sorted(known, key=lambda end: (end.latest_us, end.job.id))])
     at_us, placed, ended = guess
     return StartEstimate(

@@ -90,6 +90,7 @@ def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Exp
         state=job.state,
         reason=SPARED if spared else CUTS_USED_UP if uncut else outcome.reason.value,
         text=(f"{limits}; {found_out.text}" if limits else found_out.text)
+        + ("" if uncut else _may_be_cut(state, job, outcome.reason))
         + _out_of_hearing(state, job, outcome.reason),
         ahead=ahead,
         position=ahead + 1,
@@ -228,16 +229,29 @@ def _out_of_hearing(state: State, job: Job, reason: BlockReason) -> str:
 
 def _cuts_used_up(state: State, job: Job, reason: BlockReason) -> str:
     """Of a job that lacks MIG instances: until when no board is cut for its team; "" when one may be."""
-    profile, cuts = job.shape.profile, state.unused_cuts
-    if not profile or reason not in {*_LACKS, BlockReason.PROFILE} or cuts.left(job.team, state.t_us):
-        return ""
-    if not any(offered.name == profile for board in state.fleet.boards.values() for offered in board.board.profiles):
+    cuts = state.unused_cuts
+    if not _lacks_instances(state, job, reason) or cuts.left(job.team, state.t_us):
         return ""
     wait_s = -(-(cuts.next_us(job.team, state.t_us) - state.t_us) // 1_000_000)
     return (
         f"{AT_ONCE} MIG boards were cut for team {job.team} that it has not used, the most at once: the next one in "
         f"{wait_s} s, or as soon as a job of the team is granted what was cut for it"
     )
+
+
+def _may_be_cut(state: State, job: Job, reason: BlockReason) -> str:
+    """Of a job that lacks MIG instances: that waiting may bring them; "" when no board can be cut into them."""
+    if not _lacks_instances(state, job, reason):
+        return ""
+    return f"; a board may be cut into {job.shape.profile} for it, when enough of the board is idle and it has waited a while"
+
+
+def _lacks_instances(state: State, job: Job, reason: BlockReason) -> bool:
+    """Whether more instances of its profile would help, and there are boards that can be cut into them."""
+    profile = job.shape.profile
+    if not profile or reason not in {*_LACKS, BlockReason.PROFILE}:
+        return False
+    return any(offered.name == profile for board in state.fleet.boards.values() for offered in board.board.profiles)
 
 
 def _unheard(state: State, job: Job) -> str:

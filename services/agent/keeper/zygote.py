@@ -5,6 +5,7 @@ is most of what it reads. A shim is a child of the *keeper* all the same: the ke
 the keeper's. So the zygote holds no state, and when it dies the next start makes another.
 """
 
+import fcntl
 import os
 import signal
 import socket
@@ -40,7 +41,11 @@ class Zygote:
     def __init__(self, name: str, kind: str, bwrap: str = "") -> None:
         """Raises OSError when there is no program."""
         self._setup = spec.setup(kind, name, bwrap, callfilter.COMMON, callfilter.LAST)
-        self._program = os.open(PROGRAM, os.O_RDONLY | os.O_CLOEXEC)  # another version may take its place meanwhile
+        program = os.open(PROGRAM, os.O_RDONLY | os.O_CLOEXEC)  # another version may take its place meanwhile
+        try:  # above the one that the child's requests come on: it would lie there before it is executed
+            self._program = fcntl.fcntl(program, fcntl.F_DUPFD_CLOEXEC, _REQUESTS + 1)
+        finally:
+            os.close(program)
         self.pid = self._pidfd = 0
         self._sock: socket.socket | None = None
 

@@ -25,7 +25,7 @@ def boost_job(d: Decision, m: inbox.BoostJob) -> None:
     budget = d.state.tree.boost_budget(job.team)
     if m.for_s > budget.longest_s:
         raise InputRefused(
-            f"for = {m.for_s:g} s: a boost of team {job.team} is {budget.longest_s} s at the most; ask for less, or raise "
+            f"for = {m.for_s:.15g} s: a boost of team {job.team} is {budget.longest_s} s at the most; ask for less, or raise "
             "boosts.longest of its queue"
         )
     within_us = budget.within_s * _S
