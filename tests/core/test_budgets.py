@@ -454,3 +454,32 @@ def test_what_has_ended_is_not_kept_until_its_time_limit_would_have_been_over():
     assert list(budgets.overdue(8_000)) == ["first"]
     assert list(budgets.overdue(9_000)) == ["first", "last"]
     assert set(budgets.overdue(366 * 24 * HOUR_US)) == {"first", "last", "job2500"}
+
+
+@pytest.mark.parametrize("comes", ["budget", "queue"])
+def test_a_budget_of_money_that_comes_counts_also_what_runs_under_one_of_gpu_hours(comes: str):
+    """The hold of such a job says no prices, and lasts for its whole time limit."""
+    w = World(node("n0"))
+    rate = ListRate(device="H100", micros=3_000_000, from_us=0)
+    w.send(inbox.ApplyPrices(book=RateBook(version=1, currency="USD", prices=(rate,))))
+    money = SpendingBudget(queue="lab", unit=BudgetUnit.MONEY, period=BudgetPeriod.MONTH, hard=20 * HOUR)
+    lab = (Queue(name="lab"), Queue(name="research", parent="lab" if comes == "budget" else ""))
+    w.send(inbox.ApplyQueues(version=1, queues=lab))
+    apply(w, gpu_hours(1000 * HOUR), *([money] if comes == "queue" else []))
+    runs = w.submit(job("runs", 2, time_limit_s=7 * 86_400))
+    w.started(runs)
+    tick(w, HOUR_US)
+    if comes == "budget":
+        apply(w, gpu_hours(1000 * HOUR), money, version=2)
+    else:
+        w.send(inbox.ApplyQueues(version=2, queues=(Queue(name="lab"), Queue(name="research", parent="lab"))))
+    balance = w.decider.state.budgets.balances[money.key]
+    since_us, spent_us = w.now_us, 7000 * 2 * (w.now_us - w.records[4].t_us)
+    assert w.decider.state.budgets.balances[RESEARCH].captured == spent_us, "and nothing is lost of the other one"
+    tick(w, HOUR_US)
+    assert balance.spent(w.now_us) == 2 * 1000 * 3_000_000 * (w.now_us - since_us)
+    while w.state_of(runs) == "running" and w.now_us < since_us + 10 * HOUR_US:
+        tick(w, HOUR_US // 10)
+    assert w.state_of(runs) == "stopping"
+    assert balance.spent(w.now_us) / balance.scale / HOUR == pytest.approx(20, abs=1.5)
+    w.check()

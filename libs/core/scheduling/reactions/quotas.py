@@ -1,7 +1,7 @@
 """How much a team may hold from here on, as quota_billing says; and how the pool is shared, as operators say."""
 
 from libs.core.scheduling.queues import problems
-from libs.core.scheduling.reactions.budgets import renew
+from libs.core.scheduling.reactions.budgets import begin_to_count
 from libs.core.scheduling.reactions.decision import Decision, InputRefused, check_version
 from libs.core.state.limits import Limits
 from libs.core.state.queue_tree import QueueTree
@@ -44,5 +44,4 @@ def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
     )
     if not d.may(event):
         raise InputRefused("a reader of this ledger is of a release that knows no queues: `baton ledger readers`")
-    d.emit(event)
-    renew(d)
+    begin_to_count(d, event)
