@@ -483,3 +483,37 @@ def test_a_budget_of_money_that_comes_counts_also_what_runs_under_one_of_gpu_hou
     assert w.state_of(runs) == "stopping"
     assert balance.spent(w.now_us) / balance.scale / HOUR == pytest.approx(20, abs=1.5)
     w.check()
+
+
+@pytest.mark.parametrize("days", [2, 40, 5 * 365])
+def test_after_the_clock_was_ahead_the_present_period_goes_on_and_the_next_begins_at_its_time(days: int):
+    """It stayed in the one to come: for five years nothing was given anew."""
+    day_us = 24 * HOUR_US
+    w = World(node("n0"))
+    tick(w, 6 * HOUR_US)
+    apply(w, gpu_hours(10 * HOUR, period=BudgetPeriod.DAY), gpu_hours(100 * HOUR, team="vision"))
+    key = "team:research:gpu-hours:day"
+    w.set_clock(days * day_us)
+    tick(w, 1000)
+    w.started(w.submit(job("runs", 2, time_limit_s=2 * 3600)))
+    tick(w, HOUR_US)
+    w.set_clock(-days * day_us)
+    balances = w.decider.state.budgets.balances
+    assert {name: balance.from_us for name, balance in balances.items()} == dict.fromkeys(balances, 0)
+    assert left(w, key) == 6, "what was spent and held meanwhile stays"
+    w.released(job("runs").job_id)
+    assert left(w, key) == pytest.approx(8, abs=1e-4)
+    tick(w, day_us)
+    assert (balances[key].from_us, left(w, key)) == (day_us, 10)
+    w.check()
+
+
+def test_a_clock_that_is_set_back_by_moments_begins_no_period_twice():
+    w = World(node("n0"))
+    apply(w, gpu_hours(10 * HOUR, period=BudgetPeriod.DAY, carry_over=10 * HOUR))
+    tick(w, 24 * HOUR_US)
+    w.set_clock(-60_000_000)
+    tick(w, HOUR_US)
+    began = [e.from_us for record in w.records for e in record.events if isinstance(e, BudgetPeriodBegan)]
+    assert began == [0, 24 * HOUR_US]
+    w.check()

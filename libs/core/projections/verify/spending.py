@@ -22,6 +22,9 @@ from schemas.resources import Claim
 _LATE_US = 15_000_000
 """The longest time from a hold's end to the tick that shows that it was missed."""
 
+_SET_BACK_US = 3_600_000_000
+"""A period that begins so long after what the clock shows gives way to the present one."""
+
 
 @dataclass(slots=True)
 class _Running:
@@ -185,9 +188,13 @@ class Spending(Subject):
                 "I19", f"a {e.period.value} began at {e.at_us}, told at {self.books.t_us}, soonest {soonest_us}"
             )
         self._spend_all(e.at_us)
-        turned = [row for row in self._rows.values() if row.about.period is e.period and row.to_us <= e.wall_us]
-        if not turned:
+        of_kind = [row for row in self._rows.values() if row.about.period is e.period]
+        turned = [row for row in of_kind if row.to_us <= e.wall_us]
+        to_come = [row for row in of_kind if row.from_us - e.wall_us > _SET_BACK_US]
+        if not turned and not to_come:
             self.books.broken("I19", f"a {e.period.value} begins, and no budget's own was over")
+        for row in to_come:  # the clock was set back, and nothing of it starts anew
+            row.from_us, row.to_us = e.from_us, e.to_us
         for row in turned:
             if row.to_us and row.allowed is not None and row.about.carry_over:
                 row.more = min(row.about.carry_over * row.scale, row.allowed - row.spent)

@@ -1,6 +1,7 @@
 """Budgets: what operators say of them, periods that begin, holds that fall due, limits that are reached."""
 
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
 from libs.core.billing.budgets import period_of, problems
@@ -18,6 +19,7 @@ _LEAST_US = 10_000_000
 """A renewal for less is not worth while: the attempt ends."""
 _AT_ONCE = 1000
 """Jobs of one event of renewals."""
+_FROM_US, _TO_US = attrgetter("from_us"), attrgetter("to_us")
 _MOST_TURNS = 400
 """Periods of one kind that begin by one decision: after more than a year without any the pool goes on with the present one."""
 
@@ -85,16 +87,21 @@ def topped_up(d: Decision, m: inbox.TopUpBudget) -> None:
 
 
 def begin_periods(d: Decision) -> None:
-    """Periods that are over by the calendar give way to the next ones, before anything else is decided."""
+    """Periods that are over by the calendar give way to the next ones, before anything else is decided; and those that are to
+    come, since the broker's clock was ahead and was set back, to the present ones."""
     budgets = d.state.budgets
+    if budgets.applied is None or not budgets:
+        return
+    zone, balances = budgets.applied.time_zone, budgets.balances.values()
     for _ in range(_MOST_TURNS):
-        soonest = min(budgets.balances.values(), key=lambda b: b.to_us, default=None)
-        if soonest is None or budgets.applied is None or soonest.to_us > d.wall_us:
-            return
-        _begin(d, soonest, soonest.to_us or d.wall_us, budgets.applied.time_zone)
-    for balance in list(budgets.balances.values()):
-        if balance.to_us <= d.wall_us and budgets.applied is not None:
-            _begin(d, balance, d.wall_us, budgets.applied.time_zone)
+        soonest = min(balances, key=_TO_US)
+        if not soonest.over(d.wall_us):
+            break
+        _begin(d, soonest, soonest.to_us or d.wall_us, zone)
+    if min(balances, key=_TO_US).over(d.wall_us) or max(balances, key=_FROM_US).to_come(d.wall_us):
+        for balance in balances:
+            if balance.over(d.wall_us) or balance.to_come(d.wall_us):
+                _begin(d, balance, d.wall_us, zone)
 
 
 def _begin(d: Decision, balance: BudgetBalance, wall_us: int, time_zone: str) -> None:
