@@ -10,6 +10,7 @@ from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.audit import AuditLines
 from libs.core.projections.history import Feed
+from libs.core.scheduling.preemption import PendingPlans
 from libs.core.state.budgets import SCALE, Budgets
 from libs.core.state.queue_tree import QueueTree
 from schemas import inbox
@@ -516,4 +517,23 @@ def test_a_clock_that_is_set_back_by_moments_begins_no_period_twice():
     tick(w, HOUR_US)
     began = [e.from_us for record in w.records for e in record.events if isinstance(e, BudgetPeriodBegan)]
     assert began == [0, 24 * HOUR_US]
+    w.check()
+
+
+def test_who_waits_for_a_budget_of_money_is_granted_as_soon_as_prices_let_it():
+    """It was looked at again after a minute or five, and its explanation said that it was granted with the next decision."""
+    w = World(node("n0"))
+    dear, cheap = (
+        RateBook(version=version, currency="USD", prices=(ListRate(device="H100", micros=micros, from_us=0),))
+        for version, micros in ((1, 30_000_000), (2, 3_000_000))
+    )
+    w.send(inbox.ApplyPrices(book=dear))
+    apply(w, gpu_hours(20 * HOUR, unit=BudgetUnit.MONEY))
+    waits = w.submit(job("waits", 1, time_limit_s=3600))
+    planner = PendingPlans()
+    planner.computed()
+    assert (w.state_of(waits), planner.due(w.now_us)) == ("queued", False)
+    w.send(inbox.ApplyPrices(book=cheap))
+    planner.apply(w.records[-1])
+    assert (w.state_of(waits), planner.due(w.now_us)) == ("granted", True)
     w.check()
