@@ -537,3 +537,20 @@ def test_who_waits_for_a_budget_of_money_is_granted_as_soon_as_prices_let_it():
     planner.apply(w.records[-1])
     assert (w.state_of(waits), planner.due(w.now_us)) == ("granted", True)
     w.check()
+
+
+def test_a_queue_whose_budget_there_is_does_not_go():
+    """The budget counted nobody then, and what waited for it ran."""
+    w = World(node("n0"))
+    research = Queue(name="research")
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="lab"), Queue(name="research", parent="lab"))))
+    lab = SpendingBudget(queue="lab", unit=BudgetUnit.GPU_HOURS, period=BudgetPeriod.MONTH, hard=HOUR)
+    apply(w, lab)
+    waits = w.submit(job("waits", 8, time_limit_s=3600))
+    (refused,) = w.send(inbox.ApplyQueues(version=2, queues=(research,)))
+    assert refused.reason.startswith("queue lab: goes, and the budget of queue lab, gpu-hours a month would count nobody")
+    assert (w.state_of(waits), "lab" in w.decider.state.tree) == ("queued", True)
+    apply(w, version=2)
+    w.send(inbox.ApplyQueues(version=2, queues=(research,)))
+    assert (w.state_of(waits), "lab" in w.decider.state.tree) == ("granted", False)
+    w.check()

@@ -33,6 +33,12 @@ def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
         first = wrong[0]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise InputRefused(f"queue {first.queue}: {first.field} = {first.value}: {first.problem}; {first.fix}{more}")
+    for balance in d.state.budgets.balances.values():
+        if (queue := balance.about.queue) is not None and queue in now.queues and queue not in then.queues:
+            raise InputRefused(
+                f"queue {queue}: goes, and the budget of {balance.about.label} would count nobody: apply budgets without it "
+                "first (`baton budget show`)"
+            )
     event = ledger.QueuesApplied(
         version=m.version,
         queues=m.queues,
