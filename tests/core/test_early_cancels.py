@@ -2,6 +2,8 @@
 
 import pytest
 
+from libs.core.explain.reasons import Reasons
+from libs.core.explain.waiting import explain
 from libs.core.projections.history import Feed
 from libs.core.scheduling.decider import Decider
 from libs.core.state import early_cancels, snapshot
@@ -105,6 +107,9 @@ def test_a_job_that_is_cancelled_while_it_is_stopped_for_another_reason_does_not
     assert w.send(cancel("gang", w.wall_us)) == [], "a repeat says nothing new"
     if restart:
         w.decider = Decider.load(w.decider.dump())
+    state = w.decider.state
+    explained = explain(state, state.jobs[gang], Reasons(state)).text
+    assert explained.endswith("; it was cancelled, and does not wait again")
     left = [name for name in w.nodes_of(gang) if name in w.decider.state.on_node and gang in w.decider.state.on_node[name]]
     w.released(gang, exit_code=143, own_exit=False, nodes=left)
     *_, again, ended = [event for event in w.records[-1].events if event.kind.startswith("job.")]
