@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from libs.simulation.dst.scenario import KEPT, LEASES, Asked, Scenario, let_operators_speak, name_secrets
+from schemas.inbox import SuspendTeam
 
 Reshape = Callable[[Scenario, random.Random], None]
 
@@ -124,10 +125,16 @@ def _secrets(scenario: Scenario, chance: random.Random) -> None:
 
 
 def _spoken_to(scenario: Scenario, chance: random.Random) -> None:
-    """Operators speak, of work that takes long enough to be spoken of, and two admissions hear requests meanwhile."""
+    """Operators speak, of work that takes long enough to be spoken of, and two admissions hear requests meanwhile. Teams cancel
+    what is being stopped."""
     last_long(scenario, chance)
     scenario.nodes, scenario.admissions = min(2, scenario.nodes), chance.choice((1, 2))
     let_operators_speak(scenario, budgets=0.5)
+    own = random.Random(repr(("stopped", [job.at for job in scenario.jobs])))  # what the seeds of this theme meant stays so
+    for pause in (story.words[0] for story in scenario.stories if story.told == "a team was suspended"):
+        for job in scenario.jobs:
+            if isinstance(pause.message, SuspendTeam) and job.team == pause.message.team and own.random() < 0.4:
+                job.cancel_at = max(job.at, pause.at) + own.uniform(0.0, 3.0)
 
 
 def _same(scenario: Scenario, chance: random.Random) -> None:
