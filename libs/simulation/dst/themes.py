@@ -130,11 +130,18 @@ def _spoken_to(scenario: Scenario, chance: random.Random) -> None:
     last_long(scenario, chance)
     scenario.nodes, scenario.admissions = min(2, scenario.nodes), chance.choice((1, 2))
     let_operators_speak(scenario, budgets=0.5)
-    own = random.Random(repr(("stopped", [job.at for job in scenario.jobs])))  # what the seeds of this theme meant stays so
-    for pause in (story.words[0] for story in scenario.stories if story.told == "a team was suspended"):
-        for job in scenario.jobs:
-            if isinstance(pause.message, SuspendTeam) and job.team == pause.message.team and own.random() < 0.4:
-                job.cancel_at = max(job.at, pause.at) + own.uniform(0.0, 3.0)
+    cancel_what_stops(scenario, random.Random(repr(("stopped", [job.at for job in scenario.jobs]))), 0.4)
+
+
+def cancel_what_stops(scenario: Scenario, chance: random.Random, share: float) -> None:
+    """Teams cancel so many of their jobs as they are suspended."""
+    pauses = {}
+    for story in scenario.stories:
+        if isinstance(said := story.words[0].message, SuspendTeam):
+            pauses[said.team] = story.words[0].at
+    for job in scenario.jobs:
+        if job.team in pauses and chance.random() < share:
+            job.cancel_at = max(job.at, pauses[job.team]) + chance.uniform(0.0, 3.0)
 
 
 def _same(scenario: Scenario, chance: random.Random) -> None:
