@@ -254,9 +254,11 @@ class Budgets:
         goes on in this one with what it has: nothing was spent meanwhile that is not of it."""
         self.capture_all(at_us)
         for balance in self.balances.values():
-            if balance.about.period is period and balance.to_come(wall_us):
+            if balance.about.period is not period:
+                continue
+            if balance.to_come(wall_us) and to_us > wall_us:
                 balance.from_us, balance.to_us = from_us, to_us
-            if balance.about.period is not period or not balance.over(wall_us):
+            if not balance.over(wall_us):
                 continue
             if balance.to_us:
                 left = 0 if balance.allowed is None else balance.allowed - balance.captured

@@ -190,7 +190,7 @@ class Spending(Subject):
         self._spend_all(e.at_us)
         of_kind = [row for row in self._rows.values() if row.about.period is e.period]
         turned = [row for row in of_kind if row.to_us <= e.wall_us]
-        to_come = [row for row in of_kind if row.from_us - e.wall_us > _SET_BACK_US]
+        to_come = [row for row in of_kind if row.from_us - e.wall_us > _SET_BACK_US and e.to_us > e.wall_us]
         if not turned and not to_come:
             self.books.broken("I19", f"a {e.period.value} begins, and no budget's own was over")
         for row in to_come:  # the clock was set back, and nothing of it starts anew
