@@ -110,7 +110,9 @@ def test_a_job_that_is_cancelled_while_it_is_stopped_for_another_reason_does_not
     state = w.decider.state
     explained = explain(state, state.jobs[gang], Reasons(state)).text
     assert explained.endswith("; it was cancelled, and does not wait again")
-    left = [name for name in w.nodes_of(gang) if name in w.decider.state.on_node and gang in w.decider.state.on_node[name]]
+    left = [
+        name for name in w.nodes_of(gang) if name in w.decider.state.on_node and gang in w.decider.state.on_node[name]
+    ]
     w.released(gang, exit_code=143, own_exit=False, nodes=left)
     *_, again, ended = [event for event in w.records[-1].events if event.kind.startswith("job.")]
     assert (again.kind, ended.state, ended.reason, ended.user) == ("job.requeued", "cancelled", "a mistake", "ana")

@@ -237,7 +237,9 @@ def test_who_asks_for_whole_devices_is_told_of_those_that_are_cut_and_of_no_inst
     def text(job_id: str) -> str:
         return explain(w.decider.state, w.decider.state.jobs[job_id], Reasons(w.decider.state)).text
 
-    assert text(wide) == "6 of 7 devices are MIG instances, and it asks for whole ones; 1 are left and it needs 3 at once"
+    assert (
+        text(wide) == "6 of 7 devices are MIG instances, and it asks for whole ones; 1 are left and it needs 3 at once"
+    )
     w.send(inbox.NodeLost(node="n1", incarnation=1, silent_s=31))
     one = w.submit(job("one"))
     assert text(one) == "all usable devices are MIG instances, and it asks for whole ones"

@@ -5,7 +5,13 @@ from operator import attrgetter
 from typing import Any
 
 from libs.core.billing.budgets import period_of, problems
-from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetShort, counts_money, headrooms_of, terms_of
+from libs.core.scheduling.limits.budget_headroom import (
+    BudgetHeadroom,
+    BudgetShort,
+    counts_money,
+    headrooms_of,
+    terms_of,
+)
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused, check_version
 from libs.core.state.budgets import BudgetBalance
