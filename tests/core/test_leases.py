@@ -147,7 +147,7 @@ def test_work_that_is_kept_is_not_given_up_by_any_silence() -> None:
 
 
 def test_what_is_held_on_a_node_is_given_up_when_that_it_is_silent_is_told_as_its_loss() -> None:
-    """Whoever grants leases may have heard nothing before: what was held there was held for ever, for who could run elsewhere."""
+    """Whoever grants leases may have said nothing before: what was held there was held on, for who could run elsewhere."""
     world = World(node("a", 2))
     kept, low = running(world, leased("kept", 0, priority=300), leased("low", 300, priority=100))
     first = world.submit(leased("first", 300, priority=300, preempts=True))

@@ -63,6 +63,9 @@ class WiderLife(Life):
         events = super()._send(*messages, after_us=after_us)
         for event in events:
             assert event.kind != "job.granted" or event.job_id not in self.cancelled, "it begins once more"
+        fleet = self.state.fleet
+        away = [one for held in self.state.holds.values() for one in held if not fleet.up[fleet.row(one)]]
+        assert not away, "it is held for a job, and is in placement no more"
         return events
 
     def _new(self, team: str, priority: int, preempts: bool, **said: Any) -> inbox.JobAdmitted:
