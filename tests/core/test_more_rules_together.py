@@ -234,8 +234,8 @@ class WiderLife(Life):
     # ------------------------------------------------------------------------------------------------------ what must hold
 
     def _explain(self) -> None:
-        """Who is told to be granted with the next decision is, within a second, or somebody before it; and what is held is granted once all have
-        given way."""
+        """Who is told to be granted with the next decision is, within a second, or somebody before it; and what is held is
+        granted once all have given way."""
 
         def are_next() -> set[str]:
             reasons = Reasons(self.state, self.world.decider.policy)
