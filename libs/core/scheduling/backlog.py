@@ -2,8 +2,8 @@
 
 A queue that was tried stays blocked until something changes that could help it. This is sound because a request that did not
 fit does not fit after devices were taken either, but where that brings it before a job for which devices are kept: that is
-looked at once a second. So a cycle that skips the blocked queues grants the same as one that tries
-them all again (`tests/core/test_backlog.py` compares the two).
+looked at once a second. So a cycle that skips the blocked queues grants the same as one that tries them all again
+(`tests/core/test_backlog.py` compares the two).
 
 A backlog is a cache of one decider, not ledger state. With an empty one the next cycle looks at everything. It is dropped with
 the state when a record is not committed, and after a record of another writer.
