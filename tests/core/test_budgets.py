@@ -556,3 +556,20 @@ def test_a_queue_whose_budget_there_is_does_not_go():
     w.send(inbox.ApplyQueues(version=2, queues=(research,)))
     assert (w.state_of(waits), "lab" in w.decider.state.tree) == ("granted", False)
     w.check()
+
+
+def test_who_waits_for_a_budget_of_money_is_granted_soon_after_prices_are_others_by_the_calendar():
+    w = World(node("n0"))
+    cheap_us = 2 * HOUR_US
+    dear = ListRate(device="H100", micros=30_000_000, from_us=0, to_us=cheap_us)
+    cheap = ListRate(device="H100", micros=3_000_000, from_us=cheap_us)
+    w.send(inbox.ApplyPrices(book=RateBook(version=1, currency="USD", prices=(dear, cheap))))
+    apply(w, gpu_hours(20 * HOUR, unit=BudgetUnit.MONEY))
+    tick(w, cheap_us - w.now_us - 61_000_000)
+    waits = w.submit(job("waits", 1, time_limit_s=3600))
+    while w.now_us < cheap_us:
+        tick(w, 1_000_000)
+    for _ in range(11):
+        tick(w, 1_000_000)
+    assert w.state_of(waits) == "granted"
+    w.check()

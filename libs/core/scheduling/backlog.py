@@ -30,6 +30,9 @@ from libs.core.state.shape import Shape
 _NEVER = 1 << 62
 _LOOK_US = 1_000_000
 _AT_ONCE = 64
+_PRICES_US = 10_000_000
+"""Who waits for a budget is looked at again so soon, which costs no search: prices change by the calendar, and no event says
+so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,8 @@ class Backlog:
         key = job.queue
         before = self._now.get(key) or self._tried.get(key) or _Tried()
         again_us = min(before.again_us, t_us + policy.reconsider_after_us, *_turns(job, t_us, policy))
+        if outcome.reason is BlockReason.BUDGET:
+            again_us = min(again_us, t_us + _PRICES_US)
         self._now[key] = _Tried(
             jobs=before.jobs if job.id in before.jobs else (*before.jobs, job.id),
             limited=before.limited or request != job.shape,
