@@ -28,6 +28,7 @@ from libs.core.state.model import State
 from libs.core.state.shape import Shape
 
 _NEVER = 1 << 62
+_KEPT = frozenset({BlockReason.RESERVED, BlockReason.CPU, BlockReason.HOST_MEMORY})
 _LOOK_US = 1_000_000
 _AT_ONCE = 64
 _PRICES_US = 10_000_000
@@ -324,8 +325,8 @@ def _serve(fleet: Fleet, rows: Ints, free_milli: Ints, shape: Shape) -> bool:
 
 
 def _kept_out(why: Blocked) -> bool:
-    """Whether it lacks devices that are kept for another job."""
-    return any(reason is BlockReason.RESERVED for reason, _ in why.removed)
+    """Whether it may lack what is kept for another job."""
+    return any(reason in _KEPT for reason, _ in why.removed)
 
 
 def _turns(job: Job, t_us: int, policy: Policy) -> list[int]:
