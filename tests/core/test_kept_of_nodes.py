@@ -144,14 +144,14 @@ def test_what_was_kept_of_a_node_is_open_again_once_the_job_waits_no_longer(over
 
 
 def test_who_comes_before_it_by_now_has_what_it_kept_within_a_second() -> None:
-    w = World(host("n0"), node("n1", 5, model="A100"))
+    w = World(host("n0", with_processors=True), node("n1", 5, model="A100"))
     w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="blue"), Queue(name="red"), Queue(name="green"))))
     runs(w, asks("r0", "green", types=("H100",), cpu_milli=20_000))
     many = runs(w, asks("many", "red", devices=2, types=("A100",)))
     runs(w, asks("few", "blue", types=("A100",)))
     waits = w.submit(asks("waits", "blue", types=("H100",), cpu_milli=16_000))
     w.send(inbox.Tick(), after_us=DUE)
-    behind = w.submit(asks("behind", "red", types=("H100",), cpu_milli=8000))
+    behind = w.submit(asks("behind", "red", **PROCESSORS, share_milli=250))
     w.send(inbox.Tick(), after_us=S)
     assert w.state_of(behind) == "queued", "it is kept for who holds less"
     w.released(many)
