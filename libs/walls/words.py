@@ -120,6 +120,11 @@ class ConnectionWatch:
     async def run(self, nats: Client) -> None:
         """For ever, by a connection to the system account."""
         self._begin(nats)
+        if not self.sees:
+            log.warning(
+                "the broker's connections are not seen from here: who says words that are no messages without end is not "
+                "ended. On the broker's machine, as root or as its user, they are (docs/security.md)"
+            )
         try:
             while self.sees:
                 try:
