@@ -549,7 +549,7 @@ def test_a_queue_whose_budget_there_is_does_not_go():
     waits = w.submit(job("waits", 8, time_limit_s=3600))
     (refused,) = w.send(inbox.ApplyQueues(version=2, queues=(research,)))
     assert refused.reason.startswith(
-        "queue lab: goes, and the budget of queue lab, gpu-hours a month would count nobody"
+        "queue lab goes, and the budget of queue lab, gpu-hours a month would count nobody"
     )
     assert (w.state_of(waits), "lab" in w.decider.state.tree) == ("queued", True)
     apply(w, version=2)

@@ -148,6 +148,10 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         long = await said("boost", waits, "--to", "serving", "--for", "2d", "--reason", "late")
         assert (long.code, "86400 s at the most" in long.err) == (4, True), long.err
         path.write_text("version: 3\nqueues: []\n")
+        kept = await said("apply", "-f", str(path))
+        assert (kept.code, "because: queue lab goes, and the budget of queue lab" in kept.err) == (4, True), kept.err
+        (tmp_path / "budgets.yaml").write_text("version: 3\nbudgets: []\n")
+        assert (await said("apply", "-f", str(tmp_path / "budgets.yaml"))).code == 0
         assert (await said("apply", "-f", str(path))).out.count("- ") == 3
 
 

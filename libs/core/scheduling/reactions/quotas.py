@@ -36,7 +36,7 @@ def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
     for balance in d.state.budgets.balances.values():
         if (queue := balance.about.queue) is not None and queue in now.queues and queue not in then.queues:
             raise InputRefused(
-                f"queue {queue}: goes, and the budget of {balance.about.label} would count nobody: apply budgets without it "
+                f"queue {queue} goes, and the budget of {balance.about.label} would count nobody: apply budgets without it "
                 "first (`baton budget show`)"
             )
     event = ledger.QueuesApplied(
