@@ -7,10 +7,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from libs.bus.creds import Address, BadCredential
+from libs.bus.creds import Address, BadCredential, speaker
 from libs.bus.endings import of_credential
 from libs.bus.metrics import ERRORS
 from libs.bus.wire import without_password
+from schemas.subjects import FINANCE
 
 logger = logging.getLogger("baton.bus")
 
@@ -69,9 +70,10 @@ def explained(where: Address, problems: Problems, wait_s: float) -> str:
         fix = _trusted(where, problems.last)
         return f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): {fix}"
     if _CROWDED.search(problems.last):
+        whose, ends = ("finance", "finance let-in") if _of_finance(where) else ("this team", "team let-in")
         return (
-            f"NATS at {shown} takes no connection of this team ({problems.last}): it has as many as it may, or it sent too "
-            "much and is kept out for some minutes; your operator's `baton audit` says which, and `baton team let-in` ends it"
+            f"NATS at {shown} takes no connection of {whose} ({problems.last}): it has as many as it may, or it sent too "
+            f"much and is kept out for some minutes; your operator's `baton audit` says which, and `baton {ends}` ends it"
         )
     if problems.last in _SAID_NOTHING:
         return (
@@ -83,6 +85,12 @@ def explained(where: Address, problems: Problems, wait_s: float) -> str:
         f"no NATS server answered at {shown} within {wait_s:g} s{why}: "
         "start one (`baton up`, or `docker compose up nats`) or correct BATON_NATS_URL"
     )
+
+
+def _of_finance(where: Address) -> bool:
+    with suppress(BadCredential):
+        return where.creds is not None and speaker(where.creds).partition(".")[0] == FINANCE
+    return False
 
 
 def _void(creds: Path | str) -> str:

@@ -1,4 +1,4 @@
-"""`baton finance add|rotate|revoke|list`: credentials that may read all bills, budgets and ledgers, and nothing else."""
+"""`baton finance add|rotate|revoke|let-in|list`: credentials that may read all bills, budgets and ledgers, and nothing else."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from libs.cli.operator_action import MayReason, ReasonOption, operator_action
 from libs.cli.options import KeysFolder, NoHeader, Output, Url
 from libs.cli.output import Column, Format, done, show
 from libs.walls.accounts import CORE, FINANCE
+from libs.walls.keyring import NotKeptOut
 
 app = typer.Typer(help="Who reads all bills and does nothing (operators).", no_args_is_help=True, rich_markup_mode=None)
 
@@ -61,6 +62,19 @@ def revoke(
         ring.revoke_finance(name)
         pushed = tell_broker(ring, [FINANCE], folder, url)
     _print("revoked", name, None, output, pushed=pushed)
+
+
+@app.command("let-in")
+def let_in(reason: MayReason = "", folder: KeysFolder = None, url: Url = None, output: Output = Format.TABLE) -> None:
+    """Let finance connect again now, when it is kept out because it sent or heard too much. Revoke first whose fault it was."""
+    ring = ring_of(folder)
+    with operator_action("team.let-in", FINANCE, reason, folder=ring.folder, url=url):
+        try:
+            ring.let_in(FINANCE)
+        except NotKeptOut:
+            raise UsageFault("finance is not kept out; `baton audit` says when it was") from None
+        pushed = tell_broker(ring, [FINANCE], folder, url)
+    done({"done": "let in", "broker_told": pushed}, [FINANCE], output)
 
 
 def _print(what: str, name: str, file: Path | None, output: Format, *, pushed: bool) -> None:

@@ -183,8 +183,8 @@ async def _suspend(baton: Baton, asked: Leaving, pools: KnownPools, heard: Calla
 
 
 async def _end_jobs(baton: Baton, asked: Leaving, pools: KnownPools) -> str:
-    """A cancel of a job that is being stopped for another reason has no effect, so it is repeated, at growing intervals
-    because admission limits them. Jobs of a closed pool can neither end nor continue."""
+    """A pool remembers so many cancels of a team's jobs that are being stopped for another reason, so they are repeated, at
+    growing intervals because admission limits them. Jobs of a closed pool can neither end nor continue."""
     now, team, most, pause_s = time.monotonic, as_team(baton, asked.team), 0, _LOOK_S
     until, again_at, tell_at = now() + asked.wait_s, now(), now() + _TELL_S
     while left := await _left(team, pools):

@@ -176,11 +176,12 @@ def team_account(
     return _guest(team_roles(team), keys, shared(subjects.admin_may(team)), core, revoked, limits)
 
 
-def finance_account(keys: Mapping[str, str], core: str, revoked: Mapping[str, int]) -> dict[str, Any]:
+def finance_account(
+    keys: Mapping[str, str], core: str, revoked: Mapping[str, int], *, out: bool = False
+) -> dict[str, Any]:
     """The same of who reads bills."""
-    limits = _limits(
-        connections=FINANCE_CONNECTIONS, subscriptions=TEAM_SUBSCRIPTIONS, payload=FINANCE_BYTES + HEADER_BYTES
-    )
+    connections = 0 if out else FINANCE_CONNECTIONS
+    limits = _limits(connections=connections, subscriptions=TEAM_SUBSCRIPTIONS, payload=FINANCE_BYTES + HEADER_BYTES)
     return _guest(finance_roles(), keys, shared(subjects.finance_may()), core, revoked, limits)
 
 

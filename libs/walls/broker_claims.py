@@ -36,7 +36,7 @@ def _account_claim(keys: Keys, name: str, now_s: float) -> tuple[str, str]:
         said = accounts.core_account(owner.public_roles(list(accounts.core_roles())), owner.revoked, keys.pools)
     elif name == FINANCE:
         public = owner.public_roles(list(accounts.finance_roles()))
-        said = accounts.finance_account(public, core, owner.revoked)
+        said = accounts.finance_account(public, core, owner.revoked, out=owner.out_until_s > now_s)
     elif name.startswith(NODE_MARK):
         pool, _, node = name.removeprefix(NODE_MARK).partition(".")
         public = owner.public_roles(list(accounts.node_roles(pool)))

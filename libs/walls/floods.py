@@ -22,32 +22,33 @@ An agent that stands for a whole pool (a simulated fleet) sends as much as all o
 """
 
 import asyncio
-import json
 import logging
 import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from nats.aio.client import Client
-from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 
+from libs.bus.cancel import cancel
 from libs.bus.retry import run_periodically
 from libs.core.admission.intake import EVERYBODY, Bucket
 from libs.core.admission.traffic import AT_ONCE_S, EVERYBODYS, TrafficLimits
 from libs.service.teams_file import load_traffic
-from libs.walls.accounts import CONNZ, NODE_CONNECTIONS, STATZ
+from libs.walls.accounts import CONNZ, FINANCE, NODE_CONNECTIONS, STATZ
+from libs.walls.answers import BrokerAnswers
+from libs.walls.answers import answers as answers_of
 from libs.walls.book import Book
 from libs.walls.keyring import Keyring, NotKeptOut, logs_of
 from libs.walls.keys_of import NoCredential
 from libs.walls.resolver import NotTold
 from libs.walls.traces import FLOOD, LISTEN_S, traced
+from libs.walls.words import LARGEST, OF_MESSAGE, ConnectionWatch, WatchedAccounts, words
 
 log = logging.getLogger("baton.nodes")
 
@@ -57,6 +58,12 @@ MESSAGES_PER_S: Final = 500.0
 BYTES_AT_ONCE: Final = 64.0 * 1024 * 1024
 BYTES_PER_S: Final = 4.0 * 1024 * 1024
 """An inbox has 1 GiB, so there is room left for others when a node has used up what it may at once."""
+WORDS_AT_ONCE: Final = 4.0 * 1024 * 1024
+WORDS_PER_S: Final = 256.0 * 1024
+"""Bytes that are no messages, of a team or a node. Who begins says some KB, and then a `PING` in ten seconds."""
+_USUAL_S: Final = 15.0
+"""After so long what was said counts half."""
+_WORDS = "words that are no messages"
 LOOK_S: Final = 0.25
 _NOBODY_S: Final = 1.0
 """While no node and no team has a credential."""
@@ -67,8 +74,6 @@ _AGAIN_S: Final = 2.0
 
 _ASKED = 500
 """Accounts in one question: an answer has some 500 bytes for each, and of a connection twice as many."""
-_ANSWER_S, _MORE_S = 1.0, 0.05
-"""For the first server of a cluster, and for each further one."""
 
 Counted = tuple[str, str, "AccountTraffic"]
 """Server, account, and what it has had of it and sent to it."""
@@ -123,11 +128,15 @@ class Floods:
         self._teams: dict[str, str] = {}  # public key of an account -> team
         self._out: dict[str, int] = {}  # team -> until when it is kept out, s since 1970
         self._servers: set[str] = set()
-        self._answers = _Answers()
+        self._answers, self._words = (
+            BrokerAnswers(STATZ),
+            ConnectionWatch(self._watched, lambda: self._answers.waited_s),
+        )
         self._counted: dict[
             tuple[str, str], AccountTraffic | None
         ] = {}  # (server, account) -> so far; None: begin anew
         self._left: dict[tuple[str, str, str], Bucket] = {}
+        self._said: dict[str, _Unread] = {}
         self._core = ""  # its public key
         self._logs: dict[str, str] = {}  # public key of a node's second credential -> <pool>.<node>
         self._usual: dict[str, int] = {}  # server -> connections of the core there, less the most of one node
@@ -136,9 +145,11 @@ class Floods:
     async def run(self, nats: Client) -> None:
         """For ever, by a connection to the system account (`Keyring.claims_credential`). A broker that is away is waited for,
         and no error ends it. Raises ConnectionClosedError: to be run again, by another connection; what is known stays."""
+        words = asyncio.create_task(self._words.run(nats), name="words that are no messages")
         try:
             await self._run(nats)
         finally:
+            await cancel(words)
             await self._answers.close()
 
     async def _run(self, nats: Client) -> None:
@@ -167,15 +178,16 @@ class Floods:
             await asyncio.to_thread(self._reread)
         failed = await self._let_in()
         accounts = [*self._nodes, *self._teams]
+        read = self._words.taken()  # first: what the broker says to have counted is no less
         for at in range(0, len(accounts), _ASKED):
             await self._answers.ask(nats, {"accounts": [self._core, *accounts[at : at + _ASKED]]})
         servers, answers = await self._heard() if accounts else (set[str](), [])
         too_many = await self._crowding(nats) if self._nodes and servers else {}
         if accounts and not servers:
+            self._words.put_back(read)
             too_many |= await self._tracing()
-        for account, passed in self._since(answers).items():
-            if (name := self._name(account)) and (why := self._over(account, passed)):
-                too_many[name] = why
+        if servers:  # of one that is new it is not known what it has counted for what was read until now
+            too_many |= self._floods(answers, read if servers <= self._servers else {})
         for name, why in too_many.items():
             try:
                 await (self._cut(name, why) if "." in name else self._keep_out(name, why))
@@ -197,18 +209,43 @@ class Floods:
             known.get(name) or keys.public: name for name, keys in nodes.items() if "." in name and keys.users
         }
         known = {name: public for public, name in self._teams.items()}
-        self._teams = {known.get(name) or keys.public: name for name, keys in keys.teams.items() if keys.users}
+        guests = keys.teams if keys.finance is None else {**keys.teams, FINANCE: keys.finance}
+        self._teams = {known.get(name) or keys.public: name for name, keys in guests.items() if keys.users}
         self._out, before = keys.kept_out, self._out
         for team in before.keys() - self._out.keys():
             self._begin_anew(team)
-        watched = self._nodes.keys() | self._teams.keys()
+        watched = self._nodes.keys() | self._teams.keys() | self._logs.keys()
         self._left = {key: left for key, left in self._left.items() if key[0] in watched}
+        self._said = {account: said for account, said in self._said.items() if account in watched}
         self._counted = {key: passed for key, passed in self._counted.items() if key[1] in watched}
+        self._words.ask_again()
         self._read_ns = changed_ns
 
     def _name(self, account: str) -> str:
         """The node or team, "" for none that is looked at."""
-        return self._nodes.get(account) or self._teams.get(account, "")
+        return self._nodes.get(account) or self._teams.get(account) or self._logs.get(account, "")
+
+    def _end(self, name: str, why: str) -> None:
+        """Of who says words that are no messages: while they come the broker would take seconds for each connection. All others
+        are cut off by the broker, and so told why."""
+        for names in (self._nodes, self._teams, self._logs) if _WORDS in why else ():
+            for account in [account for account, one in names.items() if one == name]:
+                self._words.end(account)
+
+    def _watched(self) -> WatchedAccounts:
+        """Whose connections are looked at."""
+        return WatchedAccounts({**self._nodes, **self._teams, **self._logs}, self._core)
+
+    def _floods(self, answers: list[Counted], read: Mapping[str, int]) -> dict[str, str]:
+        """Who has said or heard too much, and what. `read`: bytes of connections, by account or a node's second user."""
+        passed, read = self._since(answers), Counter(read)
+        for one, said in self._words.told().items():
+            if one in passed:
+                read[one] += words(said)
+            else:  # a server tells nothing of a user, nor of a team that has no connection
+                passed[one], read[one] = AccountTraffic(said.messages, said.bytes), said.read
+        over = {self._name(one): self._over(one, traffic, read[one]) for one, traffic in passed.items()}
+        return {name: why for name, why in over.items() if name and why}
 
     async def _tracing(self) -> dict[str, str]:
         """Who has so many messages traced that no server answers, and why each is to be cut off."""
@@ -239,7 +276,7 @@ class Floods:
     async def _crowding(self, nats: Client) -> dict[str, str]:
         """Nodes with more connections to the core than a node may have, and why each is cut off. Whose they are is asked when
         a server has so many more than before that it may be one."""
-        answers = await _answers(nats, STATZ, {"accounts": [self._core]})
+        answers = await answers_of(nats, STATZ, {"accounts": [self._core]})
         now = {told["server_id"]: one["conns"] for told in answers for one in told.get("account_statz", ())}
         if all(many <= self._usual.get(server, 0) + NODE_CONNECTIONS for server, many in now.items()):
             self._usual |= {server: min(many, self._usual.get(server, many)) for server, many in now.items()}
@@ -247,7 +284,7 @@ class Floods:
         held, at, total = Counter[str](), 0, 1
         while at < total:
             page = {"acc": self._core, "auth": True, "limit": _ASKED, "offset": at}
-            answers = await _answers(nats, CONNZ, page)
+            answers = await answers_of(nats, CONNZ, page)
             held.update(one.get("authorized_user", "") for told in answers for one in told.get("connections") or ())
             at, total = at + _ASKED, max((told.get("total", 0) for told in answers), default=0)
         of_nodes = {self._logs[user]: many for user, many in held.items() if user in self._logs}
@@ -260,7 +297,7 @@ class Floods:
             if many > NODE_CONNECTIONS
         }
 
-    def _since(self, answers: list[Counted]) -> Mapping[str, AccountTraffic]:
+    def _since(self, answers: list[Counted]) -> dict[str, AccountTraffic]:
         """Of each account since the last answer. What a server has counted before it was asked for the first time is nobody's
         fault, and one that was started anew counts from nothing."""
         found: dict[str, AccountTraffic] = {}
@@ -272,13 +309,15 @@ class Floods:
                 found[account] = found.get(account, AccountTraffic()).plus(passed).plus(before, -1)
         return found
 
-    def _over(self, account: str, passed: AccountTraffic) -> str:
+    def _over(self, account: str, passed: AccountTraffic, read: int) -> str:
         """Counts what an account has said and heard; why that is too much, "" when it is not."""
         team = self._teams.get(account)
         if team in self._out:
             return ""
         at_us, why = int(self._now() * 1e6), ""
         rates = _of_node(passed) if team is None else _of_team(passed, self._traffic(team))
+        if self._words.sees:
+            why = self._over_words(account, passed, read, at_us)
         for rate in rates:
             bucket = self._left.setdefault((account, rate.what, rate.unit), Bucket(rate.most, at_us))
             bucket.owe(rate.most, rate.per_s, at_us, rate.amount)
@@ -286,7 +325,25 @@ class Floods:
                 why = rate.text()
         return why
 
+    def _over_words(self, account: str, passed: AccountTraffic, read: int, at_us: int) -> str:
+        """Whether too much of what was `read` is no message. What will be one, when the rest of it has come, is repaid then; so
+        much may stand open as is usual for who says large ones."""
+        said = self._said.get(account) or _Unread(at_us)
+        passed_s, more = (at_us - said.at_us) / 1e6, read - passed.said_bytes
+        usual = said.usual * 0.5 ** (passed_s / _USUAL_S) + passed.said_bytes
+        words = said.words + max(0.0, more - said.ahead) - max(0.0, -more)
+        ahead = max(0.0, said.ahead - max(0, more)) + max(0.0, -words)
+        words = max(0.0, words - OF_MESSAGE * passed.said - WORDS_PER_S * passed_s)
+        self._said[account] = _Unread(at_us, words, usual, min(ahead, usual))
+        if words <= WORDS_AT_ONCE + min(LARGEST * self._words.many(account), usual):
+            return ""
+        del self._said[account]
+        who = "team" if account in self._teams else "node"
+        return _Flow("said", who, words, WORDS_AT_ONCE, WORDS_PER_S, f"KiB of {_WORDS}", 1024).text()
+
     def _traffic(self, team: str) -> TrafficLimits:
+        if team == FINANCE:
+            return EVERYBODYS
         return self._limits.get(team) or self._limits.get(EVERYBODY, EVERYBODYS)
 
     async def _let_in(self) -> list[Exception]:
@@ -303,7 +360,7 @@ class Floods:
             del self._out[team]
             self._begin_anew(team)
             self._untold[team] = None
-            log.warning("team %s is let in again", team)
+            log.warning("%s is let in again", "finance" if team == FINANCE else f"team {team}")
         if len(over) > len(failed):
             await self._tell_untold()
             await asyncio.to_thread(self._booked)
@@ -315,6 +372,7 @@ class Floods:
         for server, account in self._counted:
             if self._teams.get(account) == team:
                 self._counted[server, account] = None
+                self._words.forget(account)
 
     def _open(self, team: str) -> None:
         with self._book.entry(_line("team.let-in", team, "its time is over")):
@@ -325,11 +383,13 @@ class Floods:
             out_s = await asyncio.to_thread(self._shut, team, why)
         except NoCredential:  # it has left
             return
+        self._end(team, why)
         self._untold[team] = None
         for key in [key for key in self._left if self._teams.get(key[0]) == team]:
             del self._left[key]
         await asyncio.to_thread(self._reread)
-        line = f"team {team} is kept out for {out_s} s: {why}. What it submitted runs on"
+        whose = "finance" if team == FINANCE else f"team {team}"
+        line = f"{whose} is kept out for {out_s} s: {why}" + (". What it submitted runs on" if team != FINANCE else "")
         log.error("%s", line)
         self._say(line)
         await self._tell_untold()
@@ -347,6 +407,7 @@ class Floods:
             told = await asyncio.to_thread(self._revoke, pool, node, why)
         except NoCredential:  # somebody was faster
             return
+        self._end(name, why)
         self._untold |= dict.fromkeys(told)
         line = f"node {node} of pool {pool} was cut off: {why}. `baton node add {node} --pool {pool}` lets it in again"
         log.error("%s", line)
@@ -370,62 +431,23 @@ class Floods:
             return self._keyring.revoke_node(pool, node)
 
 
-class _Answers:
-    """What servers say of accounts, to this look and to those before it: a busy one answers late (`libs.walls.traces`)."""
-
-    _subscription: Subscription
-
-    def __init__(self) -> None:
-        self._nats: Client | None = None
-        self._inbox = ""
-
-    async def ask(self, nats: Client, body: Mapping[str, Any]) -> None:
-        """Raises nats errors."""
-        if nats is not self._nats:
-            self._inbox = nats.new_inbox()
-            self._subscription = await nats.subscribe(self._inbox)
-            self._nats = nats
-        await nats.publish(STATZ, json.dumps(body).encode(), reply=self._inbox)
-
-    async def close(self) -> None:
-        """What comes now is nobody's."""
-        if self._nats is not None:
-            self._nats = None
-            with suppress(NatsError):
-                await self._subscription.unsubscribe()
-
-    async def heard(self) -> list[dict[str, Any]]:
-        """Raises nats errors."""
-        return await _collected(self._subscription)
-
-
-async def _answers(nats: Client, subject: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each server answers."""
-    inbox = nats.new_inbox()
-    answers = await nats.subscribe(inbox)
-    try:
-        await nats.publish(subject, json.dumps(body).encode(), reply=inbox)
-        return await _collected(answers)
-    finally:
-        await answers.unsubscribe()
-
-
-async def _collected(answers: Subscription) -> list[dict[str, Any]]:
-    """Until no more come."""
-    found, wait_s = list[dict[str, Any]](), _ANSWER_S
-    with suppress(TimeoutError):
-        while True:
-            found.append(json.loads((await answers.next_msg(timeout=wait_s)).data).get("data", {}))
-            wait_s = _MORE_S
-    return found
-
-
 def _line(what: str, target: str, why: str) -> dict[str, Any]:
     """Of the operator's book."""
     return {
         "what": what, "target": target, "reason": why, "at_us": time.time_ns() // 1000,
         "host": socket.gethostname()[:255], "login": "", "tool": "",
     }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Of an account: bytes that were no messages until then, beyond what may come in a second; of messages, those of late, and
+    those that the broker has counted before they were seen to be read: it answers later than the kernel."""
+
+    at_us: int
+    words: float = 0.0
+    usual: float = 0.0
+    ahead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, Field
 
 from libs.walls import claims
+from libs.walls.accounts import FINANCE
 from libs.walls.claims import KeyKind, KeyPair
 
 KEYS_FILE = "keys.json"
@@ -102,8 +103,9 @@ class Keys(BaseModel, extra="allow"):
 
     @property
     def kept_out(self) -> dict[str, int]:
-        """Teams that were not let in again yet -> until when they are kept out, s since 1970."""
-        out = {name: owner.out_until_s for name, owner in self.teams.items() if not owner.let_in}
+        """Teams, or finance, that were not let in again yet -> until when they are kept out, s since 1970."""
+        guests = self.teams if self.finance is None else {**self.teams, FINANCE: self.finance}
+        out = {name: owner.out_until_s for name, owner in guests.items() if not owner.let_in}
         return {name: until_s for name, until_s in out.items() if until_s}
 
 

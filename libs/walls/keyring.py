@@ -286,10 +286,10 @@ class Keyring:
                 (self.creds / f"{each}.creds").unlink(missing_ok=True)
 
     def keep_out(self, team: str, least_s: int, most_s: int) -> int:
-        """Nobody of the team may be connected for so many seconds, once the broker is told: `least_s`, and each further time
-        within `most_s` twice as long as before, up to that. Raises NoCredential."""
+        """Nobody of the team, or of finance, may be connected for so many seconds, once the broker is told: `least_s`, and each
+        further time within `most_s` twice as long as before, up to that. Raises NoCredential."""
         with self.changing() as keys:
-            owner, now_s = keys_of.team(keys, team), int(self.now())
+            owner, now_s = keys_of.account(keys, team), int(self.now())
             again = owner.out_for_s and now_s - owner.out_until_s < most_s
             owner.out_for_s = min(most_s, 2 * owner.out_for_s) if again else least_s
             owner.out_until_s, owner.let_in = now_s + owner.out_for_s, False
@@ -301,7 +301,7 @@ class Keyring:
             if team not in (out := keys.kept_out):
                 known = f"there are {', '.join(sorted(out))}" if out else "no team is"
                 raise NotKeptOut(f"team {team!r} is not kept out; {known}")
-            owner = keys.teams[team]
+            owner = keys_of.account(keys, team)
             owner.out_until_s, owner.let_in = min(owner.out_until_s, int(self.now())), True
 
     def is_over(self, until_s: int) -> bool:

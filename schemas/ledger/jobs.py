@@ -83,7 +83,8 @@ class JobGranted(Fact):
     own_delay_us: Micros | None = Field(
         default=None,
         description="of a gang that is late: the promised start after which it would have had room, had all jobs of its team"
-        " ended but those in that promise's `stays`; null: others, or faults, were in its way. What is later is not credited",
+        " ended but those in that promise's `stays`, or at which its team was suspended; null: others, or faults, were in its"
+        " way. What is later is not credited",
     )
 
 

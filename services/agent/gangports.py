@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from libs.ports.sockdiag import BOUND, CONNECTED, LISTENING, HeldPort, held_ports
 from schemas.ids import FIRST_TEAM_UID, TEAM_UIDS
 from services.agent.keeper import proc
 from services.agent.limits import SHARE
-from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, HeldPort, held_ports
 from services.agent.tables import sockets_of
 from services.agent.variables import GANG_PORTS
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from libs.ports.sockdiag import BOUND, LISTENING, tells
 from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.jobs import JobLimits, Network
 from schemas.nodes import NodeWalls
@@ -19,7 +20,6 @@ from services.agent import shared
 from services.agent import view as views
 from services.agent.keeper import callfilter, walls
 from services.agent.keeper.client import KeeperClient
-from services.agent.sockdiag import BOUND, LISTENING, tells
 from services.agent.view import JobView
 
 log = logging.getLogger("baton.agent")

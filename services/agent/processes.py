@@ -11,11 +11,12 @@ from pathlib import Path
 
 from libs.bus.cancel import cancel
 from libs.core.scheduling.progress import SAMPLE_S
+from libs.ports import sockdiag
 from libs.service.tasks import essential
 from schemas.attempts import Category, KnownOfPart
 from schemas.inbox import Released, SeenOfPart, Started
 from schemas.nodes import DesiredPart
-from services.agent import failures, sockdiag
+from services.agent import failures
 from services.agent.attempt_launch import AttemptLaunch
 from services.agent.checkpoints import PartCheckpoints
 from services.agent.keeper.find import NoKeeper

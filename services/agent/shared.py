@@ -17,14 +17,7 @@ from functools import cache
 
 import psutil
 
-from services.agent import neighbours
-from services.agent.filelocks import locks_by_process, locks_on_machine
-from services.agent.gangports import GangPorts, PortsHad, given_out, local_ports
-from services.agent.keeper import proc
-from services.agent.limits import SHARE, mib
-from services.agent.netlinks import MOST as MOST_NETLINKS
-from services.agent.netlinks import NetlinkTotal, had_by, netlinks
-from services.agent.sockdiag import (
+from libs.ports.sockdiag import (
     BOUND,
     CONNECTED,
     DATAGRAMS,
@@ -35,6 +28,13 @@ from services.agent.sockdiag import (
     buffered,
     held_ports,
 )
+from services.agent import neighbours
+from services.agent.filelocks import locks_by_process, locks_on_machine
+from services.agent.gangports import GangPorts, PortsHad, given_out, local_ports
+from services.agent.keeper import proc
+from services.agent.limits import SHARE, mib
+from services.agent.netlinks import MOST as MOST_NETLINKS
+from services.agent.netlinks import NetlinkTotal, had_by, netlinks
 from services.agent.tables import files_of, networks_of, sockets_of
 
 QUICK_S = 0.2

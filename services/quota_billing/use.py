@@ -84,7 +84,9 @@ class UseKeeper:
         meter = self._follower.projection
         now_us = max(self._sampled_us, meter.wall_us)
         ended, settled = (now_us - SAMPLES_IN_US) // SLOT_US, (now_us - SETTLED_US) // SLOT_US
-        if now_us < self._seen_us - _SET_BACK_US:
+        # By a sample or a record that was heard. Both last longer than what is stored: who begins anew finds later ones.
+        seen_us = max(self._seen_us, (self._settled or 0) * SLOT_US if self._sampled_us else 0)
+        if now_us < seen_us - _SET_BACK_US:
             self._go_back(now_us, settled)
         self._seen_us = now_us
         first = max(self._settled or 0, (now_us - _LOST_US) // SLOT_US, 0)

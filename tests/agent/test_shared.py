@@ -20,12 +20,13 @@ from pathlib import Path
 
 import pytest
 
+from libs.ports import sockdiag
+from libs.ports.sockdiag import BOUND, CONNECTED, LISTENING, end_what_is_left, held_ports, is_free, tells
 from schemas.ids import FIRST_TEAM_UID
-from services.agent import filelocks, gangports, neighbours, netlinks, shared, sockdiag
+from services.agent import filelocks, gangports, neighbours, netlinks, shared
 from services.agent.gangports import GangPorts, PortsHad, given_out, local_ports
 from services.agent.keeper import proc
 from services.agent.shared import SharedLook, SharedUse
-from services.agent.sockdiag import BOUND, CONNECTED, LISTENING, end_what_is_left, held_ports, is_free, tells
 from services.agent.tables import files_of, sockets_of
 from services.agent.variables import GANG_PORTS
 

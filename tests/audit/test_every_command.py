@@ -42,6 +42,7 @@ LISTED: dict[str, tuple[str, str]] = {
     "finance add": (ACTION, "libs.cli.finance: finance.add"),
     "finance rotate": (ACTION, "libs.cli.finance: finance.rotate"),
     "finance revoke": (ACTION, "libs.cli.finance: finance.revoke"),
+    "finance let-in": (ACTION, "libs.cli.finance: team.let-in"),
     "team erase": (ACTION, "libs.cli.team: team.erase"),
     "team offboard": (ACTION, "libs.cli.team_offboard: team.offboard"),
     "node add": (ACTION, "libs.cli.node: node.add"),

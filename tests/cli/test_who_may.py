@@ -53,6 +53,7 @@ node revoke n1 --reason x
 finance add ana
 finance rotate ana
 finance revoke ana --reason x
+finance let-in
 team add green
 team rotate green
 team revoke green --reason x

@@ -10,6 +10,7 @@ from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.audit import AuditLines
 from libs.core.projections.history import Feed
+from libs.core.scheduling.preemption import PendingPlans
 from libs.core.state.budgets import SCALE, Budgets
 from libs.core.state.queue_tree import QueueTree
 from schemas import inbox
@@ -454,3 +455,121 @@ def test_what_has_ended_is_not_kept_until_its_time_limit_would_have_been_over():
     assert list(budgets.overdue(8_000)) == ["first"]
     assert list(budgets.overdue(9_000)) == ["first", "last"]
     assert set(budgets.overdue(366 * 24 * HOUR_US)) == {"first", "last", "job2500"}
+
+
+@pytest.mark.parametrize("comes", ["budget", "queue"])
+def test_a_budget_of_money_that_comes_counts_also_what_runs_under_one_of_gpu_hours(comes: str):
+    """The hold of such a job says no prices, and lasts for its whole time limit."""
+    w = World(node("n0"))
+    rate = ListRate(device="H100", micros=3_000_000, from_us=0)
+    w.send(inbox.ApplyPrices(book=RateBook(version=1, currency="USD", prices=(rate,))))
+    money = SpendingBudget(queue="lab", unit=BudgetUnit.MONEY, period=BudgetPeriod.MONTH, hard=20 * HOUR)
+    lab = (Queue(name="lab"), Queue(name="research", parent="lab" if comes == "budget" else ""))
+    w.send(inbox.ApplyQueues(version=1, queues=lab))
+    apply(w, gpu_hours(1000 * HOUR), *([money] if comes == "queue" else []))
+    runs = w.submit(job("runs", 2, time_limit_s=7 * 86_400))
+    w.started(runs)
+    tick(w, HOUR_US)
+    if comes == "budget":
+        apply(w, gpu_hours(1000 * HOUR), money, version=2)
+    else:
+        w.send(inbox.ApplyQueues(version=2, queues=(Queue(name="lab"), Queue(name="research", parent="lab"))))
+    balance = w.decider.state.budgets.balances[money.key]
+    since_us, spent_us = w.now_us, 7000 * 2 * (w.now_us - w.records[4].t_us)
+    assert w.decider.state.budgets.balances[RESEARCH].captured == spent_us, "and nothing is lost of the other one"
+    tick(w, HOUR_US)
+    assert balance.spent(w.now_us) == 2 * 1000 * 3_000_000 * (w.now_us - since_us)
+    while w.state_of(runs) == "running" and w.now_us < since_us + 10 * HOUR_US:
+        tick(w, HOUR_US // 10)
+    assert w.state_of(runs) == "stopping"
+    assert balance.spent(w.now_us) / balance.scale / HOUR == pytest.approx(20, abs=1.5)
+    w.check()
+
+
+@pytest.mark.parametrize("days", [2, 40, 5 * 365])
+def test_after_the_clock_was_ahead_the_present_period_goes_on_and_the_next_begins_at_its_time(days: int):
+    """It stayed in the one to come: for five years nothing was given anew."""
+    day_us = 24 * HOUR_US
+    w = World(node("n0"))
+    tick(w, 6 * HOUR_US)
+    apply(w, gpu_hours(10 * HOUR, period=BudgetPeriod.DAY), gpu_hours(100 * HOUR, team="vision"))
+    key = "team:research:gpu-hours:day"
+    w.set_clock(days * day_us)
+    tick(w, 1000)
+    w.started(w.submit(job("runs", 2, time_limit_s=2 * 3600)))
+    tick(w, HOUR_US)
+    w.set_clock(-days * day_us)
+    balances = w.decider.state.budgets.balances
+    assert {name: balance.from_us for name, balance in balances.items()} == dict.fromkeys(balances, 0)
+    assert left(w, key) == 6, "what was spent and held meanwhile stays"
+    w.released(job("runs").job_id)
+    assert left(w, key) == pytest.approx(8, abs=1e-4)
+    tick(w, day_us)
+    assert (balances[key].from_us, left(w, key)) == (day_us, 10)
+    w.check()
+
+
+def test_a_clock_that_is_set_back_by_moments_begins_no_period_twice():
+    w = World(node("n0"))
+    apply(w, gpu_hours(10 * HOUR, period=BudgetPeriod.DAY, carry_over=10 * HOUR))
+    tick(w, 24 * HOUR_US)
+    w.set_clock(-60_000_000)
+    tick(w, HOUR_US)
+    began = [e.from_us for record in w.records for e in record.events if isinstance(e, BudgetPeriodBegan)]
+    assert began == [0, 24 * HOUR_US]
+    w.check()
+
+
+def test_who_waits_for_a_budget_of_money_is_granted_as_soon_as_prices_let_it():
+    """It was looked at again after a minute or five, and its explanation said that it was granted with the next decision."""
+    w = World(node("n0"))
+    dear, cheap = (
+        RateBook(version=version, currency="USD", prices=(ListRate(device="H100", micros=micros, from_us=0),))
+        for version, micros in ((1, 30_000_000), (2, 3_000_000))
+    )
+    w.send(inbox.ApplyPrices(book=dear))
+    apply(w, gpu_hours(20 * HOUR, unit=BudgetUnit.MONEY))
+    waits = w.submit(job("waits", 1, time_limit_s=3600))
+    planner = PendingPlans()
+    planner.computed()
+    assert (w.state_of(waits), planner.due(w.now_us)) == ("queued", False)
+    w.send(inbox.ApplyPrices(book=cheap))
+    planner.apply(w.records[-1])
+    assert (w.state_of(waits), planner.due(w.now_us)) == ("granted", True)
+    w.check()
+
+
+def test_a_queue_whose_budget_there_is_does_not_go():
+    """The budget counted nobody then, and what waited for it ran."""
+    w = World(node("n0"))
+    research = Queue(name="research")
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="lab"), Queue(name="research", parent="lab"))))
+    lab = SpendingBudget(queue="lab", unit=BudgetUnit.GPU_HOURS, period=BudgetPeriod.MONTH, hard=HOUR)
+    apply(w, lab)
+    waits = w.submit(job("waits", 8, time_limit_s=3600))
+    (refused,) = w.send(inbox.ApplyQueues(version=2, queues=(research,)))
+    assert refused.reason.startswith(
+        "queue lab: goes, and the budget of queue lab, gpu-hours a month would count nobody"
+    )
+    assert (w.state_of(waits), "lab" in w.decider.state.tree) == ("queued", True)
+    apply(w, version=2)
+    w.send(inbox.ApplyQueues(version=2, queues=(research,)))
+    assert (w.state_of(waits), "lab" in w.decider.state.tree) == ("granted", False)
+    w.check()
+
+
+def test_who_waits_for_a_budget_of_money_is_granted_soon_after_prices_are_others_by_the_calendar():
+    w = World(node("n0"))
+    cheap_us = 2 * HOUR_US
+    dear = ListRate(device="H100", micros=30_000_000, from_us=0, to_us=cheap_us)
+    cheap = ListRate(device="H100", micros=3_000_000, from_us=cheap_us)
+    w.send(inbox.ApplyPrices(book=RateBook(version=1, currency="USD", prices=(dear, cheap))))
+    apply(w, gpu_hours(20 * HOUR, unit=BudgetUnit.MONEY))
+    tick(w, cheap_us - w.now_us - 61_000_000)
+    waits = w.submit(job("waits", 1, time_limit_s=3600))
+    while w.now_us < cheap_us:
+        tick(w, 1_000_000)
+    for _ in range(11):
+        tick(w, 1_000_000)
+    assert w.state_of(waits) == "granted"
+    w.check()

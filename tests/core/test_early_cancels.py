@@ -2,12 +2,16 @@
 
 import pytest
 
+from libs.core.explain.reasons import Reasons
+from libs.core.explain.waiting import explain
 from libs.core.projections.history import Feed
+from libs.core.scheduling.decider import Decider
 from libs.core.state import early_cancels, snapshot
 from libs.core.state.early_cancels import EarlyCancel, EarlyCancels
+from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget
 from schemas.ids import job_id
-from schemas.inbox import CancelRequested
-from schemas.jobs import JobEvent, JobRejected
+from schemas.inbox import ApplyBudgets, CancelRequested, NodeLost, Released, SuspendTeam, Tick
+from schemas.jobs import JobEvent, JobRejected, RetryPolicy
 from tests.core.builders import World, job, node
 
 S = 1_000_000
@@ -73,6 +77,54 @@ def test_a_cancel_of_a_job_that_ended_is_not_remembered(world: World) -> None:
     world.released(job_id("research", "j"), own_exit=False, exit_code=143)
     world.send(cancel("j", 4))
     assert len(world.decider.state.early_cancels) == 0
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("why", ["suspended", "budget", "a part is lost", "a part failed"])
+def test_a_job_that_is_cancelled_while_it_is_stopped_for_another_reason_does_not_wait_again(
+    why: str, restart: bool
+) -> None:
+    """Found by random lives: the cancel changed nothing, and the job ran once more."""
+    w = World(node("n1", 1), node("n2", 1))
+    if why == "budget":
+        budget = SpendingBudget(team="research", unit=BudgetUnit.GPU_HOURS, period=BudgetPeriod.MONTH, hard=1_000_000)
+        w.send(ApplyBudgets(budgets=BudgetSet(version=1, renewal_s=1500, budgets=(budget,))))
+    gang = w.submit(job("gang", 2, retry=RetryPolicy(on_failure=3)))
+    w.started(gang)
+    if why == "suspended":
+        w.send(SuspendTeam(team="research", reason="unpaid", stop=True))
+    elif why == "budget":
+        for _ in range(2):
+            w.send(Tick(), after_us=1500 * S)
+    elif why == "a part is lost":
+        w.send(NodeLost(node="n2", incarnation=1, silent_s=31))
+    else:
+        w.observe("n2", Released(job_id=gang, attempt=1, exit_code=1, own_exit=True))
+    assert w.state_of(gang) == "stopping"
+    assert kinds(w.send(cancel("gang", w.wall_us, team="other"))) == ["input.rejected"]
+    (told,) = w.send(cancel("gang", w.wall_us))
+    assert "it is cancelled as soon as that is done" in told.reason
+    assert w.send(cancel("gang", w.wall_us)) == [], "a repeat says nothing new"
+    if restart:
+        w.decider = Decider.load(w.decider.dump())
+    state = w.decider.state
+    explained = explain(state, state.jobs[gang], Reasons(state)).text
+    assert explained.endswith("; it was cancelled, and does not wait again")
+    left = [
+        name for name in w.nodes_of(gang) if name in w.decider.state.on_node and gang in w.decider.state.on_node[name]
+    ]
+    w.released(gang, exit_code=143, own_exit=False, nodes=left)
+    *_, again, ended = [event for event in w.records[-1].events if event.kind.startswith("job.")]
+    assert (again.kind, ended.state, ended.reason, ended.user) == ("job.requeued", "cancelled", "a mistake", "ana")
+    assert w.state_of(gang) == "ended"
+    assert [row[3] for row in w.decider.state.early_cancels.rows()] == []
+    w.check()
+
+
+def test_a_job_that_was_asked_to_end_already_is_not_told_of_a_second_cancel(world: World) -> None:
+    world.send(job("j"))
+    world.send(cancel("j", 3))
+    assert world.send(cancel("j", 4)) == []
 
 
 def test_early_cancels_are_in_the_snapshot_and_every_fold_has_them(world: World) -> None:

@@ -196,6 +196,32 @@ def test_the_last_node_and_more_than_one_in_ten_stay_in_use() -> None:
     many.check()
 
 
+def test_beside_nodes_that_are_silent_the_last_one_that_is_heard_stays_in_use() -> None:
+    """Else no node was left, until an operator looked."""
+    world, waiting = World(node("n0"), node("n1")), jobs(*TEAMS)
+    world.send(inbox.NodeSilent(node="n1", incarnation=1, silent_s=16))
+    for _ in range(2 * IN_A_ROW):
+        fails(world, world.submit(next(waiting)))
+    assert not cordons(world)
+    world.send(inbox.NodeHeardAgain(node="n1", incarnation=1))
+    for _ in range(IN_A_ROW):
+        fails(world, world.submit(next(waiting)))
+    assert len(cordons(world)) == 1
+    world.check()
+
+
+def test_a_node_that_was_taken_out_of_use_and_is_gone_keeps_no_other_in_use() -> None:
+    world, waiting = World(node("n0"), node("n1"), node("n2")), jobs(*TEAMS)
+    while not cordons(world):
+        fails(world, world.submit(next(waiting)))
+    (first,) = cordons(world)
+    world.send(inbox.NodeLost(node=first.node, incarnation=1, silent_s=31))
+    for _ in range(2 * IN_A_ROW):
+        fails(world, world.submit(next(waiting)))
+    assert len(cordons(world)) == 2
+    world.check()
+
+
 def test_readers_of_before_keep_it_in_use() -> None:
     world, waiting = World(node("n0"), node("n1"), allowed=FORMAT_OF["node.cordoned"] - 1), jobs(*TEAMS)
     for _ in range(2 * IN_A_ROW):

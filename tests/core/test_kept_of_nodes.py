@@ -12,6 +12,7 @@ from libs.core.scheduling import cycle, preemption
 from schemas import inbox
 from schemas.jobs import JobSpec
 from schemas.ledger import DevicesReserved
+from schemas.queues import Queue
 from schemas.resources import Device, DeviceKind, Inventory, Level, Resources, Role, Runtime, Topology, TopologyPolicy
 from tests.core.builders import GIB, World, job, node
 
@@ -139,6 +140,23 @@ def test_what_was_kept_of_a_node_is_open_again_once_the_job_waits_no_longer(over
     assert w.state_of(behind) == "queued"
     over(w, waits)
     assert w.state_of(behind) == "granted"
+    w.check()
+
+
+def test_who_comes_before_it_by_now_has_what_it_kept_within_a_second() -> None:
+    w = World(host("n0", with_processors=True), node("n1", 5, model="A100"))
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="blue"), Queue(name="red"), Queue(name="green"))))
+    runs(w, asks("r0", "green", types=("H100",), cpu_milli=20_000))
+    many = runs(w, asks("many", "red", devices=2, types=("A100",)))
+    runs(w, asks("few", "blue", types=("A100",)))
+    waits = w.submit(asks("waits", "blue", types=("H100",), cpu_milli=16_000))
+    w.send(inbox.Tick(), after_us=DUE)
+    behind = w.submit(asks("behind", "red", **PROCESSORS, share_milli=250))
+    w.send(inbox.Tick(), after_us=S)
+    assert w.state_of(behind) == "queued", "it is kept for who holds less"
+    w.released(many)
+    w.send(inbox.Tick(), after_us=S)
+    assert (w.state_of(behind), w.state_of(waits)) == ("granted", "queued")
     w.check()
 
 

@@ -11,6 +11,7 @@ from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Terms, Watch
 from libs.core.projections.node_lives import GrantRight, NodeLives
 from libs.core.projections.verify import Checker
+from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.state import snapshot
 from libs.core.state.formats import FIRST
@@ -143,6 +144,19 @@ def test_work_that_is_kept_is_not_given_up_by_any_silence() -> None:
     assert state.jobs[kept].attempts == 1
     del other
     assert world.checker.finish().violations == []
+
+
+def test_what_is_held_on_a_node_is_given_up_when_that_it_is_silent_is_told_as_its_loss() -> None:
+    """Whoever grants leases may have said nothing before: what was held there was held on, for who could run elsewhere."""
+    world = World(node("a", 2))
+    kept, low = running(world, leased("kept", 0, priority=300), leased("low", 300, priority=100))
+    first = world.submit(leased("first", 300, priority=300, preempts=True))
+    world.send(*preemption.plans(world.decider.state, world.now_us, len(world.records)))
+    assert (list(world.decider.state.holds), world.state_of(low)) == ([first], "preempting")
+    events = world.send(lost("a"))
+    assert kinds(events)[:2] == ["node.silent", "hold.released"]
+    assert (world.decider.state.holds, world.state_of(kept)) == ({}, "running")
+    world.check()
 
 
 def test_a_nodes_lease_may_be_shorter_than_those_of_its_work() -> None:

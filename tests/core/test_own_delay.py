@@ -9,6 +9,7 @@ import pytest
 
 from libs.core.billing.credits import CreditCause
 from libs.core.scheduling import preemption
+from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.precedence.promised import PromiseBook
 from libs.core.state.formats import NEWEST, OWN_DELAY
 from libs.core.state.model import State
@@ -96,6 +97,29 @@ def test_a_jump_of_the_clock_in_the_same_decision_hides_nothing() -> None:
     w.send(inbox.NodeObserved(node="n0", incarnation=1, observations=(done,)), after_us=3 * S, jumps=(jump,))
     assert own_delay(w, gang) == told.promise.start_us
     w.check()
+
+
+@pytest.mark.parametrize("since", ["before the start", "after the start", "long before"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_while_its_team_is_suspended_nothing_is_put_off_at_the_platforms_expense(since: str, restart: bool) -> None:
+    """A gang whose team had not paid for a day cost nothing for a day then. Not where it was resumed in time."""
+    w = pool(("blue", 600))
+    gang, told = waits(w)
+    start_us = told.promise.start_us
+    if since == "after the start":
+        until(w, start_us + 3600 * S)
+    w.send(inbox.SuspendTeam(team="research", reason="unpaid", user="olga"))
+    until(w, start_us - 60 * S if since == "long before" else w.now_us + 20_000 * S)
+    w.send(inbox.ResumeTeam(team="research", reason="paid", user="olga"))
+    if restart:
+        w.decider = Decider.load(w.decider.dump())
+    if since == "long before":
+        until(w, start_us + 1800 * S)
+    w.released(runs(w, "runs0"))
+    late_us = w.now_us - start_us
+    own = since != "long before"
+    assert own_delay(w, gang) == (start_us if own else None)
+    assert credited_us(w, gang) == (0 if own else late_us)
 
 
 def test_the_devices_that_it_gets_at_last_are_no_matter() -> None:

@@ -141,7 +141,7 @@ def test_every_kind_of_event_is_a_change_or_progress():
     kinds = set(get_args(get_args(ledger.LedgerEvent)[0]))
     assert kinds >= PROGRESS
     assert kinds - PROGRESS == {
-        ledger.NodeJoined, ledger.NodeLeft, ledger.NodeSilence, ledger.NodeHeard, ledger.QuotaSet,
+        ledger.NodeJoined, ledger.NodeLeft, ledger.NodeSilence, ledger.NodeHeard, ledger.QuotaSet, ledger.PricesApplied,
         ledger.JobQueued, ledger.JobGranted, ledger.JobBoosted, ledger.BoostEnded,
         ledger.AttemptPreempting, ledger.AttemptStopping, ledger.DevicesFreed, ledger.JobRequeued, ledger.JobFinished,
         ledger.DevicesHeld, ledger.HoldReleased, ledger.BoardRecut, ledger.BoardCutDone,

@@ -18,6 +18,7 @@ from schemas import inbox
 from schemas.nodes import LiftedQuarantine
 from schemas.pool_status import Quantiles
 from tests.core.builders import World, job, node
+from tests.core.test_repartition import ONES, cut
 
 
 @pytest.fixture
@@ -224,3 +225,22 @@ def test_what_is_out_of_placement_is_what_a_state_that_was_saved_says(seed: int)
                 told(world, *chosen, incarnation=life, since_us=chance.randint(1, 3))
         saved = snapshot.load(list(snapshot.dump(state))).state
         assert saved.fleet.up.tolist() == state.fleet.up.tolist()
+
+
+def test_who_asks_for_whole_devices_is_told_of_those_that_are_cut_and_of_no_instance_in_quarantine() -> None:
+    """Seen: "7 of 8 devices are no MIG instances of profile (none)", and of one in quarantine that it could use it."""
+    boards, whole = cut("n0", {"b0": ONES}), node("n1", 1)
+    w = World(boards, whole)
+    w.send(inbox.NodeQuarantine(node="n0", incarnation=1, devices=busy(boards.devices[0].id)))
+    wide = w.submit(job("wide", 3))
+
+    def text(job_id: str) -> str:
+        return explain(w.decider.state, w.decider.state.jobs[job_id], Reasons(w.decider.state)).text
+
+    assert (
+        text(wide) == "6 of 7 devices are MIG instances, and it asks for whole ones; 1 are left and it needs 3 at once"
+    )
+    w.send(inbox.NodeLost(node="n1", incarnation=1, silent_s=31))
+    one = w.submit(job("one"))
+    assert text(one) == "all usable devices are MIG instances, and it asks for whole ones"
+    w.check()

@@ -16,6 +16,7 @@ from libs.core.placement.find import find
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.view import View
+from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
@@ -348,6 +349,35 @@ def test_a_held_instance_is_what_it_was_whatever_is_said_of_it_when_its_board_is
     world.send(after_us=60 * SECOND)
     world.released(runs)
     assert fleet.free_mib[fleet.row(name)] == PROFILES[ONE].memory_mib
+    world.check()
+
+
+def test_what_is_held_for_a_job_is_given_up_when_the_node_has_it_no_more() -> None:
+    """A cut that failed half-way: the job waited for ever for an instance that was gone, and kept another idle."""
+    world = World(cut("n0", {"b0": ONES, "b1": ONES}))
+    low = [world.submit(ask(f"low{n}", ONE, priority=100)) for n in range(13)]
+    for one in low:
+        world.started(one)
+    for one in low[10:]:
+        world.released(one)
+    world.submit(ask("wide", THREE, priority=100))
+    (recut,) = tick(world, 31)
+    first = world.submit(ask("first", ONE, 2, priority=300, preempts=True))
+    (plan,) = preemption.plans(world.decider.state, world.now_us, len(world.records))
+    world.send(plan)
+    of = {device: victim for victim in plan.victims for device in held(world, victim)}
+    gone = next(device for device in plan.devices if device.startswith(recut.recut.board))
+    world.released(of[gone], exit_code=143, own_exit=False)
+    known = world.decider.state.fleet.nodes["n0"].inventory
+    left = tuple(device for device in known.devices if device.id not in (gone, *recut.recut.destroy))
+    told = inbox.BoardCut(
+        node="n0", incarnation=1, board=recut.recut.board, number=recut.recut.number, ok=False, reason="the driver failed",
+        inventory=known.model_copy(update={"devices": left}),
+    )  # fmt: skip
+    assert [event.kind for event in world.send(told)] == ["board.cut", "hold.released"]
+    assert world.decider.state.holds == {}
+    (again,) = preemption.plans(world.decider.state, world.now_us, len(world.records))
+    assert (again.beneficiary, gone in again.devices) == (first, False)
     world.check()
 
 

@@ -80,6 +80,32 @@ def test_a_gang_of_who_holds_the_least_keeps_devices_from_the_others() -> None:
     assert world.state_of(running[10]) == "granted"
 
 
+@pytest.mark.parametrize("how", ["its user holds less", "the gang's user got more"])
+def test_who_comes_before_a_gang_by_now_has_what_that_kept_within_a_second(how: str) -> None:
+    """It was looked at again after five minutes, and its explanation said that it was granted with the next decision."""
+    w = World(node("n0", 2), node("n1", 5, model="A100"))
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="research"), Queue(name="red"))))
+
+    def asks(user: str, name: str, devices: int, model: str = "A100", team: str = "research") -> str:
+        return w.submit(by(user, job(name, devices, types=(model,), team=team, submitted_us=w.now_us + 1)))
+
+    w.started(asks("", "long", 1, "H100", team="red"))
+    w.started(many := asks("ana", "many", 2))
+    w.started(asks("bob", "few", 1))
+    gang = asks("bob", "gang", 2, "H100")
+    w.send(inbox.Tick(), after_us=61_000_000)
+    waits = asks("ana", "waits", 1, "H100")
+    w.send(inbox.Tick(), after_us=1_000_000)
+    assert w.state_of(waits) == "queued", "it is kept for who holds less"
+    if how == "its user holds less":
+        w.released(many)
+    else:
+        asks("bob", "more", 2)
+    w.send(inbox.Tick(), after_us=1_000_000)
+    assert (w.state_of(waits), w.state_of(gang)) == ("granted", "queued")
+    w.check()
+
+
 def test_users_share_beneath_what_their_team_is_entitled_to() -> None:
     world = World(node("n0"))
     world.send(queues(Queue(name="research"), Queue(name="vision", guaranteed={"*": 8000})))

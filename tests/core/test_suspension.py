@@ -8,6 +8,7 @@ from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, evaluate
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Meter
 from libs.core.explain.dry_run import shape_of_fleet
+from libs.core.explain.queue_shares import queue_shares
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.projections.pool_status import StatusFigures
@@ -22,7 +23,9 @@ from schemas import inbox, ledger
 from schemas.jobs import JobSpec, JobState
 from schemas.nodes import Action
 from schemas.pool_status import MOST_SUSPENDED, Quantiles
+from schemas.queues import Queue
 from schemas.requests import SubmitJob
+from schemas.subjects import OPERATOR
 from tests.core.builders import World, job, node
 
 PAUSE = inbox.SuspendTeam(team="research", reason="unpaid", user="olga")
@@ -315,3 +318,23 @@ def test_the_operator_is_told_of_no_more_suspended_teams_than_an_answer_holds() 
     assert told == sorted(told)
     assert {f"team-{n:03d}" for n in range(MOST_SUSPENDED + 2)} - set(told) == {"team-001", "team-003"}
     assert [one.team for one in glance.of_team("team-001", none, none).suspended] == ["team-001"]
+
+
+def test_what_a_suspended_team_waits_for_is_in_nobodys_share() -> None:
+    """`baton get queues` told the others half of a pool of which they may have all."""
+    w = World(node("n0"))
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="research"), Queue(name="blue"))))
+    for team in ("research", "blue"):
+        w.send(*(job(f"{team}-{n}", 4, team=team) for n in range(3)))
+
+    def shares() -> dict[str, int]:
+        return {one.queue.name: one.share_milli for one in queue_shares(w.decider.state, OPERATOR).shares}
+
+    assert shares() == {"research": 4000, "blue": 4000}
+    w.send(PAUSE)
+    (told,) = (one for one in queue_shares(w.decider.state, OPERATOR).shares if one.queue.name == "research")
+    assert (told.waiting_jobs, told.held_milli) == (1, 8000)
+    for runs in [one.id for one in w.decider.state.jobs.values() if one.current is not None]:
+        w.released(runs)
+    assert shares() == {"research": 0, "blue": 8000}
+    w.check()

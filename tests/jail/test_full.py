@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from libs.ports import sockdiag
 from schemas.attempts import Category
 from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.inbox import Released
 from schemas.jobs import JobLimits, Network
 from schemas.resources import WALLS, Resources
-from services.agent import processes, shared, sockdiag, tree
+from services.agent import processes, shared, tree
 from services.agent.jobwalls import lacks
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper

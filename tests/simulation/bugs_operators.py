@@ -8,6 +8,7 @@ from libs.core.scheduling import decider
 from libs.core.scheduling.reactions import _REACTIONS, telemetry
 from libs.core.scheduling.reactions.attempts import after_loss, free
 from libs.core.state import fold
+from libs.core.state.job import Job
 from libs.simulation.dst.machine import Machine
 from schemas import inbox, ledger
 from schemas.attempts import Cause, Evidence
@@ -48,6 +49,11 @@ def suspended_again_goes_on(stack: ExitStack) -> None:
             real(state, e, t_us)
 
     _fold(stack, ledger.TeamSuspended, team_suspended)
+
+
+@bug("a cancel of a job that is being stopped changes nothing", aim="cancelled while stopped")
+def cancel_of_what_stops_is_forgotten(stack: ExitStack) -> None:
+    set_on(stack, Job, "may_come_back", False)
 
 
 @bug("a team has left while jobs of it wait or run", aim="teams leave")

@@ -33,6 +33,8 @@ _API = f"{_ATTACKS}::test_no_api_of_the_broker_hears_it"
 _RATE, _FULL = "tests/walls/test_hostile.py::test_a_hostile_team_at_rate_harms_nobody", "tests/jail/test_full.py"
 _REACHES = f"{_FULL}::test_a_hostile_job_reaches_nothing"
 _SHARED, _SHARES = "tests/agent/test_shared.py", "tests/jail/test_shares.py"
+_WORDS, _SEEN = "tests/walls/test_words.py", "the kernel counts them, and it is kept out"
+_SAYS = f"{_WORDS}::test_a_team_that_says_words_which_are_no_messages_is_kept_out"
 _FLOODS, _ALLOWED = "tests/walls/test_floods.py", "tests/core/test_allowances.py"
 _TELLER = "tests/services/test_node_notifier.py"
 _FAILING, _CUTS = "tests/core/test_failing.py", "tests/core/test_unused_cuts.py"
@@ -68,6 +70,16 @@ ATTEMPTS = (
             "tests/walls/test_traces.py::test_who_has_the_broker_trace_without_end_is_kept_out"),
     Attempt(0, _TEAM, "... in the name of another, who is kept out for it", "the broker says for whom it is",
             "tests/walls/test_traces.py::test_nobody_is_said_to_trace_who_does_not"),
+    Attempt(0, _TEAM, "`PING` without end, which the broker counts for nobody", _SEEN, _SAYS, "PING"),
+    Attempt(0, _TEAM, "... subscriptions that end at once, or are refused", _SEEN, _SAYS, "CHURN"),
+    Attempt(0, _TEAM, "... by so many connections that the broker says of nobody who it is",
+            "they are ended, and found out later",
+            f"{_WORDS}::test_connections_of_which_the_broker_does_not_say_whose_they_are_are_ended_and_found_out_later"),
+    Attempt(0, _NODE, "... the same", "it is cut off", f"{_WORDS}::test_a_node_that_says_them_is_cut_off"),
+    Attempt(0, _NODE, "... by its second credential, and what it may not publish", "each connection is counted",
+            f"{_WORDS}::test_a_node_is_looked_at_by_its_second_credential_too", "UNPUBLISHED"),
+    Attempt(0, _FINANCE, "... the same, and questions without end", "it is kept out as a team is",
+            f"{_WORDS}::test_finance_is_looked_at_like_a_team", "questions"),
     Attempt(0, _TEAM, "a forged word about who asks", "nobody reads it", _HEADER, "Nats-Request-Info"),
     Attempt(0, _TEAM, "a batch that is never ended", "streams of requests take none", _HEADER, "Nats-Batch-Id"),
     Attempt(0, _TEAM, "a header as the broker ends a pull with: of 5,000 that are never settled no team's are read",

@@ -69,6 +69,12 @@ SOME = {
 }
 """Texts for a constraint that leaves some devices, but too few: what the devices are that it removes."""
 
+_WHOLE = (
+    "all usable devices are MIG instances, and it asks for whole ones",
+    "MIG instances, and it asks for whole ones",
+)
+"""Both texts for the profile of a request that has none."""
+
 _OTHERS = (
     BlockReason.BUSY, BlockReason.HELD, BlockReason.RESERVED, BlockReason.PARTS, BlockReason.CPU, BlockReason.HOST_MEMORY,
     BlockReason.POWER,
@@ -133,17 +139,19 @@ def text_of(state: State, job: Job, outcome: Blocked, *, seen_by: str = OPERATOR
     if outcome.reason in (BlockReason.QUOTA, BlockReason.BUDGET) and (reached := Tally(state).room(job).reached):
         return reached[0].text(job.team)
     shape = job.shape
-    text, (before, gone) = TEXT[outcome.reason], _counts(outcome)
+    whole = outcome.reason is BlockReason.PROFILE and not shape.profile
+    text, some = _WHOLE if whole else (TEXT[outcome.reason], SOME.get(outcome.reason, ""))
+    before, gone = _counts(outcome)
     if outcome.reason is BlockReason.LABELS and shape.labels == (ASKED,):
         text = "its class has no network, and no usable node can take it from a job"
-    if outcome.reason in SOME and gone < before:
+    if some and gone < before:
         counted = f"{gone} of {before}" if seen_by == OPERATOR or outcome.reason not in _OTHERS else "some"
-        text = f"{counted} devices are {SOME[outcome.reason]}; {{left}} are left and it needs {{need}} at once"
+        text = f"{counted} devices are {some}; {{left}} are left and it needs {{need}} at once"
     said = text.format(
         up=int(state.fleet.up.sum()),
         need=_devices(shape.least * shape.milli),
         types=(", ".join(shape.types) or "any accelerator") + ("" if shape.whole else ", where it is shared"),
-        profile=shape.profile or "(none)",
+        profile=shape.profile,
         labels=dict(shape.labels),
         memory=shape.memory_mib,
         runtime=shape.runtime,
@@ -176,7 +184,7 @@ def _fitting(state: State, shape: Shape, rows: set[int]) -> int:
     model, profile = fleet.models.names, fleet.profiles.names
     return sum(
         (not shape.types or model[int(fleet.model[row])] in shape.types)
-        and (not shape.profile or profile[int(fleet.profile[row])] == shape.profile)
+        and profile[int(fleet.profile[row])] == shape.profile
         for row in rows
     )
 

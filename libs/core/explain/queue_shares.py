@@ -34,7 +34,8 @@ def queue_shares(
         waiting[key.team] = waiting.get(key.team, 0) + len(line) * each
     teams = {*held, *jobs}
     has = {team: grains(ANY_ACCELERATOR, held.get(team, {})) for team in teams}
-    wanted = {team: has[team] + waiting.get(team, 0) for team in teams}
+    # What a suspended team wants it does not get: the others share it.
+    wanted = {team: has[team] + (0 if team in state.suspended else waiting.get(team, 0)) for team in teams}
     operator, all_there_is = seen_by == OPERATOR, grains(ANY_ACCELERATOR, state.fleet.capacity())
     if not operator:  # what others want is not its to know: as if they wanted everything
         wanted = {name: all_there_is for name in tree.queues if name != seen_by} | {seen_by: wanted.get(seen_by, 0)}

@@ -58,7 +58,7 @@ def _boosted(boost: Boost) -> str:
 
 def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Explanation:
     if job.state is not JobState.QUEUED:
-        text = _running(job) + _unheard(state, job)
+        text = _running(job) + _ends_then(state, job) + _unheard(state, job)
         return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=text, span=_span(job))
     if job.team in state.suspended:
         text = state.suspended[job.team].text(job.team)
@@ -208,6 +208,11 @@ def _running(job: Job) -> str:
         why += f", giving way costs it {attempt.cost_device_s:,.0f} device-seconds"
     together = f", {attempt.span.text}" if attempt.span else ""
     return f"attempt {attempt.number} is {job.state.value} on {where}{together}{why}"
+
+
+def _ends_then(state: State, job: Job) -> str:
+    """Of a job that was cancelled while its attempt was being stopped for another reason."""
+    return "" if state.early_cancels.of(job.id, job.team) is None else "; it was cancelled, and does not wait again"
 
 
 def _out_of_hearing(state: State, job: Job, reason: BlockReason) -> str:

@@ -279,8 +279,10 @@ class HotState:
             )
 
     def _board_cut(self, e: led.BoardCutDone, t_us: int) -> None:
-        since_us = self._row("nodes", e.node)["since_us"]
-        self._node_joined(e, since_us)
+        """What the node offers is another, and no more: one that is silent is no less so."""
+        before = self._row("nodes", e.node)
+        self._node_joined(e, before["since_us"])
+        self.nodes[e.node]["status"] = before["status"]
 
     def _node_left(self, e: led.NodeLeft, t_us: int) -> None:
         node = self._row("nodes", e.node)

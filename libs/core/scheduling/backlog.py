@@ -1,23 +1,25 @@
 """Which waiting queues are worth another search, so that the cost of a cycle depends on what changed and not on what waits.
 
 A queue that was tried stays blocked until something changes that could help it. This is sound because a request that did not
-fit does not fit after devices were taken either. So a cycle that skips the blocked queues grants the same as one that tries
-them all again (`tests/core/test_backlog.py` compares the two).
+fit does not fit after devices were taken either, but where that brings it before a job for which devices are kept: that is
+looked at once a second. So a cycle that skips the blocked queues grants the same as one that tries them all again
+(`tests/core/test_backlog.py` compares the two).
 
 A backlog is a cache of one decider, not ledger state. With an empty one the next cycle looks at everything. It is dropped with
 the state when a record is not committed, and after a record of another writer.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from libs.core.placement.answer import Blocked
+from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.search.gang import usable_of
 from libs.core.placement.view import NOBODY, View, processors_among
 from libs.core.scheduling.changes import Changes
-from libs.core.scheduling.order import due_us, front, is_due, is_due_alone
+from libs.core.scheduling.order import Shares, due_us, front, is_due, is_due_alone, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import KeptDevices, PartedDevices
 from libs.core.state.fleet import Fleet, Ints
@@ -26,6 +28,12 @@ from libs.core.state.model import State
 from libs.core.state.shape import Shape
 
 _NEVER = 1 << 62
+_KEPT = frozenset({BlockReason.RESERVED, BlockReason.CPU, BlockReason.HOST_MEMORY})
+_LOOK_US = 1_000_000
+_AT_ONCE = 64
+_PRICES_US = 10_000_000
+"""Who waits for a budget is looked at again so soon, which costs no search: prices change by the calendar, and no event says
+so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class _Tried:
     """One of them wants one device, and has waited as long: it is kept one where others take parts of such devices."""
     again_us: int = _NEVER
     """When the queue may fit because time has passed, us."""
+    behind: int = 0
+    """Behind so many jobs that kept devices it was tried."""
 
 
 class Backlog:
@@ -65,6 +75,8 @@ class Backlog:
         """The earliest `again_us` of all queues."""
         self._moved = False
         """Free devices changed since reservations were last worked out."""
+        self._shared, self._looked_us = False, -_LOOK_US
+        """What teams hold changed since it was looked at who has come before jobs that keep devices; and when that was."""
         self.changes.anything = True
 
     # ------------------------------------------------------------------------------------------------ before a cycle
@@ -80,6 +92,7 @@ class Backlog:
         else:
             self._note_time(t_us)
             self._note_changes(state, policy)
+            self._note_shares(state, t_us, policy)
         self.changes.clear()
         self._note_gone(state, policy)
         due = self._due(PartedDevices(state.fleet)) if self._moved or self._untried else set()
@@ -118,6 +131,30 @@ class Backlog:
             helped = _Help(state, self.changes)
             self._retry([key for key, tried in self._tried.items() if helped.reaches(key, tried)])
 
+    def _note_shares(self, state: State, t_us: int, policy: Policy) -> None:
+        """What teams and users hold is another: of who lacks what is kept for others, some may come before one of these by now.
+        Looked at once in a while, since each costs its place in the order."""
+        self._shared = self._shared or bool(self.changes.teams)
+        if not (self._shared and self.reserved) or t_us < self._looked_us + _LOOK_US:
+            return
+        self._shared, self._looked_us = False, t_us
+        behind = [
+            (key, tried.behind)
+            for key, tried in self._tried.items()
+            if tried.behind and key in state.queues and _kept_out(self.waiting[key])
+        ]
+        if not behind:
+            return
+        shares = Shares(state, policy)
+        kept = sorted(rank(state.jobs[job], shares, t_us, policy) for job in self.reserved if job in state.jobs)
+        ahead = []
+        for key, before in behind:
+            *_, job = front(state, key, policy)
+            here = rank(job, shares, t_us, policy)
+            if bisect_left(kept, here) < before:
+                ahead.append((here, key))
+        self._retry(key for _, key in sorted(ahead)[:_AT_ONCE])
+
     def _note_order(self, state: State, policy: Policy) -> None:
         """Another order helps only who is the first of its queue now, and may have waited longer: it frees nothing, and brings
         nobody before a gang for which devices are kept."""
@@ -140,12 +177,23 @@ class Backlog:
         return self.waiting[job.queue] if job.queue in self._tried else None
 
     def blocked(
-        self, job: Job, request: Shape | None, outcome: Blocked, t_us: int, policy: Policy, held: bool = False
+        self,
+        job: Job,
+        request: Shape | None,
+        outcome: Blocked,
+        t_us: int,
+        policy: Policy,
+        *,
+        held: bool = False,
+        behind: int = 0,
     ) -> None:
-        """The job waits. `request`: what its team may have of what it asks for; `held`: it waits for its own devices."""
+        """The job waits. `request`: what its team may have of what it asks for; `held`: it waits for its own devices; `behind`:
+        so many before it keep devices."""
         key = job.queue
         before = self._now.get(key) or self._tried.get(key) or _Tried()
         again_us = min(before.again_us, t_us + policy.reconsider_after_us, *_turns(job, t_us, policy))
+        if outcome.reason is BlockReason.BUDGET:
+            again_us = min(again_us, t_us + _PRICES_US)
         self._now[key] = _Tried(
             jobs=before.jobs if job.id in before.jobs else (*before.jobs, job.id),
             limited=before.limited or request != job.shape,
@@ -153,6 +201,7 @@ class Backlog:
             due=before.due or is_due(job, t_us, policy),
             alone=before.alone or is_due_alone(job, t_us, policy),
             again_us=again_us,
+            behind=before.behind if key in self._tried else max(before.behind, behind),
         )
         self.waiting[key] = outcome
         self._soonest_us = min(self._soonest_us, again_us)
@@ -184,6 +233,7 @@ class Backlog:
         if complete:
             self._untried.clear()
         self._moved = granted or not complete
+        self._shared = self._shared or granted
         self._now.clear()
         self._seen.clear()
 
@@ -272,6 +322,11 @@ def _serve(fleet: Fleet, rows: Ints, free_milli: Ints, shape: Shape) -> bool:
     """Whether one of `rows` has room for one device of `shape`, which could run there."""
     rows = rows[free_milli[rows] >= shape.milli]
     return bool(len(rows)) and bool(usable_of(fleet, shape, rows).any())
+
+
+def _kept_out(why: Blocked) -> bool:
+    """Whether it may lack what is kept for another job."""
+    return any(reason in _KEPT for reason, _ in why.removed)
 
 
 def _turns(job: Job, t_us: int, policy: Policy) -> list[int]:

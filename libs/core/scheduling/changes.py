@@ -130,7 +130,7 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.NodeLeft: _node_left,
     led.QuotaSet: _limit_set,
     led.QueuesApplied: _anything,
-    led.PricesApplied: _nothing,
+    led.PricesApplied: _anything,  # budgets of money cover more, or less
     led.PeriodClosed: _nothing,
     led.BudgetsApplied: _anything,
     led.BudgetToppedUp: _anything,

@@ -79,7 +79,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
     peers: dict[SpreadKey, set[int]] = {}
     search_budgets: dict[str, SearchBudget] = {}
     grants: list[Grant] = []
-    claims, complete = 0, True
+    claims, keeping, complete = 0, 0, True
     job: Job | None = None
     try:
         while True:
@@ -104,8 +104,9 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
             if isinstance(outcome, Placed) and tally.uncovered(job, outcome.rows.tolist()) is not None:
                 outcome = OVER_BUDGET
             if isinstance(outcome, Blocked):
-                backlog.blocked(job, request, outcome, t_us, policy, held=held)
+                backlog.blocked(job, request, outcome, t_us, policy, held=held, behind=keeping)
                 order.add(backlog.opened(view, reservations.keep(job, request)))
+                keeping += job.id in backlog.reserved
                 if held:  # it waits for the devices that are held for it: the next of its queue may still fit elsewhere
                     order.passed(job)
                 continue
@@ -124,6 +125,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
             if held and _release_rest(state, view, job):  # devices are open again, also to jobs that were tried before
                 backlog.restart(state)
                 reservations.restart()
+                keeping = 0
                 order.restart()
             else:
                 order.add(backlog.opened(view, reservations.end(job.id)))

@@ -234,7 +234,7 @@ class Decider:
         job = grant.job
         granted = ledger.JobGranted(
             job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume, span=grant.span,
-            hold=self._hold(grant, decision.t_us), own_delay_us=self.turns.book.own_delay_us(job.id),
+            hold=self._hold(grant, decision.t_us), own_delay_us=self.turns.book.own_delay_us(self.state, job),
         )  # fmt: skip
         if len(grant.claims) * _LEAST_CLAIM_BYTES > self.largest_event // 2:
             size = len(granted.model_dump_json())

@@ -120,7 +120,9 @@ def _works(state: State, node: str, place: str, since_us: int, t_us: int) -> boo
 
 
 def _may_spare(state: State) -> bool:
-    """Whether one node more may be taken out of use for this."""
-    used = sum(node.up and name not in state.cordoned for name, node in state.fleet.nodes.items())
-    out = sum(told.startswith(f"{BY_ITSELF}: ") for told in state.cordoned.values())
-    return used > 1 and out < max(1, (used + out) // MOST_PART)
+    """Whether one node more may be taken out of use for this: of those that are up, and never the last that is heard."""
+    used = [name for name, node in state.fleet.nodes.items() if node.up and name not in state.cordoned]
+    heard = sum(name not in state.silent for name in used)
+    told = [told for name, told in state.cordoned.items() if state.fleet.nodes[name].up]
+    out = sum(one.startswith(f"{BY_ITSELF}: ") for one in told)
+    return heard > 1 and out < max(1, (len(used) + out) // MOST_PART)

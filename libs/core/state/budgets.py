@@ -28,6 +28,8 @@ from schemas.resources import DEVICE_UNITS, WHOLE_MILLI
 _HOUR_US = 3_600_000_000
 _MOST_ENDED = 64
 """So many ends of holds that are over already are kept in order, and as many as there are open ones."""
+_SET_BACK_US = _HOUR_US
+"""By so much a period may begin after what the calendar shows: its clock is set by moments now and then."""
 SCALE: Mapping[BudgetUnit, int] = {
     BudgetUnit.GPU_HOURS: DEVICE_UNITS * _HOUR_US // 1_000_000,
     BudgetUnit.MONEY: WHOLE_MILLI * _HOUR_US,
@@ -103,6 +105,14 @@ class BudgetBalance:
     def soft(self) -> int | None:
         """What is spent when its team is warned; None: it is not."""
         return None if self.about.soft is None else self.about.soft * self.scale
+
+    def over(self, wall_us: int) -> bool:
+        """Its period has ended by the calendar, or none has begun yet."""
+        return self.to_us <= wall_us
+
+    def to_come(self, wall_us: int) -> bool:
+        """Its period is one to come: it began while the broker's clock was ahead, which was set back since."""
+        return self.from_us > wall_us + _SET_BACK_US
 
     def spent(self, t_us: int) -> int:
         """Up to `t_us`, no earlier than the last event: captured, and what is not captured yet."""
@@ -180,10 +190,6 @@ class Budgets:
             if hold is not None and hold.until_us == until_us:
                 self._overdue[job_id] = None
 
-    def next_turn_us(self) -> int | None:
-        """The soonest end of a period, by the calendar; 0: one has not begun. None: there are no budgets."""
-        return min((b.to_us for b in self.balances.values()), default=None)
-
     # -------------------------------------------------------------------------------------------------------- changes
 
     def apply(
@@ -244,10 +250,15 @@ class Budgets:
         balance.told = 0
 
     def turn(self, period: BudgetPeriod, from_us: int, to_us: int, at_us: int, wall_us: int) -> None:
-        """Of the budgets of this kind of period those whose own is over at `wall_us` begin this one."""
+        """Of the budgets of this kind of period those whose own is over at `wall_us` begin this one. One whose own is to come
+        goes on in this one with what it has: nothing was spent meanwhile that is not of it."""
         self.capture_all(at_us)
         for balance in self.balances.values():
-            if balance.about.period is not period or balance.to_us > wall_us:
+            if balance.about.period is not period:
+                continue
+            if balance.to_come(wall_us) and to_us > wall_us:
+                balance.from_us, balance.to_us = from_us, to_us
+            if not balance.over(wall_us):
                 continue
             if balance.to_us:
                 left = 0 if balance.allowed is None else balance.allowed - balance.captured

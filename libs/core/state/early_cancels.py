@@ -1,7 +1,9 @@
-"""Cancels that came before their jobs: two admissions may put a cancel into the inbox ahead of its submit.
+"""Cancels that cannot act yet: two admissions may put a cancel into the inbox ahead of its submit; and a job whose attempt is
+being stopped for another reason may be queued again.
 
 A cancel is remembered until its submit comes, for as long as REQUESTS keeps one; the submit is then answered as cancelled. What
-decides is the broker's order: a submit that was stored after the cancel is a new request. Bounded by age, per team and in all:
+decides is the broker's order: a submit that was stored after the cancel is a new request. That of a job that is being stopped
+is remembered until that has stopped: it is queued and cancelled in one record. Bounded by age, per team and in all:
 whoever sends many cancels of jobs that never were loses its own oldest ones first.
 """
 
@@ -39,7 +41,7 @@ class EarlyCancels:
             self.forget(*next(iter(self._cancels)))
 
     def forget(self, job_id: str, team: str) -> None:
-        """The job of that team has come."""
+        """The job of that team has come, or has ended."""
         gone = self._cancels.pop((job_id, team), None)
         if gone is not None:
             own = self._of_team[gone.team]
@@ -48,7 +50,8 @@ class EarlyCancels:
                 del self._of_team[gone.team]
 
     def of(self, job_id: str, team: str) -> EarlyCancel | None:
-        """The cancel of a job of `team` that has not come. Who asks looks whether it came after the submit."""
+        """The cancel of a job of `team` that has not come, or is being stopped. Who asks looks whether it came after the
+        submit."""
         return self._cancels.get((job_id, team))
 
     def __len__(self) -> int:

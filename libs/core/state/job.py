@@ -12,11 +12,13 @@ from libs.core.state.boosts import Boost
 from libs.core.state.forms import form_of, hash_of, kept, name_of, spec_of
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.shape import Shape
-from schemas.attempts import Category
+from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import UNSAID_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network
 
 T = TypeVar("T")
+_LAST = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT})
+"""Causes after which no job is queued again."""
 
 
 class QueueKey(NamedTuple):
@@ -232,6 +234,12 @@ class Job:
     def waits_for_first(self) -> bool:
         """It waits, and was never granted anything."""
         return self.current is None and self.state is JobState.QUEUED and not self.attempts
+
+    @property
+    def may_come_back(self) -> bool:
+        """Its attempt is being stopped for a cause after which it may be queued again: a cancel cannot act before that."""
+        attempt = self.current
+        return attempt is not None and attempt.state is AttemptState.STOPPING and attempt.cause not in _LAST
 
     def closed(self) -> None:
         """Its attempt is over."""

@@ -63,7 +63,7 @@ class State:
     finished: EndedJobs = field(default_factory=EndedJobs)
     """Ids of jobs that ended lately: what deduplicates client keys. Nothing else is kept of an ended job."""
     early_cancels: EarlyCancels = field(default_factory=EarlyCancels)
-    """Cancels whose jobs have not come yet."""
+    """Cancels whose jobs have not come yet, or are being stopped for another reason."""
     queues: dict[QueueKey, Line] = field(default_factory=dict)
     """Each queue, by age. None is empty."""
     backing_off: dict[str, int] = field(default_factory=dict)

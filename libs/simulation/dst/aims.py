@@ -7,7 +7,7 @@ import random
 
 from libs.simulation.dst.operators import draw_leave, draw_pause, quota_gone
 from libs.simulation.dst.scenario import POOL, TEAMS, Scenario, name_secrets
-from libs.simulation.dst.themes import THEMES, Theme, become, crowded, last_long, move
+from libs.simulation.dst.themes import THEMES, Theme, become, cancel_what_stops, crowded, last_long, move
 
 
 def named(theme: str) -> Theme:
@@ -43,6 +43,12 @@ def _paused_twice(scenario: Scenario, chance: random.Random) -> None:
     scenario.stories = [draw_pause(chance, POOL, team, again=1.0) for team in TEAMS]
     for job in scenario.jobs:
         move(job, chance.uniform(0.5, 4.0))
+
+
+def _cancelled_while_stopped(scenario: Scenario, chance: random.Random) -> None:
+    """The same, and teams cancel what is being stopped for it."""
+    _paused_twice(scenario, chance)
+    cancel_what_stops(scenario, chance, 0.8)
 
 
 def _brief(scenario: Scenario, chance: random.Random) -> None:
@@ -97,6 +103,7 @@ AIMS: dict[str, Theme] = {
     "deaf beside an older reader": Theme({"deaf standby": 1}, _older_for_long, ("leases.tick",)),
     "nothing saved": Theme({"nothing saved": 1, "roll": 3}, _unsaved, ("archive.deleted",)),
     "paused twice": Theme({"messages": 2, "kill": 1}, _paused_twice, ("writer.decided",)),
+    "cancelled while stopped": Theme({"messages": 1, "kill": 1}, _cancelled_while_stopped, ("writer.decided",)),
     "teams leave": Theme({"messages": 2, "kill": 1}, _teams_leave, ("writer.decided",)),
     "late words to agents": Theme({"old words": 4, "messages": 1}, _brief, ("writer.told", "agent.reported"), loses=0.0),
     "two minds": Theme({"stop admission": 5, "messages": 2}, _two_minds, ("settle.stored", "settle.decided"), loses=0.5),

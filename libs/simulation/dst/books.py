@@ -40,6 +40,9 @@ class SimBooks:
     position: int = 0
     voids: int = 0
     quotas: dict[str, int | None] = field(default_factory=dict)
+    _cancelled: set[str] = field(default_factory=set)
+    """Jobs of which a cancel was decided while they waited or ran: none of them begins once more."""
+    _inbox_to: int = 0
     _open: dict[str, tuple[str, int, dict[str, int]]] = field(default_factory=dict)
     _nodes: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _rejected: dict[str, JobRejected] = field(default_factory=dict)
@@ -101,7 +104,23 @@ class SimBooks:
             self.world.sometimes("the ledger went on in another segment")
         return self.world.disk.streams[self._stream].messages.get(self.position + 1)
 
+    def _hear_cancels(self, upto: int) -> None:
+        """Those that are decided by a record which has come so far in the inbox."""
+        for kept in self.world.disk.streams[subjects.inbox_stream(POOL)].after(self._inbox_to, (_CANCELS,)):
+            if kept.seq > upto:
+                break
+            job = json.loads(kept.data)["job_id"]
+            if job in self.stories and job not in self.ended:
+                self._cancelled.add(job)
+        self._inbox_to = upto
+
     def _fold(self, record: led.LedgerRecord, seq: int) -> None:
+        for event in record.events:
+            if isinstance(event, led.JobGranted) and event.job_id in self._cancelled:
+                self.world.violated("I3", f"{event.job_id} begins once more after its cancel")
+            elif isinstance(event, led.InputRejected) and _STOPPED in event.reason:
+                self.world.sometimes("a job was cancelled while it was being stopped")
+        self._hear_cancels(record.inbox_seq)
         self.hot.apply(record, seq)
         if self._audited_from is None and (record.format or FIRST) >= FORMAT_OF["operator.acted"]:
             self._audited_from = self.world.loop.now
@@ -274,6 +293,8 @@ class SimBooks:
         for kept in self.world.disk.streams[DEAD].messages.values():
             headers = kept.headers or {}
             subject, reason = headers["Baton-Dead-Subject"], headers["Baton-Dead-Reason"]
+            if subjects.stem(subject) == _CANCEL and _STOPPED in reason:
+                continue  # it ends as soon as it has stopped (`_fold`)
             if subjects.stem(subject) == _CANCEL and "no job" in reason:
                 if (job_id := json.loads(kept.data)["job_id"]) not in twins:  # a second body may come after the cancel
                     self._early(jobs[job_id])
@@ -295,6 +316,8 @@ class SimBooks:
 
 _PLANNED = subjects.stem(subjects.inbox("preemption", "planned", POOL))
 _ADMITTED = subjects.stem(subjects.inbox("job", "admitted", POOL))
+_CANCELS = subjects.inbox("job", "cancel-requested", POOL)
+_STOPPED = "is being stopped already"
 _CANCEL = subjects.stem(subjects.inbox("job", "cancel-requested", POOL))
 _OBSERVED = subjects.stem(subjects.node_inbox("observed", POOL))
 _REGISTERED = subjects.stem(subjects.node_inbox("registered", POOL))

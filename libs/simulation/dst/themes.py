@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from libs.simulation.dst.scenario import KEPT, LEASES, Asked, Scenario, let_operators_speak, name_secrets
+from schemas.inbox import SuspendTeam
 
 Reshape = Callable[[Scenario, random.Random], None]
 
@@ -124,10 +125,23 @@ def _secrets(scenario: Scenario, chance: random.Random) -> None:
 
 
 def _spoken_to(scenario: Scenario, chance: random.Random) -> None:
-    """Operators speak, of work that takes long enough to be spoken of, and two admissions hear requests meanwhile."""
+    """Operators speak, of work that takes long enough to be spoken of, and two admissions hear requests meanwhile. Teams cancel
+    what is being stopped."""
     last_long(scenario, chance)
     scenario.nodes, scenario.admissions = min(2, scenario.nodes), chance.choice((1, 2))
     let_operators_speak(scenario, budgets=0.5)
+    cancel_what_stops(scenario, random.Random(repr(("stopped", [job.at for job in scenario.jobs]))), 0.4)
+
+
+def cancel_what_stops(scenario: Scenario, chance: random.Random, share: float) -> None:
+    """Teams cancel so many of their jobs as they are suspended."""
+    pauses = {}
+    for story in scenario.stories:
+        if isinstance(said := story.words[0].message, SuspendTeam):
+            pauses[said.team] = story.words[0].at
+    for job in scenario.jobs:
+        if job.team in pauses and chance.random() < share:
+            job.cancel_at = max(job.at, pauses[job.team]) + chance.uniform(0.0, 3.0)
 
 
 def _same(scenario: Scenario, chance: random.Random) -> None:

@@ -262,7 +262,8 @@ class Holds(Subject):
         paused = job is not None and job.team in self.books.suspended
         unpaid = job is not None and not self.books.covers(job, devices)
         away = self._silent | self.books.cordoned
-        if not paused and not unpaid and not nodes & away and all(row.quarantine is None for row in rows):
+        there = all(row.quarantine is None and self.books.offered(row.about.id, row.node) for row in rows)
+        if not paused and not unpaid and not nodes & away and there:
             self._was_on[e.job_id] = nodes
             self._let_go.make(e.job_id)
         self._forget(e.job_id)

@@ -1,5 +1,6 @@
 """Checks promised starts (I18): a promise moves later only for a cause that occurred since it was made. The grant of a
-late gang names the promised start since which only jobs of its own team delayed it, whenever that applies.
+late gang names the promised start since which only jobs of its own team delayed it, whenever that applies; it may name one
+that passed before its team, which was suspended, was resumed.
 
 It counts devices itself, and shares no code with placement's decision.
 """
@@ -43,6 +44,7 @@ class PromisedStarts(Subject):
         led.JobQueued: "arrived",
         led.JobBoosted: "arrived",
         led.JobRequeued: "arrived",
+        led.TeamResumed: "resumed",
     }
 
     def __init__(self, books: Books) -> None:
@@ -58,6 +60,7 @@ class PromisedStarts(Subject):
         """Job -> the earliest of these starts after which only its own team was in its way."""
         self._open: dict[str, set[str]] = defaultdict(set)
         """Team -> jobs with an open attempt."""
+        self._resumed: dict[str, int] = {}
         self._noted_us, self._looked_us = -1, -led.OWN_DELAY_US
         """Time of the last record, and of the last check. Records with the same time are one decision."""
 
@@ -129,13 +132,23 @@ class PromisedStarts(Subject):
 
     def granted(self, e: led.JobGranted) -> None:
         books, found = self.books, self._own_delay.get(e.job_id)
-        if e.own_delay_us != found:
+        if e.own_delay_us not in (found, self._with_pauses(e.job_id, found)):
             was = "of nobody" if found is None else f"of its own team since {found} us"
             recorded = "of nobody" if e.own_delay_us is None else f"of its own team since {e.own_delay_us} us"
             books.broken("I18", f"{e.job_id} starts late for jobs {was} alone, and is told to for jobs {recorded}")
         self.over(e)
         if (job := books.jobs.get(e.job_id)) is not None and job.open is not None:
             self._open[job.team].add(e.job_id)
+
+    def _with_pauses(self, job_id: str, found: int | None) -> int | None:
+        """A writer of before names no start at which the team was suspended; nor does one a week after."""
+        job = self.books.jobs.get(job_id)
+        until_us = self._resumed.get(job.team, 0) if job is not None else 0
+        starts = [one.start_us for one in self._counted_on.get(job_id, ()) if one.start_us < until_us]
+        return min(starts if found is None else [found, *starts], default=None)
+
+    def resumed(self, e: led.TeamResumed) -> None:
+        self._resumed[e.team] = self.books.t_us
 
     def closed(self, e: led.AttemptClosed) -> None:
         job = self.books.jobs.get(e.job_id)

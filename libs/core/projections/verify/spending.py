@@ -22,6 +22,9 @@ from schemas.resources import Claim
 _LATE_US = 15_000_000
 """The longest time from a hold's end to the tick that shows that it was missed."""
 
+_SET_BACK_US = 3_600_000_000
+"""A period that begins so long after what the clock shows gives way to the present one."""
+
 
 @dataclass(slots=True)
 class _Running:
@@ -32,6 +35,9 @@ class _Running:
     units: dict[str, int]
     prices: dict[str, int]
     stopping: bool = False
+    unpriced: bool = False
+    """A budget of money has come to count it, and its hold says no prices: it may be renewed before its end, and is in any
+    case."""
     rates: dict[BudgetUnit, int] = field(default_factory=dict)
     """Computed once, and again after a part is freed."""
 
@@ -139,6 +145,7 @@ class Spending(Subject):
         if _zone(e.budgets.time_zone) is None:
             self.books.broken("I19", f"budgets are by the time zone {e.budgets.time_zone}, which there is not")
         self._spend_all(self.books.t_us)
+        priced = self._priced()
         before, self._set = self._rows, e.budgets
         self._rows = {}
         for about in e.budgets.budgets:
@@ -146,12 +153,13 @@ class Spending(Subject):
             self._rows[about.key] = (
                 _BudgetRow(about, old.from_us, old.to_us, old.more, old.spent) if old else _BudgetRow(about)
             )
-        self._recover()
+        self._recover(priced)
 
     def queues(self, e: led.QueuesApplied) -> None:
         self._spend_all(self.books.t_us)
+        priced = self._priced()
         self._tree = _Tree({queue.name: queue.parent for queue in e.queues})
-        self._recover()
+        self._recover(priced)
 
     def priced(self, e: led.PricesApplied) -> None:
         self._book = e.book
@@ -180,9 +188,13 @@ class Spending(Subject):
                 "I19", f"a {e.period.value} began at {e.at_us}, told at {self.books.t_us}, soonest {soonest_us}"
             )
         self._spend_all(e.at_us)
-        turned = [row for row in self._rows.values() if row.about.period is e.period and row.to_us <= e.wall_us]
-        if not turned:
+        of_kind = [row for row in self._rows.values() if row.about.period is e.period]
+        turned = [row for row in of_kind if row.to_us <= e.wall_us]
+        to_come = [row for row in of_kind if row.from_us - e.wall_us > _SET_BACK_US and e.to_us > e.wall_us]
+        if not turned and not to_come:
             self.books.broken("I19", f"a {e.period.value} begins, and no budget's own was over")
+        for row in to_come:  # the clock was set back, and nothing of it starts anew
+            row.from_us, row.to_us = e.from_us, e.to_us
         for row in turned:
             if row.to_us and row.allowed is not None and row.about.carry_over:
                 row.more = min(row.about.carry_over * row.scale, row.allowed - row.spent)
@@ -262,7 +274,8 @@ class Spending(Subject):
             if one is None or job is None or self._set is None:
                 self.books.broken("I19", f"{job_id} has a hold renewed and none that is open")
                 continue
-            if one.until_us > now or not now < e.hold.until_us <= now + self._set.renewal_s * 1_000_000:
+            early = one.until_us > now and not one.unpriced
+            if early or not now < e.hold.until_us <= now + self._set.renewal_s * 1_000_000:
                 self.books.broken("I19", f"{job_id} is held up to {e.hold.until_us} after {one.until_us}, at {now}")
             after = _Running(
                 one.team, one.parts, now, e.hold.until_us, dict(e.hold.units), dict(e.hold.prices), one.stopping
@@ -273,7 +286,7 @@ class Spending(Subject):
                 if row.about.key not in left:  # the last hold is spent by now: the renewal alone needs room
                     left[row.about.key] = self._available(row)
             self._spend(one, now)
-            stops = [row for row in rows if row.about.when_spent is WhenSpent.STOP and one.units]
+            stops = [row for row in rows if row.about.when_spent is WhenSpent.STOP and one.units and not one.unpriced]
             for row in stops:
                 self._covers(job_id, row, after, left[row.about.key])
             short = any(not _affords(row, after, whole_us, left[row.about.key]) for row in stops)
@@ -365,8 +378,13 @@ class Spending(Subject):
         for one in self._running.values():
             self._spend(one, at_us)
 
-    def _recover(self) -> None:
-        """Recomputes who counts where, after budgets or queues changed."""
+    def _priced(self) -> set[str]:
+        """Those running that a budget of money counts."""
+        rows = [row for row in self._rows.values() if row.about.unit is BudgetUnit.MONEY]
+        return {job for job, one in self._running.items() if any(row in self._budgets_of(one.team) for row in rows)}
+
+    def _recover(self, priced: set[str]) -> None:
+        """Recomputes who counts where, after budgets or queues changed. `priced`: whom money counted before."""
         now, before, self._running = self.books.t_us, self._running, {}
         self._of_team = {}
         self._counting.clear()
@@ -378,6 +396,8 @@ class Spending(Subject):
                 parts = {node: self._kinds(claims) for node, claims in job.open.parts.items()}
                 known = _Running(job.team, parts, now, now, {}, {}, stopping=job.open.cause is not None)
             self._add(job.id, known)
+        for job_id in self._priced() - priced:
+            self._running[job_id].unpriced = bool(self._running[job_id].units)
 
     def _kinds(self, claims: Sequence[Claim]) -> list[tuple[Kind, int]]:
         return [(kind, claim.milli) for claim in claims if (kind := self.books.kind(claim.device)) is not None]

@@ -167,9 +167,13 @@ def hold_of(state: State, job: Job, devices: list[tuple[str, int]], t_us: int) -
 def terms_of(state: State, job: Job, devices: list[tuple[str, int]], until_us: int) -> BudgetHold:
     """A hold of these devices up to then, with prices of now where a budget of money counts them."""
     kinds = {kind for kind, _ in devices}
-    of_money = any(balance.about.unit is BudgetUnit.MONEY for balance in state.budgets.covering(job.team))
-    prices = prices_of(state, job).of(kinds) if of_money else {}
+    prices = prices_of(state, job).of(kinds) if counts_money(state, job.team) else {}
     return BudgetHold(until_us=until_us, units=units_of(kinds), prices=prices)
+
+
+def counts_money(state: State, team: str) -> bool:
+    """Whether a budget of money counts the team: then holds say prices."""
+    return any(balance.about.unit is BudgetUnit.MONEY for balance in state.budgets.covering(team))
 
 
 def units_of(kinds: set[str]) -> dict[str, int]:

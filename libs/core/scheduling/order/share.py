@@ -74,14 +74,15 @@ class Shares:
         if len(state.tree):
             lately = state.past_use.average(state.used, state.t_us)
             self._standings = Standings(state.tree, state.all_committed(), state.fleet.capacity(), lately)
-        self._served: dict[QueueKey, HowServed] = {}
+        self._served: dict[tuple[str, str, tuple[str, ...]], HowServed] = {}
         self._users = UserAmounts(state)
 
     def of(self, key: QueueKey) -> HowServed:
         """Of the jobs of a queue."""
-        found = self._served.get(key)
+        like = key.team, key.user, kinds_asked(key.shape)
+        found = self._served.get(like)
         if found is None:
-            found = self._served[key] = (*self._of_queue(key), *self._of_user(key))
+            found = self._served[like] = (*self._of_queue(key), *self._of_user(key))
         return found
 
     def may_overtake(self, key: QueueKey) -> bool:

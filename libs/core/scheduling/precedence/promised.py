@@ -4,6 +4,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from libs.core.scheduling.precedence.own_delay import held_by_teams, in_the_way
+from libs.core.state.job import Job
 from libs.core.state.model import State
 from schemas import ledger as led
 from schemas.jobs import PromiseCause, StartPromise
@@ -85,10 +86,15 @@ class PromiseBook:
             if start_us < self._late.get(job.id, t_us) and in_the_way(state, held, job, stays):
                 self._late[job.id] = start_us
 
-    def own_delay_us(self, job_id: str) -> int | None:
-        """The promised start after which only jobs of its own team were in the way of a gang; None: there was none."""
-        known = self.of.get(job_id)
-        return None if known is None else self._late.get(job_id, known.own_delay_us)
+    def own_delay_us(self, state: State, job: Job) -> int | None:
+        """The earliest promised start of a gang after which only jobs of its own team were in its way, or at which its team
+        was suspended, or was since; None: there was none."""
+        known, resumed = self.of.get(job.id), state.resumed.get(job.team)
+        if known is None:
+            return None
+        found = self._late.get(job.id, known.own_delay_us)
+        starts = [start_us for start_us, _ in known.counted_on if resumed is not None and start_us < resumed.t_us]
+        return min(starts if found is None else [found, *starts], default=None)
 
     def note(self, state: State, event: led.LedgerEvent, t_us: int) -> None:
         self._noted_us = t_us

@@ -39,7 +39,6 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.OperatorActed,
         ledger.CommandRefused,
         ledger.LedgerSummed,
-        ledger.PricesApplied,
         ledger.PeriodClosed,
         ledger.BudgetReached,
         ledger.BudgetHoldsRenewed,

@@ -5,7 +5,15 @@ from itertools import zip_longest
 from typing import Any
 
 from libs.core.scheduling.progress import believed
-from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, stop_at_limit, vacate
+from libs.core.scheduling.reactions.attempts import (
+    after_loss,
+    close_if_gone,
+    free,
+    release_holds_of,
+    stop,
+    stop_at_limit,
+    vacate,
+)
 from libs.core.scheduling.reactions.cordons import take_out
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.scheduling.reactions.inventories import refuse_inventory
@@ -168,6 +176,7 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
         raise InputRefused(f"node {m.node} reports a repartition with the inventory of {m.inventory.node}")
     refuse_inventory(d, m.inventory)
     inventory = _around_what_is_held(d, m)
+    gone = {device.id for device in known.inventory.devices} - {device.id for device in inventory.devices}
     d.emit(
         ledger.BoardCutDone(
             node=m.node,
@@ -179,6 +188,7 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
             inventory=inventory,
         )
     )
+    release_holds_of(d, gone)
 
 
 def _around_what_is_held(d: Decision, m: inbox.BoardCut) -> Inventory:

@@ -104,6 +104,9 @@ def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
     state = retry.decide(category, job.endings, job.spec.retry, losses)
     if state is JobState.QUEUED:
         _queue_again(d, job, attempt, category, losses)
+        if (cancelled := d.state.early_cancels.of(job.id, job.team)) is not None:  # it came while this one was stopped
+            reason = cancelled.reason or "it was cancelled while it was being stopped"
+            d.emit(ledger.JobFinished(job_id=job.id, state=JobState.CANCELLED, reason=reason, user=cancelled.user))
     else:
         reason = f"{retry.why_it_ends(category, losses, job.spec.retry)}: {attempt.reason}" if lost else attempt.reason
         code = _exit_code(attempt)

@@ -1,10 +1,17 @@
 """Budgets: what operators say of them, periods that begin, holds that fall due, limits that are reached."""
 
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
 from libs.core.billing.budgets import period_of, problems
-from libs.core.scheduling.limits.budget_headroom import BudgetHeadroom, BudgetShort, headrooms_of, terms_of
+from libs.core.scheduling.limits.budget_headroom import (
+    BudgetHeadroom,
+    BudgetShort,
+    counts_money,
+    headrooms_of,
+    terms_of,
+)
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused, check_version
 from libs.core.state.budgets import BudgetBalance
@@ -18,6 +25,7 @@ _LEAST_US = 10_000_000
 """A renewal for less is not worth while: the attempt ends."""
 _AT_ONCE = 1000
 """Jobs of one event of renewals."""
+_FROM_US, _TO_US = attrgetter("from_us"), attrgetter("to_us")
 _MOST_TURNS = 400
 """Periods of one kind that begin by one decision: after more than a year without any the pool goes on with the present one."""
 
@@ -35,9 +43,41 @@ def budgets_applied(d: Decision, m: inbox.ApplyBudgets) -> None:
     event = ledger.BudgetsApplied(budgets=m.budgets, reason=m.reason, user=m.user)
     if not d.may(event):
         raise InputRefused("a reader of this ledger is of a release that knows no budgets: `baton ledger readers`")
+    begin_to_count(d, event)
+
+
+def begin_to_count(d: Decision, event: ledger.BudgetsApplied | ledger.QueuesApplied) -> None:
+    """Emits what says which budgets count whom. What runs is counted from then on, and has one renewal in any case: also what
+    a budget of money has not counted so far, whose hold says units and no prices, and may be for days."""
+    state = d.state
+    before = {job_id for job_id, hold in state.budgets.holds.items() if counts_money(state, hold.team)}
     d.emit(event)
     begin_periods(d)
+    if state.budgets.applied is not None:
+        renewed, until_us = _Renewals(), d.t_us + state.budgets.applied.renewal_s * 1_000_000
+        for job_id, hold in state.budgets.holds.items():
+            job = state.jobs[job_id]
+            if hold.told and job_id not in before and counts_money(state, job.team) and job.current is not None:
+                renewed.add(job_id, terms_of(state, job, state.devices_of(job.current), until_us))
+        renewed.emit(d)
     renew(d)
+
+
+class _Renewals:
+    """Jobs whose holds are renewed alike are told by one event."""
+
+    def __init__(self) -> None:
+        self._alike: dict[tuple[Any, ...], tuple[BudgetHold, list[str]]] = {}
+
+    def add(self, job_id: str, hold: BudgetHold) -> None:
+        alike = (hold.until_us, *hold.units.items(), *hold.prices.items())
+        self._alike.setdefault(alike, (hold, []))[1].append(job_id)
+
+    def emit(self, d: Decision) -> None:
+        for hold, jobs in self._alike.values():
+            for first in range(0, len(jobs), _AT_ONCE):
+                d.emit(ledger.BudgetHoldsRenewed(hold=hold, jobs=tuple(jobs[first : first + _AT_ONCE])))
+                d.may_end_here()
 
 
 def topped_up(d: Decision, m: inbox.TopUpBudget) -> None:
@@ -53,16 +93,21 @@ def topped_up(d: Decision, m: inbox.TopUpBudget) -> None:
 
 
 def begin_periods(d: Decision) -> None:
-    """Periods that are over by the calendar give way to the next ones, before anything else is decided."""
+    """Periods that are over by the calendar give way to the next ones, before anything else is decided; and those that are to
+    come, since the broker's clock was ahead and was set back, to the present ones."""
     budgets = d.state.budgets
+    if budgets.applied is None or not budgets:
+        return
+    zone, balances = budgets.applied.time_zone, budgets.balances.values()
     for _ in range(_MOST_TURNS):
-        soonest = min(budgets.balances.values(), key=lambda b: b.to_us, default=None)
-        if soonest is None or budgets.applied is None or soonest.to_us > d.wall_us:
-            return
-        _begin(d, soonest, soonest.to_us or d.wall_us, budgets.applied.time_zone)
-    for balance in list(budgets.balances.values()):
-        if balance.to_us <= d.wall_us and budgets.applied is not None:
-            _begin(d, balance, d.wall_us, budgets.applied.time_zone)
+        soonest = min(balances, key=_TO_US)
+        if not soonest.over(d.wall_us):
+            break
+        _begin(d, soonest, soonest.to_us or d.wall_us, zone)
+    if min(balances, key=_TO_US).over(d.wall_us) or max(balances, key=_FROM_US).to_come(d.wall_us):
+        for balance in balances:
+            if balance.over(d.wall_us) or balance.to_come(d.wall_us):
+                _begin(d, balance, d.wall_us, zone)
 
 
 def _begin(d: Decision, balance: BudgetBalance, wall_us: int, time_zone: str) -> None:
@@ -83,7 +128,7 @@ def renew(d: Decision) -> None:
     if not budgets or budgets.applied is None:
         return
     whole_us = budgets.applied.renewal_s * 1_000_000
-    renewed: dict[tuple[Any, ...], tuple[BudgetHold, list[str]]] = {}
+    renewed = _Renewals()
     spent_out: list[tuple[Job, BudgetShort]] = []
     spent: dict[str, int] = {}
     for job_id in budgets.overdue(d.t_us):
@@ -101,13 +146,8 @@ def renew(d: Decision) -> None:
                 continue
         for headroom in headrooms:
             spent[headroom.key] = spent.get(headroom.key, 0) + headroom._replace(window_us=window_us).cost(devices)
-        hold = terms_of(d.state, job, devices, d.t_us + window_us)
-        alike = (window_us, *hold.units.items(), *hold.prices.items())
-        renewed.setdefault(alike, (hold, []))[1].append(job_id)
-    for hold, jobs in renewed.values():
-        for first in range(0, len(jobs), _AT_ONCE):
-            d.emit(ledger.BudgetHoldsRenewed(hold=hold, jobs=tuple(jobs[first : first + _AT_ONCE])))
-            d.may_end_here()
+        renewed.add(job_id, terms_of(d.state, job, devices, d.t_us + window_us))
+    renewed.emit(d)
     for job, short in spent_out:
         stop(d, job, Cause.BUDGET_SPENT, f"{short.text(job.team)}: it waits for more")
         _tell(d, budgets.balances[short.budget.key], 2)

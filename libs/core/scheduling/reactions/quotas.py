@@ -1,7 +1,7 @@
 """How much a team may hold from here on, as quota_billing says; and how the pool is shared, as operators say."""
 
 from libs.core.scheduling.queues import problems
-from libs.core.scheduling.reactions.budgets import renew
+from libs.core.scheduling.reactions.budgets import begin_to_count
 from libs.core.scheduling.reactions.decision import Decision, InputRefused, check_version
 from libs.core.state.limits import Limits
 from libs.core.state.queue_tree import QueueTree
@@ -33,6 +33,12 @@ def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
         first = wrong[0]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise InputRefused(f"queue {first.queue}: {first.field} = {first.value}: {first.problem}; {first.fix}{more}")
+    for balance in d.state.budgets.balances.values():
+        if (queue := balance.about.queue) is not None and queue in now.queues and queue not in then.queues:
+            raise InputRefused(
+                f"queue {queue}: goes, and the budget of {balance.about.label} would count nobody: apply budgets without it "
+                "first (`baton budget show`)"
+            )
     event = ledger.QueuesApplied(
         version=m.version,
         queues=m.queues,
@@ -44,5 +50,4 @@ def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
     )
     if not d.may(event):
         raise InputRefused("a reader of this ledger is of a release that knows no queues: `baton ledger readers`")
-    d.emit(event)
-    renew(d)
+    begin_to_count(d, event)

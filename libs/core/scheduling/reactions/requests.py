@@ -92,3 +92,9 @@ def cancel_requested(d: Decision, m: inbox.CancelRequested) -> None:
         d.emit(ledger.JobFinished(job_id=job.id, state=JobState.CANCELLED, reason=m.reason, user=m.user))
     elif lifecycle.allows(ledger.AttemptStopping, *job.states):
         stop(d, job, Cause.CANCELLED, m.reason, m.user)
+    elif job.may_come_back and d.state.early_cancels.of(job.id, m.team) is None:
+        assert job.current is not None
+        raise InputRefused(
+            f"{job.id} is being stopped already ({job.current.reason}): it is cancelled as soon as that is done, and does "
+            "not wait again"
+        )

@@ -42,7 +42,7 @@ def node_lost(d: Decision, m: inbox.NodeLost) -> None:
             )
             known_as = d.state.silent.get(m.node)
             if d.may(said) and (known_as is None or not known_as.kept):
-                d.emit(said)
+                _is_silent(d, said)
                 _end_leases(d, m.node, _LONGEST_S, m.silent_s, reason)
             return
         vacate(d, m.node, Evidence.LEASE_ENDED, reason)
@@ -59,12 +59,18 @@ def node_silent(d: Decision, m: inbox.NodeSilent) -> None:
         return
     known = d.state.silent.get(m.node)
     if known is None or (not known.kept and m.ended_lease_s > known.ended_lease_s):
-        d.emit(said)
-    if known is None:
-        release_holds_on(d, m.node)
+        _is_silent(d, said)
     if m.ended_lease_s:
         reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
         _end_leases(d, m.node, m.ended_lease_s, m.silent_s, reason)
+
+
+def _is_silent(d: Decision, said: ledger.NodeSilence) -> None:
+    """Said first of a silence, it lets go what is held there."""
+    first = said.node not in d.state.silent
+    d.emit(said)
+    if first:
+        release_holds_on(d, said.node)
 
 
 def node_heard(d: Decision, m: inbox.NodeHeardAgain) -> None:

@@ -65,9 +65,12 @@ def apply_record(state: State, record: led.LedgerRecord) -> None:
 
 
 def _input_rejected(state: State, e: led.InputRejected, t_us: int) -> None:
-    """Nothing changes but that a cancel whose job is unknown is remembered: the job may be on its way."""
+    """Nothing changes but that a cancel that cannot act yet is remembered: its job may be on its way, or being stopped."""
     asked = e.request
-    if asked is not None and asked.what == "cancel" and not asked.known:
+    if asked is None or asked.what != "cancel":
+        return
+    job = state.jobs.get(asked.job_id)
+    if not asked.known or (job is not None and job.team == asked.team and job.may_come_back):
         cancel = EarlyCancel(asked.team, asked.user, asked.text, asked.stored_us)
         state.early_cancels.note(asked.job_id, cancel)
 

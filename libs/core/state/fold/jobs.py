@@ -183,6 +183,7 @@ def _job_finished(state: State, e: led.JobFinished, t_us: int) -> None:
     del state.jobs[e.job_id]
     state.boosted.pop(e.job_id, None)
     state.reserved.pop(e.job_id, None)
+    state.early_cancels.forget(e.job_id, job.team)
     state.finished.add(e.job_id, job.spec_hash, t_us)
     state.finished_by_state[e.state.value] = state.finished_by_state.get(e.state.value, 0) + 1
 

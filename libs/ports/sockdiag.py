@@ -1,4 +1,5 @@
-"""Reads sockets from the kernel by netlink (`sock_diag`): sockets on a range of ports, and the memory of each socket.
+"""Reads sockets from the kernel by netlink (`sock_diag`): sockets on a range of ports, the memory of each socket, and what
+each connection of a server has received; ends connections of a process that does not.
 
 One question per address family. The kernel filters by the range, so the answer takes a millisecond or two however many
 other sockets exist.
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from ipaddress import IPv4Address, IPv6Address
 
 LISTENING = 1 << 10
 BOUND = 1 << 13
@@ -33,7 +35,11 @@ _HEADER, _ASKED, _ANSWER = struct.Struct("=IHHII"), struct.Struct("=BBHI48s"), s
 _ROOM = 1 << 18
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNET = 0x4000_0000
+_PIDFD_GETFD = 438
 _MEMORY, _SAY_MEMORY = 7, 1 << 6
+_INFO, _SAY_INFO = 2, 1 << 1
+_RECEIVED_AT, _UNREAD_AT = 128, 56
+"""Of `tcp_info`, and of the answer itself."""
 _ATTRIBUTES = 72
 _ATTRIBUTE, _MEMORY_OF = struct.Struct("=HH"), struct.Struct("=I12xII")
 """Memory fields: received but not read; (write limit, forward allocation); sent but not taken."""
@@ -62,10 +68,7 @@ def held_ports(ports: range, states: int, protocol: int = socket.IPPROTO_TCP) ->
 def all_at(ports: range, states: int, protocol: int = socket.IPPROTO_TCP) -> list[HeldPort]:
     """Also those without a process: closed with unsent data, or not yet accepted. Newer kernels give their former user
     (seen on 6.18)."""
-    # Two operations with their ports: the second number is how far to continue, the third jumps behind the end:
-    # refused.
-    wanted = struct.pack("=BBHHHBBHHH", _AT_LEAST, 8, 20, 0, ports.start, _AT_MOST, 8, 12, 0, ports.stop - 1)
-    attribute = struct.pack("=HH", 4 + len(wanted), _FILTER) + wanted
+    attribute = _on(ports)
     found: list[HeldPort] = []
     with suppress(OSError):
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -73,6 +76,14 @@ def all_at(ports: range, states: int, protocol: int = socket.IPPROTO_TCP) -> lis
                 state, id, uid, inode = _ANSWER.unpack_from(answer)
                 found.append(HeldPort(int.from_bytes(id[:2], "big"), uid, inode, 1 << state, family, id))
     return found
+
+
+def _on(ports: range) -> bytes:
+    """The attribute by which the kernel tells of sockets on these alone."""
+    # Two operations with their ports: the second number is how far to continue, the third jumps behind the end:
+    # refused.
+    wanted = struct.pack("=BBHHHBBHHH", _AT_LEAST, 8, 20, 0, ports.start, _AT_MOST, 8, 12, 0, ports.stop - 1)
+    return struct.pack("=HH", 4 + len(wanted), _FILTER) + wanted
 
 
 @cache
@@ -113,13 +124,99 @@ def buffered(protocol: int, process: int = 0) -> list[Buffered]:
 
 
 def _memory_in(answer: bytes) -> int:
+    found = _attribute(answer, _MEMORY)
+    return sum(_MEMORY_OF.unpack_from(found)) if found else 0
+
+
+def _attribute(answer: bytes, wanted: int) -> bytes:
     at = _ATTRIBUTES
     while at + _ATTRIBUTE.size <= len(answer):
         length, kind = _ATTRIBUTE.unpack_from(answer, at)
-        if kind == _MEMORY:
-            return sum(_MEMORY_OF.unpack_from(answer, at + _ATTRIBUTE.size))
+        if kind == wanted:
+            return answer[at + _ATTRIBUTE.size : at + length]
         at += max(_ATTRIBUTE.size, (length + 3) & ~3)
-    return 0
+    return b""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection of a server: who is at its other end, and how many bytes of it the server has read, or not yet."""
+
+    id: bytes
+    """The kernel's identifier."""
+    family: int
+    peer: str
+    """Address and port."""
+    inode: int
+    read: int
+    unread: int
+
+
+def connections(port: int) -> list[Connection]:
+    """Those to a server on this port, in this network. Empty if the kernel does not report them."""
+    found: list[Connection] = []
+    with suppress(OSError):
+        for family in (socket.AF_INET, socket.AF_INET6):
+            asked = _ASKED.pack(family, socket.IPPROTO_TCP, _SAY_INFO, CONNECTED, b"")
+            for answer in _answers(_TELL, _DUMP, asked + _on(range(port, port + 1))):
+                _, id, _, inode = _ANSWER.unpack_from(answer)
+                info = _attribute(answer, _INFO)
+                if inode and len(info) >= _RECEIVED_AT + 8:
+                    received = struct.unpack_from("=Q", info, _RECEIVED_AT)[0]
+                    unread = struct.unpack_from("=I", answer, _UNREAD_AT)[0]
+                    other = peer(family, id[20:36], id[2:4])
+                    found.append(Connection(id, family, other, inode, received - unread, unread))
+    return found
+
+
+def peer(family: int, address: bytes, port: bytes) -> str:
+    """As the kernel has it -> as `Connection` has it."""
+    if family == socket.AF_INET:
+        at: str = str(IPv4Address(address[:4]))
+    else:
+        six = IPv6Address(address)
+        at = str(six.ipv4_mapped or six)
+    return f"{at}:{int.from_bytes(port, 'big')}"
+
+
+def end(one: Connection) -> None:
+    """Ends a connection of another process, which reads an error at once. Root does that by the kernel alone; who is not takes
+    part in the socket, if the process is the same user's. Raises OSError."""
+    try:
+        for _ in _answers(_END, _ACKNOWLEDGE, _ASKED.pack(one.family, socket.IPPROTO_TCP, 0, 0xFFFF, one.id)):
+            pass
+    except PermissionError:
+        _shut(one)
+    except OSError as e:
+        if e.errno != errno.ENOENT:  # it has ended by itself
+            raise
+
+
+def _shut(one: Connection) -> None:
+    """Raises OSError."""
+    name = f"socket:[{one.inode}]"
+    for process in (int(entry) for entry in os.listdir("/proc") if entry.isdecimal()):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            for file in os.listdir(f"/proc/{process}/fd"):
+                if os.readlink(f"/proc/{process}/fd/{file}") == name:
+                    _shut_of(process, int(file))
+                    return
+    raise PermissionError(errno.EPERM, "the process that has this connection is another user's: only root may end it")
+
+
+def _shut_of(process: int, file: int) -> None:
+    holder = os.pidfd_open(process)
+    try:
+        if (copied := _LIBC.syscall(_PIDFD_GETFD, holder, file, 0)) < 0:
+            raise OSError(ctypes.get_errno(), "the kernel lets nobody take part in that process's files")
+        try:
+            # Not `shutdown`: what comes after it is read all the same.
+            if _LIBC.connect(copied, struct.pack("=H14x", socket.AF_UNSPEC), 16):
+                raise OSError(ctypes.get_errno(), "the connection cannot be ended")
+        finally:
+            os.close(copied)
+    finally:
+        os.close(holder)
 
 
 def _answers(what: int, flags: int, body: bytes, process: int = 0) -> Iterator[bytes]:
