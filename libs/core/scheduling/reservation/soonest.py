@@ -32,8 +32,8 @@ def reserve(
     each = host_at_most(view.fleet, rows, shape)
     if beside is not None:
         node = fleet.node[rows]
-        room = (beside.free_cpu[node] >= each[0]) & (beside.free_host[node] >= each[1])
-        rows, each = rows[room], (each[0][room], each[1][room])
+        fits = (beside.free_cpu[node] >= each[0]) & (beside.free_host[node] >= each[1])
+        rows, each = rows[fits], (each[0][fits], each[1][fits])
     end_us = fleet.end_us[rows]
     free = (view.free_milli[rows] == WHOLE_MILLI) | ((end_us > 0) & (end_us <= until_us))
     if shape.devices == 1:
