@@ -18,6 +18,7 @@ from libs.core.scheduling.precedence import OrderRule, Precedence
 from libs.core.state.job import Job
 from libs.core.state.model import State
 from schemas import inbox, ledger
+from schemas.resources import Position
 from tests.core.builders import World, job, node
 from tests.core.crowds import Crowd, steps
 
@@ -282,4 +283,24 @@ def test_the_rest_of_a_device_that_was_held_for_a_share_is_open_in_the_same_deci
     assert w.state_of(low) == "queued"
     w.released(victim, exit_code=143, own_exit=False)
     assert (w.state_of(urgent), w.state_of(low)) == ("granted", "granted")
+    w.check()
+
+
+@pytest.mark.parametrize("again", [{"rack_power_w": 0}, {"position": Position(leaf="elsewhere")}])
+def test_a_node_that_comes_back_without_its_limit_leaves_power_to_others_of_its_leaf(monkeypatch, again):
+    """Seen: who waited for it was looked at five minutes later."""
+    compare_with_everything(monkeypatch)
+    full = node("n0", 2, model="A10")
+    drawn = [device.model_copy(update={"power_limit_w": 500}) for device in full.devices]
+    limits = full.model_copy(update={"devices": tuple(drawn), "rack_power_w": 400})
+    w = World(
+        limits,
+        node("n1", 1).model_copy(
+            update={"devices": tuple(d.model_copy(update={"power_limit_w": 500}) for d in node("n1", 1).devices)}
+        ),
+    )
+    waits = w.submit(job("waits", types=("H100",)))
+    assert w.state_of(waits) == "queued"
+    w.send(inbox.NodeRegistered(incarnation=2, inventory=limits.model_copy(update=again), lease_s=10))
+    assert w.state_of(waits) == "granted"
     w.check()
