@@ -8,12 +8,12 @@ import pytest
 
 from libs.core.explain.reasons import Reasons
 from libs.core.placement.answer import BlockReason
-from libs.core.scheduling import preemption
+from libs.core.scheduling import cycle, preemption
 from schemas import inbox
 from schemas.jobs import JobSpec
 from schemas.ledger import DevicesReserved
 from schemas.queues import Queue
-from schemas.resources import Device, DeviceKind, Inventory, Resources, Role, Runtime
+from schemas.resources import Device, DeviceKind, Inventory, Level, Resources, Role, Runtime, Topology, TopologyPolicy
 from tests.core.builders import GIB, World, job, node
 
 S = 1_000_000
@@ -209,4 +209,106 @@ def test_it_is_not_put_back_by_what_comes_free_elsewhere() -> None:
         w.released(there.pop())
         w.send(inbox.Tick())
         assert w.decider.state.reserved == {whole: (f"{node_there}-gpu0",)}
+    w.check()
+
+
+def test_others_use_processors_that_its_own_teams_job_keeps_from_it() -> None:
+    """Seen as an attack: a job without end, and one that waits for its processors, so that the rest is idle for others."""
+    w = World(host("n0"))
+    stays = runs(w, asks("stays", "red", cpu_milli=20_000))
+    waits = w.submit(asks("waits", "red", cpu_milli=16_000))
+    assert reserved(w.send(inbox.Tick(), after_us=DUE)) == {}
+    assert w.state_of(w.submit(asks("own", "red", cpu_milli=4000))) == "queued"
+    other = runs(w, asks("other", "green", cpu_milli=4000))
+    w.released(stays)
+    assert (w.state_of(waits), w.state_of(other)) == ("granted", "running")
+    w.check()
+
+
+def test_nothing_is_kept_for_a_job_that_waits_at_its_teams_limit() -> None:
+    w = World(host("n0"))
+    w.send(inbox.QuotaChanged(team="red", limit_milli=1000))
+    runs(w, asks("stays", "red"))
+    runs(w, asks("busy", "green", cpu_milli=20_000))
+    w.submit(asks("waits", "red", cpu_milli=16_000))
+    assert reserved(w.send(inbox.Tick(), after_us=DUE)) == {}
+    assert w.state_of(w.submit(asks("other", "green", cpu_milli=4000))) == "granted"
+    w.check()
+
+
+def test_who_has_devices_held_gets_the_processors_for_which_others_stopped() -> None:
+    """Seen: a job ahead of it was kept them beside another device of the node, which it never had as many as it asked for; and
+    both waited, beside what was idle."""
+    w = World(host("n0", 3))
+    runs(w, asks("stays", "red", cpu_milli=12_000).model_copy(update={"priority": 200}))
+    victim = runs(w, asks("victim", "green", cpu_milli=20_000))
+    urgent = w.submit(asks("urgent", "red", cpu_milli=20_000).model_copy(update={"priority": 100, "preempts": True}))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records), policy=w.decider.policy)
+    w.send(plan)
+    assert list(w.decider.state.holds) == [urgent]
+    ahead = w.submit(asks("ahead", "blue", cpu_milli=24_000).model_copy(update={"priority": 200}))
+    assert reserved(w.send(inbox.Tick(), after_us=DUE)) == {ahead: 1}
+    w.released(victim, exit_code=143, own_exit=False)
+    assert (w.state_of(ahead), w.state_of(urgent)) == ("queued", "granted")
+    w.check()
+
+
+def test_explain_says_of_who_has_devices_held_what_the_cycle_does() -> None:
+    """None of what it waits for is kept for others."""
+    w = World(host("n0", 3))
+    runs(w, asks("stays", "red", cpu_milli=12_000).model_copy(update={"priority": 200}))
+    victims = [runs(w, asks(f"victim{n}", "green", cpu_milli=10_000)) for n in range(2)]
+    urgent = w.submit(
+        asks("urgent", "red", devices=2, cpu_milli=10_000).model_copy(update={"priority": 100, "preempts": True})
+    )
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records), policy=w.decider.policy)
+    w.send(plan)
+    w.submit(asks("ahead", "blue", cpu_milli=24_000).model_copy(update={"priority": 200}))
+    w.released(victims[0], exit_code=143, own_exit=False)
+    w.send(inbox.Tick(), after_us=DUE)
+    state = w.decider.state
+    for key, waits in cycle.plan(state, w.now_us, w.decider.policy).waiting.items():
+        told = Reasons(state, w.decider.policy, w.now_us).of(key)
+        assert told is not None
+        assert (told.reason, told.removed, told.left) == (waits.reason, waits.removed, waits.left)
+    w.released(victims[1], exit_code=143, own_exit=False)
+    assert w.state_of(urgent) == "granted"
+
+
+def test_a_gang_of_one_island_keeps_one_whose_node_has_the_processors_for_it() -> None:
+    """Seen: each island counted as half of its node, and was too small."""
+    w = World(*(islands(f"n{n}") for n in range(2)))
+    those = [runs(w, asks(f"r{n}", "red", cpu_milli=4000)) for n in range(16)]
+    one_island = Topology(level=Level.NVLINK, policy=TopologyPolicy.REQUIRED)
+    gang = w.submit(asks("gang", "blue", devices=4, cpu_milli=8000, topology=one_island))
+    w.released(those.pop(0))
+    assert reserved(w.send(inbox.Tick(), after_us=DUE)) == {gang: 4}
+    while w.state_of(gang) == "queued":
+        w.submit(asks(f"late{len(those)}", "red", cpu_milli=4000))
+        w.released(those.pop(0))
+    w.check()
+
+
+def islands(name: str) -> Inventory:
+    """A node of two islands of four devices, and 32 processors."""
+    found = host(name, 8)
+    linked = [
+        device.model_copy(update={"nvlink_domain": f"{name}-{at // 4}"}) for at, device in enumerate(found.devices)
+    ]
+    return found.model_copy(update={"devices": tuple(linked)})
+
+
+def test_a_gang_keeps_devices_of_one_model() -> None:
+    """Seen: it was kept some of each, on which it never runs, for as long as a node was away."""
+    w = World(node("a", 4), node("b", 4, model="A100"), node("c", 4))
+    busy = [runs(w, job(f"busy{n}", team="red", types=("H100",), submitted_us=n + 1)) for n in range(8)]
+    gang = w.submit(job("gang", 8, team="blue", submitted_us=20))
+    w.released(busy.pop())
+    assert reserved(w.send(inbox.Tick(), after_us=DUE)) == {gang: 8}
+    assert {device[0] for device in w.decider.state.reserved[gang]} == {"a", "c"}
+    assert w.state_of(w.submit(job("other", team="red", types=("A100",), submitted_us=30))) == "granted"
+    w.send(inbox.NodeLost(node="c", incarnation=1, silent_s=31))
+    w.send(inbox.Tick())
+    assert w.decider.state.reserved.get(gang, ()) == (), "it never runs on what is left"
+    assert w.state_of(w.submit(job("more", 3, team="red", types=("A100",), submitted_us=31))) == "granted"
     w.check()

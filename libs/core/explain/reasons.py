@@ -87,7 +87,7 @@ class Reasons:
 
     def _view(self, here: JobRank, job: Job) -> View:
         view = replace(self._open, blocked=np.zeros(len(self._open.blocked), dtype=np.bool_))
-        keep_ahead(view, here, job, self.t_us, self.kept)
+        keep_ahead(view, here, job, self.t_us, self.kept, held=job.id in self.state.holds)
         return view
 
     def _outcome(self, key: QueueKey) -> Blocked | None:

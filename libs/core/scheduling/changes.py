@@ -67,8 +67,15 @@ def _anything(changes: Changes, state: State, event: led.LedgerEvent) -> None:
 
 
 def _devices_came(changes: Changes, state: State, event: led.NodeJoined | led.BoardCutDone) -> None:
+    """A node that says another power limit of its leaf, or stands elsewhere, leaves power to those who stay there."""
     changes.joined.add(event.inventory.node)
     changes.moved = True
+    known, now = state.fleet.nodes.get(event.inventory.node), event.inventory
+    if known is not None:
+        before = known.inventory
+        changes.anything = changes.anything or (
+            (before.rack_power_w, before.position) != (now.rack_power_w, now.position)
+        )
 
 
 def _node_left(changes: Changes, state: State, event: led.NodeLeft) -> None:

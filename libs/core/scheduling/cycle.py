@@ -152,5 +152,6 @@ def _release_rest(state: State, view: View, job: Job) -> bool:
     """Opens the held devices that a granted job did not take. Returns whether there are any."""
     rest = view.held == hold_code(state, job.id)
     view.held[rest] = NOBODY
-    # For a nested gang, every held device set aside what the most demanding role needs: a smaller role leaves some of it.
-    return bool(rest.any()) or bool(job.shape.roles)
+    # For a nested gang, every held device set aside what the most demanding role needs: a smaller role leaves some of it. Who
+    # gets a share leaves the rest of its device.
+    return bool(rest.any()) or bool(job.shape.roles) or not job.shape.whole

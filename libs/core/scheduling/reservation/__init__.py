@@ -20,7 +20,8 @@ the jobs of a queue (which have limits of one class) only the first is looked at
 jobs of its own team only: what a team leaves idle for as long as it likes, others may use.
 
 Devices that are held for a job are never reserved, and such a job may not use what is reserved for a gang ahead of it: else
-it would start there, and its victims would have stopped for nothing.
+it would start there, and its victims would have stopped for nothing. For the same reason nobody is kept what the held devices
+need of their nodes.
 
 All of it is pure. `Reservations` says which devices are closed to a job in one cycle, and shows them in `View.blocked`; what
 is kept of nodes is not free in the view. The ledger remembers nothing of it but what it told for the accounts; the next cycle

@@ -1,7 +1,7 @@
 """Processors and memory of nodes that are kept with devices: a job that wants much of them beside its device would else be
 overtaken for ever by jobs that want less."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,18 @@ def take_out(view: View, kept: Iterable[KeptHost], back: Iterable[KeptHost] = ()
             free_cpu[one.nodes] += sign * one.cpu_milli
             free_host[one.nodes] += sign * one.host_mib
     view.free_cpu, view.free_host = free_cpu, free_host
+
+
+def within_free(kept: Iterable[KeptHost], free_cpu: Ints, free_host: Ints) -> Iterator[KeptHost]:
+    """The part of `kept` that is free, a line per node. `free_cpu` and `free_host`: what is free beside all that is held for
+    jobs, so this is what `kept` leaves a job of what is held for it: all."""
+    left_cpu, left_host = np.maximum(0, free_cpu), np.maximum(0, free_host)
+    for one in kept:
+        cpu_milli = np.minimum(one.cpu_milli, left_cpu[one.nodes])
+        host_mib = np.minimum(one.host_mib, left_host[one.nodes])
+        left_cpu[one.nodes] -= cpu_milli
+        left_host[one.nodes] -= host_mib
+        yield KeptHost(one.nodes, cpu_milli, host_mib)
 
 
 def host_for(view: View, rows: Ints, shape: Shape) -> KeptHost:

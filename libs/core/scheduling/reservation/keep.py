@@ -15,7 +15,7 @@ from libs.core.placement.view import Context, SearchBudget, View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import JobRank, Order, front, rank
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.reservation.host import NO_HOST, KeptHost, host_for, rows_on, take_out
+from libs.core.scheduling.reservation.host import NO_HOST, KeptHost, host_for, rows_on, take_out, within_free
 from libs.core.scheduling.reservation.parted import PartedDevices, is_kept_for
 from libs.core.scheduling.reservation.soonest import reserve
 from libs.core.state.fleet import NEVER_US, Bools, Fleet, Ints
@@ -107,7 +107,17 @@ class Reservations:
         closed = self._closed.copy()
         for one in theirs:
             closed[one.rows] = True
-        return Closed(closed, tuple(one.host for one in theirs if len(one.host.nodes)))
+        host = tuple(one.host for one in theirs if len(one.host.nodes))
+        return Closed(closed, self._but_for_held(host) if job.id in self._state.holds else host)
+
+    def _but_for_held(self, host: tuple[KeptHost, ...]) -> tuple[KeptHost, ...]:
+        """Of `host`, what is kept from a job for which devices are held: nothing of what these need, for which others have
+        stopped."""
+        if not host:
+            return host
+        open_ = replace(self._view)
+        take_out(open_, (), back=self._out)
+        return tuple(within_free(host, open_.free_cpu, open_.free_host))
 
     def show_to(self, job: Job) -> None:
         """The view has from here on what a job may use."""
@@ -242,12 +252,14 @@ def kept(view: View, state: State, t_us: int, policy: Policy, queues: Iterable[Q
     return _kept_of([key for _, key in due], view, state, t_us, policy)[0]
 
 
-def keep_ahead(view: View, rank: JobRank, job: Job, t_us: int, by: Iterable[KeptRows]) -> None:
-    """Keeps on `view` what is kept at `t_us` from a job of `rank`."""
-    for one in by:
-        if one.closed_to(rank, job, t_us):
-            view.blocked[one.kept.rows] = True
-            take_out(view, [one.kept.host])
+def keep_ahead(view: View, rank: JobRank, job: Job, t_us: int, by: Iterable[KeptRows], *, held: bool = False) -> None:
+    """Keeps on `view` what is kept at `t_us` from a job of `rank`. `held`: devices are held for it."""
+    theirs = [one.kept for one in by if one.closed_to(rank, job, t_us)]
+    for one in theirs:
+        view.blocked[one.rows] = True
+    host: Iterable[KeptHost] = [one.host for one in theirs if len(one.host.nodes)]
+    if host:
+        take_out(view, within_free(host, view.free_cpu, view.free_host) if held else host)
 
 
 def _end_us(job: Job, t_us: int) -> int:

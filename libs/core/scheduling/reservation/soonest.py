@@ -1,7 +1,6 @@
 """Where a job will fit soonest, if nobody behind it takes what comes free there."""
 
 import numpy as np
-import numpy.typing as npt
 
 from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
@@ -11,10 +10,6 @@ from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
-_ROUNDED = 1e-6
-"""Counts of devices are sums of fractions."""
-
-Floats = npt.NDArray[np.float64]
 
 
 def reserve(
@@ -25,8 +20,9 @@ def reserve(
     then is as good as free.
 
     Soonest is guessed as: in the nearest level that can hold the gang (or the least of an elastic one) at all, the group
-    with the most free devices now; in it the freest nodes that suffice. How roles nest is not looked at. Devices that are held
-    for a job go to that job, so none of them is kept. Of single devices it is the one of which the least is lacking.
+    with the most free devices of one model now; in it the freest nodes that suffice. How roles nest is not looked at, nor their
+    models, nor power. Devices that are held for a job go to that job, so none of them is kept. Of single devices it is the one
+    of which the least is lacking.
     """
     fleet = view.fleet
     mask = usable(view, shape) & ~view.blocked & (view.held == NOBODY)
@@ -36,42 +32,47 @@ def reserve(
     each = host_at_most(view.fleet, rows, shape)
     if beside is not None:
         node = fleet.node[rows]
-        room = (beside.free_cpu[node] >= each[0]) & (beside.free_host[node] >= each[1])
-        rows, each = rows[room], (each[0][room], each[1][room])
+        fits = (beside.free_cpu[node] >= each[0]) & (beside.free_host[node] >= each[1])
+        rows, each = rows[fits], (each[0][fits], each[1][fits])
     end_us = fleet.end_us[rows]
     free = (view.free_milli[rows] == WHOLE_MILLI) | ((end_us > 0) & (end_us <= until_us))
     if shape.devices == 1:
         return _nearest_to_free(view, shape, rows, free, each)
-    counts = _served(fleet, rows, each, beside) if not shape.roles else np.ones(len(rows))
     levels = allowed_levels(shape, context)
     for level in levels:
         groups = spans_at(fleet, level, rows, within=levels[-1])
-        enough = np.bincount(groups, weights=counts) > shape.least - _ROUNDED
+        if not shape.roles:  # the devices of a gang are of one model, and what is kept of two is of no use to it
+            groups = groups * len(fleet.models) + fleet.model[rows]
+        group, node, room = _room(fleet, rows, groups, each if not shape.roles else None, beside)
+        enough = np.bincount(group, weights=room) >= shape.least
         if not enough.any():
             continue
-        inside = groups == int(np.argmax(np.where(enough, np.bincount(groups, weights=free), -1)))
-        capacity = np.bincount(fleet.node[rows[inside]], weights=counts[inside])
-        members = np.flatnonzero(capacity)
+        best = int(np.argmax(np.where(enough, np.bincount(groups, weights=free), -1)))
+        inside = groups == best
+        members, capacity = node[there := (group == best) & (room > 0)], room[there]
         free_there = np.bincount(fleet.node[rows[inside]], weights=free[inside])[members]
-        members = members[np.argsort(-free_there, kind="stable")]
-        needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.least - _ROUNDED)) + 1
-        kept: Ints = rows[inside & np.isin(fleet.node[rows], members[:needed])]
+        order = np.argsort(-free_there, kind="stable")
+        needed = int(np.searchsorted(np.cumsum(capacity[order]), shape.least)) + 1
+        kept: Ints = rows[inside & np.isin(fleet.node[rows], members[order[:needed]])]
         return kept
     return _NONE
 
 
-def _served(fleet: Fleet, rows: Ints, each: tuple[Ints, Ints], beside: View | None) -> Floats:
-    """As how many devices each of `rows` counts, shape (n,): 1, or less where its node has too few processors or too little
-    memory for all of them."""
-    counts = np.ones(len(rows))
-    node = fleet.node[rows]
+def _room(
+    fleet: Fleet, rows: Ints, groups: Ints, each: tuple[Ints, Ints] | None, beside: View | None
+) -> tuple[Ints, Ints, Ints]:
+    """For how many devices of a gang each node has room in each of `groups` (codes, of each of `rows`), where a device takes
+    `each` of its processors and memory; as three columns: group, node, devices. None: it is not looked at what they take."""
+    nodes = len(fleet.cpu_milli)
+    pairs, place, room = np.unique(groups * nodes + fleet.node[rows], return_inverse=True, return_counts=True)
+    group, node = pairs // nodes, pairs % nodes
     has = (fleet.cpu_milli, fleet.host_mib) if beside is None else (beside.free_cpu, beside.free_host)
-    for need, total in zip(each, has, strict=True):
-        if len(rows) and (most := int(need.max())):
-            there = np.bincount(node)
-            if (total[: len(there)] < there * most).any():
-                np.minimum(counts, total[node] // np.maximum(1, need) / there[node], out=counts, where=need > 0)
-    return counts
+    for need, total in zip(each, has, strict=True) if each is not None else ():
+        if need.any():
+            most = np.zeros_like(pairs)
+            np.maximum.at(most, place, need)
+            np.minimum(room, total[node] // np.maximum(1, most), out=room, where=most > 0)
+    return group, node, room
 
 
 def _nearest_to_free(view: View, shape: Shape, rows: Ints, free: Bools, each: tuple[Ints, Ints]) -> Ints:
