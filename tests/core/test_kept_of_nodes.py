@@ -1,5 +1,6 @@
 """A job that wants much of its node beside its device is not overtaken for ever by jobs that want less of it."""
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -107,6 +108,35 @@ def test_a_gang_keeps_as_many_nodes_as_have_the_processors_for_it() -> None:
         w.released(one)
     assert w.state_of(gang) == "granted"
     w.check()
+
+
+ROLES = {"roles": (Role(name="worker", count=2, devices=2), Role(name="server", devices=1))}
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(3000, 0), (5000, 8)])
+def test_roles_are_kept_no_devices_of_a_model_of_which_their_team_may_have_too_few(limit: int, kept: int) -> None:
+    """Seen: eight, without end, of which nobody could use any."""
+    w = World(host("n0", 8))
+    those = [runs(w, asks(f"r{n}", "red")) for n in range(8)]
+    waits = w.submit(asks("waits", "blue", **ROLES))
+    w.send(inbox.QuotaChanged(team="blue", limit_milli=None, by_type={"H100": limit}))
+    w.send(inbox.Tick(), after_us=DUE)
+    assert len(w.decider.state.reserved.get(waits, ())) == kept
+    late = w.submit(asks("late", "red"))
+    w.released(those.pop())
+    assert w.state_of(late) == ("queued" if kept else "granted")
+
+
+def test_roles_of_two_models_are_kept_as_many_of_each_as_their_team_may_have() -> None:
+    w = World(host("n0", 4), node("n1", 4, model="A100"))
+    for n in range(4):
+        runs(w, asks(f"h{n}", "red", types=("H100",)))
+        runs(w, asks(f"a{n}", "red", types=("A100",)))
+    waits = w.submit(asks("waits", "blue", **ROLES))
+    w.send(inbox.QuotaChanged(team="blue", limit_milli=None, by_type={"H100": 2000}))
+    w.send(inbox.Tick(), after_us=DUE)
+    models = Counter(device[:2] for device in w.decider.state.reserved[waits])
+    assert models == {"n0": 2, "n1": 4}
 
 
 def test_who_wants_nothing_of_the_node_runs_on_its_other_devices() -> None:

@@ -43,6 +43,9 @@ def reserve(
         groups = spans_at(fleet, level, rows, within=levels[-1])
         if not shape.roles:  # the devices of a gang are of one model, and what is kept of two is of no use to it
             groups = groups * len(fleet.models) + fleet.model[rows]
+        elif shape.caps:  # what its team may have no more of is of no use to it either
+            some = _within_caps(fleet, shape, rows, groups, free)
+            rows, groups, free = rows[some], groups[some], free[some]
         group, node, room = _room(fleet, rows, groups, each if not shape.roles else None, beside)
         enough = np.bincount(group, weights=room) >= shape.least
         if not enough.any():
@@ -56,6 +59,17 @@ def reserve(
         kept: Ints = rows[inside & np.isin(fleet.node[rows], members[order[:needed]])]
         return kept
     return _NONE
+
+
+def _within_caps(fleet: Fleet, shape: Shape, rows: Ints, groups: Ints, free: Bools) -> Bools:
+    """Which of `rows` (mask of shape (n,)): in each group of a capped model no more than the cap, free ones first."""
+    some = np.ones(len(rows), dtype=np.bool_)
+    for cap in shape.caps:
+        of = np.flatnonzero(some & np.isin(fleet.model[rows], [fleet.models.find(model) for model in cap.models]))
+        of = of[np.lexsort((rows[of], ~free[of], groups[of]))]
+        first = np.searchsorted(groups[of], groups[of])
+        some[of[np.arange(len(of)) - first >= cap.devices]] = False
+    return some
 
 
 def _room(
