@@ -140,23 +140,36 @@ def _attribute(answer: bytes, wanted: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection of a server: who is at its other end, and how many bytes of it the server has read, or not yet."""
+    """A connection of a server, and how many bytes of it the server has read, or not yet."""
 
     id: bytes
     """The kernel's identifier."""
     family: int
-    peer: str
-    """Address and port."""
     inode: int
     read: int
     unread: int
 
+    @property
+    def peer(self) -> str:
+        """Address and port at the other end."""
+        return peer(self.family, self.id[20:36], self.id[2:4])
 
-def connections(port: int) -> list[Connection]:
-    """Those to a server on this port, in this network. Empty if the kernel does not report them."""
+
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def families_of(port: int) -> tuple[int, ...]:
+    """Of those who listen there: in which connections to them may be."""
+    listening = {one.family for one in held_ports(range(port, port + 1), LISTENING)}
+    return tuple(family for family in FAMILIES if family in listening)
+
+
+def connections(port: int, families: tuple[int, ...] = FAMILIES) -> list[Connection]:
+    """Those to a server on this port, in this network. Empty if the kernel does not report them. For each family the kernel
+    walks over its whole table."""
     found: list[Connection] = []
     with suppress(OSError):
-        for family in (socket.AF_INET, socket.AF_INET6):
+        for family in families:
             asked = _ASKED.pack(family, socket.IPPROTO_TCP, _SAY_INFO, CONNECTED, b"")
             for answer in _answers(_TELL, _DUMP, asked + _on(range(port, port + 1))):
                 _, id, _, inode = _ANSWER.unpack_from(answer)
@@ -164,8 +177,7 @@ def connections(port: int) -> list[Connection]:
                 if inode and len(info) >= _RECEIVED_AT + 8:
                     received = struct.unpack_from("=Q", info, _RECEIVED_AT)[0]
                     unread = struct.unpack_from("=I", answer, _UNREAD_AT)[0]
-                    other = peer(family, id[20:36], id[2:4])
-                    found.append(Connection(id, family, other, inode, received - unread, unread))
+                    found.append(Connection(id, family, inode, received - unread, unread))
     return found
 
 

@@ -101,7 +101,7 @@ class ConnectionWatch:
     def __init__(self, watched: Callable[[], WatchedAccounts], silent_s: Callable[[], float]) -> None:
         self._watched, self._silent_s = watched, silent_s
         self._whose = BrokerAnswers(CONNZ)
-        self._ports: tuple[int, ...] = ()
+        self._ports: dict[int, tuple[int, ...]] = {}  # with the families of addresses that are listened to
         self._now: dict[bytes, Connection] = {}
         self._since: dict[bytes, int] = {}  # what each had read when it was seen first, or of a user's was told last
         self._owner: dict[bytes, str] = {}  # "": of nobody who is counted
@@ -110,7 +110,7 @@ class ConnectionWatch:
         self._of_users: dict[bytes, SaidOnConnection] = {}  # what the broker had counted when `_since` was set
         self._told: dict[str, SaidOnConnection] = {}
         self._in_vain = self._unheard = self._not_ended = 0
-        self._others, self._asked_s = False, 0.0
+        self._others, self._asked_s, self._looked_s = False, 0.0, 0.0
 
     @property
     def sees(self) -> bool:
@@ -167,6 +167,7 @@ class ConnectionWatch:
         await asyncio.sleep(0 if self._in_vain else _HASTE_S if strangers or self._unheard else _CALM_S)
 
     def _look(self) -> None:
+        self._looked_s = time.monotonic()
         before, self._now = self._now, {one.id: one for one in self._connections()}
         self._since = {id: self._since.get(id, 0) for id in self._now}
         self._owner = {id: owner for id in self._now if (owner := self._owner.get(id)) is not None}
@@ -183,7 +184,7 @@ class ConnectionWatch:
         self._read.pop("", None)
 
     def _connections(self) -> Iterable[Connection]:
-        return (one for port in self._ports for one in sockdiag.connections(port))
+        return (one for port, families in self._ports.items() for one in sockdiag.connections(port, families))
 
     def _strangers(self) -> dict[bytes, int]:
         """Whose it is is to be asked, and how much of each was read."""
@@ -236,7 +237,7 @@ class ConnectionWatch:
 
     def taken(self) -> Mapping[str, int]:
         """How much was read until now of each owner, since it was taken last."""
-        if self.sees:
+        if self.sees and time.monotonic() > self._looked_s + 2 * _CALM_S:  # `run` was held up
             self._look()
         read, self._read = self._read, Counter()
         return read
@@ -293,14 +294,16 @@ def _is_user(owner: str) -> bool:
     return owner.startswith("U")
 
 
-def _ports(nats: Client) -> tuple[int, ...]:
-    """Of the servers that `nats` may be connected to, if their connections are seen in this network."""
+def _ports(nats: Client) -> dict[int, tuple[int, ...]]:
+    """Of the servers that `nats` may be connected to, if their connections are seen in this network: each with the families of
+    addresses that it listens to."""
     writer = getattr(getattr(nats, "_transport", None), "_io_writer", None)
     name = writer.get_extra_info("sockname") if writer is not None else None
     url = nats.connected_url
     if not name or url is None or url.port is None:
-        return ()
+        return {}
     peers = {one.peer for one in sockdiag.connections(url.port)}
     if f"{name[0]}:{name[1]}" not in peers:
-        return ()
-    return tuple(sorted({url.port, *(server.port for server in nats.servers if server.port)}))
+        return {}
+    ports = {url.port, *(server.port for server in nats.servers if server.port)}
+    return {port: sockdiag.families_of(port) or sockdiag.FAMILIES for port in sorted(ports)}
