@@ -52,11 +52,12 @@ def reserve(
             continue
         best = int(np.argmax(np.where(enough, np.bincount(groups, weights=free), -1)))
         inside = groups == best
-        members, capacity = node[there := (group == best) & (room > 0)], room[there]
+        capacity = np.bincount(node[group == best], weights=room[group == best])
+        members = np.flatnonzero(capacity)
         free_there = np.bincount(fleet.node[rows[inside]], weights=free[inside])[members]
-        order = np.argsort(-free_there, kind="stable")
-        needed = int(np.searchsorted(np.cumsum(capacity[order]), shape.least)) + 1
-        kept: Ints = rows[inside & np.isin(fleet.node[rows], members[order[:needed]])]
+        members = members[np.argsort(-free_there, kind="stable")]
+        needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.least)) + 1
+        kept: Ints = rows[inside & np.isin(fleet.node[rows], members[:needed])]
         return kept
     return _NONE
 
@@ -76,17 +77,33 @@ def _room(
     fleet: Fleet, rows: Ints, groups: Ints, each: tuple[Ints, Ints] | None, beside: View | None
 ) -> tuple[Ints, Ints, Ints]:
     """For how many devices of a gang each node has room in each of `groups` (codes, of each of `rows`), where a device takes
-    `each` of its processors and memory; as three columns: group, node, devices. None: it is not looked at what they take."""
+    `each` of its processors and memory; as three columns: group, node, devices, of which several lines may be of one node.
+    None: it is not looked at what they take."""
     nodes = len(fleet.cpu_milli)
+    if each is None or not _scarce(fleet, rows, each, beside):  # all have room: no sorting
+        return groups, fleet.node[rows], np.ones(len(rows), dtype=np.int64)
     pairs, place, room = np.unique(groups * nodes + fleet.node[rows], return_inverse=True, return_counts=True)
     group, node = pairs // nodes, pairs % nodes
-    has = (fleet.cpu_milli, fleet.host_mib) if beside is None else (beside.free_cpu, beside.free_host)
-    for need, total in zip(each, has, strict=True) if each is not None else ():
+    for need, total in zip(each, _there(fleet, beside), strict=True):
         if need.any():
             most = np.zeros_like(pairs)
             np.maximum.at(most, place, need)
             np.minimum(room, total[node] // np.maximum(1, most), out=room, where=most > 0)
     return group, node, room
+
+
+def _there(fleet: Fleet, beside: View | None) -> tuple[Ints, Ints]:
+    """Processors and memory of each node that a gang may come to have."""
+    return (fleet.cpu_milli, fleet.host_mib) if beside is None else (beside.free_cpu, beside.free_host)
+
+
+def _scarce(fleet: Fleet, rows: Ints, each: tuple[Ints, Ints], beside: View | None) -> bool:
+    """Whether a node may have too few processors, or too little memory, for all of its devices among `rows`."""
+    on_node = np.bincount(fleet.node[rows])
+    return any(
+        bool((on_node * int(need.max(initial=0)) > total[: len(on_node)]).any())
+        for need, total in zip(each, _there(fleet, beside), strict=True)
+    )
 
 
 def _nearest_to_free(view: View, shape: Shape, rows: Ints, free: Bools, each: tuple[Ints, Ints]) -> Ints:
