@@ -127,8 +127,8 @@ class Reservations:
 
     def _take_out(self, host: tuple[KeptHost, ...]) -> None:
         """Takes these out of the view, and gives the others back; mostly they are those of the job before, and one more."""
-        if len(host) != len(self._out) or any(now is not before for now, before in zip(host, self._out, strict=True)):
-            now, before = {id(one) for one in host}, {id(one) for one in self._out}
+        now, before = set(map(id, host)), set(map(id, self._out))
+        if now != before:
             take_out(
                 self._view,
                 (one for one in host if id(one) not in before),
