@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from libs.bus.cancel import cancel
 from libs.bus.connect import Address, close, connect
 from libs.ports import sockdiag
-from libs.walls import broker_claims, traces
+from libs.walls import broker_claims, floods, traces
 from libs.walls.book import Book
 from libs.walls.floods import Floods
 from libs.walls.keyring import Keyring
@@ -87,10 +87,27 @@ async def test_who_has_the_broker_trace_without_end_is_kept_out(
         (line,) = Book(bus[1].folder).lines()
     told = ("team.keep-out", "blue") if who is TEAM else ("node.revoke", "main/n1")
     assert (line.what, line.target) == told
-    if who is TEAM and not seen:
-        assert "trace" in line.reason
     for connection in evil:
         await connection.close()
+
+
+async def test_who_traces_while_no_server_answers_is_kept_out_for_it(
+    bus: tuple[str, Keyring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(floods, "STATZ", "nobody.answers")
+    one = message(f"Nats-Trace-Dest: {TEAM.question}\r\nNats-Trace-Only: 1\r\n")
+    async with looked_at(bus):
+        evil = await attacker(bus)
+        async with asyncio.timeout(PATIENCE_S):
+            while not evil.is_closed:
+                with suppress(nats.errors.Error, OSError):
+                    evil._transport.write(one * 10)
+                    await evil._transport.drain()
+                await asyncio.sleep(0.05)
+            await until(lambda: bool(Book(bus[1].folder).lines()))
+        (line,) = Book(bus[1].folder).lines()
+    assert (line.what, line.target) == ("team.keep-out", "blue")
+    assert "trace" in line.reason
 
 
 async def test_nobody_is_said_to_trace_who_does_not(bus: tuple[str, Keyring]) -> None:
