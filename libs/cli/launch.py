@@ -176,12 +176,12 @@ class LocalStack:
                 raise NotReady(waiting, limit_s, self.state_dir / "logs", began_s)
             await asyncio.sleep(0.1)
 
-    def walls(self) -> str:
-        """The isolation of jobs on this machine's node, from its agent; "" without one."""
+    def walls(self) -> list[str]:
+        """The tier of the isolation of jobs on this machine's node, and what that lacks, from its agent; empty without one."""
         try:
-            return (self.state_dir / "services" / REAL / "agent" / "walls").read_text()
+            return (self.state_dir / "services" / REAL / "agent" / "walls").read_text().splitlines()
         except OSError:
-            return ""
+            return []
 
     def fenced_s(self) -> float:
         """How long work of the instance from which this one was restored may still run on unreachable nodes, s. Nothing

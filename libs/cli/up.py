@@ -183,6 +183,7 @@ def _introduce(launch: LocalStack) -> None:
     teams = served(launch.keyring, launch.options.teams)
     team = next((name for name in launch.options.teams if name in teams), "".join(teams[:1]))
     flag = f" --team {team}" if len(teams) > 1 else ""
+    tier, *lacks = launch.walls() or [""]
     stays = "data and this machine's jobs stay" if launch.options.keep_jobs else "data stays"
     fields(
         [
@@ -195,7 +196,8 @@ def _introduce(launch: LocalStack) -> None:
                 if (quotas := launch.options.quotas)
                 else f"{SHIPPED.text()}; a file for --quotas changes that",
             ),
-            *((("walls", walls),) if (walls := launch.walls()) else ()),
+            ("walls", tier),
+            *(("walls lack", lack) for lack in lacks),
             ("credentials", f"{_relative(str(launch.keyring.creds))}/: one for each team"),
             ("stop", f"Ctrl-C here; {stays}, and the next `baton up` goes on from it"),
         ]

@@ -34,7 +34,7 @@ _OTHER_RELEASE = (
 )
 _CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 SUMMARY_FILE = "walls"
-"""A file in the agent's folder with its tier and what that lacks. `baton up` shows it."""
+"""A file in the agent's folder: its tier and, each in a line, what that lacks. `baton up` shows it."""
 
 
 class JobWalls:
@@ -59,7 +59,7 @@ class JobWalls:
     def announce(self) -> None:
         """Logs, and stores for whoever starts the agent, how jobs are isolated and what that lacks."""
         with suppress(OSError):
-            self._file.with_name(SUMMARY_FILE).write_text(self.summary())
+            self._file.with_name(SUMMARY_FILE).write_text("\n".join([self._keeper.tier, *self._lacks()]))
         level = logging.WARNING if self._keeper.tier == walls.NONE else logging.INFO
         log.log(level, "walls around jobs: %s", self.summary())
 

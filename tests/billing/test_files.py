@@ -186,7 +186,7 @@ def test_without_a_file_or_a_word_in_it_teams_have_the_limits_that_are_shipped(t
     path.write_text("intake: {}\nteams: {}\n")
     assert load_intake(path) == {}
     assert (
-        "100,000 open jobs, of 268,435,456 bytes, of 1,000 different shapes in a pool, 1,000 submits a second (100,000 at once)"
+        "100,000 open jobs, of 256 MiB, of 1,000 different shapes in a pool, 1,000 submits a second (100,000 at once)"
         in SHIPPED.text()
     )
     assert IntakeLimits().text() == "no limit"

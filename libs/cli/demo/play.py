@@ -67,7 +67,7 @@ class Demo:
         async with self._launched() as launch, self._connected(launch) as follower:
             self.screen.facts = lambda: follower.facts
             self._follower = follower
-            self.screen.phase(f"this machine's node has walls around jobs: {launch.walls()}")
+            self.screen.phase(f"this machine's node has walls around jobs: {'; '.join(launch.walls())}")
             async with _cancelled_at_end(self._beside):
                 await self._story()
             self.screen.phase("read the whole ledger again: verify, bill, report")

@@ -76,19 +76,27 @@ class IntakeLimits(Strict):
         )
         said = [f"{self.open_jobs:,} open jobs"] if self.open_jobs is not None else []
         if self.open_bytes is not None:
-            said.append(f"of {self.open_bytes:,} bytes")
+            said.append(f"of {_size(self.open_bytes)}")
         if self.open_kinds is not None:
             said.append(f"of {self.open_kinds:,} different shapes in a pool")
         for per_s, burst, what in rates:
             if per_s is not None:
                 said.append(f"{per_s:,.12g} {what} ({burst or 10 * per_s:,.12g} at once)")
         if self.request_bytes is not None:
-            said.append(f"{self.request_bytes:,} bytes a request")
+            said.append(f"{_size(self.request_bytes)} a request")
         return ", ".join(said) or "no limit"
 
     def but(self, own: "IntakeLimits") -> "IntakeLimits":
         """These, with what `own` says in its place."""
         return self.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
+
+
+def _size(size: int) -> str:
+    """As people write it: "256 MiB"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit:,} {name}"
+    return f"{size:,} bytes"
 
 
 SHIPPED: Final = IntakeLimits(
