@@ -28,6 +28,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from libs.bus import listing
 from libs.bus.connect import Address, close, connect
 from libs.bus.copies import NotCopied, copy_stream, put_back, sha256
 from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SNAPSHOTS_BUCKET, SNAPSHOTS_MIB, snapshots_of
@@ -141,14 +142,7 @@ def _same(known: dict[str, Any], info: dict[str, Any]) -> bool:
 
 async def _in_order(nats: Any) -> list[tuple[str, dict[str, Any]]]:
     """All of Baton's streams on the broker, in copying order."""
-    found: dict[str, dict[str, Any]] = {}
-    while True:
-        asked = json.dumps({"offset": len(found)}).encode()
-        answer = json.loads((await nats.request("$JS.API.STREAM.LIST", asked, timeout=10)).data)
-        page = answer.get("streams") or []
-        found |= {one["config"]["name"]: one for one in page}
-        if not page or len(found) >= answer["total"]:
-            break
+    found = {one["config"]["name"]: one for one in await listing.streams(nats.jetstream())}
     inboxes = [name for name in found if name.startswith(subjects.inbox_stream("x").removesuffix("x"))]
     ledger = sorted(name for name in found if _LEDGER.fullmatch(name))
     others = sorted(found.keys() - {*_FIRST, *inboxes, *ledger, TELEMETRY})

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from libs.bus import listing
 from libs.bus.asking import NoAnswer, NobodyAnswers, QueryError
 from libs.bus.asking import ask as ask_once
 from libs.cli.exits import code_of
@@ -72,9 +73,7 @@ CLOSED = "it is closed: stored, and decided when its services run again"
 async def pools_of(baton: Baton) -> KnownPools:
     """The pools with an inbox; operators see streams."""
     prefix = subjects.inbox_stream("x").removesuffix("x")
-    names: list[str] = []
-    while page := await baton.nats.jetstream().streams_info(offset=len(names)):
-        names += [info.config.name or "" for info in page]
+    names = [str(info["config"]["name"]) for info in await listing.streams(baton.nats.jetstream())]
     there = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)) or [baton.place.pool]
     served = await _served(baton)
     if served is None:

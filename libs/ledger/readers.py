@@ -30,6 +30,7 @@ from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from libs.bus import listing
 from libs.bus.cursors import Cursors
 from libs.bus.retry import UNAVAILABLE
 from libs.bus.table import READERS, READERS_BUCKET
@@ -118,8 +119,8 @@ class Readers:
 
     async def unmarked(self, pool: str) -> list[str]:
         """Names of the consumers of the ledger whose readers do not say what they understand: older ones."""
-        infos = [info for s in await readable(self._js, pool) for info in await self._js.consumers_info(s.name)]
-        return [str(info.name) for info in infos if MARK not in ((info.config.metadata if info.config else None) or {})]
+        infos = [info for s in await readable(self._js, pool) for info in await listing.consumers(self._js, s.name)]
+        return [info["name"] for info in infos if MARK not in (info["config"].get("metadata") or {})]
 
     async def format(self, pool: str) -> int:
         """The newest format that the writer of `pool` may use."""

@@ -21,19 +21,19 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError
 
+from libs.bus import listing
 from libs.ledger.chain import LedgerGap
 from libs.ledger.tail import Stored, Tail
 from schemas import subjects
 from schemas.ledger import SegmentSealed
 
-_PAGE_S = 5.0
 _SLACK_BYTES = 1024 * 1024
 _SEGMENT = re.compile(r"SEGMENT-(?P<pool>.+)-(?P<first>\d{20})")
 _KIND: Final = SegmentSealed.model_fields["kind"].default
@@ -129,7 +129,7 @@ async def segments(js: JetStreamContext, pool: str) -> list[Segment]:
     """All that there are, in order, staged ones too. Raises nats errors."""
     found: dict[int, Segment] = {}
     for pattern in (subjects.ledger(pool), subjects.segments(pool)):
-        for info in await _listed(js, pattern):
+        for info in map(StreamInfo.from_response, await listing.streams(js, pattern)):
             first = first_of(pool, str(info.config.name))
             if first is not None:
                 first = max(first, info.config.first_seq or 1)  # of a first one that was restored in part
@@ -187,26 +187,6 @@ async def stored_at(js: JetStreamContext, pool: str, seq: int) -> bytes | None:
         return (await js.get_msg(segment.name, seq=seq)).data or b""
     except (LedgerGap, NotFoundError):
         return None
-
-
-async def _listed(js: JetStreamContext, pattern: str) -> list[StreamInfo]:
-    """The broker's streams whose subjects `pattern` meets."""
-    found: list[StreamInfo] = []
-    while True:
-        request = json.dumps({"subject": pattern, "offset": len(found)}).encode()
-        reply = await js._nc.request(f"{js._prefix}.STREAM.LIST", request, timeout=_PAGE_S)
-        page, total = _page(reply.data)
-        found += page
-        if not page or len(found) >= total:
-            return found
-
-
-def _page(payload: bytes) -> tuple[list[StreamInfo], int]:
-    """The streams in one answer, and how many there are in all."""
-    answer: dict[str, Any] = json.loads(payload)
-    if "error" in answer:
-        raise NatsError(f"the broker does not list its streams: {answer['error']}")
-    return [StreamInfo.from_response(entry) for entry in answer.get("streams") or []], answer["total"]
 
 
 def _segment(info: StreamInfo, first: int) -> Segment:

@@ -13,7 +13,7 @@ from typing import Any
 from nats.js import api
 
 from libs.bus import streams, table
-from libs.ledger import chain, inputs, segments
+from libs.ledger import chain, inputs
 from libs.service import files, fill
 from libs.simulation.dst import client, secrecy
 from services.quota_billing import files as quotas
@@ -31,7 +31,6 @@ def install() -> None:
     inputs._KINDS = {
         stem: inputs._InboxKind(kind.type, kind.pattern, _once(kind.parse)) for stem, kind in inputs._KINDS.items()
     }
-    segments._page = _once(segments._page)  # type: ignore[assignment]
     client.stream_info = _once(client.stream_info)  # type: ignore[assignment]
     streams.streams = fill.streams = _table
     api.Base.from_response = classmethod(_from_response)  # type: ignore[assignment, method-assign]
