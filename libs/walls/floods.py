@@ -333,7 +333,8 @@ class Floods:
         usual = said.usual * 0.5 ** (passed_s / _USUAL_S) + passed.said_bytes
         words = said.words + max(0.0, more - said.ahead) - max(0.0, -more)
         ahead = max(0.0, said.ahead - max(0, more)) + max(0.0, -words)
-        words = max(0.0, words - OF_MESSAGE * passed.said - WORDS_PER_S * passed_s)
+        leaked = min(said.words, WORDS_PER_S * passed_s)  # what is told late, of ended connections, was said at once
+        words = max(0.0, words - OF_MESSAGE * passed.said - leaked)
         self._said[account] = _Unread(at_us, words, usual, min(ahead, usual))
         if words <= WORDS_AT_ONCE + min(LARGEST * self._words.many(account), usual):
             return ""

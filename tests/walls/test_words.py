@@ -45,9 +45,14 @@ def bus(tmp_path: Path) -> Iterator[tuple[str, Keyring]]:
 
 @asynccontextmanager
 async def looked_at(bus: tuple[str, Keyring], said: list[str] | None = None) -> AsyncIterator[Watch]:
-    async with watched(*bus, {}, (said if said is not None else []).append) as watch:
+    url, ring = bus
+    service = await connect(
+        Address(url, ring.service()), name="core"
+    )  # a broker tells nothing while nobody is connected
+    async with watched(url, ring, {}, (said if said is not None else []).append) as watch:
         await watch.looked()
         yield watch
+    await close(service)
 
 
 async def connection(url: str, creds: Path | str) -> Client:
@@ -225,6 +230,21 @@ def test_the_broker_counts_later_than_the_kernel_and_nobody_is_blamed_for_that(t
     assert over(0.15, 9_758_400, 34, 3_453_006) == ""
     assert over(0.4, 3_500_000, 0, 0) == "", "so much at once it may say"
     assert "words that are no messages" in over(0.65, 4_000_000, 0, 0)
+
+
+def test_what_is_told_late_is_as_much_as_what_is_told_at_once(tmp_path: Path) -> None:
+    """The broker said after ten seconds whose they were that had been ended, and time had paid for it: nobody was blamed."""
+    ring = Keyring(tmp_path)
+    ring.team("blue")
+    floods = Floods(ring, lambda accounts: asyncio.sleep(0))
+    floods._reread()
+    (blue,) = floods._teams
+    assert floods._over_words(blue, AccountTraffic(), 1_000, 0) == ""
+    assert "words" in floods._over_words(blue, AccountTraffic(), 6_000_000, 20_000_000)
+    for second in range(21, 60):
+        assert floods._over_words(blue, AccountTraffic(), 250_000, second * 1_000_000) == "", (
+            "so much a second it may say"
+        )
 
 
 def test_messages_that_were_not_read_to_their_end_are_no_words(tmp_path: Path) -> None:
