@@ -134,7 +134,7 @@ class ProofLoop:
     async def _forget(self) -> None:
         now_us = self.follower.projection.t_us
         if now_us - self._forgot_us >= _FORGET_US and now_us > self._keep_us:
-            await self._store.forget(self._pool, now_us - self._keep_us)
+            await self._store.forget(self._pool, now_us - self._keep_us, self.follower.projection.needed())
             self._forgot_us = now_us
 
     async def _propose(self) -> None:

@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 from pymongo import MongoClient
 
+from libs.adapters.mongo import proofs as proof_documents
 from libs.adapters.mongo.proofs import ProofStore
 from libs.adapters.mongo.store import JobStore
 from libs.bus.queries import NoAnswer, QueryError, ask
@@ -324,3 +325,67 @@ async def test_what_is_too_old_is_deleted_and_the_rest_is_proven_all_the_same(
             return not found.whole and found.ok and found.uncompared_jobs <= 1
 
         await until(forgotten, "old lines are gone, and the others are proven")
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["away", "back"])
+async def test_a_team_that_did_nothing_for_longer_than_lines_are_kept_is_not_told_that_something_is_wrong(
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str, returns: bool
+) -> None:
+    """Its last line stays: without it no sum proved anything to the team, and all its bill seemed to come from nothing."""
+    here = Pool(nats, pool, mongo_url)
+    for n in range(3):
+        runs = here.world.submit(job(f"j{n}", 2, team=team, submitted_us=here.world.now_us + 1))
+        here.world.started(runs)
+        here.world.send(inbox.Tick(), after_us=3600 * S)
+        here.world.released(runs)
+    here.world.send(inbox.Tick(), after_us=3 * 24 * 3600 * S)
+    await here.written.write(here.world.records)
+    async with here.running(nats_url, sum_every_s=10, proof_days=1):
+
+        async def proposed() -> Any:
+            return await stored(nats.jetstream(), subjects.inbox_stream(pool), subjects.inbox("ledger", "summed", pool))
+
+        (message,) = await until(proposed, "a sum is proposed")
+        here.world.send(inbox.SumProposed.model_validate_json(message.data))
+        if returns:  # since the newest sum
+            here.world.submit(job("again", 1, team=team, submitted_us=here.world.now_us + 1))
+        here.world.send(inbox.Tick(), after_us=3600 * S)
+        await here.written.write(here.world.records[len(here.written.records) :])
+        await here.settled(team, len(here.world.records), 1)
+
+        with MongoClient(here.mongo) as client:
+            lines = client.get_default_database()["lines"]
+
+            async def forgotten() -> bool:
+                return lines.count_documents({}) <= 1 + returns
+
+            await until(forgotten, "old lines are gone")
+
+        async def billed() -> Checked | None:
+            found = await here.check(team)
+            return found if found.device_seconds > 0 else None
+
+        found = await until(billed, "billing has read the records, too")
+        assert found.findings == []
+        assert (found.whole, found.unproven) == (False, int(returns))
+        assert found.noted is not None
+
+
+async def test_of_each_team_what_the_newest_sum_needs_stays_however_many_lines_are_of_one_moment(
+    mongo_url: str, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof_documents, "_AT_ONCE", 3)
+    jobs = JobStore(f"{mongo_url}/{pool}")
+    places = ProofStore(jobs)
+    await places.prepare()
+    teams = [f"t{number}" for number in range(8)]
+    lines = [
+        TeamLine(team, seq, t_us, seq, "{}", "ab" * 32, "cd" * 32)
+        for seq, t_us in ((1, 5), (2, 5), (3, 5), (4, 9))
+        for team in teams
+    ]
+    await places.save(pool, lines, [])
+    await places.forget(pool, 6, dict.fromkeys(teams[1:], 3) | {teams[1]: 2})
+    left = {team: [line.seq for line in await places.lines(pool, team, 0, 10)] for team in teams}
+    assert left == {team: [3, 4] for team in teams} | {teams[0]: [1, 2, 3, 4], teams[1]: [2, 3, 4]}
+    jobs.close()

@@ -1,6 +1,6 @@
 """Teams' lines and the sums over them, as documents: what a team's proofs are made of. Written by one history, read by all."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,12 +81,25 @@ class ProofStore:
             result = await self._places.replace_one({"_id": name, "seq": before}, {"_id": name, "seq": seq})
         return bool(result.matched_count)
 
-    async def forget(self, pool: str, before_us: int) -> None:
-        """Deletes what is older, in ledger time."""
-        old = {"age": {"$gte": f"{pool}|", "$lt": f"{pool}|{before_us:020d}"}}
+    async def forget(self, pool: str, before_us: int, needed: Mapping[str, int]) -> None:
+        """Deletes what is older, in ledger time; of lines only those of records before what is `needed` of their team. Some at
+        a time: a command that deletes a year takes longer than an answer of MongoDB is waited for."""
+        first, end = f"{pool}|", f"{pool}|{before_us:020d}"
+        ties = 0  # lines that stay, and have the age of the last one that was read
         with away():
-            await self._lines.delete_many(old)
-            await self._sums.delete_many(old)
+            while True:
+                some = _AT_ONCE + ties
+                old = self._lines.find({"age": {"$gte": first, "$lt": end}}, {"team": 1, "seq": 1, "age": 1})
+                found = await old.sort([("age", 1)]).limit(some).to_list(None)
+                stays = [body for body in found if body["seq"] >= needed.get(body["team"], 0)]
+                kept = {body["_id"] for body in stays}
+                if gone := [body["_id"] for body in found if body["_id"] not in kept]:
+                    await self._lines.delete_many({"_id": {"$in": gone}})
+                if len(found) < some:
+                    break
+                first = found[-1]["age"]
+                ties = sum(body["age"] == first for body in stays)
+            await self._sums.delete_many({"age": {"$gte": f"{pool}|", "$lt": end}})
 
     # -------------------------------------------------------------------------------------------------------- reading
 
