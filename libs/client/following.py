@@ -26,6 +26,9 @@ _LOOKS_S = (0.25, 0.5, 1.0)
 history has written it, 0.2 s later, or 1 s while much happens."""
 _REMEMBERED = 50_000
 _WAITING = 10_000
+_CATCH_UP = 10_000
+"""After so many live events history is read up to them, although it is not quiet: from where we were last it would tell what we
+do not remember to have told, and what was missed only behind it."""
 _PAGE = 1000
 _LARGEST_PAGE = 10_000
 HISTORY_LAGS_S = 2.0
@@ -120,10 +123,11 @@ async def follow(
     with contextlib.suppress(Failed, *((Unreachable,) if patient else ())):
         async for event in past.missed():
             yield event
-    in_step, looks = False, iter(_LOOKS_S)
+    in_step, looks, told = False, iter(_LOOKS_S), 0
     while True:
         news = await live.next(min(next(looks, quiet_s), quiet_s))
-        if news is None or live.interrupted() or not in_step:
+        if news is None or live.interrupted() or not in_step or told >= _CATCH_UP:
+            told = 0
             try:
                 async for event in past.missed(until=news):
                     yield event
@@ -132,6 +136,7 @@ async def follow(
                     raise
             in_step = news is not None
         if news is not None and past.first_time(news):
+            told += 1
             yield news
 
 
@@ -183,21 +188,24 @@ class _Past:
     async def _pages(self) -> AsyncGenerator[JobEvent, None]:
         """What history has from our position on. A page may be shorter than its limit, so only an old one ends it."""
         limit = _PAGE
-        while page := await self._page(limit):
+        while (reply := await self._page(limit)).events:
+            page, before = reply.events, self._position or 0
             fresh = [event for event in page if _identity(event) not in self._told]
             for event in fresh:
                 yield event
             # Several events may carry the same time, so the next page begins just before the last one's.
-            self._position = max(self._position or 0, page[-1].at_us - 1)
+            self._position = max(before, page[-1].at_us - 1)
             if fresh:
                 continue
-            if len(page) < limit:
+            if len(page) < limit and not reply.more:
                 return
+            if self._position > before:
+                continue
             if limit == _LARGEST_PAGE:
                 self._position = page[-1].at_us
             limit = _LARGEST_PAGE
 
-    async def _page(self, limit: int) -> tuple[JobEvent, ...]:
+    async def _page(self, limit: int) -> EventList:
         reply = await self._ask(self._position, limit, self._numbers)
         for lost in reply.lost:
             if lost.last > self._lost.get((lost.team, lost.pool), 0):
@@ -206,7 +214,7 @@ class _Past:
         for event in reply.events:
             if event.number:
                 self._numbers[event.pool] = max(event.number, self._numbers.get(event.pool, 0))
-        return reply.events
+        return reply
 
 
 def _identity(event: JobEvent) -> tuple[object, ...]:

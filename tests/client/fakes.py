@@ -112,9 +112,12 @@ class Fakes:
         if recorded:
             self.told.setdefault(job_id, []).append(event)
         if live:
-            await self._publish(
-                event, subjects.event(what, job.team), f"io.baton.job.{what}.v1", f"{job_id}{self._clock}"
-            )
+            await self.tell(event)
+
+    async def tell(self, event: JobEvent) -> None:
+        """Live."""
+        cause = f"{event.job_id}{event.at_us}"
+        await self._publish(event, subjects.event(event.what, event.team), f"io.baton.job.{event.what}.v1", cause)
 
     async def starts(self, job_id: str, attempt: int, output: str) -> None:
         """An attempt begins and writes."""
