@@ -11,6 +11,7 @@ import pytest
 
 import libs.client.baton as client
 from libs.bus.connect import Address
+from libs.cli import team_export
 from libs.client import (
     Baton,
     Conflict,
@@ -679,6 +680,21 @@ async def test_who_follows_long_is_told_each_event_once_and_in_order(
             async with asyncio.timeout(1.5):  # quiet: history is asked again, and has nothing that was not told
                 told.append(await anext(events))
         assert [event.number for event in told] == [event.number for event in happened]
+
+
+async def test_an_event_as_large_as_an_answer_hides_none_behind_it(blue: Baton, fakes: Fakes, key: str) -> None:
+    """That a gang of thousands of devices was granted: `wait` for a job that had ended heard of it never, and an export had
+    nothing behind it."""
+    job = (await blue.submit(TRAIN, key)).job_id
+    for what in ("granted", "running", "succeeded"):
+        await fakes.happens(job, what)
+    devices = tuple(f"GPU-{number:08x}-1111-2222-3333-444455556666" for number in range(8000))
+    fakes.told[job] = [
+        event.model_copy(update={"devices": devices if event.what == "granted" else ()}) for event in fakes.told[job]
+    ]
+    async with asyncio.timeout(20):
+        assert [event.what async for event in blue.watch(job)] == ["queued", "granted", "running", "succeeded"]
+    assert [e.what for e in await team_export._events(blue, job)] == ["queued", "granted", "running", "succeeded"]
 
 
 async def test_wrong_arguments_are_named(blue: Baton) -> None:
