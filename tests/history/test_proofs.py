@@ -17,6 +17,7 @@ from libs.adapters.mongo.proofs import ProofStore
 from libs.adapters.mongo.store import JobStore
 from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.cli.audit_own import Checked, Noted, check
+from libs.client.errors import Invalid
 from libs.core.proofs.chains import JudgedSum, TeamChains
 from libs.core.proofs.lines import TeamLine
 from schemas import inbox, subjects
@@ -26,6 +27,7 @@ from schemas.subjects import OPERATOR
 from services.history.app import make_app as make_history
 from services.history.proofs import ProofLoop
 from services.history.settings import HistorySettings
+from services.quota_billing import handlers as quota_billing
 from services.quota_billing.app import make_app as make_billing
 from services.quota_billing.settings import QuotaBillingSettings
 from tests.admission.running import get, running
@@ -369,6 +371,72 @@ async def test_a_team_that_did_nothing_for_longer_than_lines_are_kept_is_not_tol
         assert found.findings == []
         assert (found.whole, found.unproven) == (False, int(returns))
         assert found.noted is not None
+
+
+async def test_days_with_more_attempts_than_an_answer_has_are_compared_as_well_when_older_lines_are_gone(
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever had more ended with the bill's refusal, and nothing was checked. A job that began before the lines that are kept
+    is no part of the comparison."""
+    monkeypatch.setattr(quota_billing, "MAX_ROWS", 5)
+    here = Pool(nats, pool, mongo_url)
+    world, hour_us = here.world, 3600 * S
+
+    def starts(name: str) -> str:
+        runs = world.submit(job(name, 1, team=team, submitted_us=world.now_us + 1))
+        world.started(runs)
+        return runs
+
+    long = starts("long")
+    world.send(inbox.Tick(), after_us=62 * hour_us)
+    first = starts("first")
+    world.send(inbox.Tick(), after_us=hour_us)
+    world.released(first)
+    world.send(inbox.Tick(), after_us=14 * hour_us)
+    for runs in [starts(f"j{number}") for number in range(6)]:
+        world.send(inbox.Tick(), after_us=hour_us // 3)
+        world.released(runs)
+    world.released(long)
+    world.send(inbox.Tick(), after_us=6 * hour_us)
+    await here.written.write(world.records)
+
+    async def check_now() -> Checked:
+        async def asked(what: str, query: Any) -> Any:
+            try:
+                return await here.asker(team)(what, query)
+            except QueryError as error:
+                raise Invalid(str(error)) from None
+
+        return await check(asked, pool, team)
+
+    async with here.running(nats_url, sum_every_s=10, proof_days=1.05):
+
+        async def proposed() -> Any:
+            return await stored(nats.jetstream(), subjects.inbox_stream(pool), subjects.inbox("ledger", "summed", pool))
+
+        (message,) = await until(proposed, "a sum is proposed")
+        world.send(inbox.SumProposed.model_validate_json(message.data))
+        world.send(inbox.Tick(), after_us=hour_us)
+        await here.written.write(world.records[len(here.written.records) :])
+        await here.settled(team, len(world.records), 1)
+
+        async def some_gone() -> bool:
+            found = await check_now()
+            return not found.whole and found.device_seconds > 0
+
+        await until(some_gone, "old lines are gone, and billing has read the records")
+        found = await check_now()
+        assert (found.findings, found.uncompared_jobs) == ([], 1)
+        with MongoClient(here.mongo) as client:
+            kept = client.get_default_database()["lines"]
+            freed = sorted((d for d in kept.find({}) if "devices.freed" in d["text"]), key=lambda d: d["seq"])
+            before = freed[-2]  # the last is the long job's
+            told = json.loads(before["text"])
+            kept.replace_one(
+                {"_id": before["_id"]},
+                before | {"text": json.dumps(told | {"t_us": told["t_us"] - 7 * S}, separators=(",", ":"))},
+            )
+        assert any("milli-us" in one for one in (await check_now()).findings), "what differs on such a day is found"
 
 
 async def test_of_each_team_what_the_newest_sum_needs_stays_however_many_lines_are_of_one_moment(
