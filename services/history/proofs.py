@@ -171,7 +171,7 @@ class Proofs:
         team = _meant(query.team, asker)
         store, pool = self._store, self._pool
         ledger_seq = await store.written_to(pool)  # first: lines may be newer than it says, and never older
-        lines = await store.lines(pool, team, query.after, query.limit)
+        lines = await store.lines(pool, team, query.after, query.limit, MOST_BYTES)
         total = 0
         for at, line in enumerate(lines):
             total += len(line.text)

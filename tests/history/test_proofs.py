@@ -25,7 +25,7 @@ from schemas.catalog import BY_TYPE
 from schemas.proofs import AuditPart, AuditRead
 from schemas.subjects import OPERATOR
 from services.history.app import make_app as make_history
-from services.history.proofs import ProofLoop
+from services.history.proofs import MOST_BYTES, ProofLoop, Proofs
 from services.history.settings import HistorySettings
 from services.quota_billing import handlers as quota_billing
 from services.quota_billing.app import make_app as make_billing
@@ -456,4 +456,39 @@ async def test_of_each_team_what_the_newest_sum_needs_stays_however_many_lines_a
     await places.forget(pool, 6, dict.fromkeys(teams[1:], 3) | {teams[1]: 2})
     left = {team: [line.seq for line in await places.lines(pool, team, 0, 10)] for team in teams}
     assert left == {team: [3, 4] for team in teams} | {teams[0]: [1, 2, 3, 4], teams[1]: [2, 3, 4]}
+    jobs.close()
+
+
+class Counting(ProofStore):
+    """How much was read of MongoDB."""
+
+    size = 0
+
+    async def _found(self, *asked: Any) -> list[TeamLine]:
+        found = await super()._found(*asked)
+        self.size += sum(len(line.text) for line in found)
+        return found
+
+
+async def test_of_lines_no_more_are_read_than_an_answer_holds(mongo_url: str, pool: str) -> None:
+    """Each question of a team with wide gangs had a thousand of their lines in memory, of which an answer has one or two."""
+    jobs = JobStore(f"{mongo_url}/{pool}")
+    places = Counting(jobs)
+    await places.prepare()
+    long, short = "x" * (MOST_BYTES // 3), "x" * 200
+    for team, text, count in (("wide", long, 60), ("narrow", short, 1300), ("mixed", short, 600)):
+        texts = [long if team == "mixed" and seq % 50 == 0 else text for seq in range(1, count + 1)]
+        lines = [TeamLine(team, seq, seq, seq, text, "ab" * 32, "cd" * 32) for seq, text in enumerate(texts, start=1)]
+        await places.save(pool, lines, [])
+        told, after = list[str](), 0
+        while True:
+            places.size = 0
+            part = await Proofs(pool, places).read(AuditRead(after=after), team)
+            assert part.lines
+            assert places.size < 4 * MOST_BYTES, team
+            told += part.lines
+            after = len(told)
+            if not part.more:
+                break
+        assert told == texts
     jobs.close()

@@ -12,6 +12,9 @@ from libs.core.proofs.lines import TeamLine
 from schemas.proofs import Sum
 
 _AT_ONCE = 500
+_FIRST = 8
+"""Lines that are read before it is known how long a team's are."""
+_UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +106,20 @@ class ProofStore:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    async def lines(self, pool: str, team: str, after: int, limit: int) -> list[TeamLine]:
-        """The team's lines of records after `after`, oldest first."""
-        return await self._found(pool, team, f"{after + 1:020d}", "~", 1, limit)
+    async def lines(self, pool: str, team: str, after: int, limit: int, size: int = _UNBOUNDED) -> list[TeamLine]:
+        """The team's lines of records after `after`, oldest first, until they have `size` characters. Most have some hundred;
+        one that says that thousands of devices were granted has a million, and a thousand of those are not read."""
+        found: list[TeamLine] = []
+        some, taken = _FIRST, 0
+        while len(found) < limit and taken < size:
+            some = min(some, limit - len(found))
+            page = await self._found(pool, team, f"{after + 1:020d}", "~", 1, some)
+            found += page
+            if len(page) < some:
+                break
+            after, taken = page[-1].seq, taken + sum(len(line.text) for line in page)
+            some = min(_AT_ONCE, max(1, (size - taken) * len(found) // max(1, taken)))
+        return found
 
     async def line_before(self, pool: str, team: str, seq: int) -> TeamLine | None:
         """The team's last line of records before `seq`."""
