@@ -58,6 +58,7 @@ class Live:
         self._queue: asyncio.Queue[JobEvent] = asyncio.Queue(_WAITING)
         self._connections = self._nats.stats["reconnects"]
         self._lost = False
+        self._dropped_us: int | None = None
         self.ended: asyncio.Future[JobEvent] = asyncio.get_running_loop().create_future()
         """Of a job: its terminal event, as soon as it is told live. Not that it was rejected: a repeat may have been."""
 
@@ -87,13 +88,20 @@ class Live:
         lost, self._lost = self._lost, False
         return lost or seen != self._connections
 
+    def dropped_since(self) -> int | None:
+        """When the first happened of those that were dropped since this was last asked, as they came faster than they were
+        read. That may be long ago: of another pool, whose history was away."""
+        since, self._dropped_us = self._dropped_us, None
+        return since
+
     def _received(self, heard: ReceivedEvent) -> None:
         if (event := heard.event) is None:
             return
         if self.job_id is not None and event.state.terminal and event.what != "rejected" and not self.ended.done():
             self.ended.set_result(event)
         if self._queue.full():
-            self._queue.get_nowait()
+            dropped = self._queue.get_nowait().at_us
+            self._dropped_us = dropped if self._dropped_us is None else min(self._dropped_us, dropped)
             self._lost = True
         self._queue.put_nowait(event)
 
@@ -128,6 +136,7 @@ async def follow(
         news = await live.next(min(next(looks, quiet_s), quiet_s))
         if news is None or live.interrupted() or not in_step or told >= _CATCH_UP:
             told = 0
+            past.go_back(live.dropped_since())
             try:
                 async for event in past.missed(until=news):
                     yield event
@@ -171,12 +180,17 @@ class _Past:
             self._told.popitem(last=False)
         return not event.number or event.number > self._had.get(event.pool, 0)
 
+    def go_back(self, since_us: int | None) -> None:
+        """What happened from then on is asked for again. None: nothing is."""
+        if since_us is not None and self._position is not None:
+            self._position = min(self._position, since_us - 1)
+
     async def missed(self, until: JobEvent | None = None) -> AsyncGenerator[JobEvent, None]:
         """Events that were not told yet; asks again for a while until `until` is among them."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + HISTORY_LAGS_S
-        if until is not None and self._position is not None:
-            self._position = min(self._position, until.at_us - 1)  # our clock may be ahead of the broker's
+        if until is not None:
+            self.go_back(until.at_us)  # our clock may be ahead of the broker's
         while True:
             async for event in self._pages():
                 if self.first_time(event):

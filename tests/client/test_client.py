@@ -682,6 +682,45 @@ async def test_who_follows_long_is_told_each_event_once_and_in_order(
         assert [event.number for event in told] == [event.number for event in happened]
 
 
+async def test_what_comes_faster_than_it_is_read_is_told_although_it_happened_long_ago(
+    urls: dict[str, Address], fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a pool whose history was away while another's went on: by time all of it lies before what was told last."""
+    monkeypatch.setattr(following, "_WAITING", 5)
+    happened: list[JobEvent] = []
+
+    async def happens(pool: str, *times: int) -> None:
+        for at_us in times:
+            event = JobEvent(
+                job_id=f"job-{0:032x}", team="blue", name="x", what="progress", state=JobState.RUNNING, at_us=at_us,
+                number=at_us, pool=pool,
+            )  # fmt: skip
+            happened.append(event)
+            await fakes.tell(event)
+
+    async def ask(after_us: int | None, limit: int, _: Mapping[str, int]) -> EventList:
+        found = sorted((e for e in happened if e.at_us > (after_us or 0)), key=lambda e: e.at_us)
+        return EventList(events=tuple(found[:limit]))
+
+    async with (
+        await connect(urls["blue"], "blue") as baton,
+        following.Live(EventSubscriptions(baton.nats), "blue") as live,
+        contextlib.aclosing(following.follow(live, ask, after_us=0, quiet_s=0.2)) as events,
+    ):
+        told = []
+        await happens("main", *range(1001, 1004))
+        while len(told) < 3:
+            told.append((await anext(events)).at_us)
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.5)  # quiet: history is read up to here
+        await happens("west", *range(1, 31))
+        told.append((await waiting).at_us)
+        async with asyncio.timeout(20):
+            while len(told) < len(happened):
+                told.append((await anext(events)).at_us)
+        assert sorted(told) == sorted(event.at_us for event in happened)
+
+
 async def test_an_event_as_large_as_an_answer_hides_none_behind_it(blue: Baton, fakes: Fakes, key: str) -> None:
     """That a gang of thousands of devices was granted: `wait` for a job that had ended heard of it never, and an export had
     nothing behind it."""
