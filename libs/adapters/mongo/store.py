@@ -169,9 +169,12 @@ class JobStore:
         return [document for document in found if document.submitted_us >= since_us]
 
     async def _add_keys(self) -> None:
-        """To all documents that lack some, page by page."""
-        last = ""
-        while page := await self._jobs.find({"_id": {"$gt": last}}).sort([("_id", 1)]).limit(_PAGE).to_list(None):
+        """To all documents that lack some, page by page, by the key of an index: by `_id` NX-27017 walks all for each page."""
+        first, ties = "", 0  # ties: documents that were read and have the key of the last one
+        while True:
+            some = _PAGE + ties
+            found = self._jobs.find({"by_seq": {"$gte": first}}).sort([("by_seq", 1)]).limit(some)
+            page = await found.to_list(None)
             lacking = [
                 ReplaceOne({"_id": body["_id"], "seq": {"$lte": body["seq"]}}, body | _later_keys(body))
                 for body in page
@@ -179,7 +182,10 @@ class JobStore:
             ]
             if lacking:
                 await replace_older(self._jobs, lacking)
-            last = page[-1]["_id"]
+            if len(page) < some:
+                return
+            first = page[-1]["by_seq"]
+            ties = sum(body["by_seq"] == first for body in page)
 
     async def _newest(self, query: dict[str, Any], order: str, limit: int) -> tuple[list[JobDocument], bool]:
         """No more than an answer takes, `MAX_REPLY_BYTES`, and whether there are more of them for that reason; at least one.
