@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from libs.core.billing.pricing import Prices
 from libs.core.billing.wall import DAY_US, day_text
 from libs.core.proofs.lines import OwnRecord, read
 from libs.core.proofs.sums import sum_hash, unlinked
-from schemas.billing import BillQuery, BillReply, PriceBook
+from schemas.billing import BillQuery, BillReply, BillRow, PriceBook
 from schemas.prices import RateBook
 from schemas.proofs import MOST_LINES, AuditPart, AuditRead, Sum, TeamProof
 from schemas.resources import kind_of
@@ -206,7 +206,7 @@ async def check(
     done.findings += await _by_attempt(ask, part, days_of(done.findings), prices)
     done.lines, done.events, done.whole = part.count, part.events, part.whole
     done.device_seconds, done.cost_micros = bill.total_milli_us / 1e9, bill.total_cost_micros
-    done.currency, done.uncompared_jobs = bill.currency, part.foreign
+    done.currency, done.uncompared_jobs = bill.currency, len(part.foreign_jobs)
     done.priced = part.whole if book is not None else prices is not None
     await _prove(ask, part, done, noted, where)
     return done
@@ -282,11 +282,53 @@ def _place_of(text: str) -> tuple[int, int]:
 
 
 async def _of_day(ask: Ask, part: OwnPart, lines: _Lines, day: str, prices: Prices | None) -> list[str]:
-    """Differences in one day's bill, by attempt."""
+    """Differences in one day's bill, by attempt; of a day with more attempts than an answer has, by the day."""
     query = BillQuery(group_by="attempt", from_day=day, to_day=day)
-    bill: BillReply = await ask("bill.get", query)
+    try:
+        bill: BillReply = await ask("bill.get", query)
+    except Invalid:
+        query = BillQuery(group_by="day", from_day=day, to_day=day)
+        bill = await _own_day(ask, part, lines, query)
     await lines.take(part, bill.ledger_seq)
     return part.against(bill, query, prices)
+
+
+async def _own_day(ask: Ask, part: OwnPart, lines: _Lines, query: BillQuery) -> BillReply:
+    """A day's bill without the jobs that began before the lines at hand: few, since each was under way then. When one of them
+    ends meanwhile, or another one is found, all are asked for again."""
+    while True:
+        jobs = part.foreign_jobs
+        foreign = await _of_jobs(ask, query, jobs)
+        bill: BillReply = await ask("bill.get", query)
+        await lines.take(part, bill.ledger_seq)
+        if part.foreign_jobs == jobs and await _of_jobs(ask, query, jobs) == foreign:
+            return _less(bill, foreign)
+
+
+async def _of_jobs(ask: Ask, query: BillQuery, jobs: Collection[str]) -> list[BillRow]:
+    rows: list[BillRow] = []
+    for job_id in sorted(jobs):
+        reply: BillReply = await ask("bill.get", query.model_copy(update={"job_id": job_id}))
+        rows += reply.rows
+    return rows
+
+
+def _less(bill: BillReply, foreign: Sequence[BillRow]) -> BillReply:
+    used, cost, credit = (
+        sum(getattr(row, name) for row in foreign) for name in ("milli_us", "cost_micros", "credit_micros")
+    )
+    rows = [
+        row.model_copy(
+            update={
+                "milli_us": row.milli_us - used,
+                "cost_micros": row.cost_micros - cost,
+                "credit_micros": row.credit_micros - credit,
+            }
+        )
+        for row in bill.rows
+    ]
+    totals = {"total_milli_us": bill.total_milli_us - used, "total_cost_micros": bill.total_cost_micros - cost}
+    return bill.model_copy(update={"rows": tuple(rows), **totals})
 
 
 async def _by_attempt(ask: Ask, part: OwnPart, days: list[str], prices: Prices | None) -> list[str]:

@@ -5,7 +5,8 @@ An answer is one of four: accepted (or known already); temporary failure (408, 4
 reason); the configuration is wrong (a credential, an address, a redirect: the command fails, and nothing is skipped).
 
 Progress is stored in a file after each answer, a dead letter before it. So a crash at any moment repeats at most one
-event, under the same id.
+event, under the same id. With the progress goes a hash over all rows so far: in a ledger that was restored from a
+backup of before, other rows have these places, and without it they would count as sent.
 """
 
 import json
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -39,7 +41,7 @@ _SET_UP = (401, 402, 403, 404, 405, 407, 410, 421, 426)
 
 @dataclass(slots=True)
 class Pushed:
-    """Progress: `done` rows of the ledger are finished."""
+    """Progress: `done` rows of the ledger are finished. `rows`: the hash over these; "": of a release without it."""
 
     pool: str
     to: str
@@ -48,6 +50,20 @@ class Pushed:
     sent: int = 0
     late: int = 0
     dead: int = 0
+    rows: str = ""
+
+    def check_reached(self, rows: int) -> None:
+        """After all `rows` that the ledger has. Raises Failed when more are finished."""
+        if rows < self.done:
+            raise self.another(f"it has {rows} rows")
+
+    def another(self, how: str) -> Failed:
+        return Failed(
+            f"the ledger of pool {self.pool} is not the one of which {self.done} rows were sent",
+            f"{how}: it was restored from a backup of before, or is another one",
+            f"nothing was sent. With a new --state all is sent once more, and what {self.to} knows by its id counts once; "
+            "what was sent of the ledger that is gone stays there",
+        )
 
 
 @dataclass(slots=True)
@@ -95,9 +111,16 @@ def push_all(
     save: Callable[[], None],
     now_us: Callable[[], int],
 ) -> None:
-    """Posts all unfinished rows in ledger order. Raises what `post` raises; finished rows are saved."""
+    """Posts all unfinished rows in ledger order. Raises what `post` raises, and Failed when the finished rows are not those of
+    this ledger; finished rows are saved."""
+    rows, count = "", 0
     for number, charge in enumerate(found):
+        rows, count = _with_row(rows, charge), number + 1
         if number < pushed.done:
+            if count == pushed.done and pushed.rows not in ("", rows):
+                raise pushed.another(f"its row {count} is another one, or one before it")
+            if count == pushed.done:
+                pushed.rows = rows
             continue
         event = event_of(charge, pushed.pool)
         if event is not None and too_late(pushed.to, event, now_us()):
@@ -110,9 +133,20 @@ def push_all(
                 pushed.dead += 1
             else:
                 pushed.sent += 1
-        pushed.done = number + 1
+        pushed.done, pushed.rows = count, rows
         if event is not None:
             save()
+    pushed.check_reached(count)
+
+
+def _with_row(before: str, charge: Charge) -> str:
+    """The hash over rows, with one more. What a later seal or release says otherwise of a row is not in it."""
+    use, amount = charge.use, charge.amount
+    row = (
+        f"{charge.posted_seq} {use.job_id}.{use.attempt} {use.device} {amount.hour} {amount.units} {charge.version} "
+        f"{charge.correction}"
+    )
+    return sha256(f"{before} {row}".encode()).hexdigest()
 
 
 class DeadLetters:

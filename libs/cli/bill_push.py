@@ -101,17 +101,20 @@ class PushFigures:
 
     def __init__(self, source: FiledLedger, pushed: Pushed) -> None:
         self._source, self._pushed = source, pushed
-        self._seq = 0
+        self._seq = self._rows = 0
         self._since: float | None = None
         self._why = ""
 
     def seen(self, found: Iterator[Charge]) -> Iterator[Charge]:
         for charge in found:
             self._seq = charge.posted_seq
+            self._rows += 1
             yield charge
 
     def idle(self) -> None:
-        """Everything known is finished."""
+        """Everything known is finished. Raises Failed when that was more before: a ledger that was restored is not waited
+        for until it has as many rows."""
+        self._pushed.check_reached(self._rows)
         self._seq = self._source.head.seq
 
     def trying(self, why: str | None) -> None:

@@ -26,6 +26,9 @@ _LOOKS_S = (0.25, 0.5, 1.0)
 history has written it, 0.2 s later, or 1 s while much happens."""
 _REMEMBERED = 50_000
 _WAITING = 10_000
+_CATCH_UP = 10_000
+"""After so many live events history is read up to them, although it is not quiet: from where we were last it would tell what we
+do not remember to have told, and what was missed only behind it."""
 _PAGE = 1000
 _LARGEST_PAGE = 10_000
 HISTORY_LAGS_S = 2.0
@@ -55,6 +58,7 @@ class Live:
         self._queue: asyncio.Queue[JobEvent] = asyncio.Queue(_WAITING)
         self._connections = self._nats.stats["reconnects"]
         self._lost = False
+        self._dropped_us: int | None = None
         self.ended: asyncio.Future[JobEvent] = asyncio.get_running_loop().create_future()
         """Of a job: its terminal event, as soon as it is told live. Not that it was rejected: a repeat may have been."""
 
@@ -84,13 +88,20 @@ class Live:
         lost, self._lost = self._lost, False
         return lost or seen != self._connections
 
+    def dropped_since(self) -> int | None:
+        """When the first happened of those that were dropped since this was last asked, as they came faster than they were
+        read. That may be long ago: of another pool, whose history was away."""
+        since, self._dropped_us = self._dropped_us, None
+        return since
+
     def _received(self, heard: ReceivedEvent) -> None:
         if (event := heard.event) is None:
             return
         if self.job_id is not None and event.state.terminal and event.what != "rejected" and not self.ended.done():
             self.ended.set_result(event)
         if self._queue.full():
-            self._queue.get_nowait()
+            dropped = self._queue.get_nowait().at_us
+            self._dropped_us = dropped if self._dropped_us is None else min(self._dropped_us, dropped)
             self._lost = True
         self._queue.put_nowait(event)
 
@@ -120,10 +131,12 @@ async def follow(
     with contextlib.suppress(Failed, *((Unreachable,) if patient else ())):
         async for event in past.missed():
             yield event
-    in_step, looks = False, iter(_LOOKS_S)
+    in_step, looks, told = False, iter(_LOOKS_S), 0
     while True:
         news = await live.next(min(next(looks, quiet_s), quiet_s))
-        if news is None or live.interrupted() or not in_step:
+        if news is None or live.interrupted() or not in_step or told >= _CATCH_UP:
+            told = 0
+            past.go_back(live.dropped_since())
             try:
                 async for event in past.missed(until=news):
                     yield event
@@ -132,6 +145,7 @@ async def follow(
                     raise
             in_step = news is not None
         if news is not None and past.first_time(news):
+            told += 1
             yield news
 
 
@@ -166,12 +180,17 @@ class _Past:
             self._told.popitem(last=False)
         return not event.number or event.number > self._had.get(event.pool, 0)
 
+    def go_back(self, since_us: int | None) -> None:
+        """What happened from then on is asked for again. None: nothing is."""
+        if since_us is not None and self._position is not None:
+            self._position = min(self._position, since_us - 1)
+
     async def missed(self, until: JobEvent | None = None) -> AsyncGenerator[JobEvent, None]:
         """Events that were not told yet; asks again for a while until `until` is among them."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + HISTORY_LAGS_S
-        if until is not None and self._position is not None:
-            self._position = min(self._position, until.at_us - 1)  # our clock may be ahead of the broker's
+        if until is not None:
+            self.go_back(until.at_us)  # our clock may be ahead of the broker's
         while True:
             async for event in self._pages():
                 if self.first_time(event):
@@ -183,21 +202,24 @@ class _Past:
     async def _pages(self) -> AsyncGenerator[JobEvent, None]:
         """What history has from our position on. A page may be shorter than its limit, so only an old one ends it."""
         limit = _PAGE
-        while page := await self._page(limit):
+        while (reply := await self._page(limit)).events:
+            page, before = reply.events, self._position or 0
             fresh = [event for event in page if _identity(event) not in self._told]
             for event in fresh:
                 yield event
             # Several events may carry the same time, so the next page begins just before the last one's.
-            self._position = max(self._position or 0, page[-1].at_us - 1)
+            self._position = max(before, page[-1].at_us - 1)
             if fresh:
                 continue
-            if len(page) < limit:
+            if len(page) < limit and not reply.more:
                 return
+            if self._position > before:
+                continue
             if limit == _LARGEST_PAGE:
                 self._position = page[-1].at_us
             limit = _LARGEST_PAGE
 
-    async def _page(self, limit: int) -> tuple[JobEvent, ...]:
+    async def _page(self, limit: int) -> EventList:
         reply = await self._ask(self._position, limit, self._numbers)
         for lost in reply.lost:
             if lost.last > self._lost.get((lost.team, lost.pool), 0):
@@ -206,7 +228,7 @@ class _Past:
         for event in reply.events:
             if event.number:
                 self._numbers[event.pool] = max(event.number, self._numbers.get(event.pool, 0))
-        return reply.events
+        return reply
 
 
 def _identity(event: JobEvent) -> tuple[object, ...]:

@@ -14,21 +14,23 @@ async def pages(
 ) -> AsyncIterator[Sequence[JobDocument]]:
     """The newest `limit` jobs from before `before_us`, newest first, none twice: what `asked(limit, before_us)` answers.
 
-    An answer may end between two jobs of one microsecond, so the next one begins with that microsecond again. Raises Failed
-    when more jobs are of one microsecond than an answer holds.
+    An answer may end between two jobs of one microsecond, so the next one begins with that microsecond again. A job that is too
+    large for an answer with another (a gang of thousands of devices) is asked for by itself. Raises Failed when more jobs are
+    of one microsecond than an answer holds.
     """
-    again = set[str]()
+    again, last = set[str](), 0
     while limit > 0:
         page = await asked(int(min(MOST, limit + len(again))), before_us)
         new = [job for job in page if job.job_id not in again]
         if not new:
-            if len(page) > 1 and await asked(1, page[-1].submitted_us):
+            if not page or not await asked(1, last):
+                return
+            if len(page) > 1:
                 raise Failed(
-                    "the list of jobs cannot be read on",
-                    f"too many were submitted at {page[-1].submitted_us} us",
-                    "ask an operator",
+                    "the list of jobs cannot be read on", f"too many were submitted at {last} us", "ask an operator"
                 )
-            return
+            again, before_us = set(), last
+            continue
         yield new
         limit -= len(new)
         last = page[-1].submitted_us

@@ -134,7 +134,7 @@ class ProofLoop:
     async def _forget(self) -> None:
         now_us = self.follower.projection.t_us
         if now_us - self._forgot_us >= _FORGET_US and now_us > self._keep_us:
-            await self._store.forget(self._pool, now_us - self._keep_us)
+            await self._store.forget(self._pool, now_us - self._keep_us, self.follower.projection.needed())
             self._forgot_us = now_us
 
     async def _propose(self) -> None:
@@ -171,7 +171,7 @@ class Proofs:
         team = _meant(query.team, asker)
         store, pool = self._store, self._pool
         ledger_seq = await store.written_to(pool)  # first: lines may be newer than it says, and never older
-        lines = await store.lines(pool, team, query.after, query.limit)
+        lines = await store.lines(pool, team, query.after, query.limit, MOST_BYTES)
         total = 0
         for at, line in enumerate(lines):
             total += len(line.text)

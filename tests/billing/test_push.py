@@ -17,14 +17,17 @@ from urllib.parse import parse_qs
 from urllib.request import urlopen
 
 import pytest
+from typer.testing import CliRunner
 
 from libs.cli import bill_events, bill_push
+from libs.cli.main import app
 from libs.client.errors import Failed
 from libs.core.billing.charges import charges
 from libs.core.billing.usage_events import METER, STRIPE_BACK_US, event_of, openmeter
+from libs.core.billing.wall import HOUR_US
 from libs.ledger.export import FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.records import FiledLedger
-from tests.billing.ledgers import POOL, filed, over_the_month, priced_world
+from tests.billing.ledgers import POOL, ask, filed, over_the_month, priced_world
 from tests.billing.test_export import baton, killed_after
 
 OWNERS = ((Path, "replace"), (Path, "write_text"), (os, "fsync"), (bill_events, "_answer"))
@@ -310,6 +313,57 @@ def test_a_state_of_another_endpoint_is_not_used(metering: Metering, ledger: Pat
     push(metering, ledger, tmp_path)
     words = ("--to", "lago", "--endpoint", metering.address, "--state", tmp_path / "state.json", "--ledger", ledger)
     assert "name another file" in baton("bill", "push", *words, code=2)
+
+
+@pytest.mark.parametrize("hours", [0, 90], ids=["shorter", "longer"])
+def test_a_ledger_that_went_on_otherwise_after_a_restore_is_told_and_none_of_its_rows_is_skipped(
+    metering: Metering, tmp_path: Path, hours: int
+) -> None:
+    """As many of its rows as had been sent of the other one were passed over: nobody was ever billed for them."""
+
+    def goes_on(name: str, hours: int) -> Path:
+        world = priced_world()
+        if hours:
+            world.started(runs := ask(world, name, 1))
+            world.send(after_us=hours * HOUR_US)
+            world.released(runs)
+        return filed(world.records, tmp_path / f"{name}.jsonl")
+
+    lost, restored = goes_on("lost", 50), goes_on("restored", hours)
+    push(metering, lost, tmp_path)
+    sent, state = len(metering.taken), (tmp_path / "state.json").read_text()
+    words = ("--to", "openmeter", "--endpoint", metering.address, "--state", tmp_path / "state.json")
+    for _ in range(2):
+        told = CliRunner().invoke(app, ["bill", "push", *map(str, words), "--ledger", str(restored)]).exception
+        assert isinstance(told, Failed), told
+        assert "is not the one of which" in str(told)
+    assert (len(metering.taken), (tmp_path / "state.json").read_text()) == (sent, state)
+    push(metering, lost, tmp_path)
+    assert len(metering.taken) == sent, "the ledger of before is still that one"
+
+
+def test_a_push_that_follows_does_not_wait_for_a_shorter_ledger_to_have_as_many_rows(
+    metering: Metering, ledger: Path
+) -> None:
+    source = FiledLedger([ledger])
+    pushed = bill_events.Pushed(POOL, "openmeter", metering.address, done=10_000, rows="ab" * 32)
+    figures = bill_push.PushFigures(source, pushed)
+    with pytest.raises(Failed, match="is not the one"), bill_push._rows(source, None, None, 0.0, figures.idle) as found:
+        bill_events.push_all(
+            figures.seen(found), pushed, customers={}, post=lambda _: "", bury=lambda *_: None, save=lambda: None,
+            now_us=lambda: source.wall_us,
+        )  # fmt: skip
+
+
+def test_a_state_of_a_release_before_goes_on_and_knows_its_rows_from_then_on(
+    metering: Metering, ledger: Path, tmp_path: Path
+) -> None:
+    push(metering, ledger, tmp_path)
+    file, sent = tmp_path / "state.json", len(metering.taken)
+    now = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in now.items() if name != "rows"}))
+    push(metering, ledger, tmp_path)
+    assert (json.loads(file.read_text()), len(metering.taken)) == (now, sent)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from itertools import accumulate
 from math import inf
 from types import TracebackType
 from typing import Self
 
 from nats.aio.msg import Msg
 
+from libs.adapters.mongo.store import MAX_REPLY_BYTES
 from libs.bus.broker import make_broker
 from libs.bus.connect import Address, connect
 from libs.bus.messages import Malformed, decode_bare, outgoing
@@ -112,9 +114,12 @@ class Fakes:
         if recorded:
             self.told.setdefault(job_id, []).append(event)
         if live:
-            await self._publish(
-                event, subjects.event(what, job.team), f"io.baton.job.{what}.v1", f"{job_id}{self._clock}"
-            )
+            await self.tell(event)
+
+    async def tell(self, event: JobEvent) -> None:
+        """Live."""
+        cause = f"{event.job_id}{event.at_us}"
+        await self._publish(event, subjects.event(event.what, event.team), f"io.baton.job.{event.what}.v1", cause)
 
     async def starts(self, job_id: str, attempt: int, output: str) -> None:
         """An attempt begins and writes."""
@@ -221,7 +226,10 @@ class Fakes:
         after = query.after_us or 0
         jobs = [query.job_id] if query.job_id else list(self.told)
         events = [e for job in jobs for e in self.told.get(job, []) if e.at_us > after and team in (e.team, "operator")]
-        return EventList(events=tuple(sorted(events, key=lambda e: e.at_us)[: query.limit]))
+        found = sorted(events, key=lambda e: e.at_us)[: query.limit]
+        sizes = accumulate(len(e.model_dump_json()) + 1 for e in found)
+        fitting = max(1, sum(size <= MAX_REPLY_BYTES for size in sizes))
+        return EventList(events=tuple(found[:fitting]), more=fitting < len(found))
 
     def _lacks(self) -> None:
         if self.lacking:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import gc
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import libs.client.baton as client
 from libs.bus.connect import Address
+from libs.cli import team_export
 from libs.client import (
     Baton,
     Conflict,
@@ -628,6 +630,110 @@ async def test_what_was_told_before_one_listened_is_asked_for_before_all_is_quie
         following.Live(EventSubscriptions(baton.nats), "blue") as live,
     ):
         assert await anext(following.follow(live, ask, after_us=0, quiet_s=math.inf)) == over
+
+
+@pytest.mark.parametrize("missed", [0, 5], ids=["all heard", "some missed"])
+async def test_who_follows_long_is_told_each_event_once_and_in_order(
+    urls: dict[str, Address], fakes: Fakes, monkeypatch: pytest.MonkeyPatch, missed: int
+) -> None:
+    """More events than are remembered, and never a pause: at the first one all that was forgotten was told again. What was
+    missed at a reconnect was told behind what came later, as the first page of history was told already, and a short one."""
+    monkeypatch.setattr(following, "_REMEMBERED", 60)
+    monkeypatch.setattr(following, "_CATCH_UP", 20, raising=False)
+    monkeypatch.setattr(following, "HISTORY_LAGS_S", 0.0)
+    happened: list[JobEvent] = []
+    written = 0  # of these, as far as history has read
+    job = f"job-{0:032x}"
+
+    async def happens(count: int, *, heard: bool = True) -> None:
+        for _ in range(count):
+            number = len(happened) + 1
+            event = JobEvent(
+                job_id=job, team="blue", name="x", what="progress", state=JobState.RUNNING, at_us=number, number=number
+            )
+            happened.append(event)
+            if heard:
+                await fakes.tell(event)
+
+    async def ask(after_us: int | None, limit: int, _: Mapping[str, int]) -> EventList:
+        found = [event for event in happened[:written] if event.at_us > (after_us or 0)][:limit]
+        return EventList(events=tuple(found[:10]), more=len(found) > 10)
+
+    async with (
+        await connect(urls["blue"], "blue") as baton,
+        following.Live(EventSubscriptions(baton.nats), "blue") as live,
+        contextlib.aclosing(following.follow(live, ask, after_us=0, quiet_s=0.5)) as events,
+    ):
+        told = []
+        for _ in range(5 if missed else 20):
+            written = len(happened)
+            await happens(10)
+            while len(told) < len(happened):
+                told.append(await anext(events))
+        await happens(missed, heard=False)
+        live._lost = bool(missed)
+        await happens(2)
+        written = len(happened)
+        while told[-1] != happened[-1]:
+            told.append(await anext(events))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):  # quiet: history is asked again, and has nothing that was not told
+                told.append(await anext(events))
+        assert [event.number for event in told] == [event.number for event in happened]
+
+
+async def test_what_comes_faster_than_it_is_read_is_told_although_it_happened_long_ago(
+    urls: dict[str, Address], fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a pool whose history was away while another's went on: by time all of it lies before what was told last."""
+    monkeypatch.setattr(following, "_WAITING", 5)
+    happened: list[JobEvent] = []
+
+    async def happens(pool: str, *times: int) -> None:
+        for at_us in times:
+            event = JobEvent(
+                job_id=f"job-{0:032x}", team="blue", name="x", what="progress", state=JobState.RUNNING, at_us=at_us,
+                number=at_us, pool=pool,
+            )  # fmt: skip
+            happened.append(event)
+            await fakes.tell(event)
+
+    async def ask(after_us: int | None, limit: int, _: Mapping[str, int]) -> EventList:
+        found = sorted((e for e in happened if e.at_us > (after_us or 0)), key=lambda e: e.at_us)
+        return EventList(events=tuple(found[:limit]))
+
+    async with (
+        await connect(urls["blue"], "blue") as baton,
+        following.Live(EventSubscriptions(baton.nats), "blue") as live,
+        contextlib.aclosing(following.follow(live, ask, after_us=0, quiet_s=0.2)) as events,
+    ):
+        told = []
+        await happens("main", *range(1001, 1004))
+        while len(told) < 3:
+            told.append((await anext(events)).at_us)
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.5)  # quiet: history is read up to here
+        await happens("west", *range(1, 31))
+        told.append((await waiting).at_us)
+        async with asyncio.timeout(20):
+            while len(told) < len(happened):
+                told.append((await anext(events)).at_us)
+        assert sorted(told) == sorted(event.at_us for event in happened)
+
+
+async def test_an_event_as_large_as_an_answer_hides_none_behind_it(blue: Baton, fakes: Fakes, key: str) -> None:
+    """That a gang of thousands of devices was granted: `wait` for a job that had ended heard of it never, and an export had
+    nothing behind it."""
+    job = (await blue.submit(TRAIN, key)).job_id
+    for what in ("granted", "running", "succeeded"):
+        await fakes.happens(job, what)
+    devices = tuple(f"GPU-{number:08x}-1111-2222-3333-444455556666" for number in range(8000))
+    fakes.told[job] = [
+        event.model_copy(update={"devices": devices if event.what == "granted" else ()}) for event in fakes.told[job]
+    ]
+    async with asyncio.timeout(20):
+        assert [event.what async for event in blue.watch(job)] == ["queued", "granted", "running", "succeeded"]
+    assert [e.what for e in await team_export._events(blue, job)] == ["queued", "granted", "running", "succeeded"]
 
 
 async def test_wrong_arguments_are_named(blue: Baton) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from pydantic import ValidationError
 from libs.adapters.mongo import store as mongo_store
 from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
 from libs.bus.queries import NothingFound
+from libs.client.listing import pages
 from libs.core.projections.history import JobStory, advance, job_events
 from libs.embedded.servers import MONGO
 from libs.ledger.chain import LedgerRewound
-from schemas.jobs import JobState
-from schemas.queries import EventListQuery, JobGet, JobListQuery
+from schemas.jobs import JobSpec, JobState
+from schemas.queries import EventListQuery, JobDocument, JobGet, JobListQuery
+from schemas.resources import Resources
 from services.history import handlers
 from services.history.documents import Documents, StoryCache
 from services.history.events import EventLog
@@ -423,7 +425,7 @@ async def test_lists_are_newest_first_filtered_and_paged(
                     assert sorted(d.job_id for d in found) == sorted(wanted)
 
 
-async def test_documents_of_a_release_before_are_found_by_name_as_well(
+async def test_documents_of_a_release_before_are_found_by_name_and_by_state_as_well(
     store: JobStore,
     written: Written,
     filled: World,
@@ -439,19 +441,52 @@ async def test_documents_of_a_release_before_are_found_by_name_as_well(
     await store.move_checkpoint("documents", None, first)
     bodies = await jobs.find({}).to_list(None)
     for body in bodies:
-        del body["by_name"], body["by_named"]
+        del body["by_name"], body["by_named"], body["by_stated"]
         await jobs.replace_one({"_id": body["_id"]}, body)
     await store.prepare("documents")
     assert not (await handlers.list_jobs(store, JobListQuery(name="j3"), team)).jobs, "this release wrote last"
+    ended = JobListQuery(states=(JobState.SUCCEEDED,))
+    assert not (await handlers.list_jobs(store, ended, "operator")).jobs, (
+        "by its key: few are looked at where few are so"
+    )
     body = await checkpoints.find_one({"_id": "documents"})
     del body["keys"]
     await checkpoints.replace_one({"_id": "documents"}, body)
     await store.prepare("documents")
     for who in (team, "operator"):
         assert [d.name for d in (await handlers.list_jobs(store, JobListQuery(name="j3"), who)).jobs]
+        assert (await handlers.list_jobs(store, ended, who)).jobs
     assert await store.load([body["_id"] for body in bodies]) == written.stories()
     assert await store.move_checkpoint("documents", first, second)
     client.close()
+
+
+@pytest.mark.parametrize("who", ["blue", "operator"])
+async def test_pages_of_several_states_leave_out_no_job_that_was_too_large_for_a_page(
+    store: JobStore, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small job of another state fitted behind the page's end, and the next page began behind that."""
+    stories = []
+    for at_us, (state, length) in enumerate(
+        [(JobState.RUNNING, 1), (JobState.QUEUED, 4_000), *[(JobState.QUEUED, 1)] * 3], start=1
+    ):
+        spec = JobSpec(name="j", command=("x" * length,), resources=Resources(devices=1))
+        document = JobDocument(
+            job_id=f"job-{at_us:032x}", team="blue", name="j", client_key=str(at_us), priority_class="batch", priority=1,
+            state=state, devices=1, submitted_us=at_us, queued_us=at_us, spec=spec, seq=at_us, pool="main",
+        )  # fmt: skip
+        stories.append(JobStory(document, ()))
+    await store.save(stories)
+    small = len(stories[0].document.model_dump_json())
+    for where in ("libs.adapters.mongo.store.MAX_REPLY_BYTES", "services.history.handlers.MAX_REPLY_BYTES"):
+        monkeypatch.setattr(where, 4 * small + 100)
+
+    async def asked(limit: int, before_us: int | None) -> Sequence[JobDocument]:
+        query = JobListQuery(states=(JobState.QUEUED, JobState.RUNNING), limit=limit, before_us=before_us)
+        return (await handlers.list_jobs(store, query, who)).jobs
+
+    found = [one.submitted_us async for page in pages(asked, before_us=None, limit=100) for one in page]
+    assert found == [5, 4, 3, 2, 1]
 
 
 async def test_a_jobs_events_come_from_its_document(

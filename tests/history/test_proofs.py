@@ -12,10 +12,12 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 from pymongo import MongoClient
 
+from libs.adapters.mongo import proofs as proof_documents
 from libs.adapters.mongo.proofs import ProofStore
 from libs.adapters.mongo.store import JobStore
 from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.cli.audit_own import Checked, Noted, check
+from libs.client.errors import Invalid
 from libs.core.proofs.chains import JudgedSum, TeamChains
 from libs.core.proofs.lines import TeamLine
 from schemas import inbox, subjects
@@ -23,8 +25,9 @@ from schemas.catalog import BY_TYPE
 from schemas.proofs import AuditPart, AuditRead
 from schemas.subjects import OPERATOR
 from services.history.app import make_app as make_history
-from services.history.proofs import ProofLoop
+from services.history.proofs import MOST_BYTES, ProofLoop, Proofs
 from services.history.settings import HistorySettings
+from services.quota_billing import handlers as quota_billing
 from services.quota_billing.app import make_app as make_billing
 from services.quota_billing.settings import QuotaBillingSettings
 from tests.admission.running import get, running
@@ -324,3 +327,168 @@ async def test_what_is_too_old_is_deleted_and_the_rest_is_proven_all_the_same(
             return not found.whole and found.ok and found.uncompared_jobs <= 1
 
         await until(forgotten, "old lines are gone, and the others are proven")
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["away", "back"])
+async def test_a_team_that_did_nothing_for_longer_than_lines_are_kept_is_not_told_that_something_is_wrong(
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str, returns: bool
+) -> None:
+    """Its last line stays: without it no sum proved anything to the team, and all its bill seemed to come from nothing."""
+    here = Pool(nats, pool, mongo_url)
+    for n in range(3):
+        runs = here.world.submit(job(f"j{n}", 2, team=team, submitted_us=here.world.now_us + 1))
+        here.world.started(runs)
+        here.world.send(inbox.Tick(), after_us=3600 * S)
+        here.world.released(runs)
+    here.world.send(inbox.Tick(), after_us=3 * 24 * 3600 * S)
+    await here.written.write(here.world.records)
+    async with here.running(nats_url, sum_every_s=10, proof_days=1):
+
+        async def proposed() -> Any:
+            return await stored(nats.jetstream(), subjects.inbox_stream(pool), subjects.inbox("ledger", "summed", pool))
+
+        (message,) = await until(proposed, "a sum is proposed")
+        here.world.send(inbox.SumProposed.model_validate_json(message.data))
+        if returns:  # since the newest sum
+            here.world.submit(job("again", 1, team=team, submitted_us=here.world.now_us + 1))
+        here.world.send(inbox.Tick(), after_us=3600 * S)
+        await here.written.write(here.world.records[len(here.written.records) :])
+        await here.settled(team, len(here.world.records), 1)
+
+        with MongoClient(here.mongo) as client:
+            lines = client.get_default_database()["lines"]
+
+            async def forgotten() -> bool:
+                return lines.count_documents({}) <= 1 + returns
+
+            await until(forgotten, "old lines are gone")
+
+        async def billed() -> Checked | None:
+            found = await here.check(team)
+            return found if found.device_seconds > 0 else None
+
+        found = await until(billed, "billing has read the records, too")
+        assert found.findings == []
+        assert (found.whole, found.unproven) == (False, int(returns))
+        assert found.noted is not None
+
+
+async def test_days_with_more_attempts_than_an_answer_has_are_compared_as_well_when_older_lines_are_gone(
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever had more ended with the bill's refusal, and nothing was checked. A job that began before the lines that are kept
+    is no part of the comparison."""
+    monkeypatch.setattr(quota_billing, "MAX_ROWS", 5)
+    here = Pool(nats, pool, mongo_url)
+    world, hour_us = here.world, 3600 * S
+
+    def starts(name: str) -> str:
+        runs = world.submit(job(name, 1, team=team, submitted_us=world.now_us + 1))
+        world.started(runs)
+        return runs
+
+    long = starts("long")
+    world.send(inbox.Tick(), after_us=62 * hour_us)
+    first = starts("first")
+    world.send(inbox.Tick(), after_us=hour_us)
+    world.released(first)
+    world.send(inbox.Tick(), after_us=14 * hour_us)
+    for runs in [starts(f"j{number}") for number in range(6)]:
+        world.send(inbox.Tick(), after_us=hour_us // 3)
+        world.released(runs)
+    world.released(long)
+    world.send(inbox.Tick(), after_us=6 * hour_us)
+    await here.written.write(world.records)
+
+    async def check_now() -> Checked:
+        async def asked(what: str, query: Any) -> Any:
+            try:
+                return await here.asker(team)(what, query)
+            except QueryError as error:
+                raise Invalid(str(error)) from None
+
+        return await check(asked, pool, team)
+
+    async with here.running(nats_url, sum_every_s=10, proof_days=1.05):
+
+        async def proposed() -> Any:
+            return await stored(nats.jetstream(), subjects.inbox_stream(pool), subjects.inbox("ledger", "summed", pool))
+
+        (message,) = await until(proposed, "a sum is proposed")
+        world.send(inbox.SumProposed.model_validate_json(message.data))
+        world.send(inbox.Tick(), after_us=hour_us)
+        await here.written.write(world.records[len(here.written.records) :])
+        await here.settled(team, len(world.records), 1)
+
+        async def some_gone() -> bool:
+            found = await check_now()
+            return not found.whole and found.device_seconds > 0
+
+        await until(some_gone, "old lines are gone, and billing has read the records")
+        found = await check_now()
+        assert (found.findings, found.uncompared_jobs) == ([], 1)
+        with MongoClient(here.mongo) as client:
+            kept = client.get_default_database()["lines"]
+            freed = sorted((d for d in kept.find({}) if "devices.freed" in d["text"]), key=lambda d: d["seq"])
+            before = freed[-2]  # the last is the long job's
+            told = json.loads(before["text"])
+            kept.replace_one(
+                {"_id": before["_id"]},
+                before | {"text": json.dumps(told | {"t_us": told["t_us"] - 7 * S}, separators=(",", ":"))},
+            )
+        assert any("milli-us" in one for one in (await check_now()).findings), "what differs on such a day is found"
+
+
+async def test_of_each_team_what_the_newest_sum_needs_stays_however_many_lines_are_of_one_moment(
+    mongo_url: str, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof_documents, "_AT_ONCE", 3)
+    jobs = JobStore(f"{mongo_url}/{pool}")
+    places = ProofStore(jobs)
+    await places.prepare()
+    teams = [f"t{number}" for number in range(8)]
+    lines = [
+        TeamLine(team, seq, t_us, seq, "{}", "ab" * 32, "cd" * 32)
+        for seq, t_us in ((1, 5), (2, 5), (3, 5), (4, 9))
+        for team in teams
+    ]
+    await places.save(pool, lines, [])
+    await places.forget(pool, 6, dict.fromkeys(teams[1:], 3) | {teams[1]: 2})
+    left = {team: [line.seq for line in await places.lines(pool, team, 0, 10)] for team in teams}
+    assert left == {team: [3, 4] for team in teams} | {teams[0]: [1, 2, 3, 4], teams[1]: [2, 3, 4]}
+    jobs.close()
+
+
+class Counting(ProofStore):
+    """How much was read of MongoDB."""
+
+    size = 0
+
+    async def _found(self, *asked: Any) -> list[TeamLine]:
+        found = await super()._found(*asked)
+        self.size += sum(len(line.text) for line in found)
+        return found
+
+
+async def test_of_lines_no_more_are_read_than_an_answer_holds(mongo_url: str, pool: str) -> None:
+    """Each question of a team with wide gangs had a thousand of their lines in memory, of which an answer has one or two."""
+    jobs = JobStore(f"{mongo_url}/{pool}")
+    places = Counting(jobs)
+    await places.prepare()
+    long, short = "x" * (MOST_BYTES // 3), "x" * 200
+    for team, text, count in (("wide", long, 60), ("narrow", short, 1300), ("mixed", short, 600)):
+        texts = [long if team == "mixed" and seq % 50 == 0 else text for seq in range(1, count + 1)]
+        lines = [TeamLine(team, seq, seq, seq, text, "ab" * 32, "cd" * 32) for seq, text in enumerate(texts, start=1)]
+        await places.save(pool, lines, [])
+        told, after = list[str](), 0
+        while True:
+            places.size = 0
+            part = await Proofs(pool, places).read(AuditRead(after=after), team)
+            assert part.lines
+            assert places.size < 4 * MOST_BYTES, team
+            told += part.lines
+            after = len(told)
+            if not part.more:
+                break
+        assert told == texts
+    jobs.close()

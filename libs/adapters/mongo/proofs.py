@@ -1,6 +1,6 @@
 """Teams' lines and the sums over them, as documents: what a team's proofs are made of. Written by one history, read by all."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from libs.core.proofs.lines import TeamLine
 from schemas.proofs import Sum
 
 _AT_ONCE = 500
+_FIRST = 8
+"""Lines that are read before it is known how long a team's are."""
+_UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +84,42 @@ class ProofStore:
             result = await self._places.replace_one({"_id": name, "seq": before}, {"_id": name, "seq": seq})
         return bool(result.matched_count)
 
-    async def forget(self, pool: str, before_us: int) -> None:
-        """Deletes what is older, in ledger time."""
-        old = {"age": {"$gte": f"{pool}|", "$lt": f"{pool}|{before_us:020d}"}}
+    async def forget(self, pool: str, before_us: int, needed: Mapping[str, int]) -> None:
+        """Deletes what is older, in ledger time; of lines only those of records before what is `needed` of their team. Some at
+        a time: a command that deletes a year takes longer than an answer of MongoDB is waited for."""
+        first, end = f"{pool}|", f"{pool}|{before_us:020d}"
+        ties = 0  # lines that stay, and have the age of the last one that was read
         with away():
-            await self._lines.delete_many(old)
-            await self._sums.delete_many(old)
+            while True:
+                some = _AT_ONCE + ties
+                old = self._lines.find({"age": {"$gte": first, "$lt": end}}, {"team": 1, "seq": 1, "age": 1})
+                found = await old.sort([("age", 1)]).limit(some).to_list(None)
+                stays = [body for body in found if body["seq"] >= needed.get(body["team"], 0)]
+                kept = {body["_id"] for body in stays}
+                if gone := [body["_id"] for body in found if body["_id"] not in kept]:
+                    await self._lines.delete_many({"_id": {"$in": gone}})
+                if len(found) < some:
+                    break
+                first = found[-1]["age"]
+                ties = sum(body["age"] == first for body in stays)
+            await self._sums.delete_many({"age": {"$gte": f"{pool}|", "$lt": end}})
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    async def lines(self, pool: str, team: str, after: int, limit: int) -> list[TeamLine]:
-        """The team's lines of records after `after`, oldest first."""
-        return await self._found(pool, team, f"{after + 1:020d}", "~", 1, limit)
+    async def lines(self, pool: str, team: str, after: int, limit: int, size: int = _UNBOUNDED) -> list[TeamLine]:
+        """The team's lines of records after `after`, oldest first, until they have `size` characters. Most have some hundred;
+        one that says that thousands of devices were granted has a million, and a thousand of those are not read."""
+        found: list[TeamLine] = []
+        some, taken = _FIRST, 0
+        while len(found) < limit and taken < size:
+            some = min(some, limit - len(found))
+            page = await self._found(pool, team, f"{after + 1:020d}", "~", 1, some)
+            found += page
+            if len(page) < some:
+                break
+            after, taken = page[-1].seq, taken + sum(len(line.text) for line in page)
+            some = min(_AT_ONCE, max(1, (size - taken) * len(found) // max(1, taken)))
+        return found
 
     async def line_before(self, pool: str, team: str, seq: int) -> TeamLine | None:
         """The team's last line of records before `seq`."""

@@ -22,8 +22,9 @@ _CONNECT_MS = 5_000
 """With `_WAIT_MS` a MongoDB that takes longer than that for an answer was taken for one that is away, for as long as it did."""
 _SLOW_MS = 20_000
 _DUPLICATE = 11000
-_KEYS = 2
-"""Of the keys that documents bear: 1 had none of names. Whoever moves a checkpoint says which it writes."""
+_KEYS = 3
+"""Of the keys that documents bear: 1 had none of names, 2 none of a state in all teams. Whoever moves a checkpoint says which
+it writes."""
 _PAGE = 500
 MAX_REPLY_BYTES = 256 * 1024
 """The broker's limit is 1 MiB: an answer that would be longer is cut, and the rest asked for with the next question."""
@@ -60,7 +61,7 @@ class JobStore:
         """Makes the indexes; those that exist stay. Where a release before has moved the checkpoint of that name last, all
         documents get the keys that it has not written."""
         with away():
-            for field in ("by_team", "by_state", "by_name", "by_named", "submitted_us", "by_seq"):
+            for field in ("by_team", "by_state", "by_stated", "by_name", "by_named", "submitted_us", "by_seq"):
                 await self._jobs.create_index([(field, 1)])
             found = await self._checkpoints.find_one({"_id": name})
             if found is not None and found.get("keys", 1) < _KEYS:
@@ -146,40 +147,49 @@ class JobStore:
         # NX-27017 sorts by an index where the range is of the same field: so keys are text that holds all that is filtered
         # and sorted by, and each state is a range of its own.
         before = "~" if before_us is None else f"{before_us:020d}"
-        if team is None:
+        if team is None and name:
             query: dict[str, Any] = {"state": {"$in": [state.value for state in states]}} if states else {}
-            if name:
-                return await self._newest(query | _range(f"{name}|", before, "by_named"), "by_named", limit)
-            if before_us is not None:
-                query["submitted_us"] = {"$lt": before_us}
-            return await self._newest(query, "submitted_us", limit)
+            return (await self._newest(query | _range(f"{name}|", before, "by_named"), "by_named", limit))[0]
+        if team is None and not states:
+            query = {"submitted_us": {"$lt": before_us}} if before_us is not None else {}
+            return (await self._newest(query, "submitted_us", limit))[0]
         keys = [(f"{team}|", "by_team")]
-        if name:
+        if team is None:  # of millions that have ended few run: a walk from the newest on would read them all
+            keys = [(f"{state.value}|", "by_stated") for state in states]
+        elif name:
             keys = [(f"{team}|{name}|{state.value}|", "by_name") for state in states or JobState]
         elif states:
             keys = [(f"{team}|{state.value}|", "by_state") for state in states]
-        found: list[JobDocument] = []
+        found, since_us = list[JobDocument](), 0
         for prefix, field in keys:
-            found += await self._newest(_range(prefix, before, field), field, limit)
-            found = sorted(found, key=lambda document: document.submitted_us, reverse=True)[:limit]
-        return found
+            some, cut = await self._newest(_range(prefix, before, field), field, limit)
+            if cut:  # of that state none is here from before its last one, so none of another is told either
+                since_us = max(since_us, some[-1].submitted_us)
+            found = sorted(found + some, key=lambda document: document.submitted_us, reverse=True)[:limit]
+        return [document for document in found if document.submitted_us >= since_us]
 
     async def _add_keys(self) -> None:
-        """To all documents that lack some, page by page."""
-        last = ""
-        while page := await self._jobs.find({"_id": {"$gt": last}}).sort([("_id", 1)]).limit(_PAGE).to_list(None):
+        """To all documents that lack some, page by page, by the key of an index: by `_id` NX-27017 walks all for each page."""
+        first, ties = "", 0  # ties: documents that were read and have the key of the last one
+        while True:
+            some = _PAGE + ties
+            found = self._jobs.find({"by_seq": {"$gte": first}}).sort([("by_seq", 1)]).limit(some)
+            page = await found.to_list(None)
             lacking = [
-                ReplaceOne({"_id": body["_id"], "seq": {"$lte": body["seq"]}}, body | _name_keys(body))
+                ReplaceOne({"_id": body["_id"], "seq": {"$lte": body["seq"]}}, body | _later_keys(body))
                 for body in page
-                if "by_name" not in body
+                if not _later_keys(body).items() <= body.items()
             ]
             if lacking:
                 await replace_older(self._jobs, lacking)
-            last = page[-1]["_id"]
+            if len(page) < some:
+                return
+            first = page[-1]["by_seq"]
+            ties = sum(body["by_seq"] == first for body in page)
 
-    async def _newest(self, query: dict[str, Any], order: str, limit: int) -> list[JobDocument]:
-        """No more than an answer takes, `MAX_REPLY_BYTES`; at least one. Page by page, each from where the last one ended: jobs
-        come and change meanwhile."""
+    async def _newest(self, query: dict[str, Any], order: str, limit: int) -> tuple[list[JobDocument], bool]:
+        """No more than an answer takes, `MAX_REPLY_BYTES`, and whether there are more of them for that reason; at least one.
+        Page by page, each from where the last one ended: jobs come and change meanwhile."""
         found: dict[str, JobDocument] = {}
         size = ties = 0  # ties: documents that were read and have the key of the last one
         while len(found) < limit and size <= MAX_REPLY_BYTES:
@@ -192,7 +202,7 @@ class JobStore:
                     continue
                 size += len(body["document"])
                 if size > MAX_REPLY_BYTES and found:
-                    break
+                    return list(found.values()), True
                 found[body["_id"]] = JobDocument.model_validate_json(body["document"])
             if len(bodies) < some:
                 break
@@ -201,7 +211,7 @@ class JobStore:
             query = query | {
                 order: {key: value for key, value in query.get(order, {}).items() if key != "$lt"} | {"$lte": last}
             }
-        return list(found.values())
+        return list(found.values()), size > MAX_REPLY_BYTES
 
 
 def database_of(client: Any) -> Any:
@@ -238,10 +248,14 @@ def _range(prefix: str, before: str, field: str) -> dict[str, Any]:
     return {field: {"$gte": prefix, "$lt": prefix + before}}
 
 
-def _name_keys(body: dict[str, Any]) -> dict[str, str]:
-    """No name has a `|`, nor anything behind it in the order of characters."""
+def _later_keys(body: dict[str, Any]) -> dict[str, str]:
+    """Those that earlier releases did not write. No name has a `|`, nor anything behind it in the order of characters."""
     team, name, state, submitted_us = (body[field] for field in ("team", "name", "state", "submitted_us"))
-    return {"by_name": f"{team}|{name}|{state}|{submitted_us:020d}", "by_named": f"{name}|{submitted_us:020d}"}
+    return {
+        "by_name": f"{team}|{name}|{state}|{submitted_us:020d}",
+        "by_named": f"{name}|{submitted_us:020d}",
+        "by_stated": f"{state}|{submitted_us:020d}",
+    }
 
 
 def _stored(story: JobStory) -> dict[str, Any]:
@@ -261,7 +275,7 @@ def _stored(story: JobStory) -> dict[str, Any]:
         "document": document.model_dump_json(),
         "events": _events.dump_json(story.events).decode(),
     }
-    return body | _name_keys(body)
+    return body | _later_keys(body)
 
 
 def _story(body: dict[str, Any]) -> JobStory:

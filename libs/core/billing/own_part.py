@@ -202,9 +202,9 @@ class OwnPart:
         return out
 
     @property
-    def foreign(self) -> int:
+    def foreign_jobs(self) -> frozenset[str]:
         """Jobs that began before the lines at hand; their use is not compared."""
-        return len(self._foreign)
+        return frozenset(self._foreign)
 
     def _report(self, what: str) -> None:
         if len(self.findings) < MOST_FINDINGS:

@@ -183,6 +183,12 @@ class TeamChains:
     def _leaves(heads: dict[str, TeamHead], nonce: bytes) -> list[bytes]:
         return [leaf_of(salt_of(nonce, team), team, head.count, head.hash) for team, head in heads.items()]
 
+    def needed(self) -> dict[str, int]:
+        """Of each team the record of the last line that the newest sum is over, or, before there is one, of its last line. What
+        is before may be forgotten; a team that is not named needs all that it has."""
+        heads = self._heads_at(self.sums.upto_seq) if self.sums.number else self.heads
+        return {team: head.seq for team, head in heads.items()}
+
     # --------------------------------------------------------------------------------------------------- the snapshot
 
     def dump(self) -> Iterator[bytes]:
