@@ -99,6 +99,12 @@ def ask(kind: int, amount: int) -> Resources:
             "roles": (Role(name="stage", count=2, devices=2), Role(name="server", devices=1, cpu_milli=4000)),
             "cpu_milli": 1000,
         },
+        {
+            "roles": (
+                Role(name="prefill", devices=max(1, size // 3), types=("H100",)),
+                Role(name="decode", devices=2, types=("A10",), topology=Topology(level=Level.NODE)),
+            ),
+        },
     ]
     return Resources(**kinds[kind % len(kinds)])
 

@@ -139,6 +139,41 @@ def test_roles_of_two_models_are_kept_as_many_of_each_as_their_team_may_have() -
     assert models == {"n0": 2, "n1": 4}
 
 
+A_NODE = Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)
+APART: dict[str, tuple[tuple[Inventory, ...], tuple[Role, ...]]] = {
+    "of two models": (
+        (host("n0"), host("n1"), node("n2", 4, model="A100")),
+        (Role(name="prefill", devices=4, types=("H100",)), Role(name="decode", devices=4, types=("A100",))),
+    ),
+    "beside each other": (
+        (host("n0", 6), host("n1", 2), node("n2", 6)),
+        (Role(name="prefill", devices=4, topology=A_NODE), Role(name="decode", devices=4, topology=A_NODE)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", APART)
+def test_roles_are_kept_devices_on_which_they_fit_together(what: str) -> None:
+    """Seen: all devices of the nodes that came free first were kept without end, and a role never found its own."""
+    nodes, roles = APART[what]
+    w = World(*nodes)
+    models = [device.model for one in nodes for device in one.devices if device.kind is DeviceKind.GPU]
+    those = [runs(w, asks(f"r{n}", "red", types=(model,))) for n, model in enumerate(models)]
+    waits = w.submit(asks("waits", "blue", roles=roles))
+    w.send(inbox.Tick(), after_us=DUE)
+    those.sort(key=lambda one: w.nodes_of(one) == ("n2",))  # there they run longest
+    for n in range(40):
+        late = w.submit(asks(f"late{n}", "red", types=(models[-1],)))
+        if those:
+            w.released(those.pop(0))
+        if w.state_of(late) == "granted":
+            w.started(late)
+            those.append(late)
+        w.send(inbox.Tick())
+    assert w.state_of(waits) == "granted"
+    w.check()
+
+
 def test_who_wants_nothing_of_the_node_runs_on_its_other_devices() -> None:
     w = World(host("n0"))
     runs(w, asks("r0", "red", cpu_milli=20_000))

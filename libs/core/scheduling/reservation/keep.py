@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from libs.core.placement.answer import Placed
+from libs.core.placement.answer import Blocked, Placed
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
 from libs.core.placement.search.gang import SEARCH_BUDGET, shrink
@@ -17,7 +17,7 @@ from libs.core.scheduling.order import JobRank, Order, front, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation.host import NO_HOST, KeptHost, host_for, rows_on, take_out, within_free
 from libs.core.scheduling.reservation.parted import PartedDevices, is_kept_for
-from libs.core.scheduling.reservation.soonest import reserve
+from libs.core.scheduling.reservation.soonest import Fits, reserve
 from libs.core.state.fleet import NEVER_US, Bools, Fleet, Ints
 from libs.core.state.job import Job, QueueKey
 from libs.core.state.model import State
@@ -27,6 +27,8 @@ from libs.core.state.team_claims import longest_us
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 _FEW = 32
 """Queues that are looked at first: mostly their gangs keep as much as is kept at all."""
+_TRIES = 64
+"""In a cycle: so often it is looked whether roles fit together on what could be kept for them."""
 _OWN = 4
 """Times `Policy.reservations`, which are a team's: so many gangs of all teams keep devices from their own teams only. Each
 costs some searches."""
@@ -92,6 +94,7 @@ class Reservations:
         """What is out of the view."""
         self._beside: dict[str, View | None] = {}
         """Team -> see `_beside_own`."""
+        self._tries = _TRIES
 
     @property
     def full(self) -> bool:
@@ -188,12 +191,16 @@ class Reservations:
         context = context_of(state, job, self._t_us)
         went_before = (fleet.since_us > told_us) & (fleet.end_us > 0) & (fleet.end_us <= until_us)
         own = self._beside_own(team, went_before)
-        rows, whose = reserve(self._view, request, context, own, until_us), ""
+        rows, whose = (
+            reserve(self._view, request, context, own, until_us, fits=self._together(job, request, context, own)),
+            "",
+        )
         if own is not None and (not len(rows) or self._in_the_way(own, job, request, context, rows)):
             most = self._policy.reservations
             if self._from_own[team] >= most or self._from_own.total() >= _OWN * most:
                 return KeptDevices(_NONE)
-            rows, whose = reserve(self._view, request, context, until_us=until_us), team
+            fits = self._together(job, request, context, None)
+            rows, whose = reserve(self._view, request, context, until_us=until_us, fits=fits), team
         return KeptDevices(rows, whose, until_us, host_for(self._view, rows, request))
 
     def _beside_own(self, team: str, went_before: Bools) -> View | None:
@@ -213,16 +220,37 @@ class Reservations:
     def _in_the_way(self, own: View, job: Job, request: Shape, context: Context, rows: Ints) -> bool:
         """Whether jobs of its own team keep the gang from `rows`: it would fit there if all were free, and does not beside
         what is taken in `own`."""
+        if isinstance(self._found(own, job, request, rows, context), Placed):
+            return False
+        empty = View.of_empty(self._state.fleet)
+        return isinstance(self._found(empty, job, request, rows, replace(context, avoid=())), Placed)
+
+    def _together(self, job: Job, request: Shape, context: Context, own: View | None) -> Fits | None:
+        """For a gang with roles: where they fit together if all but what is taken in `own` were free. When it was looked often
+        enough in this cycle, it is what was asked about."""
+        if not request.roles:
+            return None
+        view, context = View.of_empty(self._state.fleet) if own is None else own, replace(context, avoid=())
+        budget = self._search_budgets.setdefault(job.team, SearchBudget(SEARCH_BUDGET))
+
+        def fits(rows: Ints) -> Ints:
+            if self._tries <= 0 or budget.left <= 0:
+                return rows
+            self._tries -= 1
+            found = self._found(view, job, request, rows, context)
+            return found.rows if isinstance(found, Placed) else _NONE
+
+        return fits
+
+    def _found(self, view: View, job: Job, request: Shape, rows: Ints, context: Context) -> Placed | Blocked:
+        """Where the least of what it asks for fits among `rows` of `view`."""
         least = shrink(request, request.least) or request
         if least.roles:
             budget = self._search_budgets.setdefault(job.team, SearchBudget(SEARCH_BUDGET))
             context = replace(context, search_budget=budget)
         closed = np.ones_like(self._closed)
         closed[rows] = False
-        if isinstance(find(replace(own, blocked=closed), least, context=context), Placed):
-            return False
-        empty = replace(View.of_empty(self._state.fleet), blocked=closed)
-        return isinstance(find(empty, least, context=replace(context, avoid=())), Placed)
+        return find(replace(view, blocked=closed), least, context=context)
 
 
 class KeptRows(NamedTuple):

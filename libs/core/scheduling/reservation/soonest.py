@@ -1,6 +1,9 @@
 """Where a job will fit soonest, if nobody behind it takes what comes free there."""
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
+import numpy.typing as npt
 
 from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
@@ -10,19 +13,31 @@ from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
+_GROUPS = 4
+"""Of a level, in which roles are looked for, those with the most free devices first."""
+
+Fits = Callable[[Ints], Ints]
+"""Of these rows those on which the roles of a gang fit together; none: they do not."""
 
 
 def reserve(
-    view: View, shape: Shape, context: Context = Context(), beside: View | None = None, until_us: int = 0
+    view: View,
+    shape: Shape,
+    context: Context = Context(),
+    beside: View | None = None,
+    until_us: int = 0,
+    *,
+    fits: Fits | None = None,
 ) -> Ints:
     """The devices where `shape` will fit soonest: their rows, none when it can never fit. `beside`: what is free when all jobs
     have ended but those that it must not count on; only devices with room there are kept. `until_us`: what is given back by
     then is as good as free.
 
     Soonest is guessed as: in the nearest level that can hold the gang (or the least of an elastic one) at all, the group
-    with the most free devices of one model now; in it the freest nodes that suffice. How roles nest is not looked at, nor their
-    models, nor power. Devices that are held for a job go to that job, so none of them is kept. Of single devices it is the one
-    of which the least is lacking.
+    with the most free devices of one model now; in it the freest nodes that suffice. Roles may not fit together there, as they
+    are of several models or want devices beside each other: so `fits` is asked of these nodes, then of twice as many, then of
+    the next group. It is not looked at power. Devices that are held for a job go to that job, so none of them is kept. Of
+    single devices it is the one of which the least is lacking.
     """
     fleet = view.fleet
     mask = usable(view, shape) & ~view.blocked & (view.held == NOBODY)
@@ -32,8 +47,8 @@ def reserve(
     each = host_at_most(view.fleet, rows, shape)
     if beside is not None:
         node = fleet.node[rows]
-        fits = (beside.free_cpu[node] >= each[0]) & (beside.free_host[node] >= each[1])
-        rows, each = rows[fits], (each[0][fits], each[1][fits])
+        has = (beside.free_cpu[node] >= each[0]) & (beside.free_host[node] >= each[1])
+        rows, each = rows[has], (each[0][has], each[1][has])
     end_us = fleet.end_us[rows]
     free = (view.free_milli[rows] == WHOLE_MILLI) | ((end_us > 0) & (end_us <= until_us))
     if shape.devices == 1:
@@ -50,16 +65,35 @@ def reserve(
         enough = np.bincount(group, weights=room) >= shape.least
         if not enough.any():
             continue
-        best = int(np.argmax(np.where(enough, np.bincount(groups, weights=free), -1)))
-        inside = groups == best
-        capacity = np.bincount(node[group == best], weights=room[group == best])
-        members = np.flatnonzero(capacity)
-        free_there = np.bincount(fleet.node[rows[inside]], weights=free[inside])[members]
-        members = members[np.argsort(-free_there, kind="stable")]
-        needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.least)) + 1
-        kept: Ints = rows[inside & np.isin(fleet.node[rows], members[:needed])]
-        return kept
+        free_in = np.where(enough, np.bincount(groups, weights=free), -1)
+        for best in [int(np.argmax(free_in))] if fits is None else _best(free_in):
+            inside = groups == best
+            capacity = np.bincount(node[group == best], weights=room[group == best])
+            members = np.flatnonzero(capacity)
+            free_there = np.bincount(fleet.node[rows[inside]], weights=free[inside])[members]
+            members = members[np.argsort(-free_there, kind="stable")]
+            needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.least)) + 1
+            for most in _doubling(needed, len(members)):
+                kept: Ints = rows[inside & np.isin(fleet.node[rows], members[:most])]
+                if fits is None:
+                    return kept
+                if len(together := fits(kept)):
+                    return kept[np.isin(fleet.node[kept], fleet.node[together])]
     return _NONE
+
+
+def _best(free_in: npt.NDArray[np.float64]) -> list[int]:
+    """The groups with the most free devices; -1: none that can hold the gang."""
+    found: list[int] = np.argsort(-free_in, kind="stable")[:_GROUPS].tolist()
+    return [group for group in found if free_in[group] >= 0]
+
+
+def _doubling(first: int, last: int) -> Iterator[int]:
+    """`first`, twice as many, and so on, to `last`."""
+    while first < last:
+        yield first
+        first *= 2
+    yield last
 
 
 def _within_caps(fleet: Fleet, shape: Shape, rows: Ints, groups: Ints, free: Bools) -> Bools:
