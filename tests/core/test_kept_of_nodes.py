@@ -14,7 +14,18 @@ from schemas import inbox
 from schemas.jobs import JobSpec
 from schemas.ledger import DevicesReserved
 from schemas.queues import Queue
-from schemas.resources import Device, DeviceKind, Inventory, Level, Resources, Role, Runtime, Topology, TopologyPolicy
+from schemas.resources import (
+    Device,
+    DeviceKind,
+    Inventory,
+    Level,
+    Position,
+    Resources,
+    Role,
+    Runtime,
+    Topology,
+    TopologyPolicy,
+)
 from tests.core.builders import GIB, World, job, node
 
 S = 1_000_000
@@ -172,6 +183,29 @@ def test_roles_are_kept_devices_on_which_they_fit_together(what: str) -> None:
         w.send(inbox.Tick())
     assert w.state_of(waits) == "granted"
     w.check()
+
+
+def drawing(name: str, cap_w: int) -> Inventory:
+    """A node on a leaf of its own, with eight boards of 700 W."""
+    found = host(name, 8)
+    boards = tuple(device.model_copy(update={"power_limit_w": 700}) for device in found.devices)
+    return found.model_copy(update={"devices": boards, "position": Position(leaf=name), "rack_power_w": cap_w})
+
+
+def test_a_gang_is_kept_no_devices_of_a_leaf_that_never_has_the_power_for_it() -> None:
+    """Seen: they stood idle without end."""
+    w = World(drawing("n0", 3500), drawing("n1", 6000))
+    those = [runs(w, asks(f"r{n}", "red")) for n in range(5 + 8)]
+    leaf = Topology(level=Level.LEAF, policy=TopologyPolicy.REQUIRED)
+    waits = w.submit(asks("waits", "blue", devices=8, topology=leaf))
+    w.send(inbox.Tick(), after_us=DUE)
+    assert {device[:2] for device in w.decider.state.reserved[waits]} == {"n1"}
+    for one in those:
+        late = w.submit(asks(f"late{one}", "red"))
+        w.released(one)
+        if w.state_of(late) == "granted":
+            w.started(late)
+    assert w.state_of(waits) == "granted"
 
 
 def test_who_wants_nothing_of_the_node_runs_on_its_other_devices() -> None:

@@ -28,7 +28,7 @@ _NONE: Ints = np.zeros(0, dtype=np.int64)
 _FEW = 32
 """Queues that are looked at first: mostly their gangs keep as much as is kept at all."""
 _TRIES = 64
-"""In a cycle: so often it is looked whether roles fit together on what could be kept for them."""
+"""In a cycle: so often it is looked whether gangs fit on what could be kept for them."""
 _OWN = 4
 """Times `Policy.reservations`, which are a team's: so many gangs of all teams keep devices from their own teams only. Each
 costs some searches."""
@@ -226,9 +226,9 @@ class Reservations:
         return isinstance(self._found(empty, job, request, rows, replace(context, avoid=())), Placed)
 
     def _together(self, job: Job, request: Shape, context: Context, own: View | None) -> Fits | None:
-        """For a gang with roles: where they fit together if all but what is taken in `own` were free. When it was looked often
-        enough in this cycle, it is what was asked about."""
-        if not request.roles:
+        """For a gang with roles, or beneath power caps: where it fits if all but what is taken in `own` were free. When it was
+        looked often enough in this cycle, it is what was asked about."""
+        if not (request.roles or self._state.fleet.rack_w.any()):
             return None
         view, context = View.of_empty(self._state.fleet) if own is None else own, replace(context, avoid=())
         budget = self._search_budgets.setdefault(job.team, SearchBudget(SEARCH_BUDGET))

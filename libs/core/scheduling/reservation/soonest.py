@@ -14,10 +14,10 @@ from schemas.resources import WHOLE_MILLI
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
 _GROUPS = 4
-"""Of a level, in which roles are looked for, those with the most free devices first."""
+"""Of a level, of which `fits` is asked: those with the most free devices first."""
 
 Fits = Callable[[Ints], Ints]
-"""Of these rows those on which the roles of a gang fit together; none: they do not."""
+"""Of these rows those on which a gang fits; none: it does not."""
 
 
 def reserve(
@@ -34,10 +34,10 @@ def reserve(
     then is as good as free.
 
     Soonest is guessed as: in the nearest level that can hold the gang (or the least of an elastic one) at all, the group
-    with the most free devices of one model now; in it the freest nodes that suffice. Roles may not fit together there, as they
-    are of several models or want devices beside each other: so `fits` is asked of these nodes, then of twice as many, then of
-    the next group. It is not looked at power. Devices that are held for a job go to that job, so none of them is kept. Of
-    single devices it is the one of which the least is lacking.
+    with the most free devices of one model now; in it the freest nodes that suffice. A gang may not fit there: its roles are of
+    several models, or want devices beside each other, or a leaf has too little power for all of it. So `fits` is asked of these
+    nodes, then of twice as many, then of the next group. Devices that are held for a job go to that job, so none of them is
+    kept. Of single devices it is the one of which the least is lacking.
     """
     fleet = view.fleet
     mask = usable(view, shape) & ~view.blocked & (view.held == NOBODY)
