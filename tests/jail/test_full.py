@@ -28,6 +28,7 @@ from services.agent.variables import master_port
 from services.agent.view import Exposed, JobView, view_of
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
+from tests.kit.cgroups import groups_below
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="a uid for each team needs root; tests/jail/test_namespaces.py does not"
@@ -388,7 +389,7 @@ async def test_a_job_has_one_group_of_memory_and_leaves_none(start):
         await node.up(victim)
         (group,) = memory_groups(node)
         assert proc.group_members(str(group))
-        others = [at for at in Path("/sys/fs/cgroup").rglob(f"*{victim.job_id}*") if at.is_dir()]
+        others = groups_below(Path("/sys/fs/cgroup"), f"*{victim.job_id}*")
         assert others in ([], [group]), "its pid namespace holds it together: it needs no second one for that"
         await node.world.want("n0")  # it is killed
         await until(lambda: not memory_groups(node))

@@ -20,6 +20,7 @@ from services.agent.state import group_name
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 from tests.jail.conftest import Walled
+from tests.kit.cgroups import groups_below
 from tests.kit.commands import AGENT, fork
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups on every machine")
@@ -66,7 +67,7 @@ def group_of(node: Walled, job: DesiredPart) -> Path:
     base = node.agent.launcher.cpu_base
     assert base is not None
     told = tree.own_groups(Path(f"/proc/{shim(node, job)}/cgroup").read_text())
-    (found,) = base.rglob(Path(told.get("cpu") or told[""]).name)
+    (found,) = groups_below(base, Path(told.get("cpu") or told[""]).name)
     return found
 
 
@@ -124,8 +125,8 @@ async def test_no_group_is_left_of_an_agent_that_ends_or_was_killed(start, tmp_p
     for group in left:
         group.mkdir()
 
-    def kept_by(keeper: object) -> list[Path]:
-        return [group for one in (base, memory) for group in one.rglob(f"*{root}-{keeper}-*")]
+    def groups(like: str) -> list[Path]:
+        return [group for one in (base, memory) for group in groups_below(one, like)]
 
     async with start() as node:
         assert not any(group.exists() for group in left)
@@ -144,10 +145,10 @@ async def test_no_group_is_left_of_an_agent_that_ends_or_was_killed(start, tmp_p
         }, "of version 1"
         os.kill(before, signal.SIGKILL)
         await until(lambda: node.agent.launcher.keeper.connected() and node.agent.launcher.keeper.pid != before)
-        assert kept_by(before) == [], "by the agent that goes on"
+        assert groups(f"*{root}-{before}-*") == [], "by the agent that goes on"
         await node.world.joined("n0", lives=2)
         await node.ends(part(spec("pass"), rank("n0-gpu0"), team="red"))
-    await until(lambda: not [group for one in (base, memory) for group in one.rglob(f"*{root}*")])
+    await until(lambda: not groups(f"*{root}*"))
 
 
 async def test_of_version_1_a_group_is_used_again_by_who_has_the_same_share(start):
