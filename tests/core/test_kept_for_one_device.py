@@ -7,6 +7,7 @@ import pytest
 
 from libs.core.explain.reasons import Reasons
 from libs.core.placement.answer import BlockReason
+from libs.core.scheduling import preemption
 from schemas import inbox
 from schemas.jobs import JobSpec
 from schemas.ledger import DevicesReserved
@@ -104,3 +105,19 @@ def test_who_waits_behind_it_is_told_so() -> None:
     found = Reasons(state, w.decider.policy).of(state.jobs[behind].queue)
     assert found is not None
     assert found.reason is BlockReason.RESERVED
+
+
+def test_the_rest_of_a_device_that_was_held_is_kept_in_the_decision_that_opens_it() -> None:
+    w = World(node("n0", 1))
+    victim = runs(w, asks("victim", "green"))
+    urgent = asks("urgent", "red", 300).model_copy(update={"priority": 100, "preempts": True})
+    waits = w.submit(asks("waits", "blue"))
+    behind = w.submit(asks("behind", "cyan", 300))
+    w.submit(urgent)
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records), policy=w.decider.policy)
+    w.send(plan)
+    w.send(inbox.Tick(), after_us=DUE)
+    w.released(victim, exit_code=143, own_exit=False)
+    assert w.state_of(urgent.job_id) == "granted"
+    assert (w.state_of(waits), w.state_of(behind)) == ("queued", "queued")
+    w.check()

@@ -352,6 +352,49 @@ def test_who_has_devices_held_gets_the_processors_for_which_others_stopped() -> 
     w.check()
 
 
+def gives_way(w: World) -> None:
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records), policy=w.decider.policy)
+    w.send(plan)
+    assert w.decider.state.holds
+
+
+def test_processors_that_are_held_count_as_taken_from_who_waits_for_more() -> None:
+    """Seen: while others stopped for a third, each job of a few processors overtook it; for an hour, which a grace may last."""
+    two_of_another = host("n0", 8, cpus=64)
+    models = tuple(d.model_copy(update={"model": "A10"}) if d.index < 2 else d for d in two_of_another.devices)
+    w = World(two_of_another.model_copy(update={"devices": models}))
+    victim = runs(w, asks("victim", "green", types=("A10",), cpu_milli=4000))
+    small = {"types": ("H100",), "cpu_milli": 4000}
+    those = [runs(w, asks(f"r{n}", "red", **small)) for n in range(5)]
+    urgent = asks("urgent", "red", devices=2, types=("A10",), cpu_milli=18_000)
+    w.submit(urgent.model_copy(update={"priority": 100, "preempts": True}))
+    gives_way(w)
+    waits = w.submit(asks("waits", "blue", types=("H100",), cpu_milli=12_000))
+    assert reserved(w.send(inbox.Tick(), after_us=DUE)) == {waits: 1}
+    late = [w.submit(asks(f"late{n}", "red", **small)) for n in range(3)]
+    while w.state_of(waits) == "queued":
+        assert those, "it never began"
+        assert {w.state_of(one) for one in late} == {"queued"}
+        w.released(those.pop(0))
+    assert w.state_of(victim) == "preempting"
+    w.check()
+
+
+def test_nothing_is_kept_for_one_device_where_only_held_ones_are_taken_in_part() -> None:
+    """Seen: processors were kept on a node where it waits for a whole device, as long as another's device was held."""
+    w = World(host("n0", 1), host("n1", 1, with_processors=True))
+    share = runs(w, asks("share", "green", share_milli=300))
+    whole = runs(w, asks("whole", "red"))
+    assert (w.nodes_of(share), w.nodes_of(whole)) == (["n0"], ["n1"])
+    w.submit(asks("urgent", "red").model_copy(update={"priority": 100, "preempts": True}))
+    gives_way(w)
+    w.submit(asks("waits", "blue", cpu_milli=20_000))
+    assert reserved(w.send(inbox.Tick(), after_us=DUE)) == {}
+    beside = w.submit(asks("beside", "green", **PROCESSORS, share_milli=500))
+    assert w.state_of(beside) == "granted"
+    w.check()
+
+
 def test_explain_says_of_who_has_devices_held_what_the_cycle_does() -> None:
     """None of what it waits for is kept for others."""
     w = World(host("n0", 3))

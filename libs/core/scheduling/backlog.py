@@ -95,7 +95,7 @@ class Backlog:
             self._note_shares(state, t_us, policy)
         self.changes.clear()
         self._note_gone(state, policy)
-        due = self._due(PartedDevices(state.fleet)) if self._moved or self._untried else set()
+        due = self._due(PartedDevices.of(state)) if self._moved or self._untried else set()
         self._moved = self._moved and bool(due)
         return self._untried | due
 

@@ -238,7 +238,7 @@ def _considered(state: State, t_us: int, policy: Policy, planned: AlreadyPlanned
     lowest = min((key.priority for key in queues), default=None)
     if lowest is None:
         return []
-    known, parted = set(queues), PartedDevices(state.fleet)
+    known, parted = set(queues), PartedDevices.of(state)
     due = (
         key
         for key in state.queues

@@ -83,7 +83,7 @@ class Reservations:
         self._state, self._view, self._t_us, self._policy = state, view, t_us, policy
         self._last = last if last is not None else {}
         self._closed = view.blocked
-        self._parted = PartedDevices(state.fleet)
+        self._parted = PartedDevices.of(state)
         self._kept: list[KeptDevices] = []
         self._search_budgets: dict[str, SearchBudget] = {}
         self._from_all = 0
@@ -174,11 +174,12 @@ class Reservations:
         return self._last.pop(job_id, KeptDevices(_NONE)).reach(self._state.fleet)
 
     def restart(self) -> None:
-        """Drops all reservations of this cycle."""
+        """Drops all reservations of this cycle: devices that were held are open."""
         self._kept.clear()
         self._from_all = 0
         self._from_own.clear()
         self._take_out(())
+        self._parted = PartedDevices(self._view.copy())
 
     def _place(self, job: Job, request: Shape) -> KeptDevices:
         """Where the gang will fit soonest beside what its own team holds, kept from everybody. Where jobs of its own team must
@@ -272,7 +273,7 @@ def kept(view: View, state: State, t_us: int, policy: Policy, queues: Iterable[Q
     Only the first few keep anything. So the walk goes over the queues whose gangs rank first, and over all of them only when
     those keep too little.
     """
-    parted = PartedDevices(state.fleet)
+    parted = PartedDevices.of(state)
     due = sorted((first, key) for key in queues if (first := _due(state, key, t_us, policy, parted)) is not None)
     found, full = _kept_of([key for _, key in due[:_FEW]], view, state, t_us, policy)
     if len(due) <= _FEW or (full and found[-1].rank < due[_FEW][0]):

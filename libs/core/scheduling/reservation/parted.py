@@ -2,26 +2,39 @@
 
 import numpy as np
 
+from libs.core.placement.context import reserve_host_resources
 from libs.core.placement.search.gang import usable_of
-from libs.core.placement.view import host_at_most
+from libs.core.placement.view import NOBODY, View, host_at_most
 from libs.core.scheduling.order import is_due, is_due_alone
 from libs.core.scheduling.policy import Policy
-from libs.core.state.fleet import Bools, Fleet
+from libs.core.state.fleet import Bools
 from libs.core.state.job import Job
+from libs.core.state.model import State
 from libs.core.state.shape import Shape
 from schemas.resources import WHOLE_MILLI
 
 
 class PartedDevices:
     """Devices of which a part is taken and a part is free, as of now, and free ones on nodes of whose processors or memory a
-    part is taken. A job that wants more than is left there is overtaken by each job behind it that wants less."""
+    part is taken. A job that wants more than is left there is overtaken by each job behind it that wants less.
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        free = fleet.free_milli
-        host = (fleet.free_cpu < fleet.cpu_milli) | (fleet.free_host < fleet.host_mib)
-        self._rows = np.flatnonzero((free > 0) & ((free < WHOLE_MILLI) | host[fleet.node]) & fleet.up)
+    What is held for a job is taken: of its nodes what it will need, and its devices whole, so that they are none of these."""
+
+    def __init__(self, view: View) -> None:
+        """`view`: what the held devices need of their nodes is not free in it."""
+        fleet = view.fleet
+        self._view = view
+        free = view.free_milli
+        host = (view.free_cpu < fleet.cpu_milli) | (view.free_host < fleet.host_mib)
+        parted = (free > 0) & ((free < WHOLE_MILLI) | host[fleet.node]) & fleet.up & (view.held == NOBODY)
+        self._rows = np.flatnonzero(parted)
         self._serve: dict[Shape, bool] = {}
+
+    @classmethod
+    def of(cls, state: State) -> "PartedDevices":
+        view = View.of(state.fleet)
+        reserve_host_resources(state, view)
+        return cls(view)
 
     def __bool__(self) -> bool:
         return bool(len(self._rows))
@@ -33,15 +46,15 @@ class PartedDevices:
         known = self._serve.get(shape)
         if known is None:
             rows = self._rows[self._lacking(shape)]
-            known = self._serve[shape] = bool(len(rows)) and bool(usable_of(self._fleet, shape, rows).any())
+            known = self._serve[shape] = bool(len(rows)) and bool(usable_of(self._view.fleet, shape, rows).any())
         return known
 
     def _lacking(self, shape: Shape) -> Bools:
         """Which of the devices have too little free for `shape`, or their nodes have."""
-        fleet, rows = self._fleet, self._rows
-        node, (cpu_milli, host_mib) = fleet.node[rows], host_at_most(fleet, rows, shape)
-        lacking: Bools = fleet.free_milli[rows] < WHOLE_MILLI
-        return lacking | (fleet.free_cpu[node] < cpu_milli) | (fleet.free_host[node] < host_mib)
+        view, rows = self._view, self._rows
+        node, (cpu_milli, host_mib) = view.fleet.node[rows], host_at_most(view.fleet, rows, shape)
+        lacking: Bools = view.free_milli[rows] < WHOLE_MILLI
+        return lacking | (view.free_cpu[node] < cpu_milli) | (view.free_host[node] < host_mib)
 
 
 def is_kept_for(job: Job, t_us: int, policy: Policy, parted: PartedDevices) -> bool:
