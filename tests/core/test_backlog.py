@@ -286,6 +286,21 @@ def test_the_rest_of_a_device_that_was_held_for_a_share_is_open_in_the_same_deci
     w.check()
 
 
+def test_a_held_device_that_is_freed_is_granted_though_the_next_of_the_queue_has_no_room_below_its_limit():
+    """Seen: it stood idle for up to five minutes, and nobody but the job for which others had stopped could have it."""
+    w = World(node("n0", 1))
+    victim = w.submit(job("victim", team="green"))
+    w.started(victim)
+    w.send(inbox.QuotaChanged(team="red", limit_milli=1000))
+    first, second = (w.submit(job(name, team="red", priority=100, preempts=True)) for name in ("first", "second"))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records), policy=w.decider.policy)
+    w.send(plan)
+    assert list(w.decider.state.holds) == [first]
+    w.released(victim, exit_code=143, own_exit=False)
+    assert (w.state_of(first), w.state_of(second)) == ("granted", "queued")
+    w.check()
+
+
 @pytest.mark.parametrize("again", [{"rack_power_w": 0}, {"position": Position(leaf="elsewhere")}])
 def test_a_node_that_comes_back_without_its_limit_leaves_power_to_others_of_its_leaf(monkeypatch, again):
     """Seen: who waited for it was looked at five minutes later."""

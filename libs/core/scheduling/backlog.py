@@ -45,7 +45,7 @@ class _Tried:
     limited: bool = False
     """The team's limits leave one of these jobs less than it asks for."""
     shut: bool = False
-    """The limits leave the last of these jobs nothing, so no device helps."""
+    """The limits leave each of these jobs nothing, so no device helps."""
     due: bool = False
     """One of these jobs is a gang whose reservation is due."""
     alone: bool = False
@@ -197,7 +197,7 @@ class Backlog:
         self._now[key] = _Tried(
             jobs=before.jobs if job.id in before.jobs else (*before.jobs, job.id),
             limited=before.limited or request != job.shape,
-            shut=request is None,
+            shut=request is None and (before.shut or not before.jobs),
             due=before.due or is_due(job, t_us, policy),
             alone=before.alone or is_due_alone(job, t_us, policy),
             again_us=again_us,
