@@ -61,6 +61,9 @@ BYTES_PER_S: Final = 4.0 * 1024 * 1024
 WORDS_AT_ONCE: Final = 4.0 * 1024 * 1024
 WORDS_PER_S: Final = 256.0 * 1024
 """Bytes that are no messages, of a team or a node. Who begins says some KB, and then a `PING` in ten seconds."""
+HALF_SAID: Final = 12.0 * 1024 * 1024
+"""Bytes of first messages that are not read to their end, at most `LARGEST` of each connection: 64 clients that begin with a
+large one at the same moment over a slow line."""
 _USUAL_S: Final = 15.0
 """After so long what was said counts half."""
 _WORDS = "words that are no messages"
@@ -243,7 +246,7 @@ class Floods:
             if one in passed:
                 read[one] += words(said)
             else:  # a server tells nothing of a user, nor of a team that has no connection
-                passed[one], read[one] = AccountTraffic(said.messages, said.bytes), said.read
+                passed[one], read[one] = AccountTraffic(said.messages, said.bytes, said.heard), said.read
         over = {self._name(one): self._over(one, traffic, read[one]) for one, traffic in passed.items()}
         return {name: why for name, why in over.items() if name and why}
 
@@ -315,7 +318,10 @@ class Floods:
         if team in self._out:
             return ""
         at_us, why = int(self._now() * 1e6), ""
-        rates = _of_node(passed) if team is None else _of_team(passed, self._traffic(team))
+        if team is not None:
+            rates = _of_team(passed, self._traffic(team))
+        else:
+            rates = _of_answers(passed) if account in self._logs else _of_node(passed)
         if self._words.sees:
             why = self._over_words(account, passed, read, at_us)
         for rate in rates:
@@ -336,7 +342,7 @@ class Floods:
         leaked = min(said.words, WORDS_PER_S * passed_s)  # what is told late, of ended connections, was said at once
         words = max(0.0, words - OF_MESSAGE * passed.said - leaked)
         self._said[account] = _Unread(at_us, words, usual, min(ahead, usual))
-        if words <= WORDS_AT_ONCE + min(LARGEST * self._words.many(account), usual):
+        if words <= WORDS_AT_ONCE + min(LARGEST * self._words.many(account), max(HALF_SAID, usual)):
             return ""
         del self._said[account]
         who = "team" if account in self._teams else "node"
@@ -477,6 +483,17 @@ def _of_node(passed: AccountTraffic) -> Sequence[_Flow]:
     return (
         _Flow("sent", "node", passed.said, MESSAGES_AT_ONCE, MESSAGES_PER_S, "messages"),
         _Flow("sent", "node", passed.said_bytes, BYTES_AT_ONCE, BYTES_PER_S, "MiB", _MIB),
+    )
+
+
+def _of_answers(passed: AccountTraffic) -> Sequence[_Flow]:
+    """Of a node's second credential. The broker lets it answer each question once, and whoever asks is counted for what it
+    hears: as many messages as it heard are answers, and together no more than one team may hear."""
+    unasked = max(0, passed.said - passed.heard)
+    per_s = EVERYBODYS.heard_bytes_per_s or 0.0
+    return (
+        *_of_node(AccountTraffic(unasked, passed.said_bytes * unasked // max(1, passed.said))),
+        _Flow("answered", "node", passed.said_bytes, AT_ONCE_S * per_s, per_s, "MiB of logs", _MIB),
     )
 
 

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -77,15 +77,19 @@ class _EndedStranger:
 
 @dataclass(frozen=True, slots=True)
 class SaidOnConnection:
-    """Messages, as the broker counts them, and of bytes those that were read."""
+    """Messages, as the broker counts them, and of bytes those that were read; `heard`: messages that were sent on it."""
 
     read: int = 0
     messages: int = 0
     bytes: int = 0
+    heard: int = 0
 
     def plus(self, other: "SaidOnConnection", times: int = 1) -> "SaidOnConnection":
         return SaidOnConnection(
-            self.read + times * other.read, self.messages + times * other.messages, self.bytes + times * other.bytes
+            self.read + times * other.read,
+            self.messages + times * other.messages,
+            self.bytes + times * other.bytes,
+            self.heard + times * other.heard,
         )
 
 
@@ -209,18 +213,19 @@ class ConnectionWatch:
             at, account, stop = f"{one['ip']}:{one['port']}", one.get("account", ""), one.get("stop")
             named = user if account == watched.core else account
             whose = named if named in watched.names else ""
+            counted = SaidOnConnection(0, one["in_msgs"], one["in_bytes"], one["out_msgs"])
             if not stop and (id := ids.get(at)) is not None:
                 self._owner[id] = whose
-                read = self._now[id].read - self._since[id]
+                said = replace(counted, read=self._now[id].read - self._since[id])
                 if _is_user(whose):
-                    self._tell(whose, SaidOnConnection(read, one["in_msgs"], one["in_bytes"]), self._of_users.get(id))
-                    self._of_users[id] = SaidOnConnection(0, one["in_msgs"], one["in_bytes"])
+                    self._tell(whose, said, self._of_users.get(id))
+                    self._of_users[id] = counted
                     self._since[id] = self._now[id].read
                 else:  # what it said before is in the account's count already
-                    self._read[whose] += words(SaidOnConnection(read, one["in_msgs"], one["in_bytes"]))
+                    self._read[whose] += words(said)
             elif stop and (ended := self._ended.get(at)) and datetime.fromisoformat(stop).timestamp() >= ended.at_s:
                 del self._ended[at]  # one of before may have had the same port
-                self._tell(whose, SaidOnConnection(ended.read, one["in_msgs"], one["in_bytes"]), ended.before)
+                self._tell(whose, replace(counted, read=ended.read), ended.before)
         self._read.pop("", None)
         self._told.pop("", None)
 

@@ -110,12 +110,14 @@ async def test_who_traces_while_no_server_answers_is_kept_out_for_it(
     assert "trace" in line.reason
 
 
-async def test_nobody_is_said_to_trace_who_does_not(bus: tuple[str, Keyring]) -> None:
+async def test_nobody_is_said_to_trace_who_does_not(bus: tuple[str, Keyring], monkeypatch: pytest.MonkeyPatch) -> None:
     """A forged word of the broker's, in the name of another, is not believed."""
+    monkeypatch.setattr(traces, "LISTEN_S", 3.0)
     url, ring = bus
     blue, green = (ring.keys().teams[name].public for name in ("blue", "green"))
     core, evil = await connect(Address(url, ring.service()), name="core"), await attacker(bus)
     hearing = asyncio.create_task(traces.traced(core))
+    await until(lambda: len(core._subs) >= len(traces._WHERE))
     await core.flush()
     for name in ("Nats-Request-Info", "Nats-Request-Info ", "nats-request-info"):
         forged = message(f'{name}: {{"acc":"{green}"}}\r\n', b'{"server":{}}')

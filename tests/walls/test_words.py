@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from libs.bus.connect import Address, BusUnavailable, close, connect
 from libs.bus.creds import LOGS_CREDS
@@ -19,10 +20,11 @@ from libs.ports import sockdiag
 from libs.walls import words
 from libs.walls.accounts import FINANCE
 from libs.walls.book import Book
-from libs.walls.floods import AccountTraffic, Floods
+from libs.walls.floods import BYTES_AT_ONCE, WORDS_AT_ONCE, AccountTraffic, Floods
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
 from libs.walls.words import ConnectionWatch
+from schemas import subjects
 from tests.kit.waiting import until
 from tests.walls.test_floods import Watch, teams_client, watched
 from tests.walls.world import TEAM, broker
@@ -56,9 +58,16 @@ async def looked_at(bus: tuple[str, Keyring], said: list[str] | None = None) -> 
 
 
 async def connection(url: str, creds: Path | str) -> Client:
+    """Of an attacker, who looks at no answer: to read what each means takes longer than the attack."""
+
     async def note(error: Exception) -> None: ...
 
-    return await nats.connect(url, error_cb=note, allow_reconnect=False, **Address("", creds).options())
+    client = await nats.connect(url, error_cb=note, allow_reconnect=False, **Address("", creds).options())
+
+    async def ignore(answer: bytes) -> None: ...
+
+    client._ps.parse = ignore
+    return client
 
 
 async def says(client: Client, what: bytes, bound_s: float = ATTACK_S) -> None:
@@ -146,6 +155,30 @@ async def test_a_node_is_looked_at_by_its_second_credential_too(bus: tuple[str, 
     async with looked_at(bus):
         _, line = await found_out(ring, url, ring.node("main", "n1").with_name(LOGS_CREDS), what)
     assert (line.what, line.target) == ("node.revoke", "main/n1")
+
+
+@pytest.mark.timeout(180)
+async def test_a_node_that_answers_what_it_is_asked_is_not_cut_off(bus: tuple[str, Keyring]) -> None:
+    """A team that read the log of its own job had its node revoked: more than a node may send unasked."""
+    url, ring = bus
+    subject = subjects.LOG_QUESTION.format(pool="main", node="n1")
+    async with looked_at(bus) as watch:
+        node = await connect(Address(url, ring.node("main", "n1").with_name(LOGS_CREDS)), name="n1")
+        service = await connect(Address(url, ring.service()), name="history")
+
+        async def answer(question: Msg) -> None:
+            await question.respond(b"x" * 250_000)
+
+        await node.subscribe(subject, cb=answer)
+        await node.flush()
+        asked = int(1.5 * (BYTES_AT_ONCE + WORDS_AT_ONCE) / 250_000)
+        for _ in range(asked // 5):
+            await asyncio.gather(*(service.request(subject, b"{}", timeout=60) for _ in range(5)))
+        await watch.looked()
+        assert Book(ring.folder).lines() == []
+        assert node.is_connected
+        await close(node)
+        await close(service)
 
 
 @pytest.mark.timeout(180)
@@ -267,6 +300,21 @@ def test_messages_that_were_not_read_to_their_end_are_no_words(tmp_path: Path) -
         assert over(5_000_000, 100, 20_000_000) == "", "what was repaid is owed no more"
     floods._words._owner = {b"1": blue}
     assert "words" in over(15_000_000, 0, 0), "one connection is in the middle of one message"
+
+
+@pytest.mark.parametrize("many", [64, 16])
+def test_so_many_that_begin_with_a_large_message_at_one_moment_say_no_words(tmp_path: Path, many: int) -> None:
+    """Over a slow line, where none has ended while each is in the middle of its first one: the team was kept out."""
+    ring = Keyring(tmp_path)
+    ring.team("blue")
+    floods = Floods(ring, lambda accounts: asyncio.sleep(0))
+    floods._reread()
+    (blue,) = floods._teams
+    floods._words._owner = {b"%d" % number: blue for number in range(many)}
+    for turn in range(1, 11):
+        why = floods._over_words(blue, AccountTraffic(), many * 25_000, turn * 250_000)
+        assert why == "", "2 MB/s, until each has said nine tenths"
+    assert "words" in floods._over_words(blue, AccountTraffic(), 9_000_000, 2_750_000), "no message is so long"
 
 
 @pytest.mark.parametrize("how", [sockdiag.end, sockdiag._shut], ids=["by-the-kernel", "who-is-not-root"])
