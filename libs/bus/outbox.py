@@ -51,9 +51,20 @@ _FULL = (10077, 10047, 10023, 10054)
 larger than is taken: only REQUESTS has such a limit, while it fills up (`libs.bus.request_size_limit`)."""
 
 
+_IN_PROCESS = 10158
+"""A message with the same id is on its way into the stream: it was sent twice before the servers of a cluster agreed."""
+
+
 def is_full(error: BaseException) -> bool:
     """Whether the broker refused because a stream, or its whole store, is full."""
     return isinstance(error, APIError) and error.err_code in _FULL
+
+
+def is_undecided(error: BaseException) -> bool:
+    """Whether the broker said neither that it took a message nor that it will not: it is to be sent again."""
+    if is_full(error):
+        return False
+    return isinstance(error, _RETRY) or (isinstance(error, APIError) and error.err_code == _IN_PROCESS)
 
 
 def is_subject_full(error: BaseException) -> bool:
@@ -272,7 +283,7 @@ def _collect(expected: _Expected, todo: Sequence[int], acks: dict[int, PubAck]) 
         elif is_subject_full(error):
             rest.append(i)
             subject_full = True
-        elif isinstance(error, _RETRY) and getattr(error, "err_code", None) not in _FULL:
+        elif is_undecided(error):
             rest.append(i)
         else:
             refusal = refusal or error

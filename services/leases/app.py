@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager, suppress
 from faststream.asgi import AsgiFastStream
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import APIError
 from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.broker import make_broker
 from libs.bus.cursors import Cursors
 from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing
+from libs.bus.outbox import is_undecided
 from libs.bus.retry import UNAVAILABLE
 from libs.core.projections.node_lives import NodeLives
 from libs.core.state.formats import may_emit
@@ -40,7 +41,6 @@ start before, and in one that names none, for its older readers, nothing will co
 _LEAVE_S = 1.0
 _CURSORS = "leases"
 """The prefix of this service's keys: no other service may write them."""
-_NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
 
 
 class Leases:
@@ -159,11 +159,12 @@ class Leases:
         for item, outcome in zip(items, outcomes, strict=True):
             if isinstance(outcome, asyncio.CancelledError):
                 raise outcome
-            self.grants.published(item, refused=isinstance(outcome, APIError) and not isinstance(outcome, _NO_ANSWER))
+            refused = isinstance(outcome, APIError) and not is_undecided(outcome)
+            self.grants.published(item, refused=refused)
             if not isinstance(outcome, BaseException):
                 self.grants.stored_at = max(self.grants.stored_at, started)
                 self._ticks.labels("stored").inc()
-            elif isinstance(outcome, APIError) and not isinstance(outcome, _NO_ANSWER):
+            elif refused:
                 self.grants.stored_at = max(self.grants.stored_at, started)  # full, but there
                 self._ticks.labels("refused").inc()
                 log.warning("the inbox refuses a tick: %s", outcome)
