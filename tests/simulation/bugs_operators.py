@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
+from libs.bus import outbox
 from libs.core.scheduling import decider
 from libs.core.scheduling.reactions import _REACTIONS, telemetry
 from libs.core.scheduling.reactions.attempts import after_loss, free
@@ -119,3 +120,8 @@ def keeper_ends_what_is_kept(stack: ExitStack) -> None:
 def quarantine_ignored(stack: ExitStack) -> None:
     _fold(stack, ledger.DeviceQuarantined, _nothing)
     set_on(stack, DeviceQuarantine, "_set", _nothing)
+
+
+@bug("what is sent again before the first of it is stored is taken for refused")
+def repeat_is_a_refusal(stack: ExitStack) -> None:
+    set_on(stack, outbox, "_IN_PROCESS", 0)

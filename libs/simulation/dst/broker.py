@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from libs.simulation.dst.world import World
 
 _UNAVAILABLE = "JetStream system temporarily unavailable"
+_IN_PROCESS = "duplicate message id is in process"
 _TOO_LATE = 10071
 _SWEEP_S = 5.0
 
@@ -35,6 +36,8 @@ class SimBrokerServer:
         self.batches: dict[tuple[str, str], list[tuple[str, dict[str, str], bytes]]] = {}
         """Atomic batches that are not committed, by stream and id: in memory, where nats-server keeps them in files that it
         forgets at a restart."""
+        self.in_process: set[tuple[str, int]] = set()
+        """Messages, by stream and number, that a slow disk is still storing: a repeat of one is told so, as in a cluster."""
         self.api = Api(self)
         for stream in disk.streams.values():
             for consumer in list(disk.consumers[stream.name].values()):
@@ -135,10 +138,15 @@ class SimBrokerServer:
             self._acked(reply, {"error": {"code": code, "err_code": err_code, "description": text}})
             return
         if isinstance(outcome, int):
-            self._acked(reply, {"stream": stream.name, "seq": outcome, "duplicate": True})
+            if (stream.name, outcome) in self.in_process:
+                self.world.sometimes("a message came again while the first of it was being stored")
+                self._acked(reply, {"error": {"code": 409, "err_code": 10158, "description": _IN_PROCESS}})
+            else:
+                self._acked(reply, {"stream": stream.name, "seq": outcome, "duplicate": True})
             return
         self.world.stored(stream.name, outcome)
         if self.disk.slow_s:
+            self.in_process.add((stream.name, outcome.seq))
             self.after(self.disk.slow_s, self._stored, stream, outcome, reply)
         else:
             self._stored(stream, outcome, reply)
@@ -182,6 +190,7 @@ class SimBrokerServer:
         return None
 
     def _stored(self, stream: Stream, kept: StoredMessage, reply: str, count: int = 0) -> None:
+        self.in_process.discard((stream.name, kept.seq))
         if reply and self.disk.denies and self.world.random.random() < self.disk.denies:
             self.world.sometimes("a message was stored, and its sender told that it was not")
             self._acked(reply, {"error": {"code": 503, "err_code": 10008, "description": _UNAVAILABLE}})

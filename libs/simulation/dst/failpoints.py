@@ -34,6 +34,7 @@ STATES: tuple[str, ...] = (
     "a device was in quarantine",
     "a granter of leases was deaf",
     "a key was sent with two bodies",
+    "a message came again while the first of it was being stored",
     "a message was stored, and its sender told that it was not",
     "a node ended what was over its time limit",
     "a node was declared dead",

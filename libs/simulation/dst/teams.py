@@ -3,10 +3,11 @@
 import asyncio
 
 from nats.errors import Error as NatsError
+from nats.js.errors import APIError
 
 from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
-from libs.bus.outbox import NotStored, Outbox
+from libs.bus.outbox import NotStored, Outbox, is_full
 from libs.simulation.dst.scenario import POOL, SECRETS, TEAMS, Asked, Scenario
 from libs.simulation.dst.telling import tell_secrets
 from libs.simulation.dst.world import World
@@ -66,7 +67,7 @@ async def _ask(world: World, outbox: Outbox, at: float, job: Asked, what: str) -
     if what == "cancel":
         await job.done.wait()
     message = _cancel(job) if what == "cancel" else _submit(job, what == "twin")
-    await _store(outbox, message)
+    await _store(world, outbox, message)
     match what:
         case "cancel":
             job.cancelled = True
@@ -80,16 +81,20 @@ async def _apply(world: World, outbox: Outbox, said: list[tuple[float, Outgoing]
     """What an operator says, one after the other. A version that comes too late is refused."""
     for at, message in said:
         await asyncio.sleep(max(0.0, at - world.loop.now))
-        await _store(outbox, message)
+        await _store(world, outbox, message)
         world.sometimes(told)
 
 
-async def _store(outbox: Outbox, message: Outgoing) -> None:
-    """Sends it until it is stored."""
+async def _store(world: World, outbox: Outbox, message: Outgoing) -> None:
+    """Sends it until it is stored; that there is no room for it is the only refusal."""
     while True:
         try:
             await outbox.publish(message)
             return
+        except APIError as error:
+            if not is_full(error):
+                world.violated("refused", f"{message.subject}: {error}")
+            await asyncio.sleep(0.5)
         except (NotStored, NatsError, OSError):
             await asyncio.sleep(0.5)
 
