@@ -31,7 +31,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from libs.bus import metrics as bus_metrics
 from libs.bus.broker import Broker
-from libs.ports import clock
+from libs.ports import clock, descriptors
 from libs.ports.host import present_host
 from libs.ports.timerslack import SHARED_NS, set_slack
 from libs.service.guard import Receive, Scope, Send, guarded
@@ -157,6 +157,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
         complete()
     collect_seldom()
     set_slack(SHARED_NS)
+    descriptors.allow_most()
     if yields:
         os.nice(_YIELDS)
     config = uvicorn.Config(

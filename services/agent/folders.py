@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from libs.ports.descriptors import SHORTAGE
 from services.agent.private import FOLDER
 from services.agent.tables import tables_of
 
@@ -36,14 +37,19 @@ class Filled:
 
 
 def disk_used(folders: Iterable[Path], limit: int) -> int:
-    """Bytes on disk below these folders, from `filled`. Full ones count as more than `limit`."""
-    found = filled(folders, limit)
+    """Bytes on disk below these folders, from `filled`. Full ones count as more than `limit`, and so do those that cannot be
+    measured now."""
+    try:
+        found = filled(folders, limit)
+    except OSError:
+        return limit + 1
     return max(found.bytes, limit + 1) if found.why else found.bytes
 
 
 def filled(folders: Iterable[Path], limit: int) -> Filled:
     """Measures these folders until they exceed `limit` bytes. A folder that cannot be entered (too deep, or closed by
-    its owner) counts as full, and so do too many files."""
+    its owner) counts as full, and so do too many files. Raises OSError: it is not known, for want of what this process needs
+    to look (`SHORTAGE`)."""
     total = entries = 0
     for folder in folders:
         try:
@@ -56,6 +62,8 @@ def filled(folders: Iterable[Path], limit: int) -> Filled:
                 if total > limit:
                     return Filled(total)
         except OSError as e:
+            if e.errno in SHORTAGE:
+                raise
             return Filled(total, f"one of its folders cannot be looked into ({e.strerror}), which counts as full")
     return Filled(total)
 

@@ -3,6 +3,7 @@ measured at intervals, and an attempt over its limit is ended, with the figures 
 not limited."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,8 @@ from schemas.jobs import JobLimits
 from schemas.nodes import DesiredPart
 from services.agent.folders import MOST_ENTRIES, filled, held_open
 from services.agent.keeper import proc
+
+log = logging.getLogger("baton.agent")
 
 _MIB = 1024 * 1024
 _KEPT_FREE = 20
@@ -134,6 +137,7 @@ class Watched:
         """The exceeded limit in words, with its category."""
         self._next = self._gap_s = 0.0
         self._free = _Free()
+        self._unknown = False
         self._left = 0
         """Bytes still unused at the last measurement."""
 
@@ -143,7 +147,8 @@ class Watched:
         return self._next if self._gap_s >= LONG_S else None
 
     async def look(self, shim: int) -> bool:
-        """Measures if it is time, into `exceeded`; returns whether it did.
+        """Measures if it is time, into `exceeded`; returns whether it did. Where the agent lacks what it needs to look, that is
+        held against nobody, and it looks again.
 
         It is time earlier if the disk lost, since the last measurement, as many files as one attempt may have, or as
         many bytes as this one had unused: measurements of very many files are minutes apart.
@@ -152,7 +157,14 @@ class Watched:
             self._gap_s < LONG_S or not await asyncio.to_thread(self._disk_shrank_much)
         ):
             return False
-        self.exceeded = await asyncio.to_thread(self._look, shim)
+        try:
+            self.exceeded = await asyncio.to_thread(self._look, shim)
+        except OSError as error:
+            if not self._unknown:
+                log.warning("what an attempt has is not known, and it is looked again: %s", error)
+            self._unknown = True
+            return False
+        self._unknown = False
         return True
 
     def _disk_shrank_much(self) -> bool:

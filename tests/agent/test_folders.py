@@ -1,7 +1,9 @@
 """Folders that a job has filled to be in the way: counted, and removed."""
 
+import asyncio
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -180,6 +182,24 @@ async def test_who_has_very_many_files_is_looked_at_when_the_disk_has_lost_what_
     watched._next, watched._gap_s = sys.maxsize, limits.LONG_S
     free = limits._Free(files=1, bytes=(5000 - lost) * MIB, of_all=2000 * MIB)
     assert await watched.look(0) is (lost == 1000)
+
+
+async def test_an_agent_that_can_open_nothing_holds_that_against_nobody(tmp_path: Path) -> None:
+    """Jobs were ended for their "disk limit" while the agent had no descriptor left."""
+    watched = limits.Watched(limits.AttemptLimits(memory=1, disk=MIB, memory_group="held by a cgroup"), [tmp_path])
+    (tmp_path / "large").write_bytes(b"x" * 2 * MIB)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    await asyncio.to_thread(int)  # its thread has begun
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert not await watched.look(0)
+        assert folders.disk_used([tmp_path], 10) == 11, "the last to be kept"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert watched.exceeded is None
+    watched._next = 0.0
+    assert await watched.look(0)
+    assert watched.exceeded is not None, "it is looked again"
 
 
 async def test_who_is_looked_at_for_long_keeps_nobody_from_being_looked_at() -> None:

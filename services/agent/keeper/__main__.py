@@ -11,6 +11,7 @@ import socket
 import sys
 from contextlib import suppress
 
+from libs.ports import descriptors
 from libs.ports.timerslack import EXACT_NS, set_slack
 from services.agent.keeper import contain, proc, walls
 from services.agent.keeper.server import Keeper
@@ -25,6 +26,7 @@ def main(folder: str, asked: str, group: str, behind: str = "") -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with its work, not with a terminal or a supervisor
     set_slack(EXACT_NS)  # its agent's is not for jobs
+    descriptors.allow_most()  # one for each attempt
     os.umask(0o027)  # what jobs write is not for every user of the machine
     lock = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
