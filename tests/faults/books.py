@@ -176,12 +176,18 @@ class Auditor:
         known = self.books.ended | dict.fromkeys(self.books.rejected, JobState.REJECTED)
         both = self.books.stories.keys() & self.books.rejected.keys() & ends.keys()
         wrong = [
-            f"{job}: {known[job].value} instead of {end.value}" for job, end in ends.items() if _other(known, job, end)
+            f"{job}: {known[job].value} instead of {end.value}{self._why(job)}"
+            for job, end in ends.items()
+            if _other(known, job, end)
         ]
         assert not wrong, f"jobs came to another end than their own: {_some(wrong)}"
         assert not both, f"jobs are both refused and in the ledger: {_some(both)}"
         lacking = [f"{job} ({self._where(job)})" for job in ends if job not in known]
         return [f"{len(lacking)} jobs have not ended: {_some(lacking)}"] if lacking else []
+
+    def _why(self, job: str) -> str:
+        story = self.books.stories.get(job)
+        return f" ({story.document.reason})" if story is not None and story.document.reason else ""
 
     def _where(self, job: str) -> str:
         story = self.books.stories.get(job)

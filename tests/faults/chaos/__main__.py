@@ -25,6 +25,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="rounds until so much time has passed")
     parser.add_argument("--seed", type=int, default=0, help="of the first round; the next ones follow it")
     parser.add_argument("--faults", type=int, default=FAULTS_PER_ROUND, help="of each round")
+    parser.add_argument(
+        "--overlap", action="store_true", help="two faults at once, where they happen to different things"
+    )
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), help="only this fault; may be repeated")
     parser.add_argument("--folder", type=Path, help="for data and logs; else a temporary one, kept when a round fails")
     options = parser.parse_args()
@@ -47,7 +50,8 @@ async def _run(options: argparse.Namespace) -> int:
         while len(outcomes) < rounds and (options.minutes is None or not outcomes or time.monotonic() < end):
             seed = options.seed + len(outcomes)
             _say(f"round {len(outcomes)}, seed {seed}")
-            outcome = await play(here, seed, draw(seed, options.faults, options.only or ()), _say)
+            names = draw(seed, options.faults, options.only or ())
+            outcome = await play(here, seed, names, _say, overlap=options.overlap)
             outcomes.append(outcome)
             _say(f"  {'; '.join(outcome.wrong) or 'the books agree'} ({outcome.seconds:.0f} s)")
             if outcome.wrong:
@@ -55,7 +59,10 @@ async def _run(options: argparse.Namespace) -> int:
     _table(outcomes)
     if outcomes[-1].wrong:
         only = "".join(f" --only '{name}'" for name in options.only or ())
-        _say(f"replay: ./dev chaos --real --seed {outcomes[-1].seed} --rounds 1 --faults {options.faults}{only}")
+        overlap = " --overlap" if options.overlap else ""
+        _say(
+            f"replay: ./dev chaos --real --seed {outcomes[-1].seed} --rounds 1 --faults {options.faults}{overlap}{only}"
+        )
         _say(f"logs and data: {folder}")
         return 1
     if options.folder is None:

@@ -6,11 +6,14 @@ One broker at a time: with two of three away nothing is promised but to wait. `F
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
 
 from nats.js import JetStreamContext
 from redis.asyncio import Redis
@@ -19,6 +22,7 @@ from libs.bus.retry import UNAVAILABLE
 from libs.cli.launch import REAL, SERVICES, SIMULATED
 from libs.embedded.servers import MONGO, VALKEY
 from libs.ledger.segments import Segment, readable
+from libs.ports import sockdiag
 from libs.walls.resolver import tell
 from schemas import subjects
 from tests.faults.chaos import disks
@@ -33,11 +37,21 @@ OUTAGE_S = 302.0
 """Until the servers are started again; elections come on top. Leases last 330 s."""
 
 
+class Of(StrEnum):
+    """What a fault happens to. Two of the same at once would be two losses at once, of which nothing is promised."""
+
+    BROKERS = "brokers"
+    SERVICES = "services"
+    STORES = "stores"
+    NODES = "nodes"
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`cannot` says why this machine cannot cause it; "" when it can."""
 
     cause: Callable[[World], Awaitable[str]]
+    of: Of
     rare: bool = False
     spares: bool = False
     """No work is lost to it but that of the node with the short lease."""
@@ -50,10 +64,10 @@ _Cause = Callable[[World], Awaitable[str]]
 
 
 def _fault(
-    name: str, *, rare: bool = False, spares: bool = False, cannot: Callable[[], str] = lambda: ""
+    name: str, of: Of, *, rare: bool = False, spares: bool = False, cannot: Callable[[], str] = lambda: ""
 ) -> Callable[[_Cause], _Cause]:
     def named(cause: _Cause) -> _Cause:
-        FAULTS[name] = Fault(cause, rare, spares, cannot)
+        FAULTS[name] = Fault(cause, of, rare, spares, cannot)
         return cause
 
     return named
@@ -61,6 +75,10 @@ def _fault(
 
 def _no_strace() -> str:
     return "" if shutil.which("strace") and os.geteuid() == 0 else "needs strace, and root"
+
+
+def _no_diagnosis() -> str:
+    return "" if sockdiag.tells(sockdiag.LISTENING) else "needs tcp_diag of the kernel"
 
 
 async def _kill(world: World, *names: str) -> None:
@@ -88,7 +106,7 @@ async def _leader(world: World) -> str:
         return await leader_of(js, other or (await settled(js, pool)).name)
 
 
-@_fault("leader killed", spares=True)
+@_fault("leader killed", Of.BROKERS, spares=True)
 async def _(world: World) -> str:
     name = await _leader(world)
     await _kill(world, name)
@@ -96,14 +114,14 @@ async def _(world: World) -> str:
     return name
 
 
-@_fault("leader frozen", spares=True)
+@_fault("leader frozen", Of.BROKERS, spares=True)
 async def _(world: World) -> str:
     told = await _freeze(world, await _leader(world), 2.0, 15.0)
     await whole(world.cluster)
     return told
 
 
-@_fault("leader frozen while the ledger rolls", spares=True)
+@_fault("leader frozen while the ledger rolls", Of.BROKERS, spares=True)
 async def _(world: World) -> str:
     """The server that wakes up hears of the roll, and of the next segment, in any order."""
     pool = world.cluster.options.pool
@@ -124,7 +142,7 @@ async def _goes_on(js: JetStreamContext, pool: str, before: Segment) -> bool:
     return False
 
 
-@_fault("leader away", spares=True)
+@_fault("leader away", Of.BROKERS, spares=True)
 async def _(world: World) -> str:
     name, seconds = await _leader(world), world.chance.uniform(5.0, 15.0)
     async with away(world.cluster, name):
@@ -133,7 +151,7 @@ async def _(world: World) -> str:
     return f"{name} for {seconds:.0f} s"
 
 
-@_fault("server wiped", spares=True)
+@_fault("server wiped", Of.BROKERS, spares=True)
 async def _(world: World) -> str:
     leader = await _leader(world)
     name = world.chance.choice(
@@ -143,7 +161,7 @@ async def _(world: World) -> str:
     return name
 
 
-@_fault("all brokers killed", spares=True)
+@_fault("all brokers killed", Of.BROKERS, spares=True)
 async def _(world: World) -> str:
     await _kill(world, *brokers(world.cluster))
     await whole(world.cluster)
@@ -157,17 +175,17 @@ async def _outage(world: World, seconds: float) -> str:
     return f"for {seconds:.0f} s"
 
 
-@_fault("all brokers away", spares=True)
+@_fault("all brokers away", Of.BROKERS, spares=True)
 async def _(world: World) -> str:
     return await _outage(world, world.chance.uniform(SHORT_LEASE_S, 2 * SHORT_LEASE_S))
 
 
-@_fault("all brokers away for five minutes", rare=True, spares=True)
+@_fault("all brokers away for five minutes", Of.BROKERS, rare=True, spares=True)
 async def _(world: World) -> str:
     return await _outage(world, OUTAGE_S)
 
 
-@_fault("slow fsync", spares=True, cannot=_no_strace)
+@_fault("slow fsync", Of.BROKERS, spares=True, cannot=_no_strace)
 async def _(world: World) -> str:
     name, milliseconds = await _leader(world), world.chance.choice((20, 100, 400))
     inject = f"fsync,fdatasync:delay_enter={milliseconds * 1000}"
@@ -183,7 +201,24 @@ async def _(world: World) -> str:
     return f"{name}: {milliseconds} ms each, for 10 s"
 
 
-@_fault("disk full under a broker", spares=True, cannot=disks.why_not)
+@_fault("connections broken", Of.BROKERS, spares=True, cannot=_no_diagnosis)
+async def _(world: World) -> str:
+    """All of one broker, or of a store: of services, agents and clients, and what servers say to each other."""
+    ports = [
+        *(urlsplit(url).port for url in world.cluster.servers.nats_url.split(",")),
+        urlsplit(world.cluster.redis_url).port,
+    ]
+    port, times = world.chance.choice(ports), world.chance.randint(1, 5)
+    for _ in range(times):
+        for one in sockdiag.connections(port):
+            with suppress(OSError):
+                sockdiag.end(one)
+        await asyncio.sleep(world.chance.uniform(0.0, 2.0))
+    await whole(world.cluster)
+    return f"at port {port}, {times} times"
+
+
+@_fault("disk full under a broker", Of.BROKERS, spares=True, cannot=disks.why_not)
 async def _(world: World) -> str:
     name = "nats-3"
     world.excused.add(name)
@@ -195,7 +230,7 @@ async def _(world: World) -> str:
     return name
 
 
-@_fault("credential revoked")
+@_fault("credential revoked", Of.NODES)
 async def _(world: World) -> str:
     """The agents': each is cut off, and its keeper goes on; the lease of one ends meanwhile."""
     cluster = world.cluster
@@ -218,7 +253,7 @@ def _a_service(world: World) -> str:
     return service if number == 1 else f"{service}-{number}"
 
 
-@_fault("service killed", spares=True)
+@_fault("service killed", Of.SERVICES, spares=True)
 async def _(world: World) -> str:
     name = _a_service(world)
     for _ in range(world.chance.randint(1, 2)):  # the second time while it starts
@@ -226,23 +261,69 @@ async def _(world: World) -> str:
     return name
 
 
-@_fault("service frozen", spares=True)
+@_fault("service frozen", Of.SERVICES, spares=True)
 async def _(world: World) -> str:
     return await _freeze(world, _a_service(world), 1.0, 12.0)
 
 
-@_fault("one of each service killed", spares=True)
+@_fault("service stopped", Of.SERVICES, spares=True)
+async def _(world: World) -> str:
+    """In good order, as at an upgrade."""
+    name = _a_service(world)
+    await _stopped(world, world.chance.uniform(0.0, 5.0), name)
+    return name
+
+
+@_fault("one of each service stopped", Of.SERVICES, spares=True)
 async def _(world: World) -> str:
     number = world.chance.randint(1, world.cluster.options.replicas)
-    names = [service if number == 1 else f"{service}-{number}" for service in SERVICES]
-    await _kill(world, *names)
+    await _stopped(world, world.chance.uniform(0.0, 5.0), *_of_each(number))
     return f"the {number}. of each"
+
+
+@_fault("no descriptors left", Of.SERVICES, spares=True)
+async def _(world: World) -> str:
+    name = _a_service(world)
+    await _opens_nothing(world, name)
+    return name
+
+
+async def _opens_nothing(world: World, name: str) -> None:
+    """It can open no file, and make no connection, for a while."""
+    pid = world.cluster.supervisor.pid(name)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 1, before[1]))
+    try:
+        await asyncio.sleep(world.chance.uniform(3.0, 10.0))
+    finally:
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@_fault("one of each service killed", Of.SERVICES, spares=True)
+async def _(world: World) -> str:
+    number = world.chance.randint(1, world.cluster.options.replicas)
+    await _kill(world, *_of_each(number))
+    return f"the {number}. of each"
+
+
+def _of_each(number: int) -> list[str]:
+    return [service if number == 1 else f"{service}-{number}" for service in SERVICES]
+
+
+async def _stopped(world: World, seconds: float, *names: str) -> None:
+    """All at once; they are back at the end."""
+    supervisor = world.cluster.supervisor
+    specs = [supervisor.spec(name) for name in names]
+    await supervisor.stop(*names)
+    await asyncio.sleep(seconds)
+    await supervisor.start(*specs)
 
 
 # --------------------------------------------------------------------------------------------------------------- stores
 
 
-@_fault("redis emptied", spares=True)
+@_fault("redis emptied", Of.STORES, spares=True)
 async def _(world: World) -> str:
     client: Redis = Redis.from_url(world.cluster.redis_url)
     try:
@@ -252,19 +333,19 @@ async def _(world: World) -> str:
     return "FLUSHALL"
 
 
-@_fault("store killed", spares=True)
+@_fault("store killed", Of.STORES, spares=True)
 async def _(world: World) -> str:
     name = world.chance.choice((VALKEY, MONGO))
     await _kill(world, name)
     return name
 
 
-@_fault("store frozen", spares=True)
+@_fault("store frozen", Of.STORES, spares=True)
 async def _(world: World) -> str:
     return await _freeze(world, world.chance.choice((VALKEY, MONGO)), 2.0, 15.0)
 
 
-@_fault("disk full under Redis", spares=True, cannot=disks.why_not)
+@_fault("disk full under Redis", Of.STORES, spares=True, cannot=disks.why_not)
 async def _(world: World) -> str:
     with no_room(world, VALKEY):
         await asyncio.sleep(world.chance.uniform(3.0, 8.0))
@@ -278,14 +359,28 @@ def _agents(world: World) -> list[str]:
     return [REAL, SIMULATED, *(node.name for node in world.nodes)]
 
 
-@_fault("agent killed")
+@_fault("agent killed", Of.NODES)
 async def _(world: World) -> str:
     name = world.chance.choice(_agents(world))
     await _kill(world, name)
     return name
 
 
-@_fault("agent frozen")
+@_fault("agent stopped", Of.NODES)
+async def _(world: World) -> str:
+    name = world.chance.choice(_agents(world))
+    await _stopped(world, world.chance.uniform(0.0, 2 * SHORT_LEASE_S), name)
+    return name
+
+
+@_fault("no descriptors left for an agent", Of.NODES)
+async def _(world: World) -> str:
+    name = world.chance.choice(_agents(world))
+    await _opens_nothing(world, name)
+    return name
+
+
+@_fault("agent frozen", Of.NODES)
 async def _(world: World) -> str:
     return await _freeze(world, world.chance.choice(_agents(world)), 2.0, 3 * SHORT_LEASE_S)
 
@@ -296,7 +391,7 @@ def _with_keeper(world: World) -> Node:
     return world.chance.choice([node for node in nodes if node.keeper()] or nodes)
 
 
-@_fault("keeper killed")
+@_fault("keeper killed", Of.NODES)
 async def _(world: World) -> str:
     node = _with_keeper(world)
     keeper = node.keeper()
@@ -304,7 +399,7 @@ async def _(world: World) -> str:
     return f"{node.name}{'' if keeper else ', which has none'}"
 
 
-@_fault("keeper frozen")
+@_fault("keeper frozen", Of.NODES)
 async def _(world: World) -> str:
     node, seconds = _with_keeper(world), world.chance.uniform(2.0, 2 * SHORT_LEASE_S)
     keeper = node.keeper()
@@ -314,7 +409,7 @@ async def _(world: World) -> str:
     return f"{node.name} for {seconds:.0f} s"
 
 
-@_fault("agent and keeper killed")
+@_fault("agent and keeper killed", Of.NODES)
 async def _(world: World) -> str:
     node = _with_keeper(world)
     keeper, agent = node.keeper(), node.agent()
@@ -324,7 +419,7 @@ async def _(world: World) -> str:
     return node.name
 
 
-@_fault("node frozen")
+@_fault("node frozen", Of.NODES)
 async def _(world: World) -> str:
     """Everything on it, for longer than the lease and the kill bound: its work is started elsewhere before it wakes up."""
     node = world.nodes[0]
@@ -336,7 +431,7 @@ async def _(world: World) -> str:
     return f"{node.name} for {seconds:.0f} s"
 
 
-@_fault("node switched off")
+@_fault("node switched off", Of.NODES)
 async def _(world: World) -> str:
     """Everything on it ends at once, and its agent comes back some time later."""
     node = world.chance.choice(world.nodes)
@@ -351,7 +446,7 @@ async def _(world: World) -> str:
     return node.name
 
 
-@_fault("node's disk full", cannot=disks.why_not)
+@_fault("node's disk full", Of.NODES, cannot=disks.why_not)
 async def _(world: World) -> str:
     with no_room(world, "agent-small"):
         await asyncio.sleep(world.chance.uniform(3.0, 10.0))

@@ -58,8 +58,22 @@ def draw(seed: int, count: int, only: Sequence[str] = ()) -> list[str]:
     return out
 
 
-async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str], None]) -> Outcome:
-    """Plays a round. What is wrong is in the outcome; raises nothing but what the test itself does wrong."""
+def overlapping(names: Sequence[str]) -> list[list[str]]:
+    """Those that come one after another and happen to different things, two and two."""
+    out: list[list[str]] = []
+    for name in names:
+        if out and len(out[-1]) == 1 and FAULTS[out[-1][0]].of is not FAULTS[name].of:
+            out[-1].append(name)
+        else:
+            out.append([name])
+    return out
+
+
+async def play(
+    world: World, seed: int, names: Sequence[str], say: Callable[[str], None], *, overlap: bool = False
+) -> Outcome:
+    """Plays a round. What is wrong is in the outcome; raises nothing but what the test itself does wrong. `overlap`: two faults
+    at once, where they happen to different things."""
     outcome, began = Outcome(seed), time.monotonic()
     world.chance, world.excused = random.Random(f"round {seed}"), set()
     observer, earlier = Observer(world.cluster), len(deaths(world.cluster))
@@ -69,15 +83,11 @@ async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str
     sending = asyncio.create_task(_send(world, seed, over, longest_s))
     try:
         await asyncio.sleep(2 * EVERY_S)  # something runs
-        for name in names:
-            at = time.monotonic()
-            try:
-                done = await FAULTS[name].cause(world)
-            except (TimeoutError, ProcessLookupError) as error:
-                raise AssertionError(f"after '{name}' it does not go on: {error!r}") from error
-            outcome.faults.append((name, done, time.monotonic() - at))
-            say(f"  {name}: {done} ({time.monotonic() - at:.1f} s)")
-            await asyncio.sleep(world.chance.uniform(0.0, 2.0))
+        for at_once in [[name] for name in names] if not overlap else overlapping(names):
+            async with asyncio.TaskGroup() as group:
+                for name in at_once:
+                    group.create_task(_cause(world, name, outcome, say))
+                    await asyncio.sleep(world.chance.uniform(0.0, 2.0))
         over.set()
         jobs = await sending
         outcome.jobs = len(jobs)
@@ -86,8 +96,8 @@ async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str
         _note(outcome, books, {job.job_id for job in jobs})
         if all(FAULTS[name].spares for name in names):
             outcome.wrong += _not_spared(books, jobs)
-    except (AssertionError, TimeoutError, ProcessLookupError, ClientError) as error:
-        outcome.wrong.append(f"{type(error).__name__}: {error}")
+    except* (AssertionError, TimeoutError, ProcessLookupError, ClientError) as group:
+        outcome.wrong += [f"{type(error).__name__}: {error}" for error in group.exceptions]
     finally:
         over.set()
         await cancel(watching, sending)
@@ -100,6 +110,16 @@ async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str
     ]
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+async def _cause(world: World, name: str, outcome: Outcome, say: Callable[[str], None]) -> None:
+    at = time.monotonic()
+    try:
+        done = await FAULTS[name].cause(world)
+    except (TimeoutError, ProcessLookupError) as error:
+        raise AssertionError(f"after '{name}' it does not go on: {error!r}") from error
+    outcome.faults.append((name, done, time.monotonic() - at))
+    say(f"  {name}: {done} ({time.monotonic() - at:.1f} s)")
 
 
 def _note(outcome: Outcome, books: Books, jobs: set[str]) -> None:
