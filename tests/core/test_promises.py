@@ -6,13 +6,12 @@ import pytest
 
 from libs.core.scheduling.decider import Decider
 from schemas import inbox
-from schemas.jobs import JobSpec, PromiseCause
+from schemas.jobs import PromiseCause
 from schemas.ledger import GangPromised, JobGranted
 from schemas.queues import Queue
-from schemas.resources import Level, Resources, Role, Topology, TopologyPolicy
+from schemas.resources import Level, Role, Topology, TopologyPolicy
 from services.placement.handlers import promise_errors_s
-from tests.core.builders import GIB, World, job, node
-from tests.core.test_kept_of_nodes import host
+from tests.core.builders import World, job, node
 
 S = 1_000_000
 
@@ -139,38 +138,6 @@ def test_a_snapshot_and_a_reader_know_the_promise_and_its_error_is_told_once() -
     assert error_s == pytest.approx((w.now_us - told.promise.start_us) / 1e6)
     assert error_s < 0, "kept"
     assert promise_errors_s(w.records[-1], w.decider) == []
-    w.check()
-
-
-def beside(w: World, name: str, resources: dict[str, Any], limit_s: float, team: str = "red") -> str:
-    spec = JobSpec(name=name, command=("true",), resources=Resources(**resources), time_limit_s=limit_s)
-    return w.submit(job(name, team=team).model_copy(update={"spec": spec}))
-
-
-BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "processors": ({"cpu_milli": 8000}, {"cpu_milli": 10_000}),
-    "memory": ({"host_memory_mib": 16 * GIB}, {"host_memory_mib": 20 * GIB}),
-    "of parts of devices": ({"share_milli": 500, "cpu_milli": 8000}, {"cpu_milli": 10_000}),
-    "of the processors' own device": ({"types": ("CPU",), "share_milli": 250}, {"cpu_milli": 10_000}),
-}
-
-
-@pytest.mark.parametrize("what", BESIDE)
-def test_a_gang_that_lacks_processors_is_told_when_they_come_free_and_who_ends_by_then_goes_before(what: str) -> None:
-    small, each = BESIDE[what]
-    w = World(host("n0", 6, with_processors=True))
-    for n in range(4):
-        w.started(beside(w, f"runs{n}", small, 600 * (n + 1)))
-    gang = beside(w, "gang", {"devices": 2, **each}, 600, "blue")
-    (told,) = tick(w)
-    assert told.job_id == gang
-    assert told.promise.p50_us == pytest.approx(w.now_us + 1800 * S, abs=2 * S), "three of four have to end"
-    w.send(inbox.Tick(), after_us=70 * S)
-    assert w.state_of(gang) == "queued"
-    w.released(next(iter(w.decider.state.jobs)))
-    long, short = beside(w, "long", small, 3000), beside(w, "short", small, 60)
-    w.send(inbox.Tick())
-    assert (w.state_of(long), w.state_of(short)) == ("queued", "granted"), "what is kept is open to who ends in time"
     w.check()
 
 

@@ -16,7 +16,6 @@ from libs.core.scheduling.precedence.own_delay import asked_for, held_by
 from libs.core.scheduling.precedence.promise import expected_start_us, soonest_s
 from libs.core.scheduling.precedence.remaining import remaining_of
 from libs.core.scheduling.precedence.served import Floats, Ints
-from libs.core.scheduling.promises.processors import HostFreed
 from libs.core.state.job import Job
 from libs.core.state.model import State, running
 from schemas import ledger as led
@@ -37,7 +36,7 @@ def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromis
     turns = policy.precedence
     if turns is None or not state.queues:
         return []
-    free: tuple[Floats, HostFreed] | None = None
+    free_s: Floats | None = None
     tally = Tally(state)
     found: list[led.GangPromised] = []
     for job in _first(state, policy):
@@ -49,9 +48,9 @@ def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromis
             continue
         if tally.room(job).request != job.shape:  # its limits keep it waiting, and nobody knows for how long
             continue
-        if free is None:
-            free = _free(state, turns, t_us)
-        promise = _promise(state, turns, job, t_us, *free)
+        if free_s is None:
+            free_s = _free_s(state, turns, t_us)
+        promise = _promise(state, turns, job, t_us, free_s)
         if promise is None or (known is not None and promise.start_us < known.last.start_us + MOVE_US):
             continue
         stays = _stays(state, turns, job, t_us, promise.start_us)
@@ -84,9 +83,8 @@ def _before(turns: Precedence, shares: Shares, job: Job, other: Job) -> bool:
     return rank(job) < rank(other)
 
 
-def _free(state: State, turns: Precedence, t_us: int) -> tuple[Floats, HostFreed]:
-    """Seconds until each device is free, P50 and P90, shape (2, devices); infinite: nobody knows. And what comes free beside
-    them."""
+def _free_s(state: State, turns: Precedence, t_us: int) -> Floats:
+    """Seconds until each device is free, P50 and P90, shape (2, devices); infinite: nobody knows."""
     fleet, served, jobs = state.fleet, turns.served, running(state)
     slots = np.array([served.slots[job.id] for job in jobs], dtype=np.int64)
     ends_s: Floats = np.zeros((2, len(served.width)))
@@ -96,26 +94,20 @@ def _free(state: State, turns: Precedence, t_us: int) -> tuple[Floats, HostFreed
     owned = np.flatnonzero(served.owner >= 0)
     free_s[:, owned] = ends_s[:, served.owner[owned]]
     others = [
-        (slot, job.current.claims, fleet.rows_of(job.current.claims))
+        (slot, fleet.rows_of(job.current.claims))
         for job, slot in zip(jobs, slots.tolist(), strict=True)
         if job.current is not None and not (served.running[slot] and job.shape.whole)
     ]
-    for *_, rows in others:
+    for _, rows in others:
         free_s[:, rows] = 0.0
-    for slot, _, rows in others:  # who shares a device, or stops, owns none
+    for slot, rows in others:  # who shares a device, or stops, owns none
         free_s[:, rows] = np.maximum(free_s[:, rows], ends_s[:, [slot]])
-    shared = [(claim, ends_s[:, slot]) for slot, claims, _ in others for claim in claims if claim.milli < WHOLE_MILLI]
-    return free_s, HostFreed.of(state, free_s, shared)
+    return free_s
 
 
-def _promise(
-    state: State, turns: Precedence, job: Job, t_us: int, free_s: Floats, host: HostFreed
-) -> StartPromise | None:
-    """None: nothing is known of what it would need. `free_s` and `host` as `_free` says."""
-    rows = np.flatnonzero(usable(View.of(state.fleet), job.shape))
-    expected = [
-        _when(state, job, rows, of_each) for of_each in host.with_devices(state, job.shape, rows, free_s[:, rows])
-    ]
+def _promise(state: State, turns: Precedence, job: Job, t_us: int, free_s: Floats) -> StartPromise | None:
+    """None: nothing is known of what it would need. `free_s` as `_free_s` says."""
+    expected = [_when(state, job, of_each) for of_each in free_s]
     by_order = None
     if turns.rules.by_number(job.team):
         by_order = expected_start_us(state, turns, job, turns.rank_number(job.id, t_us), t_us)
@@ -148,16 +140,17 @@ def _stays(state: State, turns: Precedence, job: Job, t_us: int, start_us: int) 
     return tuple(other.id for other in on[: led.MOST_STAYING])
 
 
-def _when(state: State, job: Job, rows: Ints, free_s: Floats) -> float:
-    """Seconds until so many devices that it could use are free, s; infinite: never. `rows` are those, `free_s` of each."""
+def _when(state: State, job: Job, free_s: Floats) -> float:
+    """Seconds until so many devices that it could use are free, s; infinite: never. `free_s` of each device."""
     fleet, shape = state.fleet, job.shape
+    rows = np.flatnonzero(usable(View.of(fleet), shape))
     if (shape.roles or shape.required) and (groups := needs(shape)) is not None:
-        return soonest_s(groups, fleet.node[rows], free_s, len(fleet.node_names))
+        return soonest_s(groups, fleet.node[rows], free_s[rows], len(fleet.node_names))
     need = shape.min_devices or shape.devices
     if len(rows) < need:
         return float("inf")
-    whole = _on_one_node(fleet.node[rows], free_s, need)
-    return whole if np.isfinite(whole) else float(np.partition(free_s, need - 1)[need - 1])
+    whole = _on_one_node(fleet.node[rows], free_s[rows], need)
+    return whole if np.isfinite(whole) else float(np.partition(free_s[rows], need - 1)[need - 1])
 
 
 def _on_one_node(nodes: Ints, free_s: Floats, need: int) -> float:
