@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from libs.bus.retry import UNAVAILABLE
 from libs.cli.launch import REAL, SERVICES, SIMULATED
+from libs.embedded import ProcessSpec, StartFailed
 from libs.embedded.servers import MONGO, VALKEY
 from libs.ledger.segments import Segment, readable
 from libs.ports import sockdiag
@@ -29,7 +30,7 @@ from tests.faults.chaos import disks
 from tests.faults.chaos.brokers import ask_to_roll, away, brokers, frozen, jetstream, leader_of, settled, whole, wipe
 from tests.faults.chaos.nodes import Node, send
 from tests.faults.chaos.world import SHORT_LEASE_S, World, no_room
-from tests.faults.cluster import back, kill9
+from tests.faults.cluster import READY_S, back, kill9
 from tests.kit.waiting import until
 
 KILL_BOUND_S = 5.0
@@ -188,26 +189,28 @@ async def _(world: World) -> str:
 @_fault("slow fsync", Of.BROKERS, spares=True, cannot=_no_strace)
 async def _(world: World) -> str:
     name, milliseconds = await _leader(world), world.chance.choice((20, 100, 400))
-    inject = f"fsync,fdatasync:delay_enter={milliseconds * 1000}"
+    await _meddled_with(world, name, "fsync,fdatasync", f"delay_enter={milliseconds * 1000}", 10.0)
+    return f"{name}: {milliseconds} ms each, for 10 s"
+
+
+async def _meddled_with(world: World, name: str, calls: str, how: str, seconds: float) -> None:
+    """Its system calls go otherwise than the kernel would have them (strace's `inject`)."""
     pid = str(world.cluster.supervisor.pid(name))
     strace = await asyncio.create_subprocess_exec(
-        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync", "-e", f"inject={inject}", "-p", pid)
+        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", f"inject={calls}:{how}", "-p", pid)
     )
     try:
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(seconds)
     finally:
-        strace.send_signal(signal.SIGINT)  # detaches, and the server goes on
+        with suppress(ProcessLookupError):
+            strace.send_signal(signal.SIGINT)  # detaches, and the process goes on
         await strace.wait()
-    return f"{name}: {milliseconds} ms each, for 10 s"
 
 
 @_fault("connections broken", Of.BROKERS, spares=True, cannot=_no_diagnosis)
 async def _(world: World) -> str:
-    """All of one broker, or of a store: of services, agents and clients, and what servers say to each other."""
-    ports = [
-        *(urlsplit(url).port for url in world.cluster.servers.nats_url.split(",")),
-        urlsplit(world.cluster.redis_url).port,
-    ]
+    """All of one broker: of services, agents and clients, and what servers say to each other there."""
+    ports = [urlsplit(url).port or 0 for url in world.cluster.servers.nats_url.split(",")]
     port, times = world.chance.choice(ports), world.chance.randint(1, 5)
     for _ in range(times):
         for one in sockdiag.connections(port):
@@ -288,6 +291,16 @@ async def _(world: World) -> str:
     return name
 
 
+@_fault("no memory left", Of.SERVICES, spares=True, cannot=_no_strace)
+async def _(world: World) -> str:
+    """The kernel gives it none: it may end, and is started again."""
+    name = _a_service(world)
+    world.excused.add(name)
+    await _meddled_with(world, name, "mmap,brk,mremap", "error=ENOMEM", world.chance.uniform(2.0, 6.0))
+    await world.back(name)
+    return name
+
+
 async def _opens_nothing(world: World, name: str) -> None:
     """It can open no file, and make no connection, for a while."""
     pid = world.cluster.supervisor.pid(name)
@@ -317,7 +330,19 @@ async def _stopped(world: World, seconds: float, *names: str) -> None:
     specs = [supervisor.spec(name) for name in names]
     await supervisor.stop(*names)
     await asyncio.sleep(seconds)
-    await supervisor.start(*specs)
+    await _start(world, *specs)
+
+
+async def _start(world: World, *specs: ProcessSpec) -> None:
+    """What they depend on may be away, by another fault."""
+
+    async def started() -> bool:
+        with suppress(ValueError, StartFailed):
+            await world.cluster.supervisor.start(*specs)
+            return True
+        return False
+
+    await until(started, READY_S)
 
 
 # --------------------------------------------------------------------------------------------------------------- stores
@@ -377,6 +402,24 @@ async def _(world: World) -> str:
 async def _(world: World) -> str:
     name = world.chance.choice(_agents(world))
     await _opens_nothing(world, name)
+    return name
+
+
+@_fault("an agent's disk fails", Of.NODES, cannot=_no_strace)
+async def _(world: World) -> str:
+    name = world.chance.choice(_agents(world))
+    await _meddled_with(world, name, "fsync,fdatasync", "error=EIO", world.chance.uniform(3.0, 10.0))
+    world.excused.add(name)
+    await world.back(name)
+    return name
+
+
+@_fault("no memory left for an agent", Of.NODES, cannot=_no_strace)
+async def _(world: World) -> str:
+    name = world.chance.choice(_agents(world))
+    world.excused.add(name)
+    await _meddled_with(world, name, "mmap,brk,mremap", "error=ENOMEM", world.chance.uniform(2.0, 6.0))
+    await world.back(name)
     return name
 
 
@@ -441,7 +484,7 @@ async def _(world: World) -> str:
     send(pids, signal.SIGKILL)
     await world.cluster.supervisor.stop(node.name)
     await asyncio.sleep(world.chance.uniform(0.0, 2 * SHORT_LEASE_S))
-    await world.cluster.supervisor.start(spec)
+    await _start(world, spec)
     world.excused.add(node.name)
     return node.name
 
