@@ -15,7 +15,7 @@ import pytest
 from libs.ports import sockdiag
 from schemas.attempts import Category
 from schemas.ids import FIRST_TEAM_UID, team_uid
-from schemas.inbox import Released
+from schemas.inbox import Released, Started
 from schemas.jobs import JobLimits, Network
 from schemas.resources import WALLS, Resources
 from services.agent import processes, shared, tree
@@ -202,6 +202,26 @@ os.wait()
         await node.ends(of("green", daemon))
         left = [p for p in proc.pids() if (stat := proc.read_stat(p)) is not None and stat.state not in "ZX"]
         assert not [p for p in left if uid_of(p) == team_uid("green")]
+
+
+STOPS_ALL = "if [ $RANK = 0 ]; then i=0; while [ $i -lt 30000 ]; do kill -STOP -1; i=$((i+1)); done; fi; exec sleep 600"
+SLOW_SEARCH = "a:" * 2000 + "/usr/bin:/bin"
+"""A PATH in which a command is found late: so long a rank has its job's user, and has not executed its program."""
+
+
+async def test_a_rank_that_stops_the_next_while_that_is_started_does_not_stop_who_holds_both(start, world):
+    """The shim waited for the next rank's program for ever: the job ran without a time limit, what it shared with others was
+    not looked at, and neither its team nor an operator could end it."""
+    async with start() as node:
+        ranks = [rank(f"n0-gpu{n}", number=n) for n in range(8)]
+        job = part(
+            spec(command=("sh", "-c", STOPS_ALL), env={"PATH": SLOW_SEARCH}, stop_grace_s=0.5), *ranks, team="red"
+        )
+        await node.world.want("n0", job)
+        await world.sees(job, Started)
+        assert [kept.shim > 0 for kept in node.agent.launcher.keeper.attempts.values()] == [True]
+        await node.world.want("n0")
+        assert not (await world.sees(job, Released)).own_exit
 
 
 async def test_who_starts_without_end_is_stopped(start):
