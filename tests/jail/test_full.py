@@ -655,6 +655,33 @@ async def test_a_job_that_locks_very_many_parts_of_files_is_ended(start, monkeyp
         )
 
 
+LOCKED_BY_WHO_IS_GONE = """
+import ctypes, fcntl, os, time
+for _ in range(2):
+    if (pid := os.fork()) == 0:
+        if ctypes.CDLL(None).syscall(clone, 0x411, 0, 0, 0, 0) == 0:  # CLONE_FILES: the same table of open files
+            time.sleep(600)
+        file = os.open(os.environ["SHOWN"], os.O_RDONLY)
+        for at in range(1_000):
+            fcntl.lockf(file, fcntl.LOCK_SH, 1, 2 * at)
+        os._exit(0)
+    os.waitpid(pid, 0)
+time.sleep(600)
+""".replace("clone", "56" if os.uname().machine == "x86_64" else "220")
+
+
+async def test_a_job_whose_locks_are_of_processes_that_are_gone_is_ended(start, monkeypatch):
+    """The list of all locks names who locked; who shares the open files keeps them. A job had 335,836, and nobody was ended.
+    Who has that file open besides is not meant."""
+    monkeypatch.setattr(shared, "LOCKS", 4 * 1_500)
+    async with start(readable=(HOSTILE.parent,)) as node:
+        victim = of("blue", f"kept = open({str(HOSTILE)!r})\n{VICTIM}")
+        await node.up(victim)
+        end = await ended(node, victim, of("red", LOCKED_BY_WHO_IS_GONE, device=2, env={"SHOWN": str(HOSTILE)}))
+        assert {seen.job_id for _, _, seen in node.world.seen if isinstance(seen, Released)} == {end.job_id}
+        assert end.reason.startswith("lock limit: it held 2,000 locks of files, and may hold 1,500: ")
+
+
 LEAVING_UNREAD = """
 import socket, time
 server = socket.create_server(("127.0.0.1", 0))

@@ -615,6 +615,8 @@ ATTEMPTS = (
             f"{_SHARED}::test_who_locks_very_many_parts_of_files_is_looked_at_before_its_time"),
     Attempt(2, _JOB, "... in several jobs that have less than that each", "the largest ends when three quarters are taken",
             f"{_SHARED}::test_of_several_who_lock_many_parts_of_files_the_largest_end"),
+    Attempt(2, _JOB, "... of processes that have ended, whose open files others share", "such files are looked for",
+            f"{_FULL}::test_a_job_whose_locks_are_of_processes_that_are_gone_is_ended"),
     Attempt(2, _JOB, "... that are no process's, since it has sent the locked file to a socket", "such locks are refused",
             _REACHES, "locks_of_files_themselves"),
     Attempt(2, _JOB, "processors that stand still: a write to a file that millions of its own watch (epoll)",
