@@ -6,6 +6,7 @@ unless the operator names them; the agent's state folder always is.
 """
 
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,8 @@ _SYS = ("bus", "class", "dev", "module", "block")
 """Parts of /sys besides /sys/devices, for libraries that look for their accelerators. No cgroups, no kernel settings."""
 _MIB = 1024 * 1024
 _MOST_SHARED = 64
+_SENT_AT_ONCE = 4096
+"""Files that a job's threads may send together before the kernel sees that they are too many; a message has 253 at the most."""
 _PROCESSES, _TEAMS = 16_384, 4
 """Processes of one team, reduced if this many teams would exhaust the process ids; the kernel's default is 32,768."""
 
@@ -228,7 +231,7 @@ def spec(
     limit is a cgroup's."""
     asked, root = limits or JobLimits(), os.geteuid() == 0
     shared = view.processes
-    files = [walls.OPEN_FILES, *([] if asked.open_files is None else [asked.open_files])]
+    files = [walls.OPEN_FILES if root else _open_files(), *([] if asked.open_files is None else [asked.open_files])]
     return {
         "args": list(arguments),
         "namespaces": ["mnt", "ipc"] if network else ["mnt", "ipc", "net"],
@@ -239,6 +242,13 @@ def spec(
         "files": min(files),
         **({} if prepared is None else {"prepared": prepared}),
     }
+
+
+def _open_files() -> int:
+    """Where jobs have the keeper's user: fewer than it may open. What one sends and nobody receives counts for all of a user,
+    and whoever has a limit below that sends nothing: the keeper could start nobody's job."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(walls.OPEN_FILES, most - min(_SENT_AT_ONCE, most // 4)))
 
 
 def launcher() -> str:

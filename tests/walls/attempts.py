@@ -747,6 +747,12 @@ ATTEMPTS = (
             "tests/vault/test_end_to_end.py::test_a_secret_reaches_its_job_and_nobody_else", "wrote into"),
     Attempt(2, _JOB, "the same as a second team, on a node without walls", "one team is served there",
             f"{_FULL}::test_without_walls_one_team_is_served"),
+    Attempt(2, _JOB, "all files that its user may have sent, without root, so that no job of others is started",
+            "jobs may have fewer than the keeper",
+            "tests/jail/test_namespaces.py::test_a_job_that_sends_all_files_that_its_user_may_keeps_no_other_from_starting"),
+    Attempt(2, _JOB, "... all files that its user may watch (epoll), so that the agent ends", "agent and keeper watch none",
+            "tests/jail/test_namespaces.py"
+            "::test_an_agent_whose_jobs_have_its_user_watches_no_file_by_what_one_of_them_may_use_up"),
     Attempt(7, _JOB, "device files that it was not granted, the disk", "a private `/dev`", _REACHES, "/dev/vda"),
     Attempt(7, _JOB, "making a device file", "no capabilities", _REACHES, "make_device"),
     Attempt(0, _NODE, "connections without end by the credential that answers for logs, until nobody else comes in",
