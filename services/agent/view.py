@@ -29,6 +29,9 @@ _MIB = 1024 * 1024
 _MOST_SHARED = 64
 _SENT_AT_ONCE = 4096
 """Files that a job's threads may send together before the kernel sees that they are too many; a message has 253 at the most."""
+_OOM_SCORE, _FIRST_OOM_SCORE = 500, 1000
+"""`oom_score_adj` of processes of jobs: when the machine has no memory left, those of jobs that have asked for none go first,
+then those that have, and both before all else."""
 _PROCESSES, _TEAMS = 16_384, 4
 """Processes of one team, reduced if this many teams would exhaust the process ids; the kernel's default is 32,768."""
 
@@ -226,9 +229,10 @@ def spec(
     limits: JobLimits | None = None,
     *,
     prepared: dict[str, Any] | None = None,
+    has_memory: bool = False,
 ) -> dict[str, Any]:
     """The keeper's form of it (`walls.Spec`). If a uid is one team's, its jobs share a limit of processes; a job's own
-    limit is a cgroup's."""
+    limit is a cgroup's. `has_memory`: it asked for some, which is kept for it."""
     asked, root = limits or JobLimits(), os.geteuid() == 0
     shared = view.processes
     files = [walls.OPEN_FILES if root else _open_files(), *([] if asked.open_files is None else [asked.open_files])]
@@ -240,6 +244,7 @@ def spec(
         "gid": gid,
         "processes": shared if root or asked.processes is None else min(shared, asked.processes + walls.OF_OURS),
         "files": min(files),
+        "oom_score": _OOM_SCORE if has_memory else _FIRST_OOM_SCORE,
         **({} if prepared is None else {"prepared": prepared}),
     }
 

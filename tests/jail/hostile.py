@@ -578,6 +578,13 @@ def spare_itself():
 
 
 @attack
+def be_ended_as_late_as_services():
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")
+    return True
+
+
+@attack
 def root_in_the_records_of_the_kernel():
     """Who has no login yet, as what a daemon has started, may say once which it is."""
     with open("/proc/self/loginuid", "w") as file:

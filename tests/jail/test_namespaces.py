@@ -26,9 +26,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 USER = 42_424
 FLEET = "groups: [{name: 'n{i}', count: 1, devices: {model: H100, count: 4, memory_gib: 80}}]"
-HARMLESS = {"write_keys", "kill_shim"}
+HARMLESS = {"write_keys", "kill_shim", "be_ended_as_late_as_services"}
 """The folders of the view are the job's own user's here: what it writes beside its own is in its own memory. And the kernel
-drops the signal that it may send to the first process of its namespace."""
+drops the signal that it may send to the first process of its namespace. And who is not root keeps nobody from having a lower
+score, as its agent says."""
 
 
 class PlainAgent:

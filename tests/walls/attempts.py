@@ -490,6 +490,11 @@ ATTEMPTS = (
             f"{_FULL}::test_a_rank_that_stops_the_next_while_that_is_started_does_not_stop_who_holds_both"),
     Attempt(2, _JOB, "... in whatever way", "it is given up, and can be stopped",
             "tests/agent/test_processes.py::test_a_part_whose_start_does_not_come_to_an_end_can_be_stopped"),
+    Attempt(2, _JOB, "all memory of the machine, in many small processes, so that the kernel ends the agent and others",
+            "it comes before all that asked for memory", "tests/jail/test_memory.py"
+            "::test_when_memory_is_short_who_asked_for_none_goes_first_however_many_processes_have_it"),
+    Attempt(2, _JOB, "... and says of itself that it is as important as a service", "root alone says that", _REACHES,
+            "be_ended_as_late_as_services"),
     Attempt(2, _JOB, "processes without end", "a limit for each team",
             f"{_FULL}::test_who_starts_without_end_is_stopped"),
     Attempt(2, _JOB, "... of two teams together, until the machine has no numbers left for others'", "a quarter for each",
