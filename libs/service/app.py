@@ -146,9 +146,14 @@ def make_asgi(
     return app
 
 
-def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bool = False) -> NoReturn:
+UVLOOP = "uvloop"
+
+
+def run(
+    app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bool = False, loop: str = UVLOOP
+) -> NoReturn:
     """Serves until SIGTERM or SIGINT. Writes the port to `<state_dir>/<name>.http`, removed at the end. `yields`: it reads what
-    others have decided, and lets them have the processor first.
+    others have decided, and lets them have the processor first. `loop`: as uvicorn names it, or `module:function`.
 
     Ends the process, with `FAILED_EXIT_CODE` when the application could not start.
     """
@@ -167,7 +172,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str, *, yields: bo
         log_config=None,
         access_log=False,
         lifespan="on",
-        loop="uvloop",
+        loop=loop,
         http=LimitedHttp,
         date_header=False,  # it would have to be written anew each second
         proxy_headers=False,

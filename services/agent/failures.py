@@ -20,7 +20,17 @@ TAIL_BYTES = 16_384
 
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
 _NODE_LACKS = frozenset(
-    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EROFS, errno.EIO, errno.ESTALE}
+    {
+        errno.EAGAIN,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOSPC,
+        errno.EROFS,
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETOOMANYREFS,
+    }
 )
 """Errors for processes, memory, descriptors or disk that the node should have had."""
 

@@ -18,7 +18,7 @@ from schemas.nodes import NodeWalls
 from schemas.resources import WALLS, Inventory
 from services.agent import shared
 from services.agent import view as views
-from services.agent.keeper import callfilter, walls
+from services.agent.keeper import callfilter, proc, walls
 from services.agent.keeper.client import KeeperClient
 from services.agent.view import JobView
 
@@ -33,6 +33,8 @@ _OTHER_RELEASE = (
     "ends when the agent is stopped (SIGTERM) and nothing runs"
 )
 _CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
+_SYS_RESOURCE = 24
+"""CAP_SYS_RESOURCE: who has it while it sets `oom_score_adj` also sets how low that may be set by others."""
 SUMMARY_FILE = "walls"
 """A file in the agent's folder: its tier and, each in a line, what that lacks. `baton up` shows it."""
 
@@ -140,10 +142,12 @@ class JobWalls:
         *,
         readable: Sequence[Path] = (),
         fresh: Sequence[Path] = (),
+        has_memory: bool = False,
     ) -> dict[str, Any] | None:
         """The keeper's description of the walls around a job, with its folders, device files, bytes of memory and
         limits. The folders become its team's; those in `readable` are not written to (they may be in the host's
-        memory). `fresh`: folders created just now for it. None without walls.
+        memory). `fresh`: folders created just now for it; `has_memory`: it
+        asked for some. None without walls.
 
         Raises OSError."""
         if self._keeper.tier == walls.NONE:
@@ -160,7 +164,7 @@ class JobWalls:
         arguments = self._view.arguments(folders, devices, network, memory, scratch_mib, readable)
         full = network and self._keeper.tier == walls.FULL
         prepared = self._view.prepared(folders, devices, memory, scratch_mib, readable) if full else None
-        return views.spec(self._view, uid, gid, arguments, network, limits, prepared=prepared)
+        return views.spec(self._view, uid, gid, arguments, network, limits, prepared=prepared, has_memory=has_memory)
 
 
 def lacks(http_port: int = 0) -> list[str]:
@@ -180,6 +184,11 @@ def lacks(http_port: int = 0) -> list[str]:
                 "cores of jobs go to a program of the machine's (core_pattern): the agent's hard limit of cores is 0, and "
                 "one byte keeps them from it",
             ),
+            (
+                keeps_scores(),
+                "a job can say that it is ended no sooner than services when the machine has no memory left (the agent has no "
+                "CAP_SYS_RESOURCE)",
+            ),
         )
         if not there
     ]
@@ -195,6 +204,14 @@ def cores_are_piped(pattern: Path, hard: int, is_root: bool) -> bool:
         return pattern.read_text().startswith("|")
     except OSError:
         return False
+
+
+def keeps_scores() -> bool:
+    """Whether jobs cannot take back that they go first when memory is short."""
+    with suppress(OSError, ValueError, IndexError):
+        status = proc.read_text("/proc/self/status")
+        return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> _SYS_RESOURCE & 1)
+    return False
 
 
 def asked(tier: str, view: JobView, ahead: Sequence[Sequence[str]] = ()) -> str:

@@ -362,6 +362,7 @@ class Launcher:
                 part.spec.limits,
                 readable=shown,
                 fresh=fresh,
+                has_memory=part.spec.resources.host_memory_mib > 0,
             ),
             watched=Watched(limits, own),
             shared=self._shared(part),

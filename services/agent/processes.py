@@ -4,10 +4,11 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from libs.bus.cancel import cancel
 from libs.core.scheduling.progress import SAMPLE_S
@@ -38,6 +39,9 @@ AFTER_FAILURE_S = 2.0
 """Time for other processes to notice a failed one before they are stopped."""
 AFTER_SAVE_S = 2.0
 """From SIGTERM to SIGKILL once the work is saved: nothing is left to lose."""
+START_S = 60.0
+"""How long the keeper may take to start the processes. Until they are known to run they have no time limit, and what they share
+with others is not looked at."""
 PORT_TRIES = 25
 """Tries for a gang's port before its attempt is given up."""
 
@@ -201,18 +205,38 @@ class ProcessPart:
         """Raises OSError, ValueError, NoKeeper or NotServed when it could not be started."""
         kept = self.launch.kept
         if self.launch.adopted is not None:
-            await kept.started()
+            await self._until_started(kept.started())
         else:
             await kept.keeper.ensure()
             if reason := self.launch.not_served():
                 raise failures.NotServed(reason)
             await self._own_port()
             delivered = await self.launch.deliver_secrets(lambda: self.phase is Phase.RUNNING)
-            await kept.keeper.start(kept, self.launch.start_message(self.part, delivered))
+            await self._until_started(kept.keeper.start(kept, self.launch.start_message(self.part, delivered)))
         for command in self.launch.commands:
             self.launch.set_live(command.rank, True)
         if self.launch.adopted is None and not self.launch.may_run():
             raise StartRefused("the node's lease ended while the job was being started")
+
+    async def _until_started(self, start: Coroutine[Any, Any, None]) -> None:
+        """A start that takes too long is given up, and sooner if the part is to stop. Raises what `start` does, StartRefused or
+        NotServed: the caller kills what there is of it."""
+        loop = asyncio.get_running_loop()
+        starting, deadline = loop.create_task(start), loop.time() + START_S
+        starting.add_done_callback(lambda _: self._wake.set())
+        try:
+            while self.phase is Phase.RUNNING and not starting.done() and loop.time() < deadline:
+                await self._wait_for_news(deadline - loop.time())
+            stops = self.phase is not Phase.RUNNING
+            left_s = min(deadline - loop.time(), self.part.spec.stop_grace_s if stops else 0.0)
+            await asyncio.wait([starting], timeout=max(0.0, left_s))
+            if starting.done():
+                return await starting
+        finally:
+            starting.cancel()
+        if stops:
+            raise StartRefused("it was to stop, and its processes had not begun")
+        raise failures.NotServed(f"its processes had not begun after {START_S:g} s")
 
     async def _own_port(self) -> None:
         """Waits while others hold the gang's port, since whoever holds many of them is being ended. Raises NotServed

@@ -28,8 +28,8 @@ from libs.ports.sockdiag import (
     buffered,
     held_ports,
 )
-from services.agent import neighbours
-from services.agent.filelocks import locks_by_process, locks_on_machine
+from services.agent import filelocks, neighbours
+from services.agent.filelocks import locks_on_machine
 from services.agent.gangports import GangPorts, PortsHad, given_out, local_ports
 from services.agent.keeper import proc
 from services.agent.limits import SHARE, mib
@@ -214,8 +214,8 @@ def _too_many_files(uses: Sequence[SharedUse], opened: int) -> Excess:
 
 
 def _too_many_locks(uses: Sequence[SharedUse]) -> Excess:
-    by_process = locks_by_process(LOCKS)
-    counts = {use: sum(by_process[pid] for pid in use.processes()) for use in uses}
+    held = filelocks.held_by([use.processes() for use in uses], filelocks.listed_locks(LOCKS))
+    counts = dict(zip(uses, held, strict=True))
     why = "no limit of its memory counts them"
     for use in uses:
         if not use.ending and counts[use] > locks_each():

@@ -6,6 +6,7 @@ unless the operator names them; the agent's state folder always is.
 """
 
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,11 @@ _SYS = ("bus", "class", "dev", "module", "block")
 """Parts of /sys besides /sys/devices, for libraries that look for their accelerators. No cgroups, no kernel settings."""
 _MIB = 1024 * 1024
 _MOST_SHARED = 64
+_SENT_AT_ONCE = 4096
+"""Files that a job's threads may send together before the kernel sees that they are too many; a message has 253 at the most."""
+_OOM_SCORE, _FIRST_OOM_SCORE = 500, 1000
+"""`oom_score_adj` of processes of jobs: when the machine has no memory left, those of jobs that have asked for none go first,
+then those that have, and both before all else."""
 _PROCESSES, _TEAMS = 16_384, 4
 """Processes of one team, reduced if this many teams would exhaust the process ids; the kernel's default is 32,768."""
 
@@ -223,12 +229,13 @@ def spec(
     limits: JobLimits | None = None,
     *,
     prepared: dict[str, Any] | None = None,
+    has_memory: bool = False,
 ) -> dict[str, Any]:
     """The keeper's form of it (`walls.Spec`). If a uid is one team's, its jobs share a limit of processes; a job's own
-    limit is a cgroup's."""
+    limit is a cgroup's. `has_memory`: it asked for some, which is kept for it."""
     asked, root = limits or JobLimits(), os.geteuid() == 0
     shared = view.processes
-    files = [walls.OPEN_FILES, *([] if asked.open_files is None else [asked.open_files])]
+    files = [walls.OPEN_FILES if root else _open_files(), *([] if asked.open_files is None else [asked.open_files])]
     return {
         "args": list(arguments),
         "namespaces": ["mnt", "ipc"] if network else ["mnt", "ipc", "net"],
@@ -237,8 +244,16 @@ def spec(
         "gid": gid,
         "processes": shared if root or asked.processes is None else min(shared, asked.processes + walls.OF_OURS),
         "files": min(files),
+        "oom_score": _OOM_SCORE if has_memory else _FIRST_OOM_SCORE,
         **({} if prepared is None else {"prepared": prepared}),
     }
+
+
+def _open_files() -> int:
+    """Where jobs have the keeper's user: fewer than it may open. What one sends and nobody receives counts for all of a user,
+    and whoever has a limit below that sends nothing: the keeper could start nobody's job."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(walls.OPEN_FILES, most - min(_SENT_AT_ONCE, most // 4)))
 
 
 def launcher() -> str:

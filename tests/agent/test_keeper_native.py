@@ -292,7 +292,16 @@ def test_a_zygote_that_is_asked_for_nothing_that_it_knows_says_so_and_forks_on(p
 
 
 def test_root_behind_walls_is_refused(program, told):
-    walls = {"args": [], "namespaces": ["mnt"], "root": True, "uid": 0, "gid": 0, "processes": 9, "files": 9}
+    walls = {
+        "args": [],
+        "namespaces": ["mnt"],
+        "root": True,
+        "uid": 0,
+        "gid": 0,
+        "processes": 9,
+        "files": 9,
+        "oom_score": 0,
+    }
     assert Started(*program.spawn(spec.attempt(told("true", walls=walls)))).failure()["filename"] == "uid"
     walls |= {"uid": 7, "gid": 7}
     failure = Started(*program.spawn(spec.attempt(told("true", walls=walls)))).failure()

@@ -1,7 +1,9 @@
 """Parts as real processes: started, watched, saved, stopped; reported gone only when nothing of them is left."""
 
+import fcntl
 import json
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ from libs.ports.timerslack import EXACT_NS, SHARED_NS, set_slack
 from schemas.attempts import Category
 from schemas.inbox import CheckpointTaken, ProgressSeen, Released, Started
 from schemas.jobs import CheckpointPolicy
-from services.agent import checkpoints
+from services.agent import checkpoints, processes
 from services.agent.keeper.clock import now
 from services.agent.processes import ProcessPart
 from services.agent.reconcile import Phase
@@ -305,6 +307,44 @@ async def test_a_job_that_asks_its_parent_to_trace_it_keeps_its_exit_code(place,
     place.start(wanted)
     released = await place.released()
     assert (released.exit_code, released.own_exit, released.reason) == (5, True, "rank 0 ended with exit code 5")
+
+
+@pytest.fixture
+def held_program(tmp_path):
+    """One that somebody has a lease on (`F_SETLEASE`): the kernel lets nobody execute it before that is given back, or 45 s are
+    over."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    with program.open() as held:
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield str(program)
+    signal.signal(signal.SIGIO, before)
+
+
+async def test_a_part_whose_start_does_not_come_to_an_end_can_be_stopped(place, held_program):
+    """Neither a stop nor a request to save reached it: it held its devices for as long as its start took, for ever say."""
+    for ask in (ProcessPart.stop, ProcessPart.save):
+        wanted = part(spec(command=(held_program,), stop_grace_s=0.1))
+        made = place.start(wanted)
+        await until(lambda: place.keeper.attempts)
+        ask(made)
+        released = await place.released()
+        assert (released.own_exit, released.category) == (False, None)
+        assert "it was to stop, and its processes had not begun" in released.reason
+        assert [type(s) for s in place.seen] == [Released]
+        place.seen.clear()
+
+
+async def test_a_start_that_does_not_come_to_an_end_is_given_up(place, held_program, monkeypatch):
+    monkeypatch.setattr(processes, "START_S", 0.2)
+    wanted = part(spec(command=(held_program,)))
+    place.start(wanted)
+    released = await place.released()
+    assert (released.own_exit, released.category) == (True, Category.HARDWARE)
+    assert "its processes had not begun after 0.2 s" in released.reason
+    assert not place.processes(wanted)
 
 
 async def test_arguments_are_never_read_by_a_shell(place):

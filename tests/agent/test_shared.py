@@ -408,13 +408,17 @@ def test_who_locks_very_many_parts_of_files_is_looked_at_before_its_time(
         why = looks.look([me])[me]
     assert why.startswith("lock limit: it held ")
     assert f" locks of files, and may hold {most - 1:,}: " in why
-    assert filelocks.locks_by_process(most)[os.getpid()] < most
+    assert mine(most) < most
+
+
+def mine(most: int) -> int:
+    return filelocks.held_by([{os.getpid()}], filelocks.listed_locks(most))[0]
 
 
 def test_the_list_of_locks_is_read_to_a_bound() -> None:
     with locks(2_000):
-        assert filelocks.locks_by_process(sys.maxsize)[os.getpid()] >= 2_000
-        assert filelocks.locks_by_process(100).total() < 300, "it is told by pages"
+        assert mine(sys.maxsize) >= 2_000
+        assert filelocks.listed_locks(100).total() < 300, "it is told by pages"
 
 
 def test_a_lock_that_waits_is_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -422,7 +426,7 @@ def test_a_lock_that_waits_is_its_process(monkeypatch: pytest.MonkeyPatch, tmp_p
     lines = ("POSIX  ADVISORY  WRITE 7", "-> POSIX  ADVISORY  WRITE 9", "OFDLCK ADVISORY  READ -1")
     listed.write_text("".join(f"1: {line} fe:00:8 0 0\n" for line in lines))
     monkeypatch.setattr(filelocks, "_LISTED", str(listed))
-    assert filelocks.locks_by_process(9) == {7: 1, 9: 1, 0: 1}
+    assert filelocks.listed_locks(9) == {(7, b"fe:00:8"): 1, (9, b""): 1, (0, b""): 1}
 
 
 def test_what_a_job_watches_takes_no_time_of_who_looks_for_what_is_in_flight() -> None:
@@ -447,7 +451,7 @@ def test_what_a_job_watches_takes_no_time_of_who_looks_for_what_is_in_flight() -
 
 def test_of_several_who_lock_many_parts_of_files_the_largest_end(monkeypatch: pytest.MonkeyPatch) -> None:
     uses = [SharedUse(PortsHad(uid=2**31), shim=number) for number in (20, 25, 18, 24)]
-    monkeypatch.setattr(shared, "locks_by_process", lambda most: Counter({use.shim: use.shim for use in uses}))
+    monkeypatch.setattr(filelocks, "listed_locks", lambda most: Counter({(use.shim, b""): use.shim for use in uses}))
     monkeypatch.setattr(proc, "descendants", set)
     monkeypatch.setattr(shared, "locks_on_machine", lambda: 87)
     monkeypatch.setattr(shared, "LOCKS", 100)

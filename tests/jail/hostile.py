@@ -578,6 +578,13 @@ def spare_itself():
 
 
 @attack
+def be_ended_as_late_as_services():
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")
+    return True
+
+
+@attack
 def root_in_the_records_of_the_kernel():
     """Who has no login yet, as what a daemon has started, may say once which it is."""
     with open("/proc/self/loginuid", "w") as file:
@@ -663,6 +670,39 @@ def file_that_nobody_can_remove():
     with open("immutable", "w") as file:
         fcntl.ioctl(file, 0x40086602, (0x10).to_bytes(8, "little"))
     return True
+
+
+def asked_of_its_folder(*requests):
+    """Each must be refused by its number, whatever the file system has of it."""
+    import fcntl
+
+    folder = os.open(".", os.O_RDONLY)
+    for request in requests:
+        try:
+            fcntl.ioctl(folder, request, bytearray(4096))
+        except OSError as e:
+            if e.errno == 1:
+                continue
+        return True
+    return False
+
+
+@attack
+def folder_of_another_project():
+    """FS_IOC_FSSETXATTR: nothing can be moved into it (XFS), and its quota is another's."""
+    return asked_of_its_folder(0x401C5820)
+
+
+@attack
+def folder_that_nobody_can_read():
+    """Keys and policies of encryption."""
+    return asked_of_its_folder(0xC0506617, 0x800C6613)
+
+
+@attack
+def folder_on_a_volume_of_its_own():
+    """Subvolumes and snapshots of btrfs, and what makes them read-only."""
+    return asked_of_its_folder(0x5000940E, 0x50009418, 0x50009401, 0x50009417, 0x4008941A)
 
 
 @attack
@@ -763,6 +803,7 @@ if os.uname().machine == "x86_64":
     calls("call_clone3", 435, 0, 0)
     calls("call_move_mount", 429, -1, b"", -1, b"", 0)
     calls("call_open_tree_attr", 467, -100, b"/", 0, 0, 0)
+    calls("call_file_setattr", 469, -100, b".", 0, 0, 0)
     calls("call_listns", 470, 0, 0, 0, 0)
     calls("call_quota", 179, 0, 0, 0, 0)
     calls("call_fanotify", 300, 0, 0)

@@ -1,5 +1,6 @@
 """The tier `namespaces`: an agent without root, as a plain user of this machine. Root makes that user's surroundings here."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from schemas.inbox import Released
 from services.agent.keeper import find
 from services.agent.view import launcher
 from tests.agent.build import part, rank, spec
@@ -24,9 +26,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 USER = 42_424
 FLEET = "groups: [{name: 'n{i}', count: 1, devices: {model: H100, count: 4, memory_gib: 80}}]"
-HARMLESS = {"write_keys", "kill_shim"}
+HARMLESS = {"write_keys", "kill_shim", "be_ended_as_late_as_services"}
 """The folders of the view are the job's own user's here: what it writes beside its own is in its own memory. And the kernel
-drops the signal that it may send to the first process of its namespace."""
+drops the signal that it may send to the first process of its namespace. And who is not root keeps nobody from having a lower
+score, as its agent says."""
 
 
 class PlainAgent:
@@ -112,3 +115,52 @@ async def test_a_hostile_job_reaches_nothing_of_an_agent_without_root(agent, nat
     assert (agent.folder / "keys.json").read_text() == "the agent's"
     kept = (agent.folder / "jobs" / ".agent").glob(f"{attacker.job_id}.*")
     assert [folder.name for folder in kept] == [f"{attacker.job_id}.1.red"], "it is still said to be red's"
+
+
+SENDING = """
+import os, socket, time
+file, kept = os.open("/dev/null", os.O_RDONLY), []
+try:
+    while True:
+        kept.append(socket.socketpair())
+        kept[-1][0].setblocking(False)
+        try:
+            while True:
+                socket.send_fds(kept[-1][0], [b"x"], [file] * 250)
+        except BlockingIOError:
+            pass
+except OSError as e:
+    print("up", e.errno, flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_job_that_sends_all_files_that_its_user_may_keeps_no_other_from_starting(agent, nats, pool):
+    """What is sent and not received counts for the user whom all jobs share with the keeper, which sends some for each start:
+    others' could not be started, as if that was their own fault."""
+    world = await World(nats, pool).open()
+    await world.joined("n0")
+    attacker = part(spec(SENDING), rank("n0-gpu0"), team="red")
+    await world.want("n0", attacker)
+    await until(lambda: agent.says(attacker.job_id) == f"up {errno.ETOOMANYREFS}\n")
+    other = part(spec("print('up', flush=True)"), rank("n0-gpu1"), team="blue")
+    await world.want("n0", attacker, other)
+    assert (await world.sees(other, Released)).exit_code == 0
+
+
+async def test_an_agent_whose_jobs_have_its_user_watches_no_file_by_what_one_of_them_may_use_up(agent, nats, pool):
+    """A job had all 5,491,489 watches (`epoll`) of its user after seven seconds: the next connection ended the agent, by
+    SIGABRT, and no job of others was started."""
+    world = await World(nats, pool).open()
+    await world.joined("n0")
+    running = part(spec("import time; print('up', flush=True); time.sleep(600)"), rank("n0-gpu0"), team="blue")
+    await world.want("n0", running)
+    await until(lambda: "up" in agent.says(running.job_id))
+    watching = [
+        os.readlink(f"/proc/{process.pid}/fd/{fd}")
+        for process in psutil.process_iter()
+        if process.uids().real == USER
+        for fd in os.listdir(f"/proc/{process.pid}/fd")
+    ]
+    assert str(agent.folder / "agent" / "keeper.lock") in watching, "the keeper is among them"
+    assert "anon_inode:[eventpoll]" not in watching

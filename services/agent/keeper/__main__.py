@@ -6,6 +6,7 @@ WALLS is a JSON object: the tier that is `asked` for, `bwrap`, and what to try i
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -45,6 +46,8 @@ def main(folder: str, asked: str, group: str, behind: str = "") -> int:
         can = walls.probe(kind, **told) if told else walls.NO_WALLS
     except ValueError as e:
         sys.exit(str(e))
+    if can.tier == walls.NAMESPACES:
+        _open_all_that_it_may()
     if kind != contain.NONE:
         contain.become_subreaper()
     listener = _listen(folder)
@@ -52,6 +55,13 @@ def main(folder: str, asked: str, group: str, behind: str = "") -> int:
     keeper.prepare(views)
     keeper.run()
     return 0
+
+
+def _open_all_that_it_may() -> None:
+    """Its limit of open files is the one by which the kernel also bounds what of its user is sent and not received, see
+    `services.agent.view`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _note_for_0_1_0(folder: str) -> None:

@@ -33,6 +33,7 @@ _CALLS: dict[str, tuple[int, int]] = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "open_tree_attr": (467, 467),
+    "file_setattr": (469, 469),
     "listns": (470, 470),
     "add_key": (248, 217),
     "request_key": (249, 218),
@@ -107,6 +108,19 @@ none."""
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 """The first two type into a terminal as if its user did. The third says what the kernel makes of a terminal's bytes, and has it
 load a module for that (modems, amateur radio ...): whoever has a terminal of its own may."""
+_OF_FILE_SYSTEMS = {
+    "FS_IOC_FSSETXATTR": 0x401C_5820,
+    "FS_IOC_SET_ENCRYPTION_POLICY": 0x800C_6613,
+    "FS_IOC_ADD_ENCRYPTION_KEY": 0xC050_6617,
+    "BTRFS_IOC_SNAP_CREATE": 0x5000_9401,
+    "BTRFS_IOC_SUBVOL_CREATE": 0x5000_940E,
+    "BTRFS_IOC_SNAP_CREATE_V2": 0x5000_9417,
+    "BTRFS_IOC_SUBVOL_CREATE_V2": 0x5000_9418,
+    "BTRFS_IOC_SUBVOL_SETFLAGS": 0x4008_941A,
+}
+"""What the owner of a folder may make of it that its agent cannot remove (`services.agent.folders` moves folders up): one of
+another project (XFS, ext4), whose quota may be somebody else's; one whose names nobody can read; a subvolume, or a read-only
+one."""
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 """Column of the table, and the kernel's number of the architecture."""
 _X32 = 0x4000_0000
@@ -138,8 +152,8 @@ def common(machine: str) -> bytes:
     out += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, _MISSING)]
     sockets = _sockets()
     out += [_step(_EQUAL, _SOCKET[column], 1, 0), _step(_EQUAL, _SOCKETPAIR[column], 0, len(sockets)), *sockets]
-    of_terminals = [_step(_LOAD, _SECOND), *_if_among((_TIOCSTI, _TIOCLINUX, _TIOCSETD), _REFUSED, _ALLOW)]
-    out += _of_call(_IOCTL[column], of_terminals)
+    refused = (_TIOCSTI, _TIOCLINUX, _TIOCSETD, *_OF_FILE_SYSTEMS.values())
+    out += _of_call(_IOCTL[column], [_step(_LOAD, _SECOND), *_if_among(refused, _REFUSED, _ALLOW)])
     out += _of_call(
         _FCNTL[column], [_step(_LOAD, _SECOND), *_if_among((_OFD_SETLK, _OFD_SETLKW, _NOTIFY), _UNKNOWN, _ALLOW)]
     )

@@ -19,6 +19,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
+from services.agent.keeper.waiting import FileWaiter
+
 MOST = 32
 """Views that a keeper holds, one for each set of devices. The one that was used least recently goes."""
 MISSED = 256
@@ -104,7 +106,7 @@ class Views:
     """Those that a keeper holds, by the arguments that made them. `start` starts a maker with its end of a socket, and returns
     its process id, or raises OSError."""
 
-    def __init__(self, epoll: select.epoll) -> None:
+    def __init__(self, epoll: FileWaiter) -> None:
         self._epoll = epoll
         self._held: dict[str, _Held] = {}
         """By the arguments that made them."""

@@ -16,6 +16,7 @@ from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views
 from services.agent.keeper.release import code
 from services.agent.keeper.sparegroups import MemoryGroups, SpareGroups
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
+from services.agent.keeper.waiting import waiting
 from services.agent.keeper.walls import FULL, NO_WALLS, Behind
 from services.agent.keeper.zygote import Zygote
 
@@ -39,7 +40,7 @@ class Keeper:
     def __init__(self, listener: socket.socket, name: str, kind: str, behind: Behind = NO_WALLS) -> None:
         self.table = Table()
         self._listener, self._kind, self._behind = listener, kind, behind
-        self._epoll = select.epoll()
+        self._epoll = waiting()
         self._epoll.register(listener, select.EPOLLIN)
         self._ends, ended = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(ended, warn_on_full_buffer=False)

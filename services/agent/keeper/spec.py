@@ -10,7 +10,7 @@ from typing import Any
 
 from services.agent.keeper import contain
 
-VERSION = 2
+VERSION = 3
 """Of the words. A keeper and its program are of one version: the keeper holds the file that it began with open."""
 LARGEST = 65_536
 """Bytes of one message. A larger spec is a file."""
@@ -138,7 +138,7 @@ def _walls(walls: Mapping[str, Any], shown: bytes | None) -> bytes:
         (
             _U32.pack(1),
             struct.pack("=IIII", bool(walls["root"]), walls["uid"], walls["gid"], namespaces),
-            struct.pack("=QQ", walls["processes"], walls["files"]),
+            struct.pack("=QQQ", walls["processes"], walls["files"], walls.get("oom_score", 0)),
             _list(walls["args"]),
             _U32.pack(0) if shown is None else _prepared(walls["prepared"], shown),
         )

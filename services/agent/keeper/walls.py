@@ -45,6 +45,7 @@ _LIBC.syscall.restype = ctypes.c_long
 Spec = dict[str, Any]
 """`args`: bubblewrap's, which describe the view; `namespaces`: names of those to enter; `root`: whether the keeper is root;
 `uid`, `gid`: of the processes; `processes`: how many, threads too, that user may have; `files`: how many each may have open;
+`oom_score`: their `oom_score_adj`, which they cannot lower when the keeper is root; 0 where its agent knows none;
 `prepared`: how the view is had from one that is prepared, see there, or nothing: then it is not."""
 
 

@@ -5,6 +5,7 @@
 
 /* What is said to the keeper, and what it says; see services/agent/keeper/spec.py. */
 enum { STARTED = 's', FAILED = 'f', EXITED = 'x', GONE = 'g', SIGNAL = 'n', KILL_ALL = 'k' };
+enum { TRACE_ME = 0, DETACH = 17, TRAP = 5 }; /* of ptrace */
 enum {
     LARGEST = 65536, /* bytes of one message */
     LARGEST_SPEC = 16 * 1024 * 1024,
@@ -175,6 +176,7 @@ static bool open_output(struct rank *rank)
 struct start {
     const char **command, **environment;
     int written;
+    bool waits; /* its program does not run before `let_go_on` */
     struct failure failure;
     char path[4096];
     u8 stack[16384];
@@ -238,7 +240,10 @@ static const char *why_not_executed(long result, const char *path)
     return "";
 }
 
-/* In a child that shares this process's memory until it executes the program: it changes nothing there but `about`. */
+/* In a child that shares this process's memory until it executes the program: it changes nothing there but `about`. This
+ * process waits for that, and hears nobody. So of several ranks none runs before all have executed theirs: one that runs may
+ * stop the next, which is of the same user, and with it this process for ever. Each is traced, and so stops when it has
+ * executed its program, until `reap` finds it. */
 static void started(void *about)
 {
     struct start *start = about;
@@ -272,6 +277,8 @@ static void started(void *about)
         goto wrong;
     if ((what = program_of(start)) == NULL)
         leave(127);
+    if (start->waits)
+        CALL4(ptrace, TRACE_ME, 0, 0, 0); /* a machine may forbid that (Yama): the keeper's patience is left then */
     if ((result = CALL4(rt_sigprocmask, 2, &none, NULL, sizeof none)) >= 0) {
         result = CALL3(execve, what, start->command, start->environment);
         why = why_not_executed(result, what);
@@ -286,6 +293,7 @@ static bool start_rank(struct rank *rank)
     static struct start start;
     start.command = shim.spec.command.items, start.environment = rank->environment.items;
     start.written = rank->written;
+    start.waits = shim.spec.count > 1;
     start.failure = (struct failure){0};
     long pid = call_on(CLONE_VM | CLONE_VFORK | SIGNAL_CHILD, start.stack + sizeof start.stack, started, &start);
     close_file(rank->written);
@@ -466,10 +474,10 @@ static bool start(int view, const char **useless)
 /* ------------------------------------------------------------------------------------------------------------ ending */
 
 /* A process that asked to be traced by its parent (PTRACE_TRACEME), which is this one, has stopped with a signal: it is traced no
- * more, and goes on as the signal means. The trap after it executed a program means nothing. */
+ * more, and goes on as the signal means. The trap after it executed a program means nothing. Ranks ask for it (`started`), and
+ * jobs may. */
 static void let_go_on(long pid, int number)
 {
-    enum { DETACH = 17, TRAP = 5 };
     CALL4(ptrace, DETACH, pid, 0, number == TRAP ? 0 : number);
 }
 

@@ -161,6 +161,7 @@ static void take_walls(struct reader *reader, struct walls *walls)
         wrong(reader, "uid"); /* root behind walls is root */
     walls->processes = take_u64(reader, "processes");
     walls->files = take_u64(reader, "files");
+    walls->oom_score = take_u64(reader, "oom_score");
     walls->arguments = take_list(reader, "args");
     walls->can_copy = take_u32(reader, "prepared") == 1;
     if (walls->can_copy)

@@ -4,7 +4,7 @@
 
 #include "kernel.h"
 
-enum { VERSION = 2, MOST_RANKS = 4096 };
+enum { VERSION = 3, MOST_RANKS = 4096 };
 enum { NAMESPACE, CGROUP, SUBREAPER, NONE }; /* how an attempt is held together, see contain.py */
 enum { OF_MOUNTS = 1, OF_IPC = 2, OF_NETWORK = 4 };
 
@@ -27,7 +27,7 @@ struct prepared {
 
 struct walls {
     u32 root, uid, gid, namespaces;
-    u64 processes, files;
+    u64 processes, files, oom_score;
     struct list arguments; /* bubblewrap's */
     bool can_copy;
     struct prepared prepared;

@@ -321,12 +321,23 @@ static bool limit_core(void)
     return CALL4(prlimit64, 0, RLIMIT_CORE, NULL, &before) >= 0 && before.rlim_max == 0;
 }
 
+/* When the machine has no memory left the kernel ends whoever has most, by this, and not the processes of a job that has much in
+ * very many: they come before all else. Who may say so (root) also keeps them from having it lower. */
+static void go_first(u64 oom_score)
+{
+    char score[24];
+    struct text line = {score, 0, sizeof score};
+    add_number(&line, (i64)oom_score);
+    write_file("/proc/self/oom_score_adj", score);
+}
+
 /* Of this process, and so of all that it starts: capabilities beyond the few that a shim needs, new privileges, calls that reach
  * the kernel itself, abstract sockets and signals of others. */
 static bool give_up(const struct setup *setup, const struct walls *walls)
 {
     struct rlimit64 open = {0, 0};
     u64 processes = walls->processes, files = walls->files;
+    go_first(walls->oom_score);
     /* A user namespace of its own has bounds of its own. */
     if (!gain_no_rights() || !limit_core() || !give_up_capabilities(setup->bounded && walls->root) ||
         !went_well(CALL5(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)") || !scope() ||
