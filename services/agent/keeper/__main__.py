@@ -6,7 +6,6 @@ WALLS is a JSON object: the tier that is `asked` for, `bwrap`, and what to try i
 import fcntl
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -27,7 +26,7 @@ def main(folder: str, asked: str, group: str, behind: str = "") -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with its work, not with a terminal or a supervisor
     set_slack(EXACT_NS)  # its agent's is not for jobs
-    descriptors.allow_most()  # one for each attempt
+    descriptors.allow_most()  # it has one for each attempt, and more than its jobs, see `services.agent.view`
     os.umask(0o027)  # what jobs write is not for every user of the machine
     lock = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -46,8 +45,6 @@ def main(folder: str, asked: str, group: str, behind: str = "") -> int:
         can = walls.probe(kind, **told) if told else walls.NO_WALLS
     except ValueError as e:
         sys.exit(str(e))
-    if can.tier == walls.NAMESPACES:
-        _open_all_that_it_may()
     if kind != contain.NONE:
         contain.become_subreaper()
     listener = _listen(folder)
@@ -55,13 +52,6 @@ def main(folder: str, asked: str, group: str, behind: str = "") -> int:
     keeper.prepare(views)
     keeper.run()
     return 0
-
-
-def _open_all_that_it_may() -> None:
-    """Its limit of open files is the one by which the kernel also bounds what of its user is sent and not received, see
-    `services.agent.view`."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _note_for_0_1_0(folder: str) -> None:
