@@ -48,6 +48,29 @@ async def test_nothing_is_lost_or_done_twice_when_the_ledgers_leader_is_killed(c
     await whole(cluster)
 
 
+async def test_streams_without_a_leader_are_no_streams_that_are_gone(cluster: LocalStack) -> None:
+    """A reader that took such a list for the whole ledger ended: "the broker lost its tail"."""
+    async with jetstream(cluster) as js:
+        there = {info["config"]["name"] for info in await listing.streams(js)}
+    urls, names, unheard = cluster.servers.nats_url.split(","), brokers(cluster), 0
+    for number, name in enumerate(names):
+        nats = await connect(replace(cluster.address(), url=urls[number - 1]), name="lists")
+        try:
+            async with frozen(cluster, name):
+                try:
+                    listed = await listing.streams(nats.jetstream())
+                    assert {info["config"]["name"] for info in listed} == there
+                except listing.NotAllListed:
+                    unheard += 1
+                except UNAVAILABLE:  # it was the one that answers for all
+                    pass
+            await whole(cluster)
+        finally:
+            with suppress(*UNAVAILABLE):
+                await close(nats)
+    assert unheard, "no server that was frozen led a stream"
+
+
 async def test_a_message_that_is_sent_again_before_the_servers_agree_on_it_is_no_refusal(cluster: LocalStack) -> None:
     """The leader says "duplicate message id is in process" then, which ended a team's submit."""
     pool = cluster.options.pool
@@ -77,26 +100,3 @@ async def test_a_message_that_is_sent_again_before_the_servers_agree_on_it_is_no
     finally:
         await close(nats)
     await whole(cluster)
-
-
-async def test_streams_without_a_leader_are_no_streams_that_are_gone(cluster: LocalStack) -> None:
-    """A reader that took such a list for the whole ledger ended: "the broker lost its tail"."""
-    async with jetstream(cluster) as js:
-        there = {info["config"]["name"] for info in await listing.streams(js)}
-    urls, names, unheard = cluster.servers.nats_url.split(","), brokers(cluster), 0
-    for number, name in enumerate(names):
-        nats = await connect(replace(cluster.address(), url=urls[number - 1]), name="lists")
-        try:
-            async with frozen(cluster, name):
-                try:
-                    listed = await listing.streams(nats.jetstream())
-                    assert {info["config"]["name"] for info in listed} == there
-                except listing.NotAllListed:
-                    unheard += 1
-                except UNAVAILABLE:  # it was the one that answers for all
-                    pass
-            await whole(cluster)
-        finally:
-            with suppress(*UNAVAILABLE):
-                await close(nats)
-    assert unheard, "no server that was frozen led a stream"
