@@ -25,7 +25,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 
 from libs.bus.cancel import cancel
+from libs.bus.queries import ANSWER_S
 from libs.bus.retry import run_periodically
 from libs.core.admission.intake import EVERYBODY, Bucket
 from libs.core.admission.traffic import AT_ONCE_S, EVERYBODYS, TrafficLimits
@@ -140,6 +141,7 @@ class Floods:
         ] = {}  # (server, account) -> so far; None: begin anew
         self._left: dict[tuple[str, str, str], Bucket] = {}
         self._said: dict[str, _Unread] = {}
+        self._questions: dict[str, _Questions] = {}
         self._core = ""  # its public key
         self._logs: dict[str, str] = {}  # public key of a node's second credential -> <pool>.<node>
         self._usual: dict[str, int] = {}  # server -> connections of the core there, less the most of one node
@@ -220,6 +222,7 @@ class Floods:
         watched = self._nodes.keys() | self._teams.keys() | self._logs.keys()
         self._left = {key: left for key, left in self._left.items() if key[0] in watched}
         self._said = {account: said for account, said in self._said.items() if account in watched}
+        self._questions = {user: asked for user, asked in self._questions.items() if user in self._logs}
         self._counted = {key: passed for key, passed in self._counted.items() if key[1] in watched}
         self._words.ask_again()
         self._read_ns = changed_ns
@@ -320,8 +323,11 @@ class Floods:
         at_us, why = int(self._now() * 1e6), ""
         if team is not None:
             rates = _of_team(passed, self._traffic(team))
+        elif account in self._logs:
+            questions = self._questions.setdefault(account, _Questions())
+            rates = _of_answers(passed, questions.unasked(passed, at_us))
         else:
-            rates = _of_answers(passed) if account in self._logs else _of_node(passed)
+            rates = _of_node(passed)
         if self._words.sees:
             why = self._over_words(account, passed, read, at_us)
         for rate in rates:
@@ -486,10 +492,31 @@ def _of_node(passed: AccountTraffic) -> Sequence[_Flow]:
     )
 
 
-def _of_answers(passed: AccountTraffic) -> Sequence[_Flow]:
+class _Questions:
+    """Those that a node has heard and may answer yet. What it was asked is seen before what it answers: over a slow line, or
+    while several teams read, many looks before."""
+
+    def __init__(self) -> None:
+        self._open: deque[tuple[int, int]] = deque()  # when they were seen, how many
+
+    def unasked(self, passed: AccountTraffic, at_us: int) -> int:
+        """So many of the messages that it said were no answers."""
+        while self._open and self._open[0][0] < at_us - ANSWER_S * 1_000_000:
+            self._open.popleft()
+        if passed.heard:
+            self._open.append((at_us, passed.heard))
+        said = passed.said
+        while said and self._open:
+            seen_us, many = self._open.popleft()
+            if many > said:
+                self._open.appendleft((seen_us, many - said))
+            said -= min(many, said)
+        return said
+
+
+def _of_answers(passed: AccountTraffic, unasked: int) -> Sequence[_Flow]:
     """Of a node's second credential. The broker lets it answer each question once, and whoever asks is counted for what it
-    hears: as many messages as it heard are answers, and together no more than one team may hear."""
-    unasked = max(0, passed.said - passed.heard)
+    hears: what it says beside answers is limited like a node's messages, and all of it together by what one team may hear."""
     per_s = EVERYBODYS.heard_bytes_per_s or 0.0
     return (
         *_of_node(AccountTraffic(unasked, passed.said_bytes * unasked // max(1, passed.said))),

@@ -20,7 +20,7 @@ from libs.ports import sockdiag
 from libs.walls import words
 from libs.walls.accounts import FINANCE
 from libs.walls.book import Book
-from libs.walls.floods import BYTES_AT_ONCE, WORDS_AT_ONCE, AccountTraffic, Floods
+from libs.walls.floods import BYTES_AT_ONCE, LOOK_S, WORDS_AT_ONCE, AccountTraffic, Floods
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
 from libs.walls.words import ConnectionWatch
@@ -174,6 +174,39 @@ async def test_a_node_that_answers_what_it_is_asked_is_not_cut_off(bus: tuple[st
         asked = int(1.5 * (BYTES_AT_ONCE + WORDS_AT_ONCE) / 250_000)
         for _ in range(asked // 5):
             await asyncio.gather(*(service.request(subject, b"{}", timeout=60) for _ in range(5)))
+        await watch.looked()
+        assert Book(ring.folder).lines() == []
+        assert node.is_connected
+        await close(node)
+        await close(service)
+
+
+@pytest.mark.timeout(180)
+async def test_a_node_whose_answers_come_late_is_not_cut_off(bus: tuple[str, Keyring]) -> None:
+    """Several teams read logs of one node: many questions stand open, and what the broker counted of their answers is seen in
+    later looks than the questions."""
+    url, ring = bus
+    subject = subjects.LOG_QUESTION.format(pool="main", node="n1")
+    async with looked_at(bus) as watch:
+        node = await connect(Address(url, ring.node("main", "n1").with_name(LOGS_CREDS)), name="n1")
+        service = await connect(Address(url, ring.service()), name="history")
+        open_, together = list[Msg](), 64
+
+        async def answer(question: Msg) -> None:
+            open_.append(question)
+            if len(open_) == together:
+                for number, one in enumerate(open_):
+                    await one.respond(b"x" * 250_000)
+                    if number % 8 == 7:  # a slow line
+                        await node.flush(60)
+                        await asyncio.sleep(LOOK_S / 2)
+                open_.clear()
+
+        await node.subscribe(subject, cb=answer)
+        await node.flush()
+        asked = int(4 * (BYTES_AT_ONCE + WORDS_AT_ONCE) / 250_000)
+        for _ in range(asked // together):
+            await asyncio.gather(*(service.request(subject, b"{}", timeout=60) for _ in range(together)))
         await watch.looked()
         assert Book(ring.folder).lines() == []
         assert node.is_connected
