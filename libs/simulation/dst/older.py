@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from libs.bus.connect import connect
+from libs.bus.table import READERS_BUCKET
 from libs.core.state.formats import FIRST, FORMAT_OF
 from libs.ledger.reader import LedgerReader
 from libs.ledger.readers import Declarer
@@ -40,7 +41,9 @@ class OlderReader:
         tasks = Tasks()
         async with tasks.until_stopped():
             await declarer.declare()
-            self._declared = self._declared or self._world.disk.streams[ledger_stream(self._pool)].last_seq == 0
+            self._declared = self._declared or (
+                self._is_known() and self._world.disk.streams[ledger_stream(self._pool)].last_seq == 0
+            )
             self._world.sometimes("an older version read along")
             declaring = asyncio.create_task(declarer.run())
             tasks.start("older reader", self._read(reader))
@@ -51,6 +54,13 @@ class OlderReader:
             self._world.note("the older reader leaves")
             self._world.retire("older")
             yield
+
+    def _is_known(self) -> bool:
+        """A declaration that the broker did not hear is made again later, and nobody is told."""
+        stored = self._world.disk.streams[f"KV_{READERS_BUCKET}"].by_subject
+        return any(
+            subject.startswith(f"$KV.{READERS_BUCKET}.{self._pool}.older.") and seqs for subject, seqs in stored.items()
+        )
 
     async def _read(self, reader: LedgerReader) -> None:
         async for entries in reader.follow():
