@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.inventory import boards_of
-from schemas.resources import MOST_MIB, Inventory
+from schemas.resources import ANY_ACCELERATOR, MOST_MIB, NAMED_ONLY, Inventory, Runtime
 
 LONGEST_NAME = 512
 """Characters."""
@@ -43,6 +43,13 @@ def refuse_inventory(d: Decision, inventory: Inventory) -> None:
             raise InputRefused(
                 f"node {node}: {what} has {len(name)} characters ({name[:40]!r}...); use {LONGEST_NAME} at the most"
             )
+    for what, name, amiss in _spelled(inventory):
+        if amiss in name:
+            raise InputRefused(
+                f"node {node}: {what} is {name!r}; leave {amiss!r} out of it: kinds of devices are told apart by it"
+            )
+    _refuse_processors(inventory)
+    _refuse_strange_instances(inventory)
     if (labels := sum(len(key) + len(value) for key, value in inventory.labels.items())) > MOST_LABELS:
         raise InputRefused(
             f"node {node}: its labels have {labels} characters together; {MOST_LABELS} is the most: leave some out of "
@@ -50,6 +57,45 @@ def refuse_inventory(d: Decision, inventory: Inventory) -> None:
         )
     if why := d.nodes.offers(fleet, inventory, d.t_us):
         raise InputRefused(why)
+
+
+def _spelled(inventory: Inventory) -> Iterator[tuple[str, str, str]]:
+    """Names, and what none of them has: a kind is written `model:profile`, and `*` is all accelerators. What a model with a
+    colon counts of its board is read in two ways, by the accounts and by who verifies them."""
+    models = [("the model of a device", device.model) for device in inventory.devices]
+    models += [("the model of a board", board.model) for board in inventory.boards]
+    for what, model in models:
+        yield from ((what, model, ":"), (what, model, ANY_ACCELERATOR))
+    for device in inventory.devices:
+        yield "the MIG profile of a device", device.mig_profile, ":"
+
+
+def _refuse_processors(inventory: Inventory) -> None:
+    """Processors as a device are all of their node's (`libs.core.placement.view.host_of`), so there is one such device, and it
+    goes to who names it. Else jobs are planned there beside each other, and are ended at their grant for what is missing.
+    Raises InputRefused."""
+    own = [device for device in inventory.devices if device.runtime is Runtime.CPU]
+    if other := next((device for device in own if device.kind not in NAMED_ONLY), None):
+        raise InputRefused(
+            f"node {inventory.node}: device {other.id} is of runtime cpu and of kind {other.kind.value}; say kind cpu"
+        )
+    if len(own) > 1 and (inventory.cpus or inventory.memory_mib):
+        raise InputRefused(
+            f"node {inventory.node}: {own[0].id} and {own[1].id} are both its processors; a node has one such device, which "
+            "stands for all of them"
+        )
+
+
+def _refuse_strange_instances(inventory: Inventory) -> None:
+    """What is in no instance of a board is reckoned by the board's model, and what is in one by the instance's. Raises
+    InputRefused where they differ."""
+    models = {board.id: board.model for board in inventory.boards}
+    for device in inventory.devices:
+        if device.mig_profile and device.model != models.get(device.parent, device.model):
+            raise InputRefused(
+                f"node {inventory.node}: {device.id} is an instance of {device.model!r} on a board of "
+                f"{models[device.parent]!r}; an instance is of its board's model"
+            )
 
 
 def _numbers(inventory: Inventory) -> Iterator[tuple[str, int]]:
