@@ -170,3 +170,9 @@ def test_a_node_that_says_twice_what_it_has_on_its_disk_can_come_again() -> None
     assert answer(w, node("n9").model_copy(update={"contents": ("other",)}), incarnation=2) == ""
     assert set(w.decider.state.fleet.content_nodes) == {"other"}
     w.check()
+
+
+@pytest.mark.parametrize("model", ["CPU", "cpu"])
+def test_processors_that_say_they_are_a_gpu_are_refused(model: str) -> None:
+    """Jobs that name no model got them, whatever their team's limit on such devices: a violation that stays in the ledger."""
+    assert "say its kind" in answer(World(), of("n9", device("n9", model=model)))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from libs.core.accelerators.kinds import named_only
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.inventory import boards_of
 from schemas.resources import ANY_ACCELERATOR, MOST_MIB, NAMED_ONLY, Inventory, Runtime
@@ -74,6 +75,12 @@ def _refuse_processors(inventory: Inventory) -> None:
     """Processors as a device are all of their node's (`libs.core.placement.view.host_of`), so there is one such device, and it
     goes to who names it. Else jobs are planned there beside each other, and are ended at their grant for what is missing.
     Raises InputRefused."""
+    for device in inventory.devices:
+        if device.kind not in NAMED_ONLY and named_only(device.model):
+            raise InputRefused(
+                f"node {inventory.node}: device {device.id} is a {device.model!r} of kind {device.kind.value}, which goes only "
+                "to jobs that name it; say its kind"
+            )
     own = [device for device in inventory.devices if device.runtime is Runtime.CPU]
     if other := next((device for device in own if device.kind not in NAMED_ONLY), None):
         raise InputRefused(
