@@ -176,3 +176,22 @@ def test_a_node_that_says_twice_what_it_has_on_its_disk_can_come_again() -> None
 def test_processors_that_say_they_are_a_gpu_are_refused(model: str) -> None:
     """Jobs that name no model got them, whatever their team's limit on such devices: a violation that stays in the ledger."""
     assert "say its kind" in answer(World(), of("n9", device("n9", model=model)))
+
+
+def test_a_chip_at_the_place_of_anothers_is_refused() -> None:
+    """One was enough: nobody was granted a slice of that torus any more."""
+
+    def host(name: str, *places: tuple[int, int]) -> Inventory:
+        more = {"kind": "tpu", "model": "v5e", "runtime": Runtime.TPU, "torus": "pod", "torus_shape": (2, 4)}
+        return of(name, *(device(name, n, torus_at=at, **more) for n, at in enumerate(places)))
+
+    w = World(host("h0", (0, 0), (0, 1), (1, 0), (1, 1)), host("h1", (0, 2), (0, 3), (1, 2), (1, 3)))
+    assert "where one of node h0 is" in answer(w, host("n9", (0, 0)))
+    slice_ = job("slice", 4)
+    asked = slice_.spec.resources.model_copy(update={"torus": (2, 2), "types": ("v5e",)})
+    spec = slice_.spec.model_copy(update={"resources": asked})
+    assert w.state_of(w.submit(slice_.model_copy(update={"spec": spec}))) == "granted"
+    w.send(inbox.NodeLost(node="h1", incarnation=1, silent_s=30))
+    assert "where one of node n9 is" in answer(w, host("n9", (0, 2), (0, 2)))
+    assert answer(w, host("n9", (0, 2), (0, 3), (1, 2), (1, 3))) == "", "it stands for the one that is gone"
+    w.check()

@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from libs.core.accelerators.kinds import named_only
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
-from libs.core.state.inventory import boards_of
+from libs.core.state.fleet import Fleet
+from libs.core.state.inventory import boards_of, torus_of
 from schemas.resources import ANY_ACCELERATOR, MOST_MIB, NAMED_ONLY, Inventory, Runtime
 
 LONGEST_NAME = 512
@@ -51,6 +54,7 @@ def refuse_inventory(d: Decision, inventory: Inventory) -> None:
             )
     _refuse_processors(inventory)
     _refuse_strange_instances(inventory)
+    _refuse_places(d.state.fleet, inventory)
     if (labels := sum(len(key) + len(value) for key, value in inventory.labels.items())) > MOST_LABELS:
         raise InputRefused(
             f"node {node}: its labels have {labels} characters together; {MOST_LABELS} is the most: leave some out of "
@@ -103,6 +107,28 @@ def _refuse_strange_instances(inventory: Inventory) -> None:
                 f"node {inventory.node}: {device.id} is an instance of {device.model!r} on a board of "
                 f"{models[device.parent]!r}; an instance is of its board's model"
             )
+
+
+def _refuse_places(fleet: Fleet, inventory: Inventory) -> None:
+    """At each place of a torus is one chip. With another beside it no box of hosts is seen there (`search.torus`), and nobody
+    is granted a slice of that torus. Raises InputRefused."""
+    taken: dict[tuple[str, tuple[int, ...]], str] = {}
+    for torus in {torus for device in inventory.devices if (torus := torus_of(device))}:
+        if (code := fleet.tori.find(torus)) < 0:
+            continue
+        own = fleet.node_names.find(inventory.node)
+        rows = np.flatnonzero((fleet.torus == code) & fleet.up & (fleet.node != own))
+        for row, *at in zip(*(of[rows].tolist() for of in (fleet.node, fleet.t0, fleet.t1, fleet.t2)), strict=True):
+            taken[torus, tuple(at)] = fleet.node_names.names[row]
+    for device in inventory.devices:
+        if torus := torus_of(device):
+            place = (torus, (*device.torus_at, 0, 0, 0)[:3])
+            if place in taken:
+                raise InputRefused(
+                    f"node {inventory.node}: chip {device.id} is at {device.torus_at} of torus {device.torus[:40]!r}, where "
+                    f"one of node {taken[place]} is"
+                )
+            taken[place] = inventory.node
 
 
 def _numbers(inventory: Inventory) -> Iterator[tuple[str, int]]:
