@@ -195,3 +195,15 @@ def test_a_chip_at_the_place_of_anothers_is_refused() -> None:
     assert "where one of node n9 is" in answer(w, host("n9", (0, 2), (0, 2)))
     assert answer(w, host("n9", (0, 2), (0, 3), (1, 2), (1, 3))) == "", "it stands for the one that is gone"
     w.check()
+
+
+def test_chips_that_lie_in_no_box_as_other_hosts_are_refused() -> None:
+    """At places that nobody has, of hosts that are away: with them no box of hosts was seen in the whole torus."""
+
+    def host(name: str, *places: tuple[int, int]) -> Inventory:
+        more = {"kind": "tpu", "model": "v5e", "runtime": Runtime.TPU, "torus": "pod", "torus_shape": (4, 4)}
+        return of(name, *(device(name, n, torus_at=at, **more) for n, at in enumerate(places)))
+
+    w = World(host("h0", (2, 0), (2, 1), (3, 0), (3, 1)), host("h1", (2, 2), (2, 3), (3, 2), (3, 3)))
+    assert "lie in no box" in answer(w, host("n9", (0, 0), (0, 3)))
+    assert answer(w, host("n9", (0, 0), (0, 1), (1, 1))) == "", "a host may lack a chip"

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from libs.core.accelerators.kinds import named_only
+from libs.core.placement.search.torus import host_box
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.fleet import Fleet
 from libs.core.state.inventory import boards_of, torus_of
-from schemas.resources import ANY_ACCELERATOR, MOST_MIB, NAMED_ONLY, Inventory, Runtime
+from schemas.resources import ANY_ACCELERATOR, MOST_MIB, NAMED_ONLY, Device, Inventory, Runtime
 
 LONGEST_NAME = 512
 """Characters."""
@@ -112,23 +113,33 @@ def _refuse_strange_instances(inventory: Inventory) -> None:
 def _refuse_places(fleet: Fleet, inventory: Inventory) -> None:
     """At each place of a torus is one chip. With another beside it no box of hosts is seen there (`search.torus`), and nobody
     is granted a slice of that torus. Raises InputRefused."""
-    taken: dict[tuple[str, tuple[int, ...]], str] = {}
-    for torus in {torus for device in inventory.devices if (torus := torus_of(device))}:
-        if (code := fleet.tori.find(torus)) < 0:
-            continue
-        own = fleet.node_names.find(inventory.node)
-        rows = np.flatnonzero((fleet.torus == code) & fleet.up & (fleet.node != own))
-        for row, *at in zip(*(of[rows].tolist() for of in (fleet.node, fleet.t0, fleet.t1, fleet.t2)), strict=True):
-            taken[torus, tuple(at)] = fleet.node_names.names[row]
+    of_torus: dict[str, list[Device]] = {}
     for device in inventory.devices:
         if torus := torus_of(device):
-            place = (torus, (*device.torus_at, 0, 0, 0)[:3])
-            if place in taken:
+            of_torus.setdefault(torus, []).append(device)
+    own = fleet.node_names.find(inventory.node)
+    for torus, chips in of_torus.items():
+        shape = chips[0].torus_shape
+        rows = np.flatnonzero((fleet.torus == fleet.tori.find(torus)) & fleet.up & (fleet.node != own))
+        rows = rows if fleet.tori.find(torus) >= 0 else rows[:0]
+        there = np.stack([fleet.t0[rows], fleet.t1[rows], fleet.t2[rows]], axis=1)[:, : len(shape)]
+        taken = {
+            tuple(at): fleet.node_names.names[row] for at, row in zip(there.tolist(), fleet.node[rows], strict=True)
+        }
+        for chip in chips:
+            if chip.torus_at in taken:
                 raise InputRefused(
-                    f"node {inventory.node}: chip {device.id} is at {device.torus_at} of torus {device.torus[:40]!r}, where "
-                    f"one of node {taken[place]} is"
+                    f"node {inventory.node}: chip {chip.id} is at {chip.torus_at} of torus {chip.torus[:40]!r}, where one of "
+                    f"node {taken[chip.torus_at]} is"
                 )
-            taken[place] = inventory.node
+            taken[chip.torus_at] = inventory.node
+        every = np.concatenate([there, np.array([chip.torus_at for chip in chips], dtype=np.int64)])
+        nodes = np.concatenate([fleet.node[rows], np.full(len(chips), -1)])
+        if host_box(there, fleet.node[rows], shape) is not None and host_box(every, nodes, shape) is None:
+            raise InputRefused(
+                f"node {inventory.node}: its chips of torus {chips[0].torus[:40]!r} lie in no box such as those of the hosts "
+                "that are there"
+            )
 
 
 def _numbers(inventory: Inventory) -> Iterator[tuple[str, int]]:
