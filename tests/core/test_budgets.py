@@ -27,6 +27,7 @@ from schemas.ledger import (
 )
 from schemas.prices import ListRate, RateBook
 from schemas.queues import Queue
+from schemas.resources import DeviceKind
 from services.queries.metrics import BudgetMetrics
 from tests.core.builders import World, job, node
 
@@ -146,7 +147,9 @@ def test_a_job_without_a_limit_holds_one_renewal_at_a_time_and_is_stopped_when_n
 
 
 def test_what_costs_nothing_is_covered_also_by_a_budget_that_is_overdrawn():
-    w = World(node("n0"), node("n1", 1, model="CPU"))
+    cpu = node("n1", 1, model="CPU")
+    own = tuple(one.model_copy(update={"kind": DeviceKind.CPU}) for one in cpu.devices)
+    w = World(node("n0"), cpu.model_copy(update={"devices": own}))
     apply(w, gpu_hours(HOUR, when_spent=WhenSpent.CONTINUE), renewal_s=1800)
     w.started(w.submit(job("runs", 2)))
     for _ in range(3):

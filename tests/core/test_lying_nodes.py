@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas import inbox, ledger
-from schemas.resources import Device, DeviceKind, Inventory, MigBoard, MigProfile, Position
+from schemas.resources import Device, DeviceKind, Inventory, MigBoard, MigProfile, Position, Runtime
 from tests.core.builders import GIB, World, job, node
 
 ONE_G = MigProfile(name="1g.10gb", compute_slices=1, memory_slices=1, memory_mib=9728, starts=(0, 1), limit=7)
@@ -108,3 +108,102 @@ def test_names_that_are_kept_for_ever_are_bounded(monkeypatch: pytest.MonkeyPatc
     assert [bool(why) for why in said] == [False] * 4 + [True] * 2
     assert "kept for ever" in said[-1]
     assert answer(w, anew(4), 8) == "", "what is known costs nothing"
+
+
+def of(name: str, *devices: Device, **more: Any) -> Inventory:
+    return Inventory(node=name, devices=devices, simulated=True, **more)
+
+
+def device(name: str, index: int = 0, **more: Any) -> Device:
+    return Device(id=f"{name}-{index}", index=index, memory_mib=1024, **more)
+
+
+@pytest.mark.parametrize(
+    "kinds", [("gpu", "H100"), ("cpu", "CPU")], ids=["which go to jobs that name none", "which are there twice"]
+)
+def test_processors_that_cannot_be_granted_beside_each_other_are_refused(kinds: tuple[str, str]) -> None:
+    """Jobs of any team were planned there, and ended at their grant for what the node did not have."""
+    kind, model = kinds
+    own = [device("n9", n, kind=kind, model=model, runtime=Runtime.CPU) for n in range(2)]
+    w = World()
+    both = w.submit(job("both", 2, types=(model,)))
+    assert "n9-0" in answer(w, of("n9", *own, cpus=8, memory_mib=1024))
+    assert w.state_of(both) == "queued"
+    assert answer(w, of("n9", device("n9", kind="cpu", model="CPU", runtime=Runtime.CPU), cpus=8)) == ""
+
+
+@pytest.mark.parametrize("model", ["H100:1g.10gb", ":1g.10gb", "*", "H100*"])
+def test_a_model_that_reads_as_another_kind_is_refused(model: str) -> None:
+    """Of an instance of such a model the accounts had another part of its board than who verified them, for good."""
+    w = World()
+    assert "leave" in answer(w, of("n9", device("n9", kind="mig", model=model, mig_profile="3g.40gb", parent="b")))
+    board = MigBoard(id="b", index=0, model=model, memory_mib=1024, profiles=())
+    assert "leave" in answer(w, of("n9", boards=(board,)))
+    assert "leave" in answer(w, of("n9", device("n9", kind="mig", model="H100", mig_profile="1g:x", parent="b")))
+
+
+@pytest.mark.parametrize("model", ["h100", "H100-SXM5-80GB"])
+def test_a_model_by_another_name_of_it_is_as_much_to_who_verifies(model: str) -> None:
+    w = World(of("n9", device("n9", kind="mig", model=model, mig_profile="1g.10gb")))
+    w.send(inbox.Tick(), after_us=1_000_000)
+    w.check()
+
+
+def test_an_instance_of_another_model_than_its_boards_is_refused() -> None:
+    """More was told to be of no use to who waits than the accounts had idle: a violation that stays in the ledger."""
+    w, told = World(node("n0")), cut("n9", "n9-b", "n9-a")
+    strange = tuple(one.model_copy(update={"model": "A30"}) for one in told.devices)
+    assert "an instance is of its board's model" in answer(w, told.model_copy(update={"devices": strange}))
+    assert answer(w, told) == ""
+
+
+def test_processors_by_another_name_are_no_accelerators_to_who_verifies() -> None:
+    w = World(of("n9", device("n9", kind="cpu", model="cpu", runtime=Runtime.CPU)))
+    w.send(inbox.QuotaChanged(team="research", limit_milli=0))
+    assert w.state_of(w.submit(job("a", types=("cpu",)))) == "granted"
+    w.check()
+
+
+def test_a_node_that_says_twice_what_it_has_on_its_disk_can_come_again() -> None:
+    """Its next life could not be decided, so all that came with it was decided twice."""
+    w = World(node("n9").model_copy(update={"contents": ("image", "image")}))
+    assert answer(w, node("n9").model_copy(update={"contents": ("other",)}), incarnation=2) == ""
+    assert set(w.decider.state.fleet.content_nodes) == {"other"}
+    w.check()
+
+
+@pytest.mark.parametrize("model", ["CPU", "cpu"])
+def test_processors_that_say_they_are_a_gpu_are_refused(model: str) -> None:
+    """Jobs that name no model got them, whatever their team's limit on such devices: a violation that stays in the ledger."""
+    assert "say its kind" in answer(World(), of("n9", device("n9", model=model)))
+
+
+def test_a_chip_at_the_place_of_anothers_is_refused() -> None:
+    """One was enough: nobody was granted a slice of that torus any more."""
+
+    def host(name: str, *places: tuple[int, int]) -> Inventory:
+        more = {"kind": "tpu", "model": "v5e", "runtime": Runtime.TPU, "torus": "pod", "torus_shape": (2, 4)}
+        return of(name, *(device(name, n, torus_at=at, **more) for n, at in enumerate(places)))
+
+    w = World(host("h0", (0, 0), (0, 1), (1, 0), (1, 1)), host("h1", (0, 2), (0, 3), (1, 2), (1, 3)))
+    assert "where one of node h0 is" in answer(w, host("n9", (0, 0)))
+    slice_ = job("slice", 4)
+    asked = slice_.spec.resources.model_copy(update={"torus": (2, 2), "types": ("v5e",)})
+    spec = slice_.spec.model_copy(update={"resources": asked})
+    assert w.state_of(w.submit(slice_.model_copy(update={"spec": spec}))) == "granted"
+    w.send(inbox.NodeLost(node="h1", incarnation=1, silent_s=30))
+    assert "where one of node n9 is" in answer(w, host("n9", (0, 2), (0, 2)))
+    assert answer(w, host("n9", (0, 2), (0, 3), (1, 2), (1, 3))) == "", "it stands for the one that is gone"
+    w.check()
+
+
+def test_chips_that_lie_in_no_box_as_other_hosts_are_refused() -> None:
+    """At places that nobody has, of hosts that are away: with them no box of hosts was seen in the whole torus."""
+
+    def host(name: str, *places: tuple[int, int]) -> Inventory:
+        more = {"kind": "tpu", "model": "v5e", "runtime": Runtime.TPU, "torus": "pod", "torus_shape": (4, 4)}
+        return of(name, *(device(name, n, torus_at=at, **more) for n, at in enumerate(places)))
+
+    w = World(host("h0", (2, 0), (2, 1), (3, 0), (3, 1)), host("h1", (2, 2), (2, 3), (3, 2), (3, 3)))
+    assert "lie in no box" in answer(w, host("n9", (0, 0), (0, 3)))
+    assert answer(w, host("n9", (0, 0), (0, 1), (1, 1))) == "", "a host may lack a chip"

@@ -352,6 +352,23 @@ def test_a_held_instance_is_what_it_was_whatever_is_said_of_it_when_its_board_is
     world.check()
 
 
+def test_a_cuts_report_is_judged_with_what_is_held_as_it_was() -> None:
+    """The held instance was said to be of no board, and a device had the board's id: both were told to exist under one id."""
+    world, runs = one_busy()
+    world.submit(ask("waits", THREE))
+    (recut,) = tick(world, 30)
+    (name,) = held(world, runs)
+    told = after(world.decider.state, recut)
+    (kept,) = (device for device in told.devices if device.id == name)
+    said = kept.model_copy(update={"mig_profile": "", "parent": ""})
+    lie = told.model_copy(update={"boards": (), "devices": (said, said.model_copy(update={"id": "b0", "index": 1}))})
+    (event,) = world.send(inbox.BoardCut(node="n0", incarnation=1, board="b0", number=1, ok=True, inventory=lie))
+    assert event.kind == "input.rejected"
+    assert "names board b0 twice" in event.reason
+    world.send(inbox.Tick(), after_us=SECOND)
+    world.check()
+
+
 def test_what_is_held_for_a_job_is_given_up_when_the_node_has_it_no_more() -> None:
     """A cut that failed half-way: the job waited for ever for an instance that was gone, and kept another idle."""
     world = World(cut("n0", {"b0": ONES, "b1": ONES}))

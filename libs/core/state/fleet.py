@@ -369,7 +369,7 @@ class Fleet:
 
     def _set_contents(self, code: int, inventory: Inventory) -> None:
         before = self.nodes.get(inventory.node)
-        for name in before.inventory.contents if before is not None else ():
+        for name in set(before.inventory.contents) if before is not None else ():  # a node may say one twice
             self.content_nodes[name].discard(code)
             if not self.content_nodes[name]:
                 del self.content_nodes[name]

@@ -201,19 +201,24 @@ def _grid(fleet: Fleet, code: int, torus: tuple[int, ...]) -> Ints:
 
 
 def _host_shape(fleet: Fleet, grid: Ints) -> tuple[int, ...] | None:
-    """The box of chips that each host is; None when hosts differ, or are no boxes aligned to their own size."""
     there = np.argwhere(grid >= 0)
+    return host_box(there, fleet.node[grid[tuple(there.T)]], grid.shape)
+
+
+def host_box(there: Ints, nodes: Ints, torus: Sequence[int]) -> tuple[int, ...] | None:
+    """The box of chips that each host is; None when hosts differ, or are no boxes aligned to their own size. `there`: places of
+    chips, shape (n, dims); `nodes`: whose each is, shape (n,)."""
     if len(there) == 0:
         return None
-    _, node = np.unique(fleet.node[grid[tuple(there.T)]], return_inverse=True)
-    low = np.full((int(node.max()) + 1, grid.ndim), max(grid.shape), dtype=np.int64)
+    _, node = np.unique(nodes, return_inverse=True)
+    low = np.full((int(node.max()) + 1, len(torus)), max(torus), dtype=np.int64)
     high = np.full_like(low, -1)
     np.minimum.at(low, node, there)
     np.maximum.at(high, node, there)
     host = tuple((high - low + 1).max(axis=0).tolist())  # of the largest, as a host may lack a chip
-    if any(length % side for length, side in zip(grid.shape, host, strict=True)):
+    if any(length % side for length, side in zip(torus, host, strict=True)):
         return None
-    cells = np.ravel_multi_index(tuple((there // np.array(host)).T), tuple(np.array(grid.shape) // np.array(host)))
+    cells = np.ravel_multi_index(tuple((there // np.array(host)).T), tuple(np.array(torus) // np.array(host)))
     pairs = np.unique(np.stack([cells, node]), axis=1)
     split = len(pairs[0]) > len(np.unique(cells)) or len(pairs[0]) > len(np.unique(node))
     return None if split else host

@@ -13,8 +13,9 @@ from fractions import Fraction
 from functools import cache
 from types import MappingProxyType
 
-from libs.core.accelerators.catalog import catalog
+from libs.core.accelerators.catalog import catalog, find_model
 from libs.core.accelerators.mig_boards import GEOMETRIES
+from schemas.resources import ANY_ACCELERATOR, DeviceKind
 
 Kind = tuple[str, str]
 """Model and MIG profile of a device."""
@@ -162,19 +163,27 @@ def counts(key: str, kind: Kind) -> Fraction:
     model, profile = kind
     if key == (f"{model}:{profile}" if profile else model):
         return Fraction(1)
-    return part_of_board(model, profile) if key == model or (key == "*" and model != "CPU") else Fraction(0)
+    counted = key == model or (key == ANY_ACCELERATOR and not _processors(model))
+    return part_of_board(model, profile) if counted else Fraction(0)
+
+
+def _processors(model: str) -> bool:
+    known = find_model(model)
+    return known is not None and known.kind is DeviceKind.CPU
 
 
 @cache
 def part_of_board(model: str, profile: str) -> Fraction:
     """An instance's compute slices over its board's; 1 for a whole device and without a known board."""
-    boards = sorted({a.mig for a in catalog().values() if a.model == model} & GEOMETRIES.keys())
+    known = find_model(model)  # a node may spell it otherwise than the catalogue
+    name = known.model if known is not None else model
+    boards = sorted({a.mig for a in catalog().values() if a.model == name} & GEOMETRIES.keys())
     if not profile or not boards:
         return Fraction(1)
     for board in boards:
-        for known in GEOMETRIES[board].profiles:
-            if known.name == profile:
-                return Fraction(known.compute_slices, GEOMETRIES[board].compute)
+        for one in GEOMETRIES[board].profiles:
+            if one.name == profile:
+                return Fraction(one.compute_slices, GEOMETRIES[board].compute)
     number, named, _ = profile.partition("g.")
     whole = max(GEOMETRIES[board].compute for board in boards)
     return min(Fraction(1), Fraction(int(number), whole)) if named and number.isdecimal() else Fraction(1)

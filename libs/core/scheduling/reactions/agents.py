@@ -174,8 +174,8 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
         raise InputRefused(f"node {m.node} was not asked for repartition {m.number} of board {m.board}")
     if m.inventory.node != m.node:
         raise InputRefused(f"node {m.node} reports a repartition with the inventory of {m.inventory.node}")
-    refuse_inventory(d, m.inventory)
     inventory = _around_what_is_held(d, m)
+    refuse_inventory(d, inventory)
     gone = {device.id for device in known.inventory.devices} - {device.id for device in inventory.devices}
     d.emit(
         ledger.BoardCutDone(

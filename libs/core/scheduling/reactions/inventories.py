@@ -3,9 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
+from libs.core.accelerators.kinds import named_only
+from libs.core.placement.search.torus import host_box
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
-from libs.core.state.inventory import boards_of
-from schemas.resources import MOST_MIB, Inventory
+from libs.core.state.fleet import Fleet
+from libs.core.state.inventory import boards_of, torus_of
+from schemas.resources import ANY_ACCELERATOR, MOST_MIB, NAMED_ONLY, Device, Inventory, Runtime
 
 LONGEST_NAME = 512
 """Characters."""
@@ -43,6 +48,14 @@ def refuse_inventory(d: Decision, inventory: Inventory) -> None:
             raise InputRefused(
                 f"node {node}: {what} has {len(name)} characters ({name[:40]!r}...); use {LONGEST_NAME} at the most"
             )
+    for what, name, amiss in _spelled(inventory):
+        if amiss in name:
+            raise InputRefused(
+                f"node {node}: {what} is {name!r}; leave {amiss!r} out of it: kinds of devices are told apart by it"
+            )
+    _refuse_processors(inventory)
+    _refuse_strange_instances(inventory)
+    _refuse_places(d.state.fleet, inventory)
     if (labels := sum(len(key) + len(value) for key, value in inventory.labels.items())) > MOST_LABELS:
         raise InputRefused(
             f"node {node}: its labels have {labels} characters together; {MOST_LABELS} is the most: leave some out of "
@@ -50,6 +63,83 @@ def refuse_inventory(d: Decision, inventory: Inventory) -> None:
         )
     if why := d.nodes.offers(fleet, inventory, d.t_us):
         raise InputRefused(why)
+
+
+def _spelled(inventory: Inventory) -> Iterator[tuple[str, str, str]]:
+    """Names, and what none of them has: a kind is written `model:profile`, and `*` is all accelerators. What a model with a
+    colon counts of its board is read in two ways, by the accounts and by who verifies them."""
+    models = [("the model of a device", device.model) for device in inventory.devices]
+    models += [("the model of a board", board.model) for board in inventory.boards]
+    for what, model in models:
+        yield from ((what, model, ":"), (what, model, ANY_ACCELERATOR))
+    for device in inventory.devices:
+        yield "the MIG profile of a device", device.mig_profile, ":"
+
+
+def _refuse_processors(inventory: Inventory) -> None:
+    """Processors as a device are all of their node's (`libs.core.placement.view.host_of`), so there is one such device, and it
+    goes to who names it. Else jobs are planned there beside each other, and are ended at their grant for what is missing.
+    Raises InputRefused."""
+    for device in inventory.devices:
+        if device.kind not in NAMED_ONLY and named_only(device.model):
+            raise InputRefused(
+                f"node {inventory.node}: device {device.id} is a {device.model!r} of kind {device.kind.value}, which goes only "
+                "to jobs that name it; say its kind"
+            )
+    own = [device for device in inventory.devices if device.runtime is Runtime.CPU]
+    if other := next((device for device in own if device.kind not in NAMED_ONLY), None):
+        raise InputRefused(
+            f"node {inventory.node}: device {other.id} is of runtime cpu and of kind {other.kind.value}; say kind cpu"
+        )
+    if len(own) > 1 and (inventory.cpus or inventory.memory_mib):
+        raise InputRefused(
+            f"node {inventory.node}: {own[0].id} and {own[1].id} are both its processors; a node has one such device, which "
+            "stands for all of them"
+        )
+
+
+def _refuse_strange_instances(inventory: Inventory) -> None:
+    """What is in no instance of a board is reckoned by the board's model, and what is in one by the instance's. Raises
+    InputRefused where they differ."""
+    models = {board.id: board.model for board in inventory.boards}
+    for device in inventory.devices:
+        if device.mig_profile and device.model != models.get(device.parent, device.model):
+            raise InputRefused(
+                f"node {inventory.node}: {device.id} is an instance of {device.model!r} on a board of "
+                f"{models[device.parent]!r}; an instance is of its board's model"
+            )
+
+
+def _refuse_places(fleet: Fleet, inventory: Inventory) -> None:
+    """At each place of a torus is one chip. With another beside it no box of hosts is seen there (`search.torus`), and nobody
+    is granted a slice of that torus. Raises InputRefused."""
+    of_torus: dict[str, list[Device]] = {}
+    for device in inventory.devices:
+        if torus := torus_of(device):
+            of_torus.setdefault(torus, []).append(device)
+    own = fleet.node_names.find(inventory.node)
+    for torus, chips in of_torus.items():
+        shape = chips[0].torus_shape
+        rows = np.flatnonzero((fleet.torus == fleet.tori.find(torus)) & fleet.up & (fleet.node != own))
+        rows = rows if fleet.tori.find(torus) >= 0 else rows[:0]
+        there = np.stack([fleet.t0[rows], fleet.t1[rows], fleet.t2[rows]], axis=1)[:, : len(shape)]
+        taken = {
+            tuple(at): fleet.node_names.names[row] for at, row in zip(there.tolist(), fleet.node[rows], strict=True)
+        }
+        for chip in chips:
+            if chip.torus_at in taken:
+                raise InputRefused(
+                    f"node {inventory.node}: chip {chip.id} is at {chip.torus_at} of torus {chip.torus[:40]!r}, where one of "
+                    f"node {taken[chip.torus_at]} is"
+                )
+            taken[chip.torus_at] = inventory.node
+        every = np.concatenate([there, np.array([chip.torus_at for chip in chips], dtype=np.int64)])
+        nodes = np.concatenate([fleet.node[rows], np.full(len(chips), -1)])
+        if host_box(there, fleet.node[rows], shape) is not None and host_box(every, nodes, shape) is None:
+            raise InputRefused(
+                f"node {inventory.node}: its chips of torus {chips[0].torus[:40]!r} lie in no box such as those of the hosts "
+                "that are there"
+            )
 
 
 def _numbers(inventory: Inventory) -> Iterator[tuple[str, int]]:
