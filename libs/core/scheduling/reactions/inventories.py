@@ -123,19 +123,21 @@ def _refuse_places(fleet: Fleet, inventory: Inventory) -> None:
         rows = np.flatnonzero((fleet.torus == fleet.tori.find(torus)) & fleet.up & (fleet.node != own))
         rows = rows if fleet.tori.find(torus) >= 0 else rows[:0]
         there = np.stack([fleet.t0[rows], fleet.t1[rows], fleet.t2[rows]], axis=1)[:, : len(shape)]
-        taken = {
-            tuple(at): fleet.node_names.names[row] for at, row in zip(there.tolist(), fleet.node[rows], strict=True)
-        }
-        for chip in chips:
-            if chip.torus_at in taken:
-                raise InputRefused(
-                    f"node {inventory.node}: chip {chip.id} is at {chip.torus_at} of torus {chip.torus[:40]!r}, where one of "
-                    f"node {taken[chip.torus_at]} is"
-                )
-            taken[chip.torus_at] = inventory.node
-        every = np.concatenate([there, np.array([chip.torus_at for chip in chips], dtype=np.int64)])
+        own_places = np.array([chip.torus_at for chip in chips], dtype=np.int64)
+        taken, wanted = (np.ravel_multi_index(tuple(places.T), shape) for places in (there, own_places))
+        twice = np.isin(wanted, taken)
+        if twice.any() or len(np.unique(wanted)) < len(wanted):
+            first = int(np.argmax(twice))
+            whose = (
+                fleet.node_names.names[fleet.node[rows[taken == wanted[first]][0]]] if twice.any() else inventory.node
+            )
+            raise InputRefused(
+                f"node {inventory.node}: chip {chips[first].id} is at {chips[first].torus_at} of torus "
+                f"{chips[first].torus[:40]!r}, where one of node {whose} is"
+            )
+        every = np.concatenate([there, own_places])
         nodes = np.concatenate([fleet.node[rows], np.full(len(chips), -1)])
-        if host_box(there, fleet.node[rows], shape) is not None and host_box(every, nodes, shape) is None:
+        if host_box(every, nodes, shape) is None and host_box(there, fleet.node[rows], shape) is not None:
             raise InputRefused(
                 f"node {inventory.node}: its chips of torus {chips[0].torus[:40]!r} lie in no box such as those of the hosts "
                 "that are there"
