@@ -192,7 +192,9 @@ def test_a_chip_at_the_place_of_anothers_is_refused() -> None:
     spec = slice_.spec.model_copy(update={"resources": asked})
     assert w.state_of(w.submit(slice_.model_copy(update={"spec": spec}))) == "granted"
     w.send(inbox.NodeLost(node="h1", incarnation=1, silent_s=30))
-    assert "where one of node n9 is" in answer(w, host("n9", (0, 2), (0, 2)))
+    said = answer(w, host("n9", (0, 2), (1, 3), (1, 3)))
+    assert "at (1, 3) of torus" in said
+    assert "where one of node n9 is" in said
     assert answer(w, host("n9", (0, 2), (0, 3), (1, 2), (1, 3))) == "", "it stands for the one that is gone"
     w.check()
 

@@ -119,21 +119,20 @@ def _refuse_places(fleet: Fleet, inventory: Inventory) -> None:
             of_torus.setdefault(torus, []).append(device)
     own = fleet.node_names.find(inventory.node)
     for torus, chips in of_torus.items():
-        shape = chips[0].torus_shape
-        rows = np.flatnonzero((fleet.torus == fleet.tori.find(torus)) & fleet.up & (fleet.node != own))
-        rows = rows if fleet.tori.find(torus) >= 0 else rows[:0]
+        shape, code = chips[0].torus_shape, fleet.tori.find(torus)
+        rows = np.flatnonzero((fleet.torus == code) & (code >= 0) & fleet.up & (fleet.node != own))
         there = np.stack([fleet.t0[rows], fleet.t1[rows], fleet.t2[rows]], axis=1)[:, : len(shape)]
         own_places = np.array([chip.torus_at for chip in chips], dtype=np.int64)
         taken, wanted = (np.ravel_multi_index(tuple(places.T), shape) for places in (there, own_places))
-        twice = np.isin(wanted, taken)
-        if twice.any() or len(np.unique(wanted)) < len(wanted):
-            first = int(np.argmax(twice))
-            whose = (
-                fleet.node_names.names[fleet.node[rows[taken == wanted[first]][0]]] if twice.any() else inventory.node
-            )
+        again = np.ones(len(wanted), dtype=np.bool_)
+        again[np.unique(wanted, return_index=True)[1]] = False
+        again |= np.isin(wanted, taken)
+        if again.any():
+            chip, others = chips[int(np.argmax(again))], rows[taken == wanted[np.argmax(again)]]
+            whose = fleet.node_names.names[fleet.node[others[0]]] if len(others) else inventory.node
             raise InputRefused(
-                f"node {inventory.node}: chip {chips[first].id} is at {chips[first].torus_at} of torus "
-                f"{chips[first].torus[:40]!r}, where one of node {whose} is"
+                f"node {inventory.node}: chip {chip.id} is at {chip.torus_at} of torus {chip.torus[:40]!r}, where one of node "
+                f"{whose} is"
             )
         every = np.concatenate([there, own_places])
         nodes = np.concatenate([fleet.node[rows], np.full(len(chips), -1)])
