@@ -49,8 +49,6 @@ _OF_SUBJECT = "maximum messages per subject"
 _FULL = (10077, 10047, 10023, 10054)
 """Maximum bytes exceeded, insufficient storage, insufficient resources: waiting a little will not help. And a message that is
 larger than is taken: only REQUESTS has such a limit, while it fills up (`libs.bus.request_size_limit`)."""
-
-
 _IN_PROCESS = 10158
 """A message with the same id is on its way into the stream: it was sent twice before the servers of a cluster agreed."""
 

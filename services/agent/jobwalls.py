@@ -146,8 +146,7 @@ class JobWalls:
     ) -> dict[str, Any] | None:
         """The keeper's description of the walls around a job, with its folders, device files, bytes of memory and
         limits. The folders become its team's; those in `readable` are not written to (they may be in the host's
-        memory). `fresh`: folders created just now for it; `has_memory`: it
-        asked for some. None without walls.
+        memory). `fresh`: folders created just now for it; `has_memory`: it asked for some. None without walls.
 
         Raises OSError."""
         if self._keeper.tier == walls.NONE:
